@@ -1,0 +1,1 @@
+"""The protocol of Headgate as pure state machines: no event loop, socket, clock, randomness or logging."""

@@ -1,0 +1,54 @@
+"""Errors of the protocol.
+
+Two families, after h11: a *local* error is our caller's fault, a *remote* error is the peer's. A remote error
+closes one connection or fails one attempt; it never harms anybody else (H62).
+"""
+
+from __future__ import annotations
+
+
+class ProtocolError(Exception):
+    """Base of everything that this package raises."""
+
+
+class LocalProtocolError(ProtocolError):
+    """The caller asked for something that the protocol does not allow; nothing was changed."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that the protocol does not allow; its connection is to be closed."""
+
+
+class EventEncodeError(LocalProtocolError):
+    """An event is no value that msgpack can carry, or is larger than a bound (H21, H62)."""
+
+
+class GatewayFull(LocalProtocolError):
+    """The bound on held and unconfirmed events is reached (H27)."""
+
+
+class VersionMismatch(RemoteProtocolError):
+    """The two ends speak different protocol versions (H60)."""
+
+    def __init__(self, ours: int, theirs: int) -> None:
+        super().__init__(ours, theirs)
+        self.ours = ours
+        self.theirs = theirs
+
+    def __str__(self) -> str:
+        return (
+            f"protocol version {self.ours} here, {self.theirs} at the peer: "
+            "install the same release of headgate on the driver and on every executor"
+        )
+
+
+class HandshakeFailed(RemoteProtocolError):
+    """The peer did not prove that it knows the secret (H61)."""
+
+
+class AttemptOver(ProtocolError):
+    """The execution attempt that this event was meant for, or came from, is over (H26)."""
+
+
+class ConfirmationTimeout(AttemptOver):
+    """No confirmation within ``confirm_timeout_s``; the attempt was failed for it (H25)."""

@@ -1,0 +1,128 @@
+"""What an engine says about its tasks, as past-tense facts.
+
+The names are Spark's, because Spark is the engine that we have; nothing here imports it. Facts can be missing,
+doubled or late (H19), and they may come in another order than the tasks' own words. Ids: ``stage_id`` and
+``job_id`` are unique in an application; ``task_attempt_id`` is too (H1); ``partition`` is the partition, never
+the place in a task set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class TaskOutcome(Enum):
+    """How a task attempt ended, as the engine classifies it."""
+
+    SUCCESS = "success"
+    FAILED = "failed"
+    KILLED = "killed"
+    RESUBMITTED = "resubmitted"  # a success revoked: its output is lost (H17)
+    EXECUTOR_LOST = "executor_lost"
+    FETCH_FAILED = "fetch_failed"
+    COMMIT_DENIED = "commit_denied"
+
+
+class TaskState(Enum):
+    """What a look at the engine's own books says of a task attempt."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    ENDED = "ended"  # failed, killed, lost
+    UNKNOWN = "unknown"  # the engine has no entry (any more)
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    job_id: int
+    stage_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    job_id: int
+    succeeded: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSubmitted:
+    stage_id: int
+    stage_attempt: int
+    task_count: int
+    barrier: bool = False  # Spark's barrier execution mode: the stage fails and is retried as a whole
+
+
+@dataclass(frozen=True, slots=True)
+class StageCompleted:
+    stage_id: int
+    stage_attempt: int
+    failure: str | None = None  # None: every task of the attempt succeeded
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStarted:
+    task_attempt_id: int
+    stage_id: int
+    stage_attempt: int
+    partition: int
+    attempt_number: int
+    speculative: bool = False
+    executor_id: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnded:
+    task_attempt_id: int
+    stage_id: int
+    stage_attempt: int
+    partition: int
+    attempt_number: int
+    outcome: TaskOutcome
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLost:
+    executor_id: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FactsDropped:
+    """The engine's bus, or our own buffer behind it, has lost this many facts since the last such report."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationEnded:
+    """The engine is stopping; no fact follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReported:
+    """The answer to a look at the engine's own books (H19): what is true now, whatever the bus said.
+
+    ``jobs`` tells for each job that was asked about whether it is still active; ``tasks`` the state of each task
+    attempt that was asked about.
+    """
+
+    jobs: dict[int, bool] = field(default_factory=dict)
+    tasks: dict[int, TaskState] = field(default_factory=dict)
+
+
+EngineFact = (
+    JobStarted
+    | JobEnded
+    | StageSubmitted
+    | StageCompleted
+    | TaskStarted
+    | TaskEnded
+    | ExecutorLost
+    | FactsDropped
+    | ApplicationEnded
+    | StatusReported
+)

@@ -1,0 +1,32 @@
+"""The one shape of every machine.
+
+``handle(input, now)`` takes a past-tense fact and returns imperatives, to be carried out *in their order* by
+the shell. ``now`` is a reading of any monotonic clock, in seconds. ``next_deadline()`` says when the shell must
+call ``handle(TimePassed(), now)`` at the latest. A refused input raises ``LocalProtocolError`` or
+``RemoteProtocolError`` and changes nothing. ``check_invariants()`` raises ``AssertionError`` when the state is
+impossible; tests and the simulator call it after each step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+InputT = TypeVar("InputT", contravariant=True)
+EffectT = TypeVar("EffectT", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The clock has reached a deadline (or any later moment)."""
+
+
+class Machine(Protocol[InputT, EffectT]):
+    """What the shells and the simulator know of a machine."""
+
+    def handle(self, input: InputT, now: float) -> Sequence[EffectT]: ...
+
+    def next_deadline(self) -> float | None: ...
+
+    def check_invariants(self) -> None: ...

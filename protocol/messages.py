@@ -1,0 +1,251 @@
+"""Every message on the wire between a subtask and its gateway.
+
+There are two kinds. *Items* ride in one of the two ordered streams of an attempt: each carries ``seq``, counted
+from 1 in its direction, is kept by its sender until the peer has confirmed it (``Confirm``, cumulative), is sent
+again after a reconnect, and is recognised by its number when it comes twice (H22, H24, H30). *Plain* messages open,
+resume and end a connection.
+
+Every message carries its attempt, by Spark's task attempt id (H1, H3); ``Register`` is the one that introduces it.
+Payloads are bytes that hold one msgpack value: the user's event, encoded where it was sent (H21).
+
+The order of fields is the wire format (a msgpack array, the tag first): append, never reorder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+# --- what both ends say -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Every item of your stream up to and including ``seq`` has arrived.
+
+    From a subtask it means: in the operator's mailbox (H23). From a gateway: the coordinator has taken it.
+    """
+
+    task_attempt_id: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventMessage:
+    """Item, either way: one operator event."""
+
+    task_attempt_id: int
+    seq: int
+    payload: bytes
+
+
+# --- subtask to coordinator ---------------------------------------------------------------------------------------
+
+
+class RestoreMode(IntEnum):
+    """Who owns the operator's output (H55, architecture: batch and streaming)."""
+
+    BATCH = 0  # Spark owns it: a retry restarts from the virtual empty checkpoint
+    STREAMING = 1  # it is committed with checkpoints: a retry restores the last completed one
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Plain, first: this task runs a subtask. ``run_id`` is the stage id; ``attempt_number`` Spark's own."""
+
+    task_attempt_id: int
+    operator_id: str
+    subtask: int
+    run_id: int
+    attempt_number: int
+    mode: int
+    parallelism: int
+    location: str  # host and process, for logs
+    python_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Plain, first on a new connection of an attempt that was accepted before: what I have received from you."""
+
+    task_attempt_id: int
+    operator_id: str
+    received_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Item: the operator has restored its state and is open (H11)."""
+
+    task_attempt_id: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMessage:
+    """Item: an event that wants an answer (H33). ``request_id`` is the subtask's own count."""
+
+    task_attempt_id: int
+    seq: int
+    request_id: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedForCheckpoint:
+    """Item: nothing sent after this belongs before checkpoint ``checkpoint_id`` (H40)."""
+
+    task_attempt_id: int
+    seq: int
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAcknowledged:
+    """Item: my snapshot for ``checkpoint_id``: the operator's state, and what my valve held, in order (H31)."""
+
+    task_attempt_id: int
+    seq: int
+    checkpoint_id: int
+    state: bytes
+    held: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDeclined:
+    """Item: I cannot take part in ``checkpoint_id``."""
+
+    task_attempt_id: int
+    seq: int
+    checkpoint_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Item, last: the operator has ended. ``failure`` is empty when it ended well; ``state`` is its final state."""
+
+    task_attempt_id: int
+    seq: int
+    failure: str
+    state: bytes
+
+
+# --- coordinator to subtask ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """Plain: you are attempt ``attempt``; restore this. ``state`` is None for the virtual empty checkpoint."""
+
+    task_attempt_id: int
+    attempt: int
+    checkpoint_id: int
+    state: bytes | None
+    held: tuple[bytes, ...]
+    reconnect_timeout_s: float
+    window_events: int  # how many items you may have unconfirmed
+    window_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Plain: the answer to ``Resume``: what I have received from you."""
+
+    task_attempt_id: int
+    received_seq: int
+
+
+class RefusalCode(IntEnum):
+    """Why a task was not taken. The message says it in words, with the mend."""
+
+    UNKNOWN_OPERATOR = 1
+    SUBTASK_OUT_OF_RANGE = 2
+    CONCURRENT_RUN = 3  # H55
+    ATTEMPT_OVER = 4
+    COORDINATOR_FAILED = 5
+    SHUTTING_DOWN = 6
+    DUPLICATE_REGISTRATION = 7
+    WRONG_PYTHON = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Plain, last: no. The connection closes after it."""
+
+    task_attempt_id: int
+    code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnded:
+    """Plain, last: this attempt is over for the coordinator; be mute and stop (spark-facts 16)."""
+
+    task_attempt_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerMessage:
+    """Item: the answer to request ``request_id``; ``error`` is empty when it is one."""
+
+    task_attempt_id: int
+    seq: int
+    request_id: int
+    error: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CloseForCheckpoint:
+    """Item: close your valve for ``checkpoint_id`` at once and say so (H40)."""
+
+    task_attempt_id: int
+    seq: int
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierMessage:
+    """Item: the checkpoint barrier. ``events_before`` is the seq of the last item before the cut (H23)."""
+
+    task_attempt_id: int
+    seq: int
+    checkpoint_id: int
+    events_before: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    """Item: ``checkpoint_id`` is complete and durable."""
+
+    task_attempt_id: int
+    seq: int
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAborted:
+    """Item: ``checkpoint_id`` was given up; open what is closed for it."""
+
+    task_attempt_id: int
+    seq: int
+    checkpoint_id: int
+
+
+UpItem = (
+    EventMessage
+    | Opened
+    | RequestMessage
+    | ClosedForCheckpoint
+    | CheckpointAcknowledged
+    | CheckpointDeclined
+    | Finished
+)
+DownItem = (
+    EventMessage | AnswerMessage | CloseForCheckpoint | BarrierMessage | CheckpointCompleted | CheckpointAborted
+)
+UpMessage = Register | Resume | Confirm | UpItem
+DownMessage = Registered | Resumed | Refused | AttemptEnded | Confirm | DownItem
+Message = UpMessage | DownMessage
