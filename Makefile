@@ -1,0 +1,77 @@
+# One word for each thing one does here. Every target makes .venv and finds Java by itself.
+#   PYTHON=/path/to/python3.12   the interpreter to build .venv with
+#   ARGS="--parallelism 4"       options for run, bench and test
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.made-from
+PACKAGES := actors protocol spark_bridge
+FOLDERS := $(PACKAGES) tests benchmarks examples
+SEED ?=
+SEEDS ?=
+ARGS ?=
+
+# The lock pins the Spark that is used: another one that happens to be installed must not be picked up.
+unexport SPARK_HOME PYTHONPATH PYTHONHOME
+# The workers that Spark forks must find msgpack, so they are this very interpreter.
+export PYSPARK_PYTHON := $(CURDIR)/$(PY)
+export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
+# Everything here runs on one machine; a host name that does not resolve must not stop it.
+SPARK_LOCAL_IP ?= 127.0.0.1
+export SPARK_LOCAL_IP
+export PYTHONUNBUFFERED := 1
+
+with_java = JAVA_HOME="$$(.ci/find-java)" && export JAVA_HOME
+
+.PHONY: help
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+.PHONY: run
+run: $(STAMP) ## the example job on a real Spark: two attempts are lost, every result counts once
+	@$(with_java) && exec $(PY) examples/word_count.py $(ARGS)
+
+.PHONY: test
+test: $(STAMP) ## the whole test suite, real Spark included
+	@$(with_java) && exec $(PY) -m pytest $(ARGS)
+
+.PHONY: check
+check: $(STAMP) ## format, lint, types and import rules; seconds, no Java
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy $(wildcard $(FOLDERS))
+	@$(PY) -m pytest -q tests/test_import_rules.py tests/test_public_surface.py
+
+.PHONY: sim
+sim: $(STAMP) ## the simulator: SEED=n replays one run, SEEDS=n tries so many
+	@exec $(PY) -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
+.PHONY: bench
+bench: $(STAMP) ## the figures of the README, with their raw baselines
+	@$(with_java) && exec $(PY) -m benchmarks $(ARGS)
+
+.PHONY: format
+format: $(STAMP) ## let ruff rewrite what it can
+	@$(PY) -m ruff format .
+	@$(PY) -m ruff check --fix .
+
+.PHONY: venv
+venv: $(STAMP) ## only build .venv
+
+.PHONY: clean
+clean: ## remove .venv and all that tools left behind
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+		spark-warehouse metastore_db derby.log
+	@find $(wildcard $(FOLDERS)) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Built anew when the pins change. The stamp is written last, so that a broken build is not taken for a good one.
+$(STAMP): requirements.lock
+	@python="$$(.ci/find-python)" && \
+		echo "headgate: building .venv with $$("$$python" --version) (once; a minute or two)" >&2 && \
+		rm -rf $(VENV) && \
+		"$$python" -m venv $(VENV) && \
+		$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock && \
+		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . && \
+		cp requirements.lock $@
