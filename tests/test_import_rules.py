@@ -1,0 +1,191 @@
+"""Who may import whom: the table of docs/architecture.md, read off the source of every module.
+
+The layers make the protocol testable without a loop, the actors usable without Spark, and the executor's half
+small enough to be shipped. `protocol/ruff.toml` holds the first of these rules as a lint ban too.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("actors", "protocol", "spark_bridge")
+
+# What a machine may use of the standard library: values, types and arithmetic. A further module needs a
+# reason, and a clock, a die, a socket or a log never has one.
+PURE_STDLIB = frozenset(
+    {
+        "__future__",
+        "abc",
+        "bisect",
+        "collections",
+        "contextlib",
+        "copy",
+        "dataclasses",
+        "enum",
+        "functools",
+        "hashlib",
+        "heapq",
+        "hmac",
+        "inspect",
+        "itertools",
+        "math",
+        "operator",
+        "string",
+        "struct",
+        "types",
+        "typing",
+        "zlib",
+    }
+)
+STDLIB = frozenset(sys.stdlib_module_names)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One row of the table: where it is, and the outermost names of what it may import."""
+
+    place: str
+    may_import: frozenset[str]
+
+
+# The first row that fits a file is the one that holds.
+LAYERS = (
+    Layer("protocol/codec.py", PURE_STDLIB | {"protocol", "msgpack"}),
+    Layer("protocol/", PURE_STDLIB | {"protocol"}),
+    Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
+    Layer("spark_bridge/subtask/", STDLIB | {"protocol", "spark_bridge.subtask"}),
+    # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
+    Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge"}),
+    Layer(
+        "spark_bridge/",
+        STDLIB | {"spark_bridge", "protocol", "actors", "pyspark", "py4j", "anyio", "structlog"},
+    ),
+)
+
+
+def imported_names(source: str, module: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the full dotted name of each import in ``source``, wherever it stands in the file.
+
+    ``from a import b`` yields ``a.b``: whether b is a module or not, what matters is where it lies. Relative
+    imports are resolved against ``module``, the dotted name of the package that the source belongs to.
+    """
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    yield node.lineno, alias.name
+            case ast.ImportFrom(module=name, names=names, level=level):
+                base = ".".join(module.split(".")[: len(module.split(".")) - level + 1]) if level else ""
+                prefix = ".".join(part for part in (base, name) if part)
+                for alias in names:
+                    yield node.lineno, f"{prefix}.{alias.name}"
+            case ast.Call(
+                func=ast.Name(id="__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str() as name), *_],
+            ):
+                yield node.lineno, name
+
+
+def layer_of(path: str) -> Layer:
+    """The row of the table that holds for ``path``, which is relative to the root of the repository."""
+    return next(layer for layer in LAYERS if path == layer.place or path.startswith(layer.place))
+
+
+def violations(path: str, source: str) -> list[str]:
+    """Everything that the file imports against the table, as lines for a person."""
+    layer = layer_of(path)
+    module = ".".join(Path(path).parent.parts)
+    return [
+        f"{path}:{line}: {layer.place} may not import {name}"
+        for line, name in imported_names(source, module)
+        if not any(name == allowed or name.startswith(f"{allowed}.") for allowed in layer.may_import)
+    ]
+
+
+def every_module() -> list[str]:
+    return sorted(
+        str(file.relative_to(ROOT)) for package in PACKAGES for file in (ROOT / package).rglob("*.py")
+    )
+
+
+@pytest.mark.parametrize("path", every_module())
+def test_a_module_imports_only_what_its_layer_allows(path: str) -> None:
+    assert violations(path, (ROOT / path).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_there_and_has_modules(package: str) -> None:
+    assert any(path.startswith(f"{package}/") for path in every_module()), f"{package}/ has no modules"
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("protocol/gateway.py", "import time"),
+        ("protocol/gateway.py", "from asyncio import Queue"),
+        ("protocol/gateway.py", "def f():\n    import random"),
+        ("protocol/gateway.py", "import msgpack"),
+        ("protocol/gateway.py", "from actors.ref import Ref"),
+        ("protocol/gateway.py", "import collections, socket"),
+        ("protocol/gateway.py", "import importlib"),
+        ("protocol/codec.py", "import structlog"),
+        ("protocol/gateway.py", "__import__('time')"),
+        ("actors/ref.py", "import pyspark"),
+        ("actors/ref.py", "from spark_bridge import Sidecar"),
+        ("actors/coordination/gateway.py", "if TYPE_CHECKING:\n    from spark_bridge.facts import Fact"),
+        ("actors/ref.py", "from tests.tools import probe"),
+        ("actors/ref.py", "import protocolx"),
+        ("spark_bridge/subtask/operator.py", "import anyio"),
+        ("spark_bridge/subtask/operator.py", "from pyspark import TaskContext"),
+        ("spark_bridge/subtask/operator.py", "from spark_bridge import sidecar"),
+        ("spark_bridge/subtask/operator.py", "from ..sidecar import Sidecar"),
+        ("spark_bridge/subtask/operator.py", "from actors import Actor"),
+        ("spark_bridge/__init__.py", "import pyspark"),
+        ("spark_bridge/sidecar.py", "import pandas"),
+        ("spark_bridge/sidecar.py", "from benchmarks import figures"),
+    ],
+)
+def test_the_checker_catches_a_violation(path: str, source: str) -> None:
+    assert len(violations(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("protocol/codec.py", "import msgpack"),
+        ("protocol/gateway.py", "from collections import deque\nfrom protocol.ids import AttemptId"),
+        ("actors/ref.py", "import asyncio\nimport anyio.abc\nfrom protocol.gateway import GatewayMachine"),
+        ("spark_bridge/subtask/operator.py", "import socket\nfrom spark_bridge.subtask import valve_io"),
+        ("spark_bridge/subtask/operator.py", "from .context import SubtaskContext"),
+        ("spark_bridge/sidecar.py", "from py4j.java_gateway import JavaObject\nimport pyspark.sql"),
+    ],
+)
+def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
+    assert violations(path, source) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        # An executor has what Spark gives it and what was shipped; the parent package is imported there too.
+        ("spark_bridge.subtask", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
+        ("actors.coordination", ["spark_bridge", "pyspark", "py4j"]),
+        ("actors.testing", ["spark_bridge", "pyspark", "py4j"]),
+        ("protocol", ["actors", "spark_bridge", "pyspark", "anyio", "structlog", "asyncio"]),
+    ],
+)
+def test_a_layer_can_be_imported_where_the_others_are_not_installed(module: str, absent: list[str]) -> None:
+    program = "import importlib, sys\n" + "".join(f"sys.modules[{name!r}] = None\n" for name in absent)
+    program += f"importlib.import_module({module!r})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
