@@ -1,0 +1,570 @@
+package headgate.relay;
+
+import java.io.BufferedInputStream;
+import java.io.BufferedOutputStream;
+import java.io.ByteArrayOutputStream;
+import java.io.DataInputStream;
+import java.io.DataOutputStream;
+import java.io.IOException;
+import java.net.InetSocketAddress;
+import java.net.Socket;
+import java.nio.charset.StandardCharsets;
+import java.security.MessageDigest;
+import java.security.SecureRandom;
+import java.time.Instant;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.NoSuchElementException;
+import java.util.concurrent.ArrayBlockingQueue;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
+import javax.crypto.Mac;
+import javax.crypto.spec.SecretKeySpec;
+
+import org.apache.spark.ExceptionFailure;
+import org.apache.spark.ExecutorLostFailure;
+import org.apache.spark.FetchFailed;
+import org.apache.spark.Resubmitted$;
+import org.apache.spark.SparkContext;
+import org.apache.spark.Success$;
+import org.apache.spark.TaskCommitDenied;
+import org.apache.spark.TaskEndReason;
+import org.apache.spark.TaskFailedReason;
+import org.apache.spark.TaskKilled;
+import org.apache.spark.scheduler.*;
+import org.apache.spark.status.TaskDataWrapper;
+import org.apache.spark.storage.RDDInfo;
+
+/**
+ * Tells the sidecar, over one loopback connection, what Spark's listener bus says about jobs, stages and tasks,
+ * and carries out the few commands that come back. Compiled by Janino inside the driver's JVM, so this is old Java:
+ * no lambdas, no inferred generics, no try-with-resources.
+ *
+ * Three kinds of threads meet here:
+ *   - the bus's dispatch thread runs the on... callbacks. It must never wait: a callback builds one byte array and
+ *     offers it to a bounded queue. Where there is no room the record is dropped and counted.
+ *   - one writer thread owns the connection: it connects, drains the queue, numbers the records, reports drops.
+ *   - one reader thread per connection carries out commands and answers them.
+ * A sequence number on each record lets the other side drop what a reconnect sends twice and count what it lost.
+ *
+ * Nothing here throws into Spark, and nothing stops the SparkContext.
+ */
+public final class TaskEventRelay extends SparkListener implements Runnable {
+
+    private static final int VERSION = 1;
+    private static final int TEXT_MAX_CHARS = 2000;
+    private static final int COMMAND_MAX_BYTES = 1 << 20;
+    private static final int BATCH_MAX = 256;
+    private static final int HANDSHAKE_TIMEOUT_MS = 5000;
+    private static final int CONNECT_TRIES = 8;
+    private static final long IDLE_LOOK_MS = 100;
+    private static final String QUEUE = "headgate";
+
+    private final AtomicLong dropped = new AtomicLong();
+    private final List batch = new ArrayList();
+    private SparkContext context;
+    private InetSocketAddress address;
+    private byte[] secret;
+    private ArrayBlockingQueue queue;
+    private Thread writer;
+    private com.codahale.metrics.Counter busDrops;
+    private long busDropsSeen;
+    private long batchSequence = 1;
+    private long endedUs;
+    private volatile boolean ended;
+    private volatile boolean closed;
+    private volatile Link link;
+
+    /** Connects in the background; records are kept, up to the capacity, until the connection stands. */
+    public void open(SparkContext context, String host, int port, byte[] secret, int capacity) {
+        this.context = context;
+        this.address = new InetSocketAddress(host, port);
+        this.secret = secret;
+        this.queue = new ArrayBlockingQueue(capacity);
+        this.writer = new Thread(this, "headgate-relay-writer");
+        this.writer.setDaemon(true);
+        this.writer.start();
+    }
+
+    /** Puts this listener on a bus queue of its own; what was posted before is not seen. */
+    public void attach() {
+        LiveListenerBus bus = context.listenerBus();
+        busDrops = bus.metrics().metricRegistry().counter("queue." + QUEUE + ".numDroppedEvents");
+        busDropsSeen = busDrops.getCount();
+        bus.addToQueue(this, QUEUE);
+    }
+
+    /** Leaves the bus and ends both threads. Safe to call twice, and after the context has stopped. */
+    public void close() {
+        closed = true;
+        context.listenerBus().removeListener(this);
+        Link current = link;
+        if (current != null) {
+            current.close();
+        }
+        writer.interrupt();
+    }
+
+    // ---- callbacks, on the bus's thread ---------------------------------------------------------------------
+
+    public void onJobStart(SparkListenerJobStart event) {
+        try {
+            Record record = new Record(1);
+            record.out.writeInt(event.jobId());
+            record.out.writeInt(event.stageInfos().size());
+            scala.collection.Iterator stages = event.stageInfos().iterator();
+            while (stages.hasNext()) {
+                record.out.writeInt(((StageInfo) stages.next()).stageId());
+            }
+            submit(record);
+        } catch (Throwable failure) {
+            dropped.incrementAndGet();
+        }
+    }
+
+    public void onJobEnd(SparkListenerJobEnd event) {
+        try {
+            Record record = new Record(2);
+            record.out.writeInt(event.jobId());
+            boolean failed = event.jobResult() instanceof JobFailed;
+            record.out.writeBoolean(!failed);
+            record.text(failed ? String.valueOf(((JobFailed) event.jobResult()).exception().getMessage()) : "");
+            submit(record);
+        } catch (Throwable failure) {
+            dropped.incrementAndGet();
+        }
+    }
+
+    public void onStageSubmitted(SparkListenerStageSubmitted event) {
+        try {
+            StageInfo stage = event.stageInfo();
+            Record record = new Record(3);
+            record.out.writeInt(stage.stageId());
+            record.out.writeInt(stage.attemptNumber());
+            record.out.writeInt(stage.numTasks());
+            boolean barrier = false;
+            scala.collection.Iterator rdds = stage.rddInfos().iterator();
+            while (rdds.hasNext()) {
+                barrier = barrier || ((RDDInfo) rdds.next()).isBarrier();
+            }
+            record.out.writeBoolean(barrier);
+            submit(record);
+        } catch (Throwable failure) {
+            dropped.incrementAndGet();
+        }
+    }
+
+    public void onStageCompleted(SparkListenerStageCompleted event) {
+        try {
+            StageInfo stage = event.stageInfo();
+            Record record = new Record(4);
+            record.out.writeInt(stage.stageId());
+            record.out.writeInt(stage.attemptNumber());
+            record.out.writeBoolean(stage.failureReason().isDefined());
+            record.text(stage.failureReason().isDefined() ? (String) stage.failureReason().get() : "");
+            submit(record);
+        } catch (Throwable failure) {
+            dropped.incrementAndGet();
+        }
+    }
+
+    public void onTaskStart(SparkListenerTaskStart event) {
+        try {
+            TaskInfo task = event.taskInfo();
+            Record record = new Record(5);
+            record.task(task, event.stageId(), event.stageAttemptId());
+            record.out.writeBoolean(task.speculative());
+            record.text(task.executorId());
+            record.text(task.host());
+            submit(record);
+        } catch (Throwable failure) {
+            dropped.incrementAndGet();
+        }
+    }
+
+    public void onTaskEnd(SparkListenerTaskEnd event) {
+        try {
+            Record record = new Record(6);
+            record.task(event.taskInfo(), event.stageId(), event.stageAttemptId());
+            record.outcome(event.reason());
+            submit(record);
+        } catch (Throwable failure) {
+            dropped.incrementAndGet();
+        }
+    }
+
+    public void onExecutorRemoved(SparkListenerExecutorRemoved event) {
+        try {
+            Record record = new Record(7);
+            record.text(event.executorId());
+            record.text(event.reason());
+            submit(record);
+        } catch (Throwable failure) {
+            dropped.incrementAndGet();
+        }
+    }
+
+    /** Not queued: it is the last word, so the writer says it once the queue is empty, and then ends. */
+    public void onApplicationEnd(SparkListenerApplicationEnd event) {
+        endedUs = nowUs();
+        ended = true;
+    }
+
+    private void submit(Record record) {
+        if (!queue.offer(record.bytes())) {
+            dropped.incrementAndGet();
+        }
+    }
+
+    // ---- the writer thread ----------------------------------------------------------------------------------
+
+    public void run() {
+        int failures = 0;
+        while (!closed && failures < CONNECT_TRIES) {
+            Link current = null;
+            try {
+                current = new Link(this, address, secret);
+                failures = 0;
+                link = current;
+                pump(current);
+            } catch (Exception failure) {
+                failures++;
+            } finally {
+                if (current != null) {
+                    current.close();
+                }
+            }
+            if (!closed) {
+                try {
+                    Thread.sleep(Math.min(2000L, 25L << failures));
+                } catch (InterruptedException wakened) {
+                    // close() wakes us; the loop looks at closed
+                }
+            }
+        }
+        // Nobody listens any more: leave the bus, so that Spark does not carry a listener for nothing.
+        closed = true;
+        try {
+            context.listenerBus().removeListener(this);
+        } catch (Throwable gone) {
+            // the context is being torn down; there is nothing left to leave
+        }
+    }
+
+    private void pump(Link current) throws Exception {
+        while (!closed && !current.broken) {
+            boolean last = false;
+            if (batch.isEmpty()) {
+                Object first = queue.poll(IDLE_LOOK_MS, TimeUnit.MILLISECONDS);
+                if (first != null) {
+                    batch.add(first);
+                    queue.drainTo(batch, BATCH_MAX - 1);
+                }
+                addDropReport();
+                if (ended && queue.isEmpty()) {
+                    batch.add(new Record(9, endedUs).bytes());
+                }
+            }
+            if (!batch.isEmpty()) {
+                last = ((byte[]) batch.get(batch.size() - 1))[0] == 9;
+                current.sendRecords(batch, batchSequence);
+                batchSequence += batch.size();
+                batch.clear(); // only now: after a failure the same records go out again under the same numbers
+            }
+            closed = closed || last;
+        }
+    }
+
+    private void addDropReport() throws IOException {
+        long count = dropped.getAndSet(0);
+        if (busDrops != null) {
+            long now = busDrops.getCount();
+            count += now - busDropsSeen;
+            busDropsSeen = now;
+        }
+        if (count > 0) {
+            Record record = new Record(8);
+            record.out.writeLong(count);
+            batch.add(record.bytes());
+        }
+    }
+
+    static long nowUs() {
+        Instant now = Instant.now();
+        return now.getEpochSecond() * 1000000L + now.getNano() / 1000;
+    }
+
+    // ---- commands, on a reader thread -----------------------------------------------------------------------
+
+    /** Carries out one command and returns its answer. A command that fails is answered too. */
+    Record perform(DataInputStream in) throws IOException {
+        int operation = in.readUnsignedByte();
+        long requestId = in.readLong();
+        try {
+            if (operation == 4) {
+                return queryStatus(requestId, in);
+            }
+            if (operation == 1) {
+                context.killTaskAttempt(in.readLong(), true, readText(in));
+            } else if (operation == 2) {
+                context.cancelJob(in.readInt(), readText(in));
+            } else if (operation == 3) {
+                context.cancelStage(in.readInt(), readText(in));
+            } else if (operation != 5) {
+                throw new IOException("unknown command " + operation);
+            }
+            return answer(requestId, true, "");
+        } catch (Throwable failure) {
+            return answer(requestId, false, String.valueOf(failure));
+        }
+    }
+
+    private static Record answer(long requestId, boolean done, String problem) throws IOException {
+        Record record = new Record(10);
+        record.out.writeLong(requestId);
+        record.out.writeBoolean(done);
+        record.text(problem);
+        return record;
+    }
+
+    private static String readText(DataInputStream in) throws IOException {
+        byte[] text = new byte[in.readUnsignedShort()];
+        in.readFully(text);
+        return new String(text, StandardCharsets.UTF_8);
+    }
+
+    private Record queryStatus(long requestId, DataInputStream in) throws IOException {
+        Record record = new Record(11);
+        record.out.writeLong(requestId);
+        int jobs = in.readInt();
+        record.out.writeInt(jobs);
+        for (int i = 0; i < jobs; i++) {
+            int jobId = in.readInt();
+            record.out.writeInt(jobId);
+            record.out.writeBoolean(jobIsActive(jobId));
+        }
+        int tasks = in.readInt();
+        record.out.writeInt(tasks);
+        for (int i = 0; i < tasks; i++) {
+            long taskId = in.readLong();
+            record.out.writeLong(taskId);
+            record.out.writeByte(taskState(taskId));
+        }
+        return record;
+    }
+
+    /**
+     * The scheduler's own table, which is ahead of the bus. Its thread changes the table without a lock, and a
+     * lookup during a resize can miss an entry, so an absence counts only if it is seen three times in a row.
+     */
+    private boolean jobIsActive(int jobId) {
+        for (int look = 0; look < 3; look++) {
+            if (context.dagScheduler().jobIdToActiveJob().contains(Integer.valueOf(jobId))) {
+                return true;
+            }
+            Thread.yield();
+        }
+        return false;
+    }
+
+    /** 0 running, 1 succeeded, 2 ended, 3 unknown: from the task sets that Spark is working on, else its store. */
+    private int taskState(long taskId) {
+        if (context.taskScheduler() instanceof TaskSchedulerImpl) {
+            TaskSchedulerImpl scheduler = (TaskSchedulerImpl) context.taskScheduler();
+            synchronized (scheduler) { // the lock that guards the task sets
+                scala.collection.Iterator sets = scheduler.rootPool().getSortedTaskSetQueue().iterator();
+                while (sets.hasNext()) {
+                    scala.Option found = ((TaskSetManager) sets.next()).taskInfos().get(Long.valueOf(taskId));
+                    if (found.isDefined()) {
+                        TaskInfo task = (TaskInfo) found.get();
+                        return !task.finished() ? 0 : task.successful() ? 1 : 2;
+                    }
+                }
+            }
+        }
+        // The task set is over. The store follows the bus and may be behind, so a "RUNNING" of its says nothing.
+        try {
+            TaskDataWrapper data = (TaskDataWrapper) context.statusStore().store()
+                .read(TaskDataWrapper.class, Long.valueOf(taskId));
+            String status = data.status();
+            return "SUCCESS".equals(status) ? 1 : "FAILED".equals(status) || "KILLED".equals(status) ? 2 : 3;
+        } catch (Throwable absent) {
+            return 3;
+        }
+    }
+
+    // ---- one record -----------------------------------------------------------------------------------------
+
+    static final class Record {
+        private final ByteArrayOutputStream bytes = new ByteArrayOutputStream(128);
+        final DataOutputStream out = new DataOutputStream(bytes);
+
+        Record(int kind) throws IOException {
+            this(kind, nowUs());
+        }
+
+        Record(int kind, long callbackUs) throws IOException {
+            out.writeByte(kind);
+            out.writeLong(callbackUs);
+        }
+
+        void text(String text) throws IOException {
+            String shown = text == null ? "" : text;
+            if (shown.length() > TEXT_MAX_CHARS) { // a Python traceback says most at its end
+                shown = shown.substring(0, 500) + " ... " + shown.substring(shown.length() - (TEXT_MAX_CHARS - 505));
+            }
+            byte[] encoded = shown.getBytes(StandardCharsets.UTF_8);
+            out.writeShort(encoded.length);
+            out.write(encoded);
+        }
+
+        void task(TaskInfo task, int stageId, int stageAttempt) throws IOException {
+            out.writeLong(task.taskId());
+            out.writeInt(stageId);
+            out.writeInt(stageAttempt);
+            out.writeInt(task.partitionId()); // not index(): that is the place in the task set
+            out.writeInt(task.attemptNumber());
+        }
+
+        void outcome(TaskEndReason reason) throws IOException {
+            int code = 1;
+            String message = "";
+            if (reason == Success$.MODULE$) {
+                code = 0;
+            } else if (reason instanceof TaskKilled) {
+                code = 2;
+                message = ((TaskKilled) reason).reason();
+            } else if (reason == Resubmitted$.MODULE$) {
+                code = 3;
+                message = Resubmitted$.MODULE$.toErrorString();
+            } else if (reason instanceof ExecutorLostFailure) {
+                code = 4;
+                message = ((ExecutorLostFailure) reason).toErrorString();
+            } else if (reason instanceof FetchFailed) {
+                code = 5;
+                message = ((FetchFailed) reason).message();
+            } else if (reason instanceof TaskCommitDenied) {
+                code = 6;
+                message = ((TaskCommitDenied) reason).toErrorString();
+            } else if (reason instanceof ExceptionFailure) {
+                message = ((ExceptionFailure) reason).description();
+            } else if (reason instanceof TaskFailedReason) {
+                message = ((TaskFailedReason) reason).toErrorString();
+            }
+            out.writeByte(code);
+            text(message);
+        }
+
+        byte[] bytes() {
+            return bytes.toByteArray();
+        }
+    }
+
+    // ---- one connection -------------------------------------------------------------------------------------
+
+    static final class Link implements Runnable {
+        private final TaskEventRelay relay;
+        private final Socket socket = new Socket();
+        private final DataInputStream in;
+        private final DataOutputStream out;
+        volatile boolean broken;
+
+        /** Connects and proves, both ways, that the two ends know the secret; throws if anything is wrong. */
+        Link(TaskEventRelay relay, InetSocketAddress address, byte[] secret) throws Exception {
+            this.relay = relay;
+            try {
+                socket.connect(address, HANDSHAKE_TIMEOUT_MS);
+                socket.setTcpNoDelay(true);
+                socket.setSoTimeout(HANDSHAKE_TIMEOUT_MS);
+                in = new DataInputStream(new BufferedInputStream(socket.getInputStream()));
+                out = new DataOutputStream(new BufferedOutputStream(socket.getOutputStream(), 1 << 16));
+                shakeHands(secret);
+                socket.setSoTimeout(0);
+            } catch (Exception failure) {
+                close();
+                throw failure;
+            }
+            Thread reader = new Thread(this, "headgate-relay-reader");
+            reader.setDaemon(true);
+            reader.start();
+        }
+
+        private void shakeHands(byte[] secret) throws Exception {
+            byte[] magic = "HDGT".getBytes(StandardCharsets.US_ASCII);
+            byte[] ours = new byte[32];
+            new SecureRandom().nextBytes(ours);
+            out.write(magic);
+            out.writeShort(VERSION);
+            out.write(ours);
+            out.flush();
+            byte[] theirMagic = new byte[4];
+            in.readFully(theirMagic);
+            int version = in.readUnsignedShort();
+            if (!MessageDigest.isEqual(magic, theirMagic) || version != VERSION) {
+                throw new IOException("not a headgate sidecar of version " + VERSION + " (" + version + ")");
+            }
+            byte[] theirs = new byte[32];
+            in.readFully(theirs);
+            out.write(proof(secret, "headgate-client", ours, theirs));
+            out.flush();
+            byte[] theirProof = new byte[32];
+            in.readFully(theirProof);
+            if (!MessageDigest.isEqual(theirProof, proof(secret, "headgate-server", ours, theirs))) {
+                throw new IOException("the sidecar does not know the secret");
+            }
+        }
+
+        private static byte[] proof(byte[] secret, String label, byte[] ours, byte[] theirs) throws Exception {
+            Mac mac = Mac.getInstance("HmacSHA256");
+            mac.init(new SecretKeySpec(secret, "HmacSHA256"));
+            mac.update(label.getBytes(StandardCharsets.US_ASCII));
+            mac.update(new byte[] {(byte) (VERSION >> 8), (byte) VERSION});
+            mac.update(ours);
+            mac.update(theirs);
+            return mac.doFinal();
+        }
+
+        synchronized void sendRecords(List records, long firstSequence) throws IOException {
+            for (int i = 0; i < records.size(); i++) {
+                send(firstSequence + i, (byte[]) records.get(i));
+            }
+            out.flush();
+        }
+
+        synchronized void sendAnswer(Record answer) throws IOException {
+            send(0L, answer.bytes()); // answers are outside the numbering: they may overtake records
+            out.flush();
+        }
+
+        private void send(long sequence, byte[] body) throws IOException {
+            out.writeInt(8 + body.length);
+            out.writeLong(sequence);
+            out.write(body);
+        }
+
+        public void run() {
+            try {
+                while (!broken) {
+                    int length = in.readInt();
+                    if (length < 9 || length > COMMAND_MAX_BYTES) {
+                        throw new IOException("a command of " + length + " bytes");
+                    }
+                    byte[] body = new byte[length];
+                    in.readFully(body);
+                    sendAnswer(relay.perform(new DataInputStream(new java.io.ByteArrayInputStream(body))));
+                }
+            } catch (Throwable failure) {
+                close();
+            }
+        }
+
+        void close() {
+            broken = true;
+            try {
+                socket.close();
+            } catch (IOException ignored) {
+                // it is closed for us
+            }
+        }
+    }
+}

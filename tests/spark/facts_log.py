@@ -1,0 +1,48 @@
+"""Collects relayed facts and waits for them, with a deadline and without sleeping."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from protocol.facts import EngineFact
+from spark_bridge.facts import RelayedFact
+
+FactT = TypeVar("FactT")
+
+
+class FactsLog:
+    """Give ``receive`` to a relay as its ``on_fact``."""
+
+    def __init__(self) -> None:
+        self.relayed: list[RelayedFact] = []
+        self._news = asyncio.Event()
+
+    def receive(self, relayed: RelayedFact) -> None:
+        self.relayed.append(relayed)
+        self._news.set()
+
+    @property
+    def facts(self) -> list[EngineFact]:
+        return [relayed.fact for relayed in self.relayed]
+
+    def of(self, kind: type[FactT]) -> list[FactT]:
+        return [fact for fact in self.facts if isinstance(fact, kind)]
+
+    async def wait_for(
+        self, kind: type[FactT], where: Callable[[FactT], bool] = lambda _: True, within_s: float = 60.0
+    ) -> FactT:
+        """The first fact of that kind that fits, whether it has come already or is still to come."""
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    self._news.clear()
+                    for fact in self.of(kind):
+                        if where(fact):
+                            return fact
+                    await self._news.wait()
+        except TimeoutError:
+            raise AssertionError(
+                f"no such {kind.__name__} within {within_s} s; facts: {self.facts}"
+            ) from None
