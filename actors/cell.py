@@ -1,0 +1,554 @@
+"""One actor at work: the task that drains its mailbox and carries out what supervision decides.
+
+The life of a cell::
+
+    start instance -> drain -> (failure: decide) -> resume: drain on
+                                                 -> restart: end instance, back off, start instance
+                                                 -> stop, escalate: close
+                   -> StopCommand -> close: Stopping, mailbox closed, children, background work, stopped(),
+                   finish
+
+``finish`` is synchronous and always happens, however the task ends: it is what watchers, links, parents and
+waiting callers rely on. The order in it matters: nothing can be queued any more before anybody is told that
+the actor is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+import anyio
+import structlog
+
+from actors.background import Background, run_background
+from actors.context import ActorContext
+from actors.dead_letters import DeadLetter, DeadLetterReason
+from actors.errors import (
+    ActorCancelled,
+    ActorError,
+    ActorStopped,
+    HandlerCancelled,
+    HandlerFailed,
+    LinkedActorFailed,
+    MailboxFull,
+)
+from actors.hooks import SlowHandler, chain
+from actors.mailbox import Envelope, Mailbox, MailboxConfig
+from actors.ref import ActorRef, AskEnvelope, Reply
+from actors.signals import ChildFailed, FailCommand, RestartCommand, StopCommand, Stopping, Terminated
+from actors.stepping import Resume, timed
+from actors.supervision import Decision, Directive, Failure, Scope, Supervision, decide
+from actors.waits import current_cell
+
+if TYPE_CHECKING:
+    from actors.actor import Actor
+    from actors.system import ActorSystem
+
+M = TypeVar("M")
+
+SLICE_MESSAGES = 256
+SLICE_S = 0.005
+"""An actor with a full mailbox lets others run after so many messages or so much time, whichever comes
+first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """How the drain ended: ``restart_after_s`` is None for a stop."""
+
+    cause: BaseException | None
+    restart_after_s: float | None = None
+
+
+class ActorCell(Generic[M]):
+    """The inside of one actor. Only the runtime touches it."""
+
+    __slots__ = (
+        "_background_idle",
+        "_closing_scope",
+        "_cut_off",
+        "_done_waiters",
+        "_ended_with",
+        "_history",
+        "_instance",
+        "_log",
+        "_scope",
+        "background",
+        "children",
+        "context",
+        "factory",
+        "finished",
+        "handling",
+        "linked",
+        "log_context",
+        "mailbox",
+        "open_replies",
+        "parent",
+        "path",
+        "ref",
+        "restarts",
+        "supervision",
+        "system",
+        "watchers",
+        "watching",
+    )
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        parent: ActorCell[Any] | None,
+        path: str,
+        incarnation: int,
+        factory: Callable[[], Actor[M]],
+        mailbox: MailboxConfig,
+        supervision: Supervision,
+        log_context: Mapping[str, object],
+    ) -> None:
+        self.system = system
+        self.parent = parent
+        self.path = path
+        self.factory = factory
+        self.supervision = supervision
+        self.log_context = log_context
+        self.mailbox = Mailbox(mailbox, system.loop, path, self.bury)
+        self.ref: ActorRef[M] = ActorRef(self, incarnation)
+        self.context: ActorContext[M] = ActorContext(self)
+        self.children: dict[str, ActorCell[Any]] = {}
+        self.watchers: dict[ActorCell[Any], None] = {}
+        self.watching: set[ActorCell[Any]] = set()
+        self.linked: dict[ActorCell[Any], None] = {}
+        self.background: dict[Background, None] = {}
+        self.open_replies: set[Reply[Any]] = set()
+        self.restarts = 0
+        self.finished = False
+        self.handling: object = None
+        self._ended_with: BaseException | None = None
+        self._history: tuple[float, ...] = ()
+        self._instance: Actor[M] | None = None
+        self._log: Any = None
+        self._scope = anyio.CancelScope()
+        self._closing_scope: anyio.CancelScope | None = None
+        self._cut_off = False
+        self._done_waiters: list[asyncio.Future[None]] = []
+        self._background_idle: asyncio.Future[None] | None = None
+
+    # ---------------------------------------------------------------- life
+
+    async def run(self) -> None:
+        """The actor's task. Ends without an exception, so that it can never tear down the system's task
+        group."""
+        current_cell.set(self)
+        structlog.contextvars.bind_contextvars(system=self.system.name, actor=self.path, **self.log_context)
+        cause: BaseException | None = ActorCancelled(self.path)
+        try:
+            with self._scope:
+                cause = await self._live()
+        except asyncio.CancelledError:
+            pass  # the whole system is being cancelled, or this task is, by name: it ends as if cut off
+        finally:
+            try:
+                with anyio.CancelScope(shield=True) as self._closing_scope:
+                    if self._cut_off:
+                        self._closing_scope.cancel()
+                    await self._close(cause)
+            except asyncio.CancelledError:
+                pass
+            finally:
+                self.finish(cause)
+
+    async def _live(self) -> BaseException | None:
+        while True:
+            verdict = await self._start_instance()
+            if verdict is None:
+                verdict = await self._drain()
+            if verdict.restart_after_s is None:
+                return verdict.cause
+            await self._end_instance(verdict.cause, "was restarted before it answered")
+            if not await self._back_off(verdict.restart_after_s):
+                return verdict.cause
+            self.restarts += 1
+
+    async def _start_instance(self) -> _Verdict | None:
+        try:
+            self._instance = instance = self.factory()
+            await self._timed(instance.started(self.context), "started")
+        except (Exception, asyncio.CancelledError) as failure:
+            return self._failed(self._own_failure(failure, "started"), while_starting=True)
+        for hook in self.system.hooks:
+            hook.actor_started(self.ref, self.restarts)
+        return None
+
+    async def _drain(self) -> _Verdict:
+        """Handle signals and messages until a verdict. The hot loop: all that can be hoisted is."""
+        mailbox, context, system = self.mailbox, self.context, self.system
+        queue, signals, timer = mailbox.queue, mailbox.signals, system.loop_timer
+        limit_s, gate, handler = system.slow_handler_limit_s, system.gate, self._handler()
+        now = slice_from = timer()
+        left = SLICE_MESSAGES
+        while True:
+            if signals:
+                if gate is not None:
+                    await gate.turn(self)
+                verdict = await self._take_signal(signals.popleft())
+                if verdict is not None:
+                    return verdict
+                continue
+            if not queue:
+                mailbox.parked = parked = system.loop.create_future()
+                await parked
+                now = slice_from = timer()
+                left = SLICE_MESSAGES
+                continue
+            if gate is not None:
+                await gate.turn(self)
+                if signals or not queue:
+                    continue
+            elif left <= 0 or now - slice_from > SLICE_S:
+                await asyncio.sleep(0)
+                now = slice_from = timer()
+                left = SLICE_MESSAGES
+                continue
+            # From here to the handler's first step there is no await: nothing that was taken out can be lost.
+            left -= 1
+            if len(queue) > mailbox.high_water:
+                mailbox.high_water = len(queue)
+            item: Any = queue.popleft()
+            if mailbox.senders:
+                mailbox.admit()
+            message: Any = item
+            if isinstance(item, Envelope):
+                if not item.open():
+                    continue
+                message = item.message
+            mailbox.handled += 1
+            self.handling = message
+            try:
+                coroutine = handler(context, message)
+                try:
+                    yielded = coroutine.send(None)
+                except StopIteration:
+                    began, now = now, timer()
+                    if now - began > limit_s:
+                        self.held(type(message).__name__, now - began)
+                else:
+                    began, now = now, timer()
+                    if now - began > limit_s:
+                        self.held(type(message).__name__, now - began)
+                    await Resume(coroutine, yielded, timer, limit_s, self._held_by_message)
+                    now = timer()
+            except (Exception, asyncio.CancelledError) as failure:
+                verdict = self._message_failed(item, message, failure)
+                if verdict is not None:
+                    return verdict
+                now = timer()
+
+    def _handler(self) -> Callable[[Any, Any], Coroutine[Any, Any, None]]:
+        instance = self._instance
+        assert instance is not None
+        receive = cast("Callable[[Any, Any], Coroutine[Any, Any, None]]", instance.receive)
+        context = self.context
+
+        def innermost(message: Any) -> Awaitable[None]:
+            return receive(context, message)
+
+        hooked = chain(self.system.hooks, self.ref, innermost)
+        if hooked is None:
+            return receive
+        outermost = cast("Callable[[Any], Coroutine[Any, Any, None]]", hooked)
+        return lambda _, message: outermost(message)
+
+    async def _take_signal(self, signal: Any) -> _Verdict | None:
+        match signal:
+            case StopCommand():
+                return _Verdict(None)
+            case RestartCommand(cause, delay_s):
+                return _Verdict(cause, delay_s)
+            case FailCommand(cause):
+                return self._failed(cause)
+            case Terminated(ref):
+                if ref._cell not in self.watching:
+                    return None  # unwatched meanwhile
+                self.watching.discard(ref._cell)
+        instance = self._instance
+        assert instance is not None
+        try:
+            await self._timed(instance.signal(self.context, signal), type(signal).__name__)
+        except (Exception, asyncio.CancelledError) as failure:
+            return self._failed(self._own_failure(failure, type(signal).__name__))
+        return None
+
+    async def _back_off(self, delay_s: float) -> bool:
+        """Wait before a restart; False if a stop comes first. Other signals wait for the new instance."""
+        mailbox = self.mailbox
+        signals = mailbox.signals
+        clock = self.system.clock
+        due_at = clock.now() + delay_s
+        wake = clock.call_later(delay_s, mailbox.wake) if delay_s > 0 else None
+        try:
+            while True:
+                if any(isinstance(signal, StopCommand) for signal in signals):
+                    return False
+                if clock.now() >= due_at:
+                    return True
+                mailbox.parked = parked = self.system.loop.create_future()
+                await parked
+        finally:
+            if wake is not None:
+                wake.cancel()
+
+    # ------------------------------------------------------------- failure
+
+    def _own_failure(self, failure: BaseException, what: str) -> BaseException:
+        """Tell a cancellation of this actor (raised again) from one that a handler let out (a failure)."""
+        if not isinstance(failure, asyncio.CancelledError):
+            return failure
+        task = asyncio.current_task()
+        if self._scope.cancel_called or self.system.cancelled or (task is not None and task.cancelling()):
+            raise failure
+        error = HandlerCancelled(self.path, what)
+        error.__cause__ = failure
+        return error
+
+    def _message_failed(self, item: Any, message: Any, failure: BaseException) -> _Verdict | None:
+        name = type(message).__name__
+        try:
+            cause = self._own_failure(failure, name)
+        except asyncio.CancelledError:
+            self.bury(item, DeadLetterReason.CUT_OFF)
+            raise
+        if isinstance(item, AskEnvelope) and item.reply.open:
+            error = HandlerFailed(self.path, name)
+            error.__cause__ = cause
+            item.reply.fail(error)
+        self.system.dead_letters.publish(DeadLetter(self.ref, message, DeadLetterReason.HANDLER_FAILED))
+        return self._failed(cause)
+
+    def _failed(self, cause: BaseException, *, while_starting: bool = False) -> _Verdict | None:
+        """Have the failure decided, tell those concerned, and say what this task must do now."""
+        system = self.system
+        failure = Failure(cause, while_starting)
+        decision = decide(self.supervision, self._history, failure, system.clock.now())
+        self._history = decision.history
+        self.log.warning("actor_failed", decision=decision.directive.value, exc_info=cause)
+        for hook in system.hooks:
+            hook.actor_failed(self.ref, cause, decision)
+        if self.parent is not None:
+            self.parent.mailbox.signal(ChildFailed(self.ref, cause, decision))
+        self._concern_siblings(cause, decision)
+        match decision.directive:
+            case Directive.RESUME:
+                return None
+            case Directive.RESTART:
+                return _Verdict(cause, decision.delay_s)
+            case Directive.ESCALATE:
+                if self.parent is None:
+                    system.fail(cause)
+                else:
+                    self.parent.mailbox.signal(FailCommand(cause))
+        return _Verdict(cause)
+
+    def _concern_siblings(self, cause: BaseException, decision: Decision) -> None:
+        if decision.scope is not Scope.ONE_FOR_ALL:
+            return
+        for sibling in self.system.siblings(self):
+            if decision.directive is Directive.RESTART:
+                sibling.mailbox.signal(RestartCommand(cause, decision.delay_s))
+            elif decision.directive is Directive.STOP:
+                self.system.request_stop(sibling)
+
+    # ----------------------------------------------------------------- end
+
+    async def _close(self, cause: BaseException | None) -> None:
+        if self._instance is not None and not self._scope.cancel_called:
+            try:
+                await self._timed(self._instance.signal(self.context, Stopping()), "Stopping")
+            except Exception:
+                self.log.exception("stopping_failed")
+        await self._end_instance(cause, "is stopped", for_good=True)
+
+    async def _end_instance(
+        self, cause: BaseException | None, detail: str, *, for_good: bool = False
+    ) -> None:
+        """Take down what belongs to one instance, children first, then the instance itself. Runs once for
+        each."""
+        self.context.timers.cancel_all()
+        if for_good:
+            self._ended_with = cause
+            self.mailbox.close()
+        for reply in tuple(self.open_replies):
+            error = ActorStopped(self.path, detail)
+            error.__cause__ = cause
+            reply.fail(error)
+        self.open_replies.clear()
+        for work in self.background:
+            work.cancel()
+        for child in reversed(self.children.values()):
+            child.mailbox.signal(StopCommand())
+        await self.system.join(list(self.children.values()))
+        await self._background_over()
+        instance, self._instance = self._instance, None
+        if instance is None:
+            return
+        try:
+            await self._timed(instance.stopped(self.context, cause), "stopped")
+        except Exception:
+            self.log.exception("stopped_failed")
+
+    async def _background_over(self) -> None:
+        while self.background:
+            self._background_idle = self.system.loop.create_future()
+            await self._background_idle
+
+    def finish(self, cause: BaseException | None) -> None:
+        """Tell the world that this actor is over. Synchronous, idempotent."""
+        if self.finished:
+            return
+        self.finished = True
+        self.context.timers.cancel_all()
+        self.mailbox.close()
+        self.mailbox.signals.clear()
+        for reply in tuple(self.open_replies):
+            reply.fail(ActorStopped(self.path))
+        self.open_replies.clear()
+        self._ended_with = cause
+        self.system.forget(self)
+        for target in self.watching:
+            target.watchers.pop(self, None)
+        self.watching.clear()
+        for watcher in tuple(self.watchers):
+            watcher.mailbox.signal(Terminated(self.ref, cause))
+        self.watchers.clear()
+        for other in tuple(self.linked):
+            self.unlink(other)
+            if cause is not None:
+                other.mailbox.signal(FailCommand(self._link_error(cause)))
+        for hook in self.system.hooks:
+            hook.actor_stopped(self.ref, cause)
+        for waiter in self._done_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._done_waiters.clear()
+
+    async def ended(self) -> None:
+        """Wait until ``finish`` has happened."""
+        if not self.finished:
+            waiter: asyncio.Future[None] = self.system.loop.create_future()
+            self._done_waiters.append(waiter)
+            await waiter
+
+    def cut_off(self, *, hard: bool) -> None:
+        """Cancel what it does, and its children. Softly: ``stopped`` may still run. Hard: that is cancelled
+        too."""
+        for child in tuple(self.children.values()):
+            child.cut_off(hard=hard)
+        self._scope.cancel()
+        if hard:
+            self._cut_off = True
+            if self._closing_scope is not None:
+                self._closing_scope.cancel()
+
+    # --------------------------------------------------------------- links
+
+    def add_watcher(self, watcher: ActorCell[Any]) -> None:
+        """``watcher`` is to get ``Terminated``."""
+        if self in watcher.watching:
+            return
+        watcher.watching.add(self)
+        if self.finished:
+            watcher.mailbox.signal(Terminated(self.ref, self._ended_with))
+        else:
+            self.watchers[watcher] = None
+
+    def remove_watcher(self, watcher: ActorCell[Any]) -> None:
+        """Take ``add_watcher`` back."""
+        self.watchers.pop(watcher, None)
+        watcher.watching.discard(self)
+
+    def link(self, other: ActorCell[Any]) -> None:
+        """Tie the two together."""
+        if other is self:
+            return
+        if other.finished:
+            if other._ended_with is not None:
+                self.mailbox.signal(FailCommand(other._link_error(other._ended_with)))
+            return
+        self.linked[other] = None
+        other.linked[self] = None
+
+    def unlink(self, other: ActorCell[Any]) -> None:
+        """Take ``link`` back."""
+        self.linked.pop(other, None)
+        other.linked.pop(self, None)
+
+    def _link_error(self, cause: BaseException) -> LinkedActorFailed:
+        error = LinkedActorFailed(self.path)
+        error.__cause__ = cause
+        return error
+
+    # ------------------------------------------------------------- the rest
+
+    @property
+    def log(self) -> Any:
+        """The bound logger, made when it is first used."""
+        if self._log is None:
+            self._log = structlog.get_logger("actors").bind(
+                system=self.system.name, actor=self.path, **self.log_context
+            )
+        return self._log
+
+    def bury(self, item: object, reason: DeadLetterReason) -> None:
+        """Make a dead letter of an item that will not be handled, and let its asker know."""
+        message = item
+        if isinstance(item, Envelope):
+            error: ActorError = ActorStopped(self.path)
+            if reason in (DeadLetterReason.DROPPED_NEWEST, DeadLetterReason.DROPPED_OLDEST):
+                error = MailboxFull(self.path, self.mailbox.config.capacity or 0, "the message was dropped")
+            if not item.undeliverable(error):
+                return
+            message = item.message
+        self.system.dead_letters.publish(DeadLetter(self.ref, message, reason))
+
+    def refuse_if_over(self, what: str) -> None:
+        """Raise ``ActorStopped`` if this actor cannot start anything any more."""
+        if self.mailbox.closed:
+            raise ActorStopped(self.path, f"is stopped: no more {what}")
+
+    def run_background(
+        self,
+        function: Callable[..., Awaitable[Any]],
+        args: tuple[Any, ...],
+        on_result: Callable[[Any], Any] | None,
+        on_error: Callable[[Exception], Any] | None,
+    ) -> Background:
+        """Start background work; see ``ActorContext.run``."""
+        self.refuse_if_over("background work")
+        work = Background(getattr(function, "__qualname__", repr(function)))
+        self.background[work] = None
+        self.system.start_task(
+            run_background, self, work, function, args, on_result, on_error, name=f"{self.path} {work.name}"
+        )
+        return work
+
+    def background_ended(self, work: Background) -> None:
+        """One piece of background work is over."""
+        self.background.pop(work, None)
+        idle = self._background_idle
+        if not self.background and idle is not None and not idle.done():
+            idle.set_result(None)
+
+    def held(self, what: str, held_s: float) -> None:
+        """A step of this actor's code held the loop for too long (H9): count it, log it, tell the hooks."""
+        self.system.slow_handlers += 1
+        self.log.warning("slow_handler", what=what, held_s=round(held_s, 6))
+        for hook in self.system.hooks:
+            hook.slow_handler(SlowHandler(self.ref, what, held_s))
+
+    def _held_by_message(self, held_s: float) -> None:
+        self.held(type(self.handling).__name__, held_s)
+
+    async def _timed(self, coroutine: Coroutine[Any, Any, Any], what: str) -> None:
+        system = self.system
+        await timed(coroutine, system.loop_timer, system.slow_handler_limit_s, lambda s: self.held(what, s))

@@ -1,0 +1,274 @@
+"""A bounded mailbox: two deques, one future on which its single reader parks, and the senders that wait for
+room.
+
+The reader is the actor's task and nobody else. It takes an item only in a step in which it also begins to
+handle it, so a cancellation that hits it while it is parked can lose nothing. A sender that waits hands its
+message over to the
+mailbox: the reader moves it in the moment room appears, so waiting senders are served in order and nobody
+    overtakes them. If such a sender is cancelled before the move, its message is gone with it; afterwards,
+    the message is accepted.
+
+Loop-only, like everything here that does not say otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from actors.dead_letters import DeadLetterReason
+from actors.errors import ActorStopped, MailboxFull
+
+
+class OnFull(Enum):
+    """What becomes of a message for which there is no room."""
+
+    WAIT = "wait"
+    """``send`` waits; ``tell``, which cannot, raises ``MailboxFull``."""
+    REFUSE = "refuse"
+    """``send`` and ``tell`` raise ``MailboxFull``."""
+    DROP_NEWEST = "drop-newest"
+    """The message becomes a dead letter."""
+    DROP_OLDEST = "drop-oldest"
+    """The message that has waited longest becomes a dead letter, and this one gets its room."""
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxConfig:
+    """``capacity``: how many messages may wait, None for no bound. Signals, timers and the results of an
+    actor's own background work are not counted: each of them is bounded by what the actor itself has
+    started."""
+
+    capacity: int | None = 1024
+    on_full: OnFull = OnFull.WAIT
+
+    def __post_init__(self) -> None:
+        if self.capacity is not None and self.capacity < 1:
+            raise ValueError("the capacity of a mailbox must be 1 or more, or None")
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxStatistics:
+    """A mailbox at one moment.
+
+    queued: messages that wait. high_water: the most that ever waited. waiting_senders: senders that wait for
+        room.
+    accepted: messages taken in so far. handled: messages given to the actor. dropped: by a DROP policy.
+    refused: for which ``MailboxFull`` was raised. restarts: of the actor so far.
+    """
+
+    capacity: int | None
+    queued: int
+    high_water: int
+    waiting_senders: int
+    accepted: int
+    handled: int
+    dropped: int
+    refused: int
+    restarts: int
+
+
+class Envelope:
+    """A queued item that is more than a message. Exactly subclasses of this are opened before they are
+    handled."""
+
+    __slots__ = ("message",)
+
+    def __init__(self, message: object) -> None:
+        self.message = message
+
+    def open(self) -> bool:
+        """The item has been taken out to be handled; False if it is void and must be skipped."""
+        return True
+
+    def undeliverable(self, error: Exception) -> bool:
+        """It will not be handled, because of ``error``. False if that is nobody's loss."""
+        return True
+
+
+class _WaitingSender:
+    __slots__ = ("item", "room")
+
+    def __init__(self, item: object, room: asyncio.Future[None] | None) -> None:
+        self.item = item
+        self.room = room
+
+
+class Mailbox:
+    """See the top of the file. ``dead`` is told of each item that will not be handled."""
+
+    __slots__ = (
+        "_dead",
+        "_limit",
+        "_loop",
+        "_owner",
+        "accepted",
+        "config",
+        "dropped",
+        "handled",
+        "high_water",
+        "parked",
+        "queue",
+        "refused",
+        "senders",
+        "signals",
+    )
+
+    def __init__(
+        self,
+        config: MailboxConfig,
+        loop: asyncio.AbstractEventLoop,
+        owner: str,
+        dead: Callable[[object, DeadLetterReason], None],
+    ) -> None:
+        self.config = config
+        self.queue: deque[object] = deque()
+        self.signals: deque[object] = deque()
+        self.senders: dict[_WaitingSender, None] = {}
+        self.parked: asyncio.Future[None] | None = None
+        self.accepted = 0
+        self.handled = 0
+        self.dropped = 0
+        self.refused = 0
+        self.high_water = 0
+        # -1 once closed: no length is below that, so one comparison tells both "full" and "closed".
+        self._limit = sys.maxsize if config.capacity is None else config.capacity
+        self._loop = loop
+        self._owner = owner
+        self._dead = dead
+
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more messages."""
+        return self._limit < 0
+
+    def offer(self, item: object) -> None:
+        """Take an item without waiting. Full: as the policy says. Closed: a dead letter."""
+        queue = self.queue
+        if len(queue) >= self._limit:
+            self._overflow(item)
+            return
+        queue.append(item)
+        self.accepted += 1
+        parked = self.parked
+        if parked is not None:
+            self.parked = None
+            if not parked.done():
+                parked.set_result(None)
+
+    def has_room(self) -> bool:
+        """Whether ``offer`` would neither refuse nor drop."""
+        return len(self.queue) < self._limit
+
+    def force(self, item: object) -> None:
+        """Take an item over the bound (a timer, a result of own work). Closed: a dead letter."""
+        if self.closed:
+            self._dead(item, DeadLetterReason.STOPPED)
+            return
+        self.queue.append(item)
+        self.accepted += 1
+        self.wake()
+
+    def signal(self, signal: object) -> None:
+        """Queue a signal or a command ahead of all messages."""
+        self.signals.append(signal)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the reader look again."""
+        parked = self.parked
+        if parked is not None:
+            self.parked = None
+            if not parked.done():
+                parked.set_result(None)
+
+    async def send(self, item: object) -> None:
+        """Take an item, waiting for room under WAIT. ``ActorStopped`` if it is closed, or closes
+        meanwhile."""
+        if self.closed:
+            raise ActorStopped(self._owner)
+        if self.has_room() or self.config.on_full is not OnFull.WAIT:
+            self.offer(item)
+            return
+        room: asyncio.Future[None] = self._loop.create_future()
+        sender = _WaitingSender(item, room)
+        self.senders[sender] = None
+        try:
+            await room
+        finally:
+            self.senders.pop(sender, None)
+
+    def line_up(self, item: object) -> Callable[[], None]:
+        """Queue an item among the waiting senders without waiting; returns what takes it back if still
+        there."""
+        sender = _WaitingSender(item, None)
+        self.senders[sender] = None
+        return lambda: self.withdraw(sender)
+
+    def withdraw(self, sender: _WaitingSender) -> None:
+        """Forget a waiting sender and its item, if it still waits."""
+        self.senders.pop(sender, None)
+
+    def admit(self) -> None:
+        """Room has appeared: move what waiting senders hold into the queue, in their order."""
+        queue = self.queue
+        while self.senders and len(queue) < self._limit:
+            sender = next(iter(self.senders))
+            del self.senders[sender]
+            room = sender.room
+            if room is not None:
+                if room.done():
+                    continue  # cancelled while it waited
+                room.set_result(None)
+            queue.append(sender.item)
+            self.accepted += 1
+
+    def close(self) -> None:
+        """Take no more. What waits becomes dead letters; senders that wait get ``ActorStopped``."""
+        if self.closed:
+            return
+        self._limit = -1
+        senders, self.senders = list(self.senders), {}
+        for sender in senders:
+            if sender.room is None:
+                self._dead(sender.item, DeadLetterReason.STOPPED)
+            elif not sender.room.done():
+                sender.room.set_exception(ActorStopped(self._owner, "stopped before it had room"))
+        while self.queue:
+            self._dead(self.queue.popleft(), DeadLetterReason.LEFT_BEHIND)
+
+    def statistics(self, restarts: int) -> MailboxStatistics:
+        """The figures now."""
+        return MailboxStatistics(
+            capacity=self.config.capacity,
+            queued=len(self.queue),
+            high_water=max(self.high_water, len(self.queue)),
+            waiting_senders=len(self.senders),
+            accepted=self.accepted,
+            handled=self.handled,
+            dropped=self.dropped,
+            refused=self.refused,
+            restarts=restarts,
+        )
+
+    def _overflow(self, item: object) -> None:
+        if self.closed:
+            self._dead(item, DeadLetterReason.STOPPED)
+            return
+        match self.config.on_full:
+            case OnFull.WAIT | OnFull.REFUSE:
+                self.refused += 1
+                raise MailboxFull(self._owner, self._limit)
+            case OnFull.DROP_NEWEST:
+                self.dropped += 1
+                self._dead(item, DeadLetterReason.DROPPED_NEWEST)
+            case OnFull.DROP_OLDEST:
+                self.dropped += 1
+                oldest = self.queue.popleft()
+                self.queue.append(item)
+                self.accepted += 1
+                self._dead(oldest, DeadLetterReason.DROPPED_OLDEST)

@@ -1,0 +1,301 @@
+"""The root of all actors: one task group, one clock, one shutdown deadline.
+
+Every task of a system (one for each actor, one for each piece of background work) is started in one place, in
+one anyio task group, so none can outlive the ``async with``. On the way out the top-level actors are stopped,
+their children before them. After four fifths of ``shutdown_timeout_s`` handlers that still run are cancelled;
+what is left of the time belongs to ``stopped``; at its end everything is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+import structlog
+
+from actors.cell import ActorCell
+from actors.clock import Clock, LoopClock
+from actors.dead_letters import DeadLetters
+from actors.errors import ActorStopped, NameTaken, SystemNotRunning, WouldDeadlock
+from actors.hooks import Hook
+from actors.mailbox import MailboxConfig
+from actors.ref import ActorRef
+from actors.signals import StopCommand
+from actors.supervision import Supervision
+from actors.waits import WaitBoard, current_cell
+
+if TYPE_CHECKING:
+    from actors.actor import Actor
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+HANDLERS_SHARE = 0.8
+"""The share of a stop's time after which handlers that still run are cancelled; the rest is for
+``stopped``."""
+
+
+class Gate(Protocol):
+    """Decides whose turn it is; how the test kit delivers messages one by one."""
+
+    async def turn(self, cell: ActorCell[Any]) -> None:
+        """Return when ``cell`` may handle one signal or message."""
+
+
+class ActorSystem:
+    """All actors that belong together. Use it with ``async with``; afterwards no task of it is left.
+
+    clock: the time for timers, ask deadlines and back-off; the loop's own by default.
+    hooks: see ``Hook``; the first is the outermost.
+    shutdown_timeout_s: the one deadline, in real seconds, for the whole shutdown, and for the stop of any
+        actor.
+    slow_handler_limit_s: a handler that holds the loop longer than this without awaiting is reported (H9).
+    loop_timer: what measures that; seconds. For tests.
+    gate: who decides whose turn it is. For the test kit.
+
+    A failure that nobody handles ends the system: the body of the ``async with`` is cancelled, all actors are
+    stopped, and the ``async with`` raises the first such cause. An exception of the body, if it came first,
+    wins. All methods belong to the loop's thread unless they say otherwise.
+    """
+
+    def __init__(
+        self,
+        name: str = "actors",
+        *,
+        clock: Clock | None = None,
+        hooks: Sequence[Hook] = (),
+        shutdown_timeout_s: float = 10.0,
+        slow_handler_limit_s: float = 0.1,
+        loop_timer: Callable[[], float] = time.perf_counter,
+        gate: Gate | None = None,
+    ) -> None:
+        self.name = name
+        self.hooks = tuple(hooks)
+        self.shutdown_timeout_s = shutdown_timeout_s
+        self.slow_handler_limit_s = slow_handler_limit_s
+        self.slow_handlers = 0
+        self.loop_timer = loop_timer
+        self.gate = gate
+        self.log: Any = structlog.get_logger("actors").bind(system=name)
+        self.dead_letters = DeadLetters(self.log)
+        self.clock: Clock
+        self.loop: asyncio.AbstractEventLoop
+        self.waits: WaitBoard
+        self._given_clock = clock
+        self._top: dict[str, ActorCell[Any]] = {}
+        self._cells: dict[ActorCell[Any], None] = {}
+        self._incarnations = 0
+        self._failure: BaseException | None = None
+        self._running = False
+        self._over = False
+        self._tasks: anyio.abc.TaskGroup
+        self._body = anyio.CancelScope()
+        self._thread_limiter: anyio.CapacityLimiter | None = None
+
+    async def __aenter__(self) -> ActorSystem:
+        if self._running or self._over:
+            raise SystemNotRunning(self.name, "can be entered only once")
+        self.loop = asyncio.get_running_loop()
+        self.clock = self._given_clock if self._given_clock is not None else LoopClock()
+        self.waits = WaitBoard(self.clock.now)
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        self._body.__enter__()
+        self._running = True
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> bool:
+        swallowed = self._body.__exit__(exc_type, exc, tb)
+        body_failed = exc is not None and not swallowed
+        failure_came_first = self._failure is not None
+        try:
+            with anyio.CancelScope(shield=True):
+                self._running = False
+                for cell in reversed(self._top.values()):
+                    cell.mailbox.signal(StopCommand())
+                await self.join(list(self._top.values()))
+        finally:
+            self._tasks.cancel_scope.cancel()
+            await self._tasks.__aexit__(None, None, None)
+            self._over = True
+            for cell in tuple(self._cells):
+                cell.finish(ActorStopped(cell.path, "was never started"))
+        if self._failure is not None and (failure_came_first or not body_failed):
+            raise self._failure
+        return False
+
+    def spawn(
+        self,
+        factory: Callable[[], Actor[M]],
+        *,
+        name: str | None = None,
+        mailbox: MailboxConfig | None = None,
+        supervision: Supervision | None = None,
+        log_context: Mapping[str, object] | None = None,
+    ) -> ActorRef[M]:
+        """Start a top-level actor and return its reference; it can be told things at once.
+
+        factory: builds the instance, in the actor's own task, and again on each restart.
+        name: must be free among living siblings (``NameTaken``) and without a slash; one is made up if it is
+            None.
+        supervision: what is done about its failures; escalate by default, so that nothing fails in silence.
+        log_context: bound to each of its log lines, and to those of its children.
+        Raises ``SystemNotRunning`` outside the ``async with``, and during the shutdown.
+        """
+        return self.spawn_child(None, factory, name, mailbox, supervision, log_context)
+
+    async def stop(self, ref: ActorRef[Any]) -> None:
+        """Stop an actor after the message that it is handling, and wait until it is over.
+
+        Messages that still wait become dead letters. After ``shutdown_timeout_s`` (real seconds) it is
+        cancelled. ``WouldDeadlock`` if called from inside that actor or one of its descendants: use
+        ``context.stop``.
+        """
+        cell = ref._cell
+        caller = current_cell.get()
+        while caller is not None:
+            if caller is cell:
+                raise WouldDeadlock(ref.name, "system.stop() of itself or of an ancestor")
+            caller = caller.parent
+        cell.mailbox.signal(StopCommand())
+        await self.join([cell])
+
+    @property
+    def top_level(self) -> tuple[ActorRef[Any], ...]:
+        """The top-level actors that are not over."""
+        return tuple(cell.ref for cell in self._top.values())
+
+    @property
+    def actor_count(self) -> int:
+        """How many actors are not over."""
+        return len(self._cells)
+
+    def dump_waits(self) -> str:
+        """Who waits for whom now, the oldest first, then every ring of actors that wait for one another."""
+        lines = [
+            f"{wait.waiter} waits for {wait.what} {wait.target}: {wait.message_type}, {wait.for_s:.3f} s"
+            for wait in self.waits.waits()
+        ]
+        lines += ["deadlock: " + " -> ".join((*ring, ring[0])) for ring in self.waits.cycles()]
+        return "\n".join(lines) if lines else "nobody waits"
+
+    # ----------------------------------------------- for the rest of the runtime
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether everything is being cancelled."""
+        return self._tasks.cancel_scope.cancel_called
+
+    def spawn_child(
+        self,
+        parent: ActorCell[Any] | None,
+        factory: Callable[[], Actor[M]],
+        name: str | None,
+        mailbox: MailboxConfig | None,
+        supervision: Supervision | None,
+        log_context: Mapping[str, object] | None,
+    ) -> ActorRef[M]:
+        """See ``spawn``."""
+        if not self._running and (parent is None or self._over):
+            raise SystemNotRunning(self.name)
+        if parent is not None:
+            parent.refuse_if_over("children")
+        self._incarnations += 1
+        if name is None:
+            name = f"${self._incarnations}"
+        if not name or "/" in name:
+            raise ValueError(f"an actor's name must be non-empty and without a slash: {name!r}")
+        siblings = self._top if parent is None else parent.children
+        path = name if parent is None else f"{parent.path}/{name}"
+        if name in siblings:
+            raise NameTaken(path)
+        context = {**(parent.log_context if parent is not None else {}), **(log_context or {})}
+        cell: ActorCell[M] = ActorCell(
+            self,
+            parent,
+            path,
+            self._incarnations,
+            factory,
+            mailbox or _MAILBOX,
+            supervision or _SUPERVISION,
+            context,
+        )
+        siblings[name] = cell
+        self._cells[cell] = None
+        self.start_task(cell.run, name=f"actor {path}")
+        return cell.ref
+
+    def start_task(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any, name: str) -> None:
+        """The one place where tasks are started."""
+        self._tasks.start_soon(function, *args, name=name)
+
+    def siblings(self, cell: ActorCell[Any]) -> list[ActorCell[Any]]:
+        """The other children of the same parent."""
+        family = self._top if cell.parent is None else cell.parent.children
+        return [sibling for sibling in family.values() if sibling is not cell]
+
+    def forget(self, cell: ActorCell[Any]) -> None:
+        """An actor is over: free its name."""
+        family = self._top if cell.parent is None else cell.parent.children
+        family.pop(cell.path.rpartition("/")[2], None)
+        self._cells.pop(cell, None)
+
+    def fail(self, cause: BaseException) -> None:
+        """A failure has come all the way up. The first one counts."""
+        if self._failure is None:
+            self._failure = cause
+            self.log.error("system_failed", exc_info=cause)
+            self._body.cancel()
+
+    def request_stop(self, cell: ActorCell[Any]) -> None:
+        """Ask an actor to stop, and see to it in the background that it does within the deadline."""
+        if cell.finished:
+            return
+        cell.mailbox.signal(StopCommand())
+        self.start_task(self.join, [cell], name=f"stop {cell.path}")
+
+    async def join(self, cells: list[ActorCell[Any]]) -> None:
+        """Wait until these actors are over; cancel them when their time is up."""
+        cells = [cell for cell in cells if not cell.finished]
+        if not cells:
+            return
+
+        def cut_off(hard: bool) -> None:
+            for cell in cells:
+                cell.cut_off(hard=hard)
+
+        soft = self.loop.call_later(self.shutdown_timeout_s * HANDLERS_SHARE, cut_off, False)
+        hard = self.loop.call_later(self.shutdown_timeout_s, cut_off, True)
+        try:
+            for cell in cells:
+                await cell.ended()
+        finally:
+            soft.cancel()
+            hard.cancel()
+
+    def call_threadsafe(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function on the loop, from any thread."""
+        try:
+            self.loop.call_soon_threadsafe(function, *args)
+        except RuntimeError as closed:
+            raise SystemNotRunning(self.name, "is gone: its event loop is closed") from closed
+
+    async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a blocking function in a worker thread; if cancelled, the thread is left to end by itself."""
+        if self._thread_limiter is None:
+            self._thread_limiter = anyio.CapacityLimiter(40)
+        return await anyio.to_thread.run_sync(
+            function, *args, abandon_on_cancel=True, limiter=self._thread_limiter
+        )
+
+
+_MAILBOX = MailboxConfig()
+_SUPERVISION = Supervision()

@@ -1,0 +1,123 @@
+"""Keyed timers that belong to one actor.
+
+A timer that was cancelled or replaced never delivers, even if its message waits in the mailbox already: what
+is queued is not the message but a ticket, and a ticket whose timer is over is void when it is opened. A timer
+has at most one ticket in the mailbox at a time; ticks that come due meanwhile are skipped, so a slow actor is
+not buried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from actors.clock import Scheduled
+from actors.mailbox import Envelope
+
+if TYPE_CHECKING:
+    from actors.cell import ActorCell
+
+M = TypeVar("M")
+
+
+class Timers(Generic[M]):
+    """The timers of one actor. They end with it, and with each restart. Loop-only, from the actor's own
+    code."""
+
+    __slots__ = ("_by_key", "_cell")
+
+    def __init__(self, cell: ActorCell[Any]) -> None:
+        self._cell = cell
+        self._by_key: dict[Hashable, _Timer] = {}
+
+    def start(
+        self, key: Hashable, message: M, *, delay_s: float | None = None, every_s: float | None = None
+    ) -> None:
+        """Deliver ``message`` to the actor itself after ``delay_s`` seconds, and then every ``every_s``
+        seconds.
+
+        Without ``delay_s`` the first one comes after ``every_s``; without ``every_s`` there is only one. A
+        running timer of the same key is replaced. Periods are counted from the due time, so they do not
+        drift. Timer messages do not count against the mailbox's capacity and wait behind the messages that
+        are queued already.
+        """
+        if delay_s is None and every_s is None:
+            raise ValueError("a timer needs delay_s, every_s or both")
+        if (delay_s is not None and delay_s < 0) or (every_s is not None and every_s <= 0):
+            raise ValueError("delay_s must be 0 or more and every_s positive")
+        self.cancel(key)
+        self._cell.refuse_if_over("timers")
+        first_s = delay_s if delay_s is not None else every_s
+        assert first_s is not None
+        self._by_key[key] = _Timer(self, key, message, first_s, every_s)
+
+    def cancel(self, key: Hashable) -> bool:
+        """End the timer of this key; False if there was none. Its message is not delivered any more."""
+        timer = self._by_key.pop(key, None)
+        if timer is None:
+            return False
+        timer.cancel()
+        return True
+
+    def cancel_all(self) -> None:
+        """End all timers."""
+        for timer in self._by_key.values():
+            timer.cancel()
+        self._by_key.clear()
+
+    def is_active(self, key: Hashable) -> bool:
+        """Whether this key has a timer that may still deliver."""
+        return key in self._by_key
+
+    def keys(self) -> frozenset[Hashable]:
+        """The keys of all timers that may still deliver."""
+        return frozenset(self._by_key)
+
+
+class _Timer(Envelope):
+    """One timer, and at the same time the ticket that it queues."""
+
+    __slots__ = ("_due_at", "_every_s", "_key", "_queued", "_scheduled", "_timers", "_void")
+
+    def __init__(
+        self, timers: Timers[Any], key: Hashable, message: object, first_s: float, every_s: float | None
+    ) -> None:
+        self.message = message
+        self._timers = timers
+        self._key = key
+        self._every_s = every_s
+        self._queued = False
+        self._void = False
+        clock = timers._cell.system.clock
+        self._due_at = clock.now() + first_s
+        self._scheduled: Scheduled = clock.call_later(first_s, self._fire)
+
+    def cancel(self) -> None:
+        self._void = True
+        self._scheduled.cancel()
+
+    def open(self) -> bool:
+        self._queued = False
+        if self._void:
+            return False
+        if self._every_s is None:
+            self._timers._by_key.pop(self._key, None)
+        return True
+
+    def undeliverable(self, error: Exception) -> bool:
+        self._queued = False
+        return False
+
+    def _fire(self) -> None:
+        if self._void:
+            return
+        if self._every_s is not None:
+            clock = self._timers._cell.system.clock
+            now = clock.now()
+            self._due_at += self._every_s
+            if self._due_at <= now:  # whole periods were missed
+                self._due_at += ((now - self._due_at) // self._every_s + 1) * self._every_s
+            self._scheduled = clock.call_later(max(0.0, self._due_at - now), self._fire)
+        if not self._queued:
+            self._queued = True
+            self._timers._cell.mailbox.force(self)
