@@ -6,5 +6,5 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the pure tests first: what they find, they find within seconds, while a real Spark takes minutes."""
+    """Run the pure tests first: what they find, they find within seconds, a real Spark takes minutes."""
     items.sort(key=lambda item: item.get_closest_marker("spark") is not None)
