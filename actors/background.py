@@ -9,7 +9,7 @@ import anyio
 
 from actors.mailbox import Envelope
 from actors.signals import FailCommand
-from actors.stepping import timed
+from actors.stepping import Steps
 from actors.waits import current_cell
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ async def run_background(
                 return await function(*args)
 
             try:
-                result = await timed(
+                result = await Steps(
                     call(), system.loop_timer, system.slow_handler_limit_s, lambda s: cell.held(work.name, s)
                 )
                 message = None if on_result is None else on_result(result)

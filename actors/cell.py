@@ -39,7 +39,7 @@ from actors.hooks import SlowHandler, chain
 from actors.mailbox import Envelope, Mailbox, MailboxConfig
 from actors.ref import ActorRef, AskEnvelope, Reply
 from actors.signals import ChildFailed, FailCommand, RestartCommand, StopCommand, Stopping, Terminated
-from actors.stepping import Resume, timed
+from actors.stepping import Steps
 from actors.supervision import Decision, Directive, Failure, Scope, Supervision, decide
 from actors.waits import current_cell
 
@@ -53,6 +53,13 @@ SLICE_MESSAGES = 256
 SLICE_S = 0.005
 """An actor with a full mailbox lets others run after so many messages or so much time, whichever comes
 first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What is being handled, where that is not a message."""
+
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,7 @@ class ActorCell(Generic[M]):
         "_instance",
         "_log",
         "_scope",
+        "_steps",
         "background",
         "children",
         "context",
@@ -131,6 +139,7 @@ class ActorCell(Generic[M]):
         self._log: Any = None
         self._scope = anyio.CancelScope()
         self._closing_scope: anyio.CancelScope | None = None
+        self._steps: Steps[None]
         self._cut_off = False
         self._done_waiters: list[asyncio.Future[None]] = []
         self._background_idle: asyncio.Future[None] | None = None
@@ -138,8 +147,12 @@ class ActorCell(Generic[M]):
     # ---------------------------------------------------------------- life
 
     async def run(self) -> None:
-        """The actor's task. Ends without an exception, so that it can never tear down the system's task
-        group."""
+        """The actor's task. No failure of the actor comes out of it: that would tear down the task group."""
+        system = self.system
+        self._steps = Steps(self._run(), system.loop_timer, system.slow_handler_limit_s, self._held)
+        await self._steps
+
+    async def _run(self) -> None:
         current_cell.set(self)
         structlog.contextvars.bind_contextvars(system=self.system.name, actor=self.path, **self.log_context)
         cause: BaseException | None = ActorCancelled(self.path)
@@ -174,7 +187,8 @@ class ActorCell(Generic[M]):
     async def _start_instance(self) -> _Verdict | None:
         try:
             self._instance = instance = self.factory()
-            await self._timed(instance.started(self.context), "started")
+            self.handling = _Call("started")
+            await instance.started(self.context)
         except (Exception, asyncio.CancelledError) as failure:
             return self._failed(self._own_failure(failure, "started"), while_starting=True)
         for hook in self.system.hooks:
@@ -182,68 +196,60 @@ class ActorCell(Generic[M]):
         return None
 
     async def _drain(self) -> _Verdict:
-        """Handle signals and messages until a verdict. The hot loop: all that can be hoisted is."""
-        mailbox, context, system = self.mailbox, self.context, self.system
-        queue, signals, timer = mailbox.queue, mailbox.signals, system.loop_timer
-        limit_s, gate, handler = system.slow_handler_limit_s, system.gate, self._handler()
-        now = slice_from = timer()
-        left = SLICE_MESSAGES
+        """Handle signals and messages until a verdict."""
+        mailbox, gate, handler = self.mailbox, self.system.gate, self._handler()
+        queue, signals = mailbox.queue, mailbox.signals
         while True:
             if signals:
                 if gate is not None:
                     await gate.turn(self)
                 verdict = await self._take_signal(signals.popleft())
-                if verdict is not None:
-                    return verdict
-                continue
-            if not queue:
-                mailbox.parked = parked = system.loop.create_future()
+            elif not queue:
+                mailbox.parked = parked = self.system.loop.create_future()
                 await parked
-                now = slice_from = timer()
-                left = SLICE_MESSAGES
                 continue
-            if gate is not None:
+            elif gate is not None:
                 await gate.turn(self)
                 if signals or not queue:
-                    continue
-            elif left <= 0 or now - slice_from > SLICE_S:
-                await asyncio.sleep(0)
-                now = slice_from = timer()
-                left = SLICE_MESSAGES
-                continue
-            # From here to the handler's first step there is no await: nothing that was taken out can be lost.
-            left -= 1
-            if len(queue) > mailbox.high_water:
-                mailbox.high_water = len(queue)
+                    continue  # a signal came meanwhile and overtakes
+                verdict = await self._drain_slice(handler, 1)
+            else:
+                verdict = await self._drain_slice(handler, SLICE_MESSAGES)
+                if verdict is None and queue and not signals:
+                    await asyncio.sleep(0)
+            if verdict is not None:
+                return verdict
+
+    async def _drain_slice(
+        self, handler: Callable[[Any, Any], Coroutine[Any, Any, None]], messages_max: int
+    ) -> _Verdict | None:
+        """Handle messages until there is none, a signal comes, or it is time to let others run. The hot loop.
+
+        Between taking an item out and the first step of its handler there is no await: nothing can be lost.
+        """
+        mailbox, context, steps, timer = self.mailbox, self.context, self._steps, self.system.loop_timer
+        queue, signals = mailbox.queue, mailbox.signals
+        for _ in range(messages_max):
             item: Any = queue.popleft()
             if mailbox.senders:
                 mailbox.admit()
             message: Any = item
             if isinstance(item, Envelope):
                 if not item.open():
+                    if signals or not queue:
+                        return None
                     continue
                 message = item.message
             mailbox.handled += 1
             self.handling = message
             try:
-                coroutine = handler(context, message)
-                try:
-                    yielded = coroutine.send(None)
-                except StopIteration:
-                    began, now = now, timer()
-                    if now - began > limit_s:
-                        self.held(type(message).__name__, now - began)
-                else:
-                    began, now = now, timer()
-                    if now - began > limit_s:
-                        self.held(type(message).__name__, now - began)
-                    await Resume(coroutine, yielded, timer, limit_s, self._held_by_message)
-                    now = timer()
+                await handler(context, message)
             except (Exception, asyncio.CancelledError) as failure:
-                verdict = self._message_failed(item, message, failure)
-                if verdict is not None:
-                    return verdict
-                now = timer()
+                return self._message_failed(item, message, failure)
+            # After a slow message the step must end: a slow step is blamed on the last message in it.
+            if signals or not queue or timer() - steps.began_at > SLICE_S:
+                return None
+        return None
 
     def _handler(self) -> Callable[[Any, Any], Coroutine[Any, Any, None]]:
         instance = self._instance
@@ -275,7 +281,8 @@ class ActorCell(Generic[M]):
         instance = self._instance
         assert instance is not None
         try:
-            await self._timed(instance.signal(self.context, signal), type(signal).__name__)
+            self.handling = _Call(type(signal).__name__)
+            await instance.signal(self.context, signal)
         except (Exception, asyncio.CancelledError) as failure:
             return self._failed(self._own_failure(failure, type(signal).__name__))
         return None
@@ -364,7 +371,8 @@ class ActorCell(Generic[M]):
     async def _close(self, cause: BaseException | None) -> None:
         if self._instance is not None and not self._scope.cancel_called:
             try:
-                await self._timed(self._instance.signal(self.context, Stopping()), "Stopping")
+                self.handling = _Call("Stopping")
+                await self._instance.signal(self.context, Stopping())
             except Exception:
                 self.log.exception("stopping_failed")
         await self._end_instance(cause, "is stopped", for_good=True)
@@ -393,7 +401,8 @@ class ActorCell(Generic[M]):
         if instance is None:
             return
         try:
-            await self._timed(instance.stopped(self.context, cause), "stopped")
+            self.handling = _Call("stopped")
+            await instance.stopped(self.context, cause)
         except Exception:
             self.log.exception("stopped_failed")
 
@@ -546,9 +555,6 @@ class ActorCell(Generic[M]):
         for hook in self.system.hooks:
             hook.slow_handler(SlowHandler(self.ref, what, held_s))
 
-    def _held_by_message(self, held_s: float) -> None:
-        self.held(type(self.handling).__name__, held_s)
-
-    async def _timed(self, coroutine: Coroutine[Any, Any, Any], what: str) -> None:
-        system = self.system
-        await timed(coroutine, system.loop_timer, system.slow_handler_limit_s, lambda s: self.held(what, s))
+    def _held(self, held_s: float) -> None:
+        handling = self.handling
+        self.held(handling.what if isinstance(handling, _Call) else type(handling).__name__, held_s)

@@ -103,6 +103,7 @@ class Mailbox:
 
     __slots__ = (
         "_dead",
+        "_highest",
         "_limit",
         "_loop",
         "_owner",
@@ -134,7 +135,9 @@ class Mailbox:
         self.handled = 0
         self.dropped = 0
         self.refused = 0
+        # The most that ever waited; 0 once closed, so that offer looks at the limit then (_highest keeps it).
         self.high_water = 0
+        self._highest = 0
         # -1 once closed: no length is below that, so one comparison tells both "full" and "closed".
         self._limit = sys.maxsize if config.capacity is None else config.capacity
         self._loop = loop
@@ -149,9 +152,12 @@ class Mailbox:
     def offer(self, item: object) -> None:
         """Take an item without waiting. Full: as the policy says. Closed: a dead letter."""
         queue = self.queue
-        if len(queue) >= self._limit:
-            self._overflow(item)
-            return
+        length = len(queue)
+        if length >= self.high_water:
+            if length >= self._limit:
+                self._overflow(item)
+                return
+            self.high_water = length + 1
         queue.append(item)
         self.accepted += 1
         parked = self.parked
@@ -170,6 +176,7 @@ class Mailbox:
             self._dead(item, DeadLetterReason.STOPPED)
             return
         self.queue.append(item)
+        self.high_water = max(self.high_water, len(self.queue))
         self.accepted += 1
         self.wake()
 
@@ -225,6 +232,7 @@ class Mailbox:
                     continue  # cancelled while it waited
                 room.set_result(None)
             queue.append(sender.item)
+            self.high_water = max(self.high_water, len(queue))
             self.accepted += 1
 
     def close(self) -> None:
@@ -232,6 +240,7 @@ class Mailbox:
         if self.closed:
             return
         self._limit = -1
+        self._highest, self.high_water = self.high_water, 0
         senders, self.senders = list(self.senders), {}
         for sender in senders:
             if sender.room is None:
@@ -246,7 +255,7 @@ class Mailbox:
         return MailboxStatistics(
             capacity=self.config.capacity,
             queued=len(self.queue),
-            high_water=max(self.high_water, len(self.queue)),
+            high_water=max(self.high_water, self._highest),
             waiting_senders=len(self.senders),
             accepted=self.accepted,
             handled=self.handled,
