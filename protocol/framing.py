@@ -1,0 +1,113 @@
+"""Frames and the bounds of the wire (H60, H62).
+
+A frame is a big-endian u32 length and a body of that many bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from struct import Struct
+
+from protocol.errors import RemoteProtocolError
+
+_LENGTH = Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class WireLimits:
+    """Every bound of the wire (H62). Both ends of a connection must use the same.
+
+    A frame holds at most ``frame_bytes_max`` bytes of body; that also bounds a snapshot's state. An event
+    holds at most ``event_bytes_max`` bytes, nests ``event_nesting_max`` containers in one another (an empty
+    list counts as one), and no list or map of it has more than ``event_items_max`` entries. A name (operator
+    id) holds at most ``name_chars_max`` characters, a text for people (reason, error) ``text_chars_max``; a
+    longer text is cut when it is sent. A snapshot carries at most ``held_events_max`` held events.
+    """
+
+    frame_bytes_max: int = 64 * 2**20
+    event_bytes_max: int = 4 * 2**20
+    event_nesting_max: int = 64
+    event_items_max: int = 2**18
+    name_chars_max: int = 256
+    text_chars_max: int = 32_768
+    held_events_max: int = 2**16
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if getattr(self, field.name) < 1:
+                raise ValueError(f"{field.name} must be at least 1, is {getattr(self, field.name)}")
+        if self.frame_bytes_max > 2**32 - 1:
+            raise ValueError(f"frame_bytes_max must fit 32 bits, is {self.frame_bytes_max}")
+        if self.event_nesting_max > 512:
+            raise ValueError(f"event_nesting_max must be at most 512, is {self.event_nesting_max}")
+        if self.event_bytes_max + 64 + 4 * self.text_chars_max > self.frame_bytes_max:
+            raise ValueError("frame_bytes_max leaves no room for an event of event_bytes_max and its headers")
+
+
+DEFAULT_LIMITS = WireLimits()
+
+
+class FrameDecoder:
+    """Cuts the byte stream of one connection into frame bodies (sans-IO).
+
+    Keeps at most one unfinished frame. A length is judged as soon as its four bytes are here, before anything
+    is kept for it. After an error the decoder stays broken: the stream has lost its rhythm.
+    """
+
+    __slots__ = ("_buffer", "_failure", "_frame_bytes_max", "_needed")
+
+    def __init__(self, max_frame_bytes: int = DEFAULT_LIMITS.frame_bytes_max) -> None:
+        self._frame_bytes_max = max_frame_bytes
+        self._buffer = bytearray()
+        self._needed = 4  # with fewer bytes than this in the buffer there is nothing to do
+        self._failure: RemoteProtocolError | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of the unfinished frame that are here already, its length included."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take bytes in the order in which they came; return the bodies that are whole now, in order.
+
+        Raises ``RemoteProtocolError`` at a length of zero or above the bound, and on every call after that.
+        Bodies before the bad length in the same ``data`` are dropped with it: the connection is to be closed
+        anyway, and whatever was not confirmed is sent again.
+        """
+        if self._failure is not None:
+            raise self._failure
+        source: bytes | bytearray = data
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needed:
+                return []
+            source = self._buffer
+        bodies: list[bytes] = []
+        position, end = 0, len(source)
+        needed = 4
+        while end - position >= 4:
+            (length,) = _LENGTH.unpack_from(source, position)
+            if not 0 < length <= self._frame_bytes_max:
+                self._fail(length)
+            if end - position < 4 + length:
+                needed = 4 + length
+                break
+            bodies.append(bytes(source[position + 4 : position + 4 + length]))
+            position += 4 + length
+        if source is data:
+            self._buffer += data[position:]
+        else:
+            del self._buffer[:position]
+        self._needed = needed
+        return bodies
+
+    def _fail(self, length: int) -> None:
+        self._buffer = bytearray()
+        why = "an empty frame" if length == 0 else f"a frame of {length} bytes, over {self._frame_bytes_max}"
+        self._failure = RemoteProtocolError(f"{why}: this is no peer of ours, or its limits differ from ours")
+        raise self._failure
+
+
+def frame(body: bytes) -> bytes:
+    """``body`` with its length in front."""
+    return _LENGTH.pack(len(body)) + body

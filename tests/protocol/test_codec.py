@@ -1,0 +1,448 @@
+"""Messages and events as bytes: what goes in comes out, and nothing else comes in (H21, H60, H62)."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import enum
+import math
+from collections import namedtuple
+from dataclasses import fields, replace
+from typing import Any, get_args
+
+import msgpack
+import msgpack.fallback
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from protocol import codec
+from protocol.codec import (
+    DEFAULT_LIMITS,
+    FrameDecoder,
+    WireLimits,
+    decode_event,
+    decode_message,
+    encode_event,
+    encode_message,
+)
+from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
+from protocol.messages import (
+    AnswerMessage,
+    AttemptEnded,
+    BarrierMessage,
+    CheckpointAborted,
+    CheckpointAcknowledged,
+    CheckpointCompleted,
+    CheckpointDeclined,
+    ClosedForCheckpoint,
+    CloseForCheckpoint,
+    Confirm,
+    EventMessage,
+    Finished,
+    Message,
+    Opened,
+    RefusalCode,
+    Refused,
+    Register,
+    Registered,
+    RequestMessage,
+    RestoreMode,
+    Resume,
+    Resumed,
+)
+
+SMALL = WireLimits(
+    frame_bytes_max=4096,
+    event_bytes_max=1000,
+    event_nesting_max=4,
+    event_items_max=10,
+    name_chars_max=20,
+    text_chars_max=30,
+    held_events_max=3,
+)
+SAMPLES: tuple[Message, ...] = (
+    EventMessage(7, 1, b"\xc0"),
+    Confirm(7, 0),
+    Register(7, "words", 3, 2, 0, RestoreMode.STREAMING, 8, "host:123", "3.11.7"),
+    Resume(7, "words", 12),
+    Opened(7, 1),
+    RequestMessage(7, 2, 1, b"\xc3"),
+    ClosedForCheckpoint(7, 3, 5),
+    CheckpointAcknowledged(7, 4, 5, b"state", (b"\x01", b"\x02")),
+    CheckpointDeclined(7, 5, 5, "no"),
+    Finished(7, 6, "", b""),
+    Registered(7, 2, -1, None, (), 30.0, 100, 1000),
+    Registered(7, 2, 9, b"", (b"\x01",), 0.5, 100, 1000),
+    Resumed(7, 4),
+    Refused(7, RefusalCode.CONCURRENT_RUN, "one at a time"),
+    AttemptEnded(7, "killed"),
+    AnswerMessage(7, 1, 4, "", b"\xc2"),
+    CloseForCheckpoint(7, 2, 6),
+    BarrierMessage(7, 3, 6, 2),
+    CheckpointCompleted(7, 4, 6),
+    CheckpointAborted(7, 5, 7),
+)
+
+
+@pytest.fixture(params=["c", "python"])
+def either_msgpack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both of msgpack's implementations: where no wheel fits, an executor runs the one in pure Python."""
+    if request.param == "python":
+        monkeypatch.setattr(codec, "_pack", lambda value: msgpack.fallback.Packer().pack(value))
+        monkeypatch.setattr(codec, "_unpack", msgpack.fallback.unpackb)
+
+
+def body_of(message: Message) -> bytes:
+    (body,) = FrameDecoder().feed(encode_message(message))
+    return body
+
+
+def packed(*values: object) -> bytes:
+    return bytes(msgpack.packb(values))
+
+
+# --- messages -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
+def test_every_message_comes_out_as_it_went_in(message: Message) -> None:  # H60
+    assert decode_message(body_of(message)) == message
+
+
+def test_every_message_of_the_protocol_has_a_sample_here() -> None:
+    assert {type(message) for message in SAMPLES} == set(get_args(Message))
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 2**63 - 1), st.binary(max_size=300))
+def test_events_and_confirmations_of_any_number_come_out_as_they_went_in(
+    task: int, seq: int, data: bytes
+) -> None:
+    for message in (EventMessage(task, seq, data), Confirm(task, seq)):
+        assert decode_message(body_of(message)) == message
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 2**63 - 1), st.binary(max_size=300))
+def test_the_fixed_layout_and_the_shortest_msgpack_mean_the_same(task: int, seq: int, data: bytes) -> None:
+    event, confirm = EventMessage(task, seq, data), Confirm(task, seq)
+    assert decode_message(packed(1, task, seq, data)) == event
+    assert decode_message(packed(2, task, seq)) == confirm
+    assert msgpack.unpackb(body_of(event)) == [1, task, seq, data]
+    assert msgpack.unpackb(body_of(confirm)) == [2, task, seq]
+
+
+def test_enumerations_come_out_as_enumerations() -> None:
+    assert isinstance(decode_message(body_of(SAMPLES[2])).mode, RestoreMode)  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("either_msgpack")
+def test_an_unknown_tag_is_named() -> None:  # H60
+    with pytest.raises(RemoteProtocolError, match="tag 99"):
+        decode_message(packed(99, 1, 2))
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize(
+    "body", [packed(), packed("1", 2), packed(True, 1, 2), b"\x01", b"\xc0", b"\x80", b"\xc1"]
+)
+def test_a_body_that_is_no_tagged_list_is_refused(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_message(body)
+
+
+@pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
+def test_a_message_with_a_field_too_many_or_too_few_is_refused(message: Message) -> None:
+    values = msgpack.unpackb(body_of(message))
+    for wrong in (values[:-1], [*values, 0]):
+        with pytest.raises(
+            RemoteProtocolError, match=rf"{type(message).__name__} must have {len(values) - 1}"
+        ):
+            decode_message(packed(*wrong))
+
+
+@pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
+def test_a_field_of_another_type_is_refused_by_name(message: Message) -> None:  # H62
+    values = msgpack.unpackb(body_of(message))
+    others: tuple[object, ...] = (True, {}, [[]], 1.5, "x", b"x", 2**63, -2)
+    for position, field in enumerate(fields(message), start=1):
+        refused = 0
+        for other in others:
+            changed = [*values[:position], other, *values[position + 1 :]]
+            try:
+                decoded = decode_message(packed(*changed))
+            except RemoteProtocolError as error:
+                refused += f"{type(message).__name__}.{field.name} " in str(error)
+            else:  # then it was of the right type after all
+                assert getattr(decoded, field.name) == other
+                refused += type(other) in (str, bytes, float, int)
+        assert refused == len(others)
+
+
+@pytest.mark.parametrize("body", [packed(1, 1, 0, b""), packed(1, -1, 1, b""), packed(1, 1, 2**63, b"")])
+def test_numbers_out_of_range_are_refused(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="must be from"):
+        decode_message(body)
+
+
+def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
+    for task, seq in ((2**63, 1), (1, 0), (1, 2**63)):
+        head = codec._EVENT_BODY.pack(0x94, 1, 0xCF, task, 0xCF, seq, 0xC6, 0)
+        with pytest.raises(RemoteProtocolError, match="must be from"):
+            decode_message(head)
+    with pytest.raises(RemoteProtocolError, match="must be from"):
+        decode_message(codec._CONFIRM_BODY.pack(0x93, 2, 0xCF, 2**63, 0xCF, 1))
+
+
+@pytest.mark.parametrize(
+    "message", [EventMessage(1, 0, b""), EventMessage(-1, 1, b""), Confirm(1, -1), Opened(1, 0)]
+)
+def test_a_number_out_of_range_does_not_leave(message: Message) -> None:
+    with pytest.raises(LocalProtocolError, match="must be from"):
+        encode_message(message)
+
+
+def test_what_is_no_message_does_not_leave() -> None:
+    with pytest.raises(LocalProtocolError, match="str is no message"):
+        encode_message("hello")  # type: ignore[arg-type]
+
+
+def test_a_field_of_another_type_does_not_leave() -> None:
+    with pytest.raises(LocalProtocolError, match=r"Registered\.held"):
+        encode_message(replace(SAMPLES[10], held=("text",)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        EventMessage(1, 1, bytes(1001)),
+        RequestMessage(1, 1, 1, bytes(1001)),
+        AnswerMessage(1, 1, 1, "", bytes(1001)),
+        CheckpointAcknowledged(1, 1, 1, b"", (bytes(1001),)),
+        CheckpointAcknowledged(1, 1, 1, b"", (b"", b"", b"", b"")),
+        Finished(1, 1, "", bytes(5000)),
+        Resume(1, "o" * 21, 0),
+        Resume(1, "", 0),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_what_is_over_a_bound_neither_leaves_nor_arrives(message: Message) -> None:  # H62
+    with pytest.raises(LocalProtocolError):
+        encode_message(message, SMALL)
+    values = [getattr(message, field.name) for field in fields(message)]
+    tag = codec._BY_KIND[type(message)][0]
+    if type(message) is not Finished:  # its frame is what is too large
+        with pytest.raises(RemoteProtocolError, match="must have"):
+            decode_message(packed(tag, *values), SMALL)
+
+
+def test_the_fixed_layout_holds_the_bound_of_an_event_too() -> None:  # H62
+    with pytest.raises(RemoteProtocolError, match="at most 1000 bytes"):
+        decode_message(body_of(EventMessage(1, 1, bytes(1001))), SMALL)
+
+
+def test_a_long_text_for_people_is_cut_rather_than_refused() -> None:
+    (body,) = FrameDecoder().feed(encode_message(AttemptEnded(1, "x" * 1000), SMALL))
+    message = decode_message(body, SMALL)
+    assert isinstance(message, AttemptEnded)
+    assert message.reason == "x" * 29 + "…"
+    with pytest.raises(RemoteProtocolError, match="at most 30 characters"):
+        decode_message(packed(33, 1, "x" * 31), SMALL)
+
+
+def test_a_text_with_a_lone_surrogate_still_arrives() -> None:
+    message = decode_message(body_of(Finished(1, 1, "no file \udcff here", b"")))
+    assert isinstance(message, Finished)
+    assert message.failure == "no file \\udcff here"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_a_time_that_is_no_time_is_refused(value: float) -> None:
+    with pytest.raises(RemoteProtocolError, match="reconnect_timeout_s"):
+        decode_message(packed(30, 7, 2, -1, None, (), value, 100, 1000))
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_a_message_or_a_remote_error(data: bytes) -> None:  # H62
+    try:
+        message = decode_message(data)
+    except RemoteProtocolError:
+        return
+    assert decode_message(body_of(message)) == message
+
+
+@given(st.sampled_from(SAMPLES), st.integers(0, 200), st.integers(0, 255))
+def test_a_message_with_one_changed_byte_is_a_message_or_a_remote_error(
+    message: Message, position: int, value: int
+) -> None:
+    body = bytearray(body_of(message))
+    body[position % len(body)] = value
+    with contextlib.suppress(RemoteProtocolError):
+        decode_message(bytes(body))
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.binary(max_size=20)
+)
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5) | st.integers(0, 9), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values)
+def test_an_event_comes_out_as_it_went_in(value: Any) -> None:  # H21
+    assert decode_event(encode_event(value)) == value
+
+
+def test_a_tuple_arrives_as_a_list() -> None:
+    assert decode_event(encode_event({"a": (1, (2, 3))})) == {"a": [1, [2, 3]]}
+
+
+def test_a_later_change_of_the_event_changes_nothing() -> None:  # H21
+    event = {"files": ["a"]}
+    data = encode_event(event)
+    event["files"].append("b")
+    assert decode_event(data) == {"files": ["a"]}
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+Point = namedtuple("Point", "x y")
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        {1, 2},
+        Colour.RED,
+        Point(1, 2),
+        datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC),
+        msgpack.Timestamp(1),
+        msgpack.ExtType(5, b"x"),
+        bytearray(b"x"),
+        1j,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_msgpack_cannot_carry_is_refused_where_it_is_sent(value: object) -> None:  # H21
+    for event, place in ((value, "the event is"), ({"a": [0, value]}, r"the event\['a'\]\[1\] is")):
+        with pytest.raises(EventEncodeError, match=rf"{place} of type .*{type(value).__name__}.*convert it"):
+            encode_event(event)
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, [2**64], "\ud800", {"\ud800": 1}])
+def test_a_number_beyond_64_bits_and_a_broken_string_are_refused(value: object) -> None:  # H21
+    with pytest.raises(EventEncodeError, match="64 bits; a str must be valid"):
+        encode_event(value)
+
+
+def test_a_key_that_could_not_be_a_key_again_is_refused() -> None:
+    with pytest.raises(EventEncodeError, match=r"the event\['a'\] has a key of type tuple"):
+        encode_event({"a": {(1, 2): 3}})
+
+
+def test_an_event_over_the_bound_of_bytes_is_refused_with_the_mend() -> None:  # H62
+    encode_event(bytes(990), SMALL)
+    with pytest.raises(EventEncodeError, match="over the bound of 1000: send it in parts"):
+        encode_event(bytes(1000), SMALL)
+    with pytest.raises(RemoteProtocolError, match="over 1000"):
+        decode_event(msgpack.packb(bytes(1000)), SMALL)
+
+
+@pytest.mark.usefixtures("either_msgpack")
+def test_nesting_is_bounded_on_both_ends() -> None:  # H62
+    assert decode_event(encode_event([[[[1]]]], SMALL), SMALL) == [[[[1]]]]
+    with pytest.raises(EventEncodeError, match="nests deeper than 4"):
+        encode_event([[[[[]]]]], SMALL)
+    with pytest.raises(RemoteProtocolError, match="nests deeper than 4"):
+        decode_event(msgpack.packb([[[[{}]]]]), SMALL)
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\x01", b"\xdd\x00\x00\x00\x01"])
+@pytest.mark.parametrize("depth", [600, 5000, 200_000])
+def test_a_nesting_bomb_is_a_remote_error(opening: bytes, depth: int) -> None:  # H62
+    for decode in (decode_event, decode_message):
+        with pytest.raises(RemoteProtocolError):
+            decode(opening * depth + b"\xc0")
+
+
+@pytest.mark.usefixtures("either_msgpack")
+def test_counts_are_bounded_on_both_ends() -> None:  # H62
+    assert decode_event(encode_event([0] * 10, SMALL), SMALL) == [0] * 10
+    for value in ([0] * 11, dict.fromkeys(range(11), 0)):
+        with pytest.raises(EventEncodeError, match="has 11 entries, over 10"):
+            encode_event(value, SMALL)
+        with pytest.raises(RemoteProtocolError, match="exceeds max_"):
+            decode_event(msgpack.packb(value), SMALL)
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize("header", [b"\xdd", b"\xdf", b"\xdb", b"\xc6"], ids=["list", "map", "str", "bin"])
+def test_a_claimed_count_or_length_takes_no_memory(header: bytes) -> None:  # H62
+    for decode in (decode_event, decode_message):
+        with pytest.raises(RemoteProtocolError):
+            decode(header + b"\xff\xff\xff\xff")
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x01\x02",  # two values
+        b"\x92\x01",  # one is missing
+        b"\xa1\xff",  # no UTF-8
+        b"\x81\x90\x01",  # a list as a key
+        msgpack.packb(msgpack.Timestamp(1)),
+        msgpack.packb(msgpack.ExtType(5, b"x")),
+        b"\xc7\x00\x05",  # an extension type of no bytes
+        b"\x91\xc7\x00\x05",
+    ],
+)
+def test_what_is_no_event_is_a_remote_error(data: bytes) -> None:  # H62
+    with pytest.raises(RemoteProtocolError):
+        decode_event(data)
+
+
+def test_an_event_that_contains_itself_is_refused() -> None:
+    event: list[Any] = []
+    event.append(event)
+    with pytest.raises(EventEncodeError, match="nests deeper"):
+        encode_event(event)
+
+
+def test_a_small_event_that_would_unfold_into_a_huge_one_is_refused_before_it_does() -> None:  # H62
+    event: list[Any] = []
+    for _ in range(60):
+        event = [event, event]
+    with pytest.raises(EventEncodeError, match=r"over \d+ bytes"):
+        encode_event(event, WireLimits(event_bytes_max=10_000))
+
+
+@given(st.binary(max_size=100))
+def test_arbitrary_bytes_are_an_event_or_a_remote_error(data: bytes) -> None:  # H62
+    try:
+        value = decode_event(data)
+    except RemoteProtocolError:
+        return
+    encode_event(value, DEFAULT_LIMITS)
