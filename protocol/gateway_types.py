@@ -1,0 +1,263 @@
+"""What goes into a ``GatewayMachine`` and what comes out of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.errors import AttemptOver
+from protocol.machine import TimePassed
+from protocol.messages import DownMessage, UpMessage
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayLimits:
+    """The bounds of one gateway (H24, H25, H27).
+
+    ``events_max`` and ``bytes_max`` cover what is held and what is unconfirmed towards the attempt, the two
+    ``upward_...`` ones what the attempt may have sent and the coordinator has not taken; the peer learns
+    them as its window. An event that is larger than a bound in bytes passes when it is alone, so that
+    nothing waits for ever.
+    """
+
+    confirm_timeout_s: float
+    reconnect_timeout_s: float
+    events_max: int
+    bytes_max: int
+    upward_events_max: int
+    upward_bytes_max: int
+
+    def __post_init__(self) -> None:
+        if self.confirm_timeout_s <= 0 or self.reconnect_timeout_s <= 0:
+            raise ValueError(f"timeouts must be positive: {self}")
+        if min(self.events_max, self.bytes_max, self.upward_events_max, self.upward_bytes_max) < 1:
+            raise ValueError(f"bounds must be at least 1: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayStatistics:
+    """The figures of one gateway at one moment (H27)."""
+
+    held_events: int
+    held_bytes: int
+    unconfirmed_events: int
+    unconfirmed_bytes: int
+    untaken_events: int  # came up, not yet taken by the coordinator
+    untaken_bytes: int
+    closed_for: tuple[int, ...]
+
+
+# --- inputs -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EventSubmitted:
+    """The coordinator sends an event. ``event_id`` is the shell's own number, used to answer it."""
+
+    event_id: int
+    payload: bytes
+    loss_tolerant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSubmitted:
+    """The coordinator answers a request; ``error`` is empty when it does not fail it (H33)."""
+
+    request_id: int
+    error: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    """A message came on the present connection."""
+
+    message: UpMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyAnnounced:
+    """The coordinator has been told that the subtask is ready: its events may be delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemTaken:
+    """The coordinator has taken every delivered event and request up to ``seq``."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRequested:
+    """A checkpoint begins: the subtask has to close its valve. Without this one, the gateway takes no part
+    in it."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutReached:
+    """The coordinator's snapshot has returned. To be given at that very point of the coordinator's own
+    order."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierRequested:
+    """Every gateway has drained: the barrier may leave."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOver:
+    """The checkpoint is complete and durable, or given up."""
+
+    checkpoint_id: int
+    completed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptIsOver:
+    """The attempt has ended, however; nothing is sent to it and nothing taken from it any more."""
+
+    reason: str
+
+
+GatewayInput = (
+    ConnectionAttached
+    | ConnectionLost
+    | EventSubmitted
+    | AnswerSubmitted
+    | MessageReceived
+    | ReadyAnnounced
+    | ItemTaken
+    | CloseRequested
+    | CutReached
+    | BarrierRequested
+    | CheckpointOver
+    | AttemptIsOver
+    | TimePassed
+)
+
+
+# --- effects ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendToAttempt:
+    """Write this on the present connection; if that fails, report ``ConnectionLost`` and forget it."""
+
+    message: DownMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmEvent:
+    """The event is in the operator's mailbox (H23)."""
+
+    event_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailEvent:
+    """The event will never be confirmed. No failover follows from this (H26)."""
+
+    event_id: int
+    error: AttemptOver
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverEvent:
+    """Hand the event to the coordinator; then report ``ItemTaken(seq)``."""
+
+    seq: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverRequest:
+    """Hand the request to the coordinator; report ``ItemTaken(seq)`` and, in time, ``AnswerSubmitted``."""
+
+    seq: int
+    request_id: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOpened:
+    """The operator has restored its state and is open (H11)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportClosed:
+    """The subtask's valve is closed; all that it sent before has been delivered by an earlier effect."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDrained:
+    """Every event of before the cut is confirmed (H42)."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportAcknowledged:
+    """The subtask's snapshot. Its gateway is open again for this checkpoint."""
+
+    checkpoint_id: int
+    state: bytes
+    held: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDeclined:
+    """The subtask cannot take part. The gateway stays closed until ``CheckpointOver``."""
+
+    checkpoint_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFinished:
+    """The operator has ended; ``failure`` is empty when it ended well, and ``state`` is its last state."""
+
+    failure: str
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FailAttempt:
+    """Fail exactly this attempt through the engine: it did not confirm in time (H25). The gateway is over
+    already."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireConnection:
+    """The peer did not come back in time (H24). The gateway is over already."""
+
+    reason: str
+
+
+GatewayEffect = (
+    SendToAttempt
+    | ConfirmEvent
+    | FailEvent
+    | DeliverEvent
+    | DeliverRequest
+    | ReportOpened
+    | ReportClosed
+    | ReportDrained
+    | ReportAcknowledged
+    | ReportDeclined
+    | ReportFinished
+    | FailAttempt
+    | ExpireConnection
+    | RoomAvailable
+    | RefuseMessage
+    | DropConnection
+)

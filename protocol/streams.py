@@ -1,0 +1,203 @@
+"""The reliable ordered stream that both ends of an attempt share, one instance per direction and end.
+
+Theory of operation
+-------------------
+Each direction of an attempt is one stream of *items*, numbered from
+1 without holes. The sender's half, ``OutgoingStream``, keeps every item until the peer has confirmed it; a
+confirmation is cumulative. When a connection breaks, items simply stay. When a new one is up, the peer says
+up to where it has them; the sender trims that far and sends the rest again, in order. The receiver's half,
+``IncomingStream``, takes exactly the next number: a lower one is a duplicate (dropped, confirmed again), a
+higher one is a hole, which only a broken peer can cause. Together: in order, each once, across any number of
+connections (H22, H24, H30).
+
+Received is not yet confirmed. A receiver that hands an item on may keep back the confirmation until the item
+is *taken*; the confirmation never passes an item that is not taken. So the sender's window also bounds what
+lies at the receiver (H27), and a resume names what is taken, not what is merely received.
+
+Nothing here knows what the items mean.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from protocol.errors import RemoteProtocolError
+
+ItemT = TypeVar("ItemT")
+
+
+# --- inputs and effects that both machines have -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionAttached:
+    """Input: a connection is up and its handshake done; the peer has taken our items up to ``received_seq``.
+
+    It replaces an older connection, whether or not its loss was noticed: from now on the shell passes on
+    messages of the new one only. The ``received_seq`` of a first connection is 0.
+    """
+
+    received_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """Input: the connection is gone. Not a failure: the reconnect clock starts (H24)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomAvailable:
+    """Effect: after a refusal with ``GatewayFull``, what was refused first would be accepted now. Once each
+    time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseMessage:
+    """Effect: a message was dropped, being stale or out of turn: count and log it (H3)."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropConnection:
+    """Effect of a batch, always the last: the peer broke the protocol; close this connection, then say so
+    with ``ConnectionLost``. A resume heals what can be healed."""
+
+    why: str
+
+
+# --- the two halves ---------------------------------------------------------------------------------------
+
+
+class OutgoingStream(Generic[ItemT]):
+    """What was sent and is not confirmed.
+
+    An entry is ``(item, size, tag)``: ``size`` in bytes for what counts against a bound, None for the
+    protocol's own items, which are few and never refused; ``tag`` is the owner's own number for the item, or
+    None.
+    """
+
+    __slots__ = ("_entries", "bytes_unconfirmed", "events_unconfirmed", "last_seq")
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[ItemT, int | None, int | None]] = deque()
+        self.last_seq = 0
+        self.events_unconfirmed = 0
+        self.bytes_unconfirmed = 0
+
+    @property
+    def confirmed_seq(self) -> int:
+        return self.last_seq - len(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def append(self, item: ItemT, size: int | None = None, tag: int | None = None) -> None:
+        """Keep ``item``, whose number must be ``last_seq + 1``."""
+        self.last_seq += 1
+        if size is not None:
+            self.events_unconfirmed += 1
+            self.bytes_unconfirmed += size
+        self._entries.append((item, size, tag))
+
+    def confirm(self, seq: int) -> list[tuple[ItemT, int | None, int | None]]:
+        """Forget the items up to ``seq`` and return their entries, oldest first; none for an old
+        confirmation.
+
+        Raises ``RemoteProtocolError``, and changes nothing, when ``seq`` was never sent.
+        """
+        if seq > self.last_seq:
+            raise RemoteProtocolError(f"item {seq} is confirmed, but the last one sent is {self.last_seq}")
+        confirmed = []
+        pop = self._entries.popleft
+        for _ in range(seq - self.confirmed_seq):
+            entry = pop()
+            confirmed.append(entry)
+            if entry[1] is not None:
+                self.events_unconfirmed -= 1
+                self.bytes_unconfirmed -= entry[1]
+        return confirmed
+
+    def resume(self, seq: int) -> list[tuple[ItemT, int | None, int | None]]:
+        """Like ``confirm``, for a new connection: there the peer may not know less than it has confirmed
+        before, for what it has confirmed is gone here and could not be sent again."""
+        if seq < self.confirmed_seq:
+            raise RemoteProtocolError(
+                f"peer resumes after item {seq}, but has confirmed {self.confirmed_seq}"
+            )
+        return self.confirm(seq)
+
+    def unconfirmed(self) -> Iterator[ItemT]:
+        """What a new connection has to send again, in order."""
+        return (entry[0] for entry in self._entries)
+
+    def tags(self) -> Iterator[int]:
+        """The owner's numbers of the unconfirmed items that have one, in order."""
+        return (entry[2] for entry in self._entries if entry[2] is not None)
+
+    def clear(self) -> None:
+        """Forget everything: the attempt is over. Numbers stay used."""
+        self._entries.clear()
+        self.events_unconfirmed = 0
+        self.bytes_unconfirmed = 0
+
+    def check_invariants(self) -> None:
+        sizes = [size for _, size, _ in self._entries if size is not None]
+        assert self.events_unconfirmed == len(sizes)
+        assert self.bytes_unconfirmed == sum(sizes)
+        assert 0 <= self.confirmed_seq <= self.last_seq
+        for seq, item in enumerate(self.unconfirmed(), start=self.confirmed_seq + 1):
+            assert getattr(item, "seq", seq) == seq, "an item does not carry its own place"
+
+
+class IncomingStream:
+    """What was received, and how much of it may be confirmed."""
+
+    __slots__ = ("_untaken", "received_seq", "untaken_bytes")
+
+    def __init__(self) -> None:
+        self.received_seq = 0
+        self.untaken_bytes = 0
+        self._untaken: deque[tuple[int, int]] = deque()
+
+    @property
+    def untaken_events(self) -> int:
+        return len(self._untaken)
+
+    @property
+    def confirmable_seq(self) -> int:
+        """The highest number up to which every item was taken."""
+        return self._untaken[0][0] - 1 if self._untaken else self.received_seq
+
+    def is_new(self, seq: int) -> bool:
+        """True for the next item, False for a duplicate. Raises ``RemoteProtocolError`` for a hole."""
+        expected = self.received_seq + 1
+        if seq > expected:
+            raise RemoteProtocolError(f"item {seq} came, but {expected} is the next one")
+        return seq == expected
+
+    def advance(self, size: int | None = None) -> None:
+        """The next item has come: taken at once, or (with its size in bytes) kept back until ``take``."""
+        self.received_seq += 1
+        if size is not None:
+            self._untaken.append((self.received_seq, size))
+            self.untaken_bytes += size
+
+    def take(self, seq: int) -> None:
+        """Everything up to ``seq`` is taken; what was taken before may be named again."""
+        while self._untaken and self._untaken[0][0] <= seq:
+            self.untaken_bytes -= self._untaken.popleft()[1]
+
+    def clear(self) -> None:
+        """Forget what is not taken: the attempt is over and nothing more will be confirmed."""
+        self._untaken.clear()
+        self.untaken_bytes = 0
+
+    def check_invariants(self) -> None:
+        seqs = [seq for seq, _ in self._untaken]
+        assert seqs == sorted(set(seqs))
+        assert not seqs or seqs[-1] <= self.received_seq
+        assert self.untaken_bytes == sum(size for _, size in self._untaken)
