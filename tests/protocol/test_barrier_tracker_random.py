@@ -1,0 +1,177 @@
+"""The barrier tracker under inputs that nobody planned: whatever comes, and in whatever order."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.attempts.types import FailureKind, FailureReason
+from protocol.barrier_tracker import (
+    AbortCheckpoint,
+    AbortRequested,
+    AttemptAccepted,
+    AttemptFailed,
+    AttemptFinished,
+    AttemptReady,
+    BarrierTracker,
+    CheckpointConfig,
+    CheckpointStored,
+    CheckpointStoreFailed,
+    CheckpointTriggered,
+    CompleteCheckpoint,
+    CoordinatorSnapshotFailed,
+    CoordinatorSnapshotTaken,
+    GatewayDrained,
+    OperatorResetRequired,
+    RefuseCheckpoint,
+    RunEnded,
+    SubtaskAcknowledged,
+    SubtaskClosed,
+    SubtaskDeclined,
+    SubtaskFinalState,
+    SubtaskResetRequired,
+    TellFailed,
+    TellReady,
+    TellReset,
+    TellResetToCheckpoint,
+    TellRunEnded,
+    TimePassed,
+    TrackerEffect,
+    TrackerInput,
+)
+from protocol.errors import LocalProtocolError
+from protocol.ids import ExecutionAttempt
+from protocol.messages import RestoreMode
+
+ATTEMPTS = [
+    ExecutionAttempt("words", subtask, number, 10 * number + subtask)
+    for number in range(3)
+    for subtask in (0, 1)
+]
+REASON = FailureReason(FailureKind.KILLED, "")
+
+attempts = st.sampled_from(ATTEMPTS)
+checkpoint_ids = st.integers(min_value=1, max_value=4)
+inputs: st.SearchStrategy[TrackerInput] = st.one_of(
+    st.builds(CheckpointTriggered, checkpoint_ids),
+    st.builds(AbortRequested, checkpoint_ids, st.just("enough")),
+    st.builds(AttemptAccepted, attempts, st.sampled_from(RestoreMode)),
+    st.builds(AttemptReady, attempts),
+    st.builds(AttemptFailed, attempts, st.just(REASON)),
+    st.builds(AttemptFinished, attempts),
+    st.builds(SubtaskResetRequired, st.sampled_from([0, 1])),
+    st.builds(OperatorResetRequired, st.just("x")),
+    st.builds(RunEnded, st.just(1), st.booleans()),
+    st.builds(SubtaskClosed, attempts, checkpoint_ids),
+    st.builds(CoordinatorSnapshotTaken, checkpoint_ids, st.just(b"c")),
+    st.builds(CoordinatorSnapshotFailed, checkpoint_ids, st.just("x")),
+    st.builds(GatewayDrained, attempts, checkpoint_ids),
+    st.builds(SubtaskAcknowledged, attempts, checkpoint_ids, st.just(b"a")),
+    st.builds(SubtaskDeclined, attempts, checkpoint_ids, st.just("x")),
+    st.builds(SubtaskFinalState, attempts, st.just(b"f")),
+    st.builds(CheckpointStored, checkpoint_ids),
+    st.builds(CheckpointStoreFailed, checkpoint_ids, st.just("x")),
+    st.just(TimePassed()),
+)
+
+
+def state_of(tracker: BarrierTracker) -> dict[str, object]:
+    return copy.deepcopy(vars(tracker))
+
+
+def check_order(effects: Sequence[TrackerEffect]) -> None:
+    """H16, H18: within one answer and over a whole history."""
+    pending_told: set[int] = set()
+    completed = -1
+    for effect in effects:
+        match effect:
+            case CompleteCheckpoint(checkpoint_id):
+                assert checkpoint_id > completed
+                assert checkpoint_id not in pending_told
+                completed = checkpoint_id
+            case AbortCheckpoint(checkpoint_id):
+                pending_told.add(checkpoint_id)
+            case TellReset(_, checkpoint_id) | TellResetToCheckpoint(checkpoint_id, _):
+                assert checkpoint_id in (-1, completed)
+            case _:
+                pass
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(inputs, st.sampled_from([0.0, 1.0, 6.0])), max_size=60))
+def test_any_history_is_answered_or_refused_and_a_refused_input_changes_nothing(
+    history: list[tuple[TrackerInput, float]],
+) -> None:
+    # H43, H44, H48: each request is answered once, and nothing is pending behind the last deadline.
+    tracker = BarrierTracker("words", 2, CheckpointConfig(timeout_s=10.0, tolerated_failures=1))
+    now, told = 0.0, list[TrackerEffect]()
+    asked: list[int] = []
+    for input, passed_s in history:
+        now += passed_s
+        before = state_of(tracker)
+        try:
+            told += tracker.handle(input, now)
+        except LocalProtocolError:
+            assert state_of(tracker) == before
+            continue
+        if isinstance(input, CheckpointTriggered):
+            asked.append(input.checkpoint_id)
+        tracker.check_invariants()
+    for _ in range(4):
+        deadline = tracker.next_deadline()
+        if deadline is not None:
+            now = max(now, deadline)
+            told += tracker.handle(TimePassed(), now)
+            tracker.check_invariants()
+    assert tracker.next_deadline() is None
+    ends = (CompleteCheckpoint, AbortCheckpoint, RefuseCheckpoint)
+    assert sorted(effect.checkpoint_id for effect in told if isinstance(effect, ends)) == sorted(asked)
+    check_order(told)
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS[:2], ids=str)
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_no_attempt_is_announced_ready_after_its_failure(
+    attempt: ExecutionAttempt, data: st.DataObject
+) -> None:
+    # H10, H11
+    tracker = BarrierTracker("words", 2, CheckpointConfig(timeout_s=10.0, tolerated_failures=9))
+    over = False
+    for input in data.draw(st.lists(inputs, max_size=60)):
+        if over and isinstance(input, AttemptAccepted):
+            continue  # a task attempt id never comes back (H1)
+        try:
+            effects = tracker.handle(input, 0.0)
+        except LocalProtocolError:
+            continue
+        for effect in effects:
+            if isinstance(effect, TellFailed) and effect.attempt == attempt:
+                over = True
+            assert not (over and isinstance(effect, TellReady) and effect.attempt == attempt)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(inputs, max_size=60))
+def test_an_abort_stands_before_every_failure_and_reset_of_the_same_answer(
+    history: list[TrackerInput],
+) -> None:
+    # H16
+    tracker = BarrierTracker("words", 2, CheckpointConfig(timeout_s=10.0, tolerated_failures=9))
+    tells = (TellFailed, TellReset, TellResetToCheckpoint, TellRunEnded)
+    for input in history:
+        was_pending = tracker.pending_id
+        try:
+            effects = tracker.handle(input, 0.0)
+        except LocalProtocolError:
+            continue
+        if was_pending is None or not any(isinstance(effect, tells) for effect in effects):
+            continue
+        if not isinstance(input, RunEnded):
+            assert isinstance(effects[0], AbortCheckpoint)
+        aborts = [i for i, effect in enumerate(effects) if isinstance(effect, AbortCheckpoint)]
+        assert all(i < j for i in aborts for j, effect in enumerate(effects) if isinstance(effect, tells))
