@@ -1,0 +1,271 @@
+"""What becomes of a registration: accepted, refused, or held until a fact (or a look) decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from protocol.attempts.books import Relation, StageRecord, TaskRecord, relate
+from protocol.attempts.entries import AttemptEntry, AttemptState, HeldRegistration, Run
+from protocol.attempts.operator import OperatorLedger
+from protocol.attempts.types import FailureKind
+from protocol.facts import StatusReported, TaskOutcome, TaskState
+from protocol.messages import RefusalCode
+
+
+class Wait(Enum):
+    WAIT = "a fact is missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    code: RefusalCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """``predecessors`` are not known to be over, but must be: they fail first."""
+
+    predecessors: tuple[AttemptEntry, ...] = ()
+
+
+Verdict = Wait | Refusal | Acceptance
+
+
+def settle(operator: OperatorLedger, now: float) -> None:
+    """Decide on each held registration that can be decided on, the oldest task first."""
+    progress = True
+    while progress and operator.held:
+        progress = False
+        for task_attempt_id in sorted(operator.held):
+            held = operator.held.get(task_attempt_id)
+            if held is None:
+                continue
+            verdict = _judge(operator, held, now)
+            if isinstance(verdict, Refusal):
+                operator.refuse(task_attempt_id, verdict.code, verdict.text)
+            elif isinstance(verdict, Acceptance):
+                _make_room(operator, verdict.predecessors)
+                operator.accept(held, now)
+            progress = progress or verdict is not Wait.WAIT
+
+
+def _make_room(operator: OperatorLedger, predecessors: tuple[AttemptEntry, ...]) -> None:
+    for entry in predecessors:
+        if entry.state in (AttemptState.ENDING, AttemptState.FINISHED):
+            operator.fail(entry, FailureKind.REVOKED, "Spark runs the partition again")
+        elif entry.alive:
+            operator.fail(entry, FailureKind.LOST_FACT, "Spark has started a later attempt of the partition")
+
+
+def _judge(operator: OperatorLedger, held: HeldRegistration, now: float) -> Verdict:
+    run_id = held.message.run_id
+    task = operator.books.task(run_id, held.task_attempt_id)
+    if run_id in operator.ended_runs or run_id in operator.books.ended_stages or task is None:
+        return Refusal(RefusalCode.ATTEMPT_OVER, f"run {run_id} of operator {operator.operator_id!r} has ended")
+    if task.end is not None:
+        return Refusal(RefusalCode.ATTEMPT_OVER, f"task {task.task_attempt_id} is over: {task.end_reason}")
+    if now - held.since >= operator.config.give_up_after_s:
+        return _give_up(operator, held)
+    if operator.run is None:
+        operator.open_run(run_id, now)
+    run = operator.run
+    assert run is not None
+    if run.run_id != run_id:
+        return _judge_second_run(operator, held, run, now)
+    if run.failed_cause is not None:
+        return Refusal(
+            RefusalCode.COORDINATOR_FAILED,
+            f"the coordinator of {operator.operator_id!r} failed: {run.failed_cause}",
+        )
+    if run.barrier_failed is not None:
+        if task.stage_attempt is not None and task.stage_attempt <= run.barrier_failed:
+            return Refusal(RefusalCode.ATTEMPT_OVER, f"attempt {task.stage_attempt} of barrier stage {run_id} failed")
+        if task.stage_attempt is None and not held.seen_running:
+            return Wait.WAIT
+    return _judge_rivals(operator, held, run, task)
+
+
+def _give_up(operator: OperatorLedger, held: HeldRegistration) -> Refusal:
+    waited = f"no answer came from Spark within {operator.config.give_up_after_s:g} s"
+    if held.conflict and operator.run is not None:
+        return Refusal(RefusalCode.CONCURRENT_RUN, f"{_conflict_text(operator, operator.run)} ({waited})")
+    return Refusal(
+        RefusalCode.ATTEMPT_OVER,
+        f"another attempt of subtask {held.message.subtask} stands in the way, and {waited}",
+    )
+
+
+# --- the attempts of one subtask ----------------------------------------------------------------------------
+
+
+def _judge_rivals(operator: OperatorLedger, held: HeldRegistration, run: Run, task: TaskRecord) -> Verdict:
+    stage = operator.books.stage(run.run_id)
+    predecessors: list[AttemptEntry] = []
+    verdict: Verdict = Acceptance()
+    for entry in run.subtask(held.message.subtask).attempts.values():
+        if entry.state is AttemptState.OVER:
+            continue
+        rival = stage.tasks[entry.task_attempt_id]
+        finished = entry.state is AttemptState.FINISHED
+        if rival.task_attempt_id > task.task_attempt_id:
+            relation = relate(task, rival, barrier=stage.barrier)
+            if relation is Relation.SUCCESSION:
+                return Refusal(RefusalCode.ATTEMPT_OVER, f"Spark has started {entry.attempt} since")
+            if relation is Relation.UNDECIDED and entry.task_attempt_id in held.beside:
+                relation = Relation.BESIDE
+            if relation is Relation.UNDECIDED or finished:
+                verdict = Wait.WAIT  # after a success an older copy is of no use: it waits until Spark ends it
+            continue
+        relation = relate(rival, task, barrier=stage.barrier)
+        if relation is Relation.UNDECIDED and entry.task_attempt_id in held.beside:
+            relation = Relation.BESIDE
+        if relation is Relation.UNDECIDED and finished and held.seen_running:
+            relation = Relation.SUCCESSION  # Spark would have killed a mere copy long ago
+        if relation is Relation.SUCCESSION or (relation is Relation.BESIDE and finished and not task.speculative):
+            predecessors.append(entry)  # H17: Spark runs a partition again only when it has lost its output
+        elif relation is Relation.UNDECIDED or finished:
+            verdict = Wait.WAIT
+    return verdict if verdict is Wait.WAIT else Acceptance(tuple(predecessors))
+
+
+# --- two runs -----------------------------------------------------------------------------------------------
+
+
+def _conflict_text(operator: OperatorLedger, run: Run) -> str:
+    stage = operator.books.stages.get(run.run_id)
+    jobs = () if stage is None else stage.active_jobs
+    of_job = f" of job {jobs[0]}" if jobs else ""
+    return (
+        f"operator {operator.operator_id!r} is in use by stage {run.run_id}{of_job}; "
+        "run the two actions one after the other, or coordinate two operators"
+    )
+
+
+def _judge_second_run(operator: OperatorLedger, held: HeldRegistration, run: Run, now: float) -> Verdict:
+    """H55.
+
+    One job with the operator in two stages is told at once; else the first run may just have ended.
+    """
+    old = operator.books.stages.get(run.run_id)
+    new = operator.books.stage(held.message.run_id)
+    held.conflict = True
+    if old is None:
+        return Wait.WAIT
+    common = sorted(set(old.active_jobs) & set(new.active_jobs))
+    if common:
+        return Refusal(
+            RefusalCode.CONCURRENT_RUN,
+            f"operator {operator.operator_id!r} is in two stages ({run.run_id} and {new.stage_id}) of job "
+            f"{common[0]}; coordinate two operators, or cache what the two stages share",
+        )
+    if old.active_jobs and new.active_jobs and not held.hurried:
+        # By their order on the bus the old job still runs, unless the fact of its end was dropped.
+        held.hurried = True
+        operator.want_look(now + operator.config.conflict_wait_s)
+    return Wait.WAIT
+
+
+def _end_run_without_facts(operator: OperatorLedger, run: Run) -> None:
+    """The run's jobs were never known, and nothing of it runs any more: a later run shows that it is over."""
+    whole = all(run.subtask(index).finished is not None for index in range(operator.parallelism))
+    operator.end_run(whole, "" if whole else f"run {run.run_id} is over, but how it ended was lost")
+
+
+# --- looks at the engine's books (H19) ----------------------------------------------------------------------
+
+
+def _known_jobs(operator: OperatorLedger, run: Run) -> tuple[StageRecord | None, tuple[int, ...]]:
+    stage = operator.books.stages.get(run.run_id)
+    return stage, () if stage is None else stage.active_jobs
+
+
+def look(operator: OperatorLedger, now: float) -> tuple[set[int], set[int]]:
+    """The look that is due: which tasks and which jobs to ask about. Sets the time of the next one.
+
+    A job is asked about only when it is known for a while: the engine's own books lag behind the bus, too.
+    """
+    config = operator.config
+    run = operator.run
+    tasks = set(operator.held)
+    jobs: set[int] = set()
+    operator.look_at = now + config.query_every_s if operator.held else None
+    if run is not None:
+        living = {entry.task_attempt_id for entry in run.living()}
+        tasks |= living
+        _, known = _known_jobs(operator, run)
+        jobs = {job for job in known if now - operator.books.job_seen_at[job] >= config.heal_after_s}
+        if living or known:
+            operator.want_look(now + config.audit_every_s)
+        for held in operator.held.values():
+            patience = config.conflict_wait_s if held.hurried else config.heal_after_s
+            held.asked = held.asked or (now - held.since >= patience and (bool(jobs) or not held.conflict or not known))
+        if not known and not living and any(held.conflict and held.asked for held in operator.held.values()):
+            _end_run_without_facts(operator, run)
+    return tasks, jobs
+
+
+def status_reported(operator: OperatorLedger, fact: StatusReported, now: float) -> None:
+    """Jobs that are over have been dealt with; here the tasks, and who is in whose way."""
+    run = operator.run
+    if run is None:
+        return
+    for task_attempt_id in sorted(fact.tasks):
+        _task_reported(operator, run, task_attempt_id, fact.tasks[task_attempt_id], now)
+    conflicts = [held for held in operator.held.values() if held.conflict and held.asked]
+    if conflicts and operator.run is run:
+        _, known = _known_jobs(operator, run)
+        living = run.living()
+        if any(fact.jobs.get(job) for job in known) or (
+            not known and any(fact.tasks.get(e.task_attempt_id) is TaskState.RUNNING for e in living)
+        ):
+            for held in conflicts:
+                text = _conflict_text(operator, run)
+                operator.refuse(held.task_attempt_id, RefusalCode.CONCURRENT_RUN, text)
+        elif not known and not living:
+            _end_run_without_facts(operator, run)
+
+
+def _task_reported(operator: OperatorLedger, run: Run, task_attempt_id: int, state: TaskState, now: float) -> None:
+    held = operator.held.get(task_attempt_id)
+    if held is not None:
+        _held_reported(operator, held, state)
+        return
+    entry = run.find(task_attempt_id)
+    task = operator.task_of(task_attempt_id)
+    if entry is None or task is None or not entry.alive:
+        return
+    contenders = [
+        held
+        for held in operator.held.values()
+        if held.asked and not held.conflict and held.message.subtask == entry.attempt.subtask
+    ]
+    match state:
+        case TaskState.SUCCEEDED:
+            task.end = TaskOutcome.SUCCESS
+            operator.task_ended(task, now)
+        case TaskState.ENDED:
+            superseded = run.subtask(entry.attempt.subtask).finished is not None
+            kind = FailureKind.SUPERSEDED if superseded else FailureKind.LOST_FACT
+            operator.fail(entry, kind, "Spark's status says that the task has ended")
+        case TaskState.RUNNING:
+            for held in contenders:
+                held.beside.add(task_attempt_id)
+        case TaskState.UNKNOWN:
+            if any(held.task_attempt_id > task_attempt_id for held in contenders):
+                kind = FailureKind.REVOKED if entry.state is AttemptState.ENDING else FailureKind.LOST_FACT
+                text = "Spark knows nothing of the task any more, and a later attempt has come"
+                operator.fail(entry, kind, text, kill=True)
+
+
+def _held_reported(operator: OperatorLedger, held: HeldRegistration, state: TaskState) -> None:
+    task = operator.books.task(held.message.run_id, held.task_attempt_id)
+    if state in (TaskState.ENDED, TaskState.SUCCEEDED) and task is not None:
+        task.end = TaskOutcome.FAILED if state is TaskState.ENDED else TaskOutcome.SUCCESS
+        task.end_reason = "Spark's status says that the task has ended"
+        run = operator.run
+        if run is not None and run.run_id == held.message.run_id:
+            operator.task_ended(task, 0.0)
+    elif held.asked:
+        held.seen_running = True  # it is connected, and the engine does not say that it is over

@@ -1,0 +1,399 @@
+"""The attempts of one operator: accepting, failing, finishing; beginning and ending its runs.
+
+What is decided here is explained at the top of the package. ``judge.py`` decides on registrations.
+"""
+
+from __future__ import annotations
+
+from protocol.attempts.books import EngineBooks, RecentIds, TaskRecord
+from protocol.attempts.entries import ALIVE, AttemptEntry, AttemptState, HeldRegistration, Run, SubtaskEntry
+from protocol.attempts.types import (
+    AcceptAttempt,
+    AnnounceFailed,
+    AnnounceReady,
+    AttemptCondemned,
+    AttemptWord,
+    CancelJobs,
+    ConnectionExpired,
+    EndRun,
+    FailureKind,
+    FailureReason,
+    FinishAttempt,
+    KillTask,
+    LedgerConfig,
+    LedgerEffect,
+    OperatorOpened,
+    RefuseRegistration,
+    ReportStale,
+    ResetOperator,
+    ResetSubtask,
+    StartRun,
+    SubtaskFinished,
+)
+from protocol.facts import TaskOutcome
+from protocol.ids import ExecutionAttempt
+from protocol.messages import RefusalCode, RestoreMode
+
+_KINDS = {
+    TaskOutcome.FAILED: FailureKind.FAILED,
+    TaskOutcome.COMMIT_DENIED: FailureKind.FAILED,
+    TaskOutcome.KILLED: FailureKind.KILLED,
+    TaskOutcome.RESUBMITTED: FailureKind.REVOKED,
+    TaskOutcome.EXECUTOR_LOST: FailureKind.EXECUTOR_LOST,
+    TaskOutcome.FETCH_FAILED: FailureKind.FETCH_FAILED,
+}
+
+_LEGAL_WORDS: frozenset[tuple[AttemptState, type]] = frozenset(
+    {
+        # in this state       this may be said; anything else is stale
+        (AttemptState.ACCEPTED, OperatorOpened),
+        (AttemptState.ACCEPTED, SubtaskFinished),
+        (AttemptState.ACCEPTED, ConnectionExpired),
+        (AttemptState.ACCEPTED, AttemptCondemned),
+        (AttemptState.READY, SubtaskFinished),
+        (AttemptState.READY, ConnectionExpired),
+        (AttemptState.READY, AttemptCondemned),
+        # ENDING: the operator has ended, so its connection may go, and what is unconfirmed is no failure
+        # (H25). Spark may have its success already: giving the attempt up now could count its output twice.
+    }
+)
+
+
+class OperatorLedger:
+    """One operator's part of the ledger. ``out`` collects effects in their order."""
+
+    def __init__(self, operator_id: str, parallelism: int, books: EngineBooks, config: LedgerConfig) -> None:
+        self.operator_id = operator_id
+        self.parallelism = parallelism
+        self.books = books
+        self.config = config
+        self.run: Run | None = None
+        self.held: dict[int, HeldRegistration] = {}  # by task id
+        self.next_attempt: dict[int, int] = {}  # for the life of the operator, across runs (H2)
+        self.reset_due: str | None = None  # the coordinator is to be reset, for this first cause, before an accept
+        self.ended_runs = RecentIds()
+        self.look_at: float | None = None
+        self.out: list[LedgerEffect] = []
+
+    # --- small things ---------------------------------------------------------------------------------------
+
+    def want_look(self, at: float) -> None:
+        if self.look_at is None or at < self.look_at:
+            self.look_at = at
+
+    def task_of(self, task_attempt_id: int) -> TaskRecord | None:
+        return None if self.run is None else self.books.task(self.run.run_id, task_attempt_id)
+
+    def _mint(self, subtask: int, task_attempt_id: int) -> ExecutionAttempt:
+        number = self.next_attempt.get(subtask, 0)
+        self.next_attempt[subtask] = number + 1
+        return ExecutionAttempt(self.operator_id, subtask, number, task_attempt_id)
+
+    def _is_barrier(self, run: Run) -> bool:
+        stage = self.books.stages.get(run.run_id)
+        return stage is not None and stage.barrier
+
+    def _reset_operator(self) -> None:
+        if self.reset_due is not None:
+            self.out.append(ResetOperator(self.operator_id, self.reset_due))
+            self.reset_due = None
+
+    def _announce_failed(self, attempt: ExecutionAttempt, kind: FailureKind, text: str) -> None:
+        self.out.append(AnnounceFailed(attempt, FailureReason(kind, text)))
+
+    # --- runs -----------------------------------------------------------------------------------------------
+
+    def open_run(self, run_id: int, now: float) -> None:
+        """The first registration of a run begins it.
+
+        Deaths that the facts told before it are told now (H11).
+        """
+        self._reset_operator()
+        self.out.append(StartRun(self.operator_id, run_id))
+        self.run = Run(run_id)
+        self.want_look(now + self.config.audit_every_s)
+        tasks = self.books.stage(run_id).tasks
+        for task_attempt_id in sorted(tasks):
+            if tasks[task_attempt_id].end is not None:
+                self.task_ended(tasks[task_attempt_id], now)
+
+    def end_run(self, succeeded: bool, reason: str) -> None:
+        """H57.
+
+        With a failed run every live attempt fails (H15); the reset comes before the next run's first
+        accept.
+        """
+        run = self.run
+        if run is None:
+            return
+        succeeded = succeeded and run.failed_cause is None
+        for subtask in run.subtasks.values():
+            self._end_subtask(subtask, succeeded, reason)
+        reason = run.failed_cause or reason
+        self.out.append(EndRun(self.operator_id, run.run_id, succeeded, reason))
+        self.run = None
+        self.ended_runs.add(run.run_id)
+        if self.reset_due is None:
+            self.reset_due = reason if reason and not succeeded else f"run {run.run_id} has ended"
+        for task_attempt_id in [t for t, h in self.held.items() if h.message.run_id == run.run_id]:
+            self.refuse(task_attempt_id, RefusalCode.ATTEMPT_OVER, f"run {run.run_id} has ended")
+        if not self.held:
+            self.look_at = None
+
+    def _end_subtask(self, subtask: SubtaskEntry, succeeded: bool, reason: str) -> None:
+        if succeeded and subtask.finished is None:
+            # Spark says that the partition succeeded, so one of these did; its TaskEnded is late or lost.
+            living = subtask.living
+            ended_well = [entry for entry in living if entry.state is AttemptState.ENDING] or living
+            if len(ended_well) == 1:
+                self._finish(ended_well[0], subtask)
+        for entry in subtask.living:
+            entry.state = AttemptState.OVER
+            entry.failure = FailureKind.RUN_ENDED
+            self._announce_failed(entry.attempt, FailureKind.RUN_ENDED, reason or "the run has ended")
+        subtask.owes_reset = False
+
+    def fail_globally(self, cause: str) -> None:
+        """H8, H15: latched until the next run's reset; the first cause is kept."""
+        if self.reset_due is None:
+            self.reset_due = cause
+        run = self.run
+        if run is None or run.failed_cause is not None:
+            return
+        run.failed_cause = cause
+        self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause)
+        self.cancel_jobs()
+
+    def cancel_jobs(self) -> None:
+        run = self.run
+        stage = None if run is None else self.books.stages.get(run.run_id)
+        if run is not None and run.failed_cause is not None and stage is not None and stage.active_jobs:
+            self.out.append(CancelJobs(stage.active_jobs, f"operator {self.operator_id!r}: {run.failed_cause}"))
+
+    def _fail_all_living(self, run: Run, kind: FailureKind, text: str) -> None:
+        for entry in run.living():
+            entry.state = AttemptState.OVER
+            entry.failure = kind
+            self._announce_failed(entry.attempt, kind, text)
+        for subtask in run.subtasks.values():
+            subtask.owes_reset = False
+
+    # --- attempts -------------------------------------------------------------------------------------------
+
+    def accept(self, held: HeldRegistration, now: float) -> None:
+        """Nothing of the subtask stands in the way any more (H10)."""
+        message = held.message
+        assert self.run is not None
+        self._reset_operator()
+        self.want_look(now + self.config.audit_every_s)
+        del self.held[held.task_attempt_id]
+        subtask = self.run.subtask(message.subtask)
+        attempt = self._mint(message.subtask, message.task_attempt_id)
+        beside = frozenset(entry.task_attempt_id for entry in subtask.living)
+        subtask.attempts[attempt.task_attempt_id] = AttemptEntry(attempt, beside)
+        self.out.append(AcceptAttempt(held.connection_id, attempt, message.run_id, RestoreMode(message.mode)))
+
+    def refuse(self, task_attempt_id: int, code: RefusalCode, text: str) -> None:
+        held = self.held.pop(task_attempt_id)
+        self.out.append(RefuseRegistration(held.connection_id, task_attempt_id, code, text))
+        if code is not RefusalCode.ATTEMPT_OVER and self.run is not None:
+            self.run.told.add(task_attempt_id)  # it dies of the refusal, and was never an attempt of this operator
+
+    def fail(self, entry: AttemptEntry, kind: FailureKind, text: str, *, kill: bool = False) -> None:
+        """End an attempt that is alive, or revoke one that has finished.
+
+        Then the reset, if none is left (H13).
+        """
+        run = self.run
+        assert run is not None
+        if kill:
+            self.out.append(KillTask(entry.task_attempt_id, f"{kind.value}: {text}" if text else kind.value))
+        entry.state = AttemptState.OVER
+        entry.failure = kind
+        self._announce_failed(entry.attempt, kind, text)
+        self._after_failure(run, entry.attempt, text or kind.value)
+
+    def _after_failure(self, run: Run, attempt: ExecutionAttempt, text: str) -> None:
+        if self._is_barrier(run):
+            self._fail_barrier_stage(run, attempt, text)
+            return
+        subtask = run.subtask(attempt.subtask)
+        subtask.owes_reset = True
+        if not subtask.living and subtask.finished is None and run.failed_cause is None:
+            self.out.append(ResetSubtask(self.operator_id, attempt.subtask))
+            subtask.owes_reset = False
+
+    def _fail_barrier_stage(self, run: Run, attempt: ExecutionAttempt, text: str) -> None:
+        """One failed task of a barrier stage fails them all: a global failover inside the run (H15)."""
+        task = self.books.task(run.run_id, attempt.task_attempt_id)
+        failed = self.books.stage(run.run_id).latest_attempt
+        if task is not None and task.stage_attempt is not None:
+            failed = task.stage_attempt
+        if run.barrier_failed is not None and failed <= run.barrier_failed:
+            return  # an echo of the failover that has been
+        self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed: {attempt}: {text}")
+
+    def barrier_stage_restarted(self, failed: int) -> None:
+        """A later stage attempt shows that ``failed`` has failed, should its own facts be lost (H19)."""
+        run = self.run
+        if run is None or run.failed_cause is not None:
+            return
+        if run.barrier_failed is None or run.barrier_failed < failed:
+            self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} was started again")
+
+    def _fail_over_barrier_stage(self, run: Run, failed: int, cause: str) -> None:
+        run.barrier_failed = failed
+        for entry in run.entries():
+            if entry.state is AttemptState.FINISHED:  # the stage is run again as a whole, and with it this one
+                entry.state = AttemptState.OVER
+                entry.failure = FailureKind.REVOKED
+                self._announce_failed(entry.attempt, FailureKind.REVOKED, cause)
+        self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause)
+        if self.reset_due is None and (run.told or any(True for _ in run.entries())):
+            self.reset_due = cause
+
+    def _finish(self, entry: AttemptEntry, subtask: SubtaskEntry) -> None:
+        """A subtask has one success: whatever else of it is alive is superseded, and dies.
+
+        Spark kills speculative copies itself. A zombie's rival of another stage attempt it lets run, and it
+        may use the output of either; killing the rival at once makes it the one that the coordinator knows.
+        """
+        entry.state = AttemptState.FINISHED
+        self.out.append(FinishAttempt(entry.attempt))
+        for rival in subtask.living:
+            self.fail(rival, FailureKind.SUPERSEDED, f"{entry.attempt} has succeeded", kill=True)
+
+    # --- what the attempt itself says -----------------------------------------------------------------------
+
+    def word(self, word: AttemptWord, now: float) -> None:
+        entry = None if self.run is None else self.run.find(word.task_attempt_id)
+        if entry is None and word.task_attempt_id in self.held:
+            self._word_about_held(word, now)
+            return
+        if entry is None or (entry.state, type(word)) not in _LEGAL_WORDS:  # H3, in this one place
+            self.out.append(ReportStale(type(word).__name__, self.operator_id, word.task_attempt_id))
+            return
+        match word:
+            case OperatorOpened():
+                entry.state = AttemptState.READY
+                self.out.append(AnnounceReady(entry.attempt))
+            case SubtaskFinished(failure=""):
+                entry.state = AttemptState.ENDING
+                self.want_look(now + self.config.heal_after_s)
+            case SubtaskFinished(failure=failure):
+                self.fail(entry, FailureKind.FAILED, failure)
+            case ConnectionExpired():
+                self.fail(entry, FailureKind.CONNECTION_LOST, "the task did not come back in time", kill=True)
+            case AttemptCondemned(reason=reason):
+                self.fail(entry, FailureKind.CONFIRMATION_TIMEOUT, reason, kill=True)
+
+    def _word_about_held(self, word: AttemptWord, now: float) -> None:
+        """A task that still waits for its answer has nothing to say, but it can go away."""
+        if not isinstance(word, ConnectionExpired | AttemptCondemned):
+            self.out.append(ReportStale(type(word).__name__, self.operator_id, word.task_attempt_id))
+            return
+        message = self.held[word.task_attempt_id].message
+        text = "its connection was lost before it was accepted"
+        self.out.append(KillTask(word.task_attempt_id, text))
+        self.refuse(word.task_attempt_id, RefusalCode.ATTEMPT_OVER, text)
+        if self.run is not None and self.run.run_id == message.run_id and self.run.failed_cause is None:
+            self._tell_death_before_accept(message.subtask, word.task_attempt_id, FailureKind.CONNECTION_LOST, text)
+
+    # --- what the engine says about it ----------------------------------------------------------------------
+
+    def task_ended(self, task: TaskRecord, now: float) -> None:
+        """News of a task of the current run: its end, or that its success is revoked."""
+        run = self.run
+        assert run is not None
+        entry = run.find(task.task_attempt_id)
+        if entry is None:
+            self._task_without_entry_ended(run, task)
+        elif task.end is TaskOutcome.SUCCESS:
+            if entry.alive:
+                self._finish(entry, run.subtask(entry.attempt.subtask))
+            elif entry.state is AttemptState.OVER:
+                self._check_unwanted_success(run, entry)
+        elif entry.alive or entry.state is AttemptState.FINISHED:
+            self.fail(entry, self._kind_of(task, run), task.end_reason)
+
+    def _kind_of(self, task: TaskRecord, run: Run) -> FailureKind:
+        assert task.end is not None
+        kind = _KINDS[task.end]
+        if kind is FailureKind.KILLED:
+            finished = run.subtask(task.partition).finished
+            if finished is not None or "another attempt succeeded" in task.end_reason.lower():
+                return FailureKind.SUPERSEDED
+        return kind
+
+    def _task_without_entry_ended(self, run: Run, task: TaskRecord) -> None:
+        """Never announced ready, but reported failed (H11)."""
+        if task.task_attempt_id in self.held:
+            text = f"task {task.task_attempt_id} is over"
+            self.refuse(task.task_attempt_id, RefusalCode.ATTEMPT_OVER, text)
+        if task.end is TaskOutcome.SUCCESS or task.partition >= self.parallelism or run.failed_cause is not None:
+            return
+        kind = self._kind_of(task, run)
+        self._tell_death_before_accept(task.partition, task.task_attempt_id, kind, task.end_reason)
+
+    def _tell_death_before_accept(self, subtask: int, task_attempt_id: int, kind: FailureKind, text: str) -> None:
+        run = self.run
+        assert run is not None
+        if task_attempt_id in run.told:
+            return
+        run.told.add(task_attempt_id)
+        attempt = self._mint(subtask, task_attempt_id)
+        self._announce_failed(attempt, kind, text)
+        self._after_failure(run, attempt, text or kind.value)
+
+    def _check_unwanted_success(self, run: Run, entry: AttemptEntry) -> None:
+        """We gave the attempt up, and Spark took its output all the same: fail loudly rather than count twice.
+
+        It cannot happen to a task that waits for the confirmation of its goodbye. A newer plain task of the
+        subtask shows that Spark has lost the output since, and all is well.
+        """
+        if entry.failure not in (FailureKind.CONFIRMATION_TIMEOUT, FailureKind.CONNECTION_LOST):
+            return
+        stage = self.books.stage(run.run_id)
+        newer = any(
+            task.partition == entry.attempt.subtask
+            and task.task_attempt_id > entry.task_attempt_id
+            and not task.speculative
+            for task in stage.tasks.values()
+        )
+        if not newer and run.subtask(entry.attempt.subtask).finished is None:
+            self.fail_globally(
+                f"Spark counts {entry.attempt} as a success after the coordinator gave it up"
+                " and took back what it had handed out"
+            )
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when the state is impossible."""
+        run = self.run
+        for task_attempt_id, held in self.held.items():
+            assert held.task_attempt_id == task_attempt_id
+            assert held.message.run_id not in self.ended_runs, "held for a run that is over"
+            assert run is not None or not self.held, "held although nothing runs"
+            assert self.look_at is not None, "held without a deadline"
+            assert run is None or run.find(task_attempt_id) is None, "held and accepted"
+        if run is None:
+            return
+        assert run.run_id not in self.ended_runs
+        if self.reset_due is not None or run.failed_cause is not None:
+            assert not run.living(), "alive across a global failover"
+        for index, subtask in run.subtasks.items():
+            numbers = [entry.attempt.attempt for entry in subtask.attempts.values()]
+            assert numbers == sorted(set(numbers)), "attempt numbers do not rise (H2)"
+            assert all(number < self.next_attempt[index] for number in numbers)
+            assert 0 <= index < self.parallelism
+            living = subtask.living
+            assert not (living and subtask.finished), "alive beside a success"
+            for position, entry in enumerate(living):
+                older = {other.task_attempt_id for other in living[:position]}
+                assert older <= entry.beside, "two alive that are no copies of one another (H10)"
+            assert not subtask.owes_reset or living or subtask.finished, "a reset is owed (H10)"
+            for entry in subtask.attempts.values():
+                assert (entry.failure is not None) == (entry.state is AttemptState.OVER)
+                assert entry.alive == (entry.state in ALIVE)
+
+
+__all__ = ["OperatorLedger"]

@@ -1,0 +1,265 @@
+"""What goes into the attempt ledger and what comes out of it.
+
+The effects of one ``handle`` call are to be carried out in their order, and those of one call before those of
+the next. That order *is* H10: a failure stands before the reset that follows from it, the reset before the
+acceptance of the next attempt. ``KillTask``, ``CancelJobs`` and ``QueryStatus`` may run in the background.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from protocol.facts import EngineFact
+from protocol.ids import ExecutionAttempt
+from protocol.machine import TimePassed
+from protocol.messages import RefusalCode, Register, RestoreMode
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerConfig:
+    """How long the ledger waits before it asks (H19). All in seconds, on the clock of ``now``."""
+
+    heal_after_s: float = 5.0  # an undecided thing waits so long for its fact, then the engine's books are asked
+    query_every_s: float = 2.0  # and again so often while it stays undecided
+    audit_every_s: float = 30.0  # a look without cause, for facts that nobody misses
+    conflict_wait_s: float = 1.0  # the job of a second run has started and the first one's has not ended
+    give_up_after_s: float = 60.0  # a registration that nothing decides is refused: nothing waits for ever
+
+    def __post_init__(self) -> None:
+        for name in ("heal_after_s", "query_every_s", "audit_every_s", "conflict_wait_s", "give_up_after_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be a positive number of seconds, not {getattr(self, name)!r}")
+
+
+# --- inputs -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorAdded:
+    """A coordinator stands ready for ``operator_id``.
+
+    Refused (LocalProtocolError) if there is one already.
+    """
+
+    operator_id: str
+    parallelism: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRemoved:
+    """The coordinator goes away; a run of it that is going on ends as failed. Unknown ids are ignored."""
+
+    operator_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationArrived:
+    """A task has said who it is. ``connection_id`` only comes back in the answer."""
+
+    connection_id: int
+    message: Register
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorOpened:
+    """The attempt has restored its state and is open (H11)."""
+
+    operator_id: str
+    task_attempt_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskFinished:
+    """The task's own goodbye. ``failure`` is empty when the operator ended well."""
+
+    operator_id: str
+    task_attempt_id: int
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionExpired:
+    """The connection broke and ``reconnect_timeout_s`` has gone by (H24)."""
+
+    operator_id: str
+    task_attempt_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptCondemned:
+    """The framework gives this attempt up, say because an event was not confirmed in time (H25)."""
+
+    operator_id: str
+    task_attempt_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalFailureRaised:
+    """The coordinator has failed, or called ``fail_job`` (H7, H8)."""
+
+    operator_id: str
+    cause: str
+
+
+AttemptWord = OperatorOpened | SubtaskFinished | ConnectionExpired | AttemptCondemned
+"""What comes from, or about, one attempt: the inputs that can be stale (H3)."""
+
+LedgerInput = (
+    OperatorAdded | OperatorRemoved | EngineFact | RegistrationArrived | AttemptWord | GlobalFailureRaised | TimePassed
+)
+
+
+# --- effects ------------------------------------------------------------------------------------------------
+
+
+class FailureKind(Enum):
+    """Why an attempt is over (H12)."""
+
+    FAILED = "failed"
+    KILLED = "killed"
+    SUPERSEDED = "superseded"  # another attempt of the subtask has succeeded
+    EXECUTOR_LOST = "executor lost"
+    FETCH_FAILED = "fetch failed"
+    REVOKED = "revoked"  # a success whose output is lost: the same input must be handed out again (H17, H56)
+    CONFIRMATION_TIMEOUT = "confirmation timeout"
+    CONNECTION_LOST = "connection lost"
+    GLOBAL_FAILURE = "global failure"
+    RUN_ENDED = "run ended"
+    LOST_FACT = "lost fact"  # over, as we know from something else than its own end (H19)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReason:
+    kind: FailureKind
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind.value}: {self.text}" if self.text else self.kind.value
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptAttempt:
+    """Build the gateway of ``attempt`` and answer its registration. Its number is given out here (H2)."""
+
+    connection_id: int
+    attempt: ExecutionAttempt
+    run_id: int
+    mode: RestoreMode
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseRegistration:
+    """Answer with a refusal; the connection ends. No attempt of the coordinator comes from it."""
+
+    connection_id: int
+    task_attempt_id: int
+    code: RefusalCode
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceReady:
+    attempt: ExecutionAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceFailed:
+    """The attempt is over: its gateway ends first, then the coordinator is told (H14, H26).
+
+    It may never have been accepted (H11); its number is new then.
+    """
+
+    attempt: ExecutionAttempt
+    reason: FailureReason
+
+
+@dataclass(frozen=True, slots=True)
+class FinishAttempt:
+    """Spark counts the attempt as a success. It can be revoked until the run ends (H17)."""
+
+    attempt: ExecutionAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class ResetSubtask:
+    """No attempt of the subtask is alive any more; the next one comes after this (H10, H13)."""
+
+    operator_id: str
+    subtask: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetOperator:
+    """Reset the coordinator as a whole (H15, H55). Nothing of the operator is alive at this point."""
+
+    operator_id: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartRun:
+    operator_id: str
+    run_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """The run is over: what is left of its gateways, finished ones too, ends silently (H57)."""
+
+    operator_id: str
+    run_id: int
+    succeeded: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KillTask:
+    """Have Spark kill exactly this task attempt; it may be over already."""
+
+    task_attempt_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJobs:
+    job_ids: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStatus:
+    """Look at the engine's own books; ``StatusReported`` brings the answer. No answer: it is asked again."""
+
+    task_attempt_ids: frozenset[int]
+    job_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportStale:
+    """Something came from, or about, an attempt that is over or unknown; it was dropped.
+
+    Count and log it (H3).
+    """
+
+    what: str
+    operator_id: str
+    task_attempt_id: int
+
+
+LedgerEffect = (
+    AcceptAttempt
+    | RefuseRegistration
+    | AnnounceReady
+    | AnnounceFailed
+    | FinishAttempt
+    | ResetSubtask
+    | ResetOperator
+    | StartRun
+    | EndRun
+    | KillTask
+    | CancelJobs
+    | QueryStatus
+    | ReportStale
+)

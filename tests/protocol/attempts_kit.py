@@ -1,0 +1,164 @@
+"""Builders for tests of the attempt ledger: a playbook that feeds it and compares what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from protocol.attempts import (
+    AcceptAttempt,
+    AnnounceFailed,
+    AnnounceReady,
+    AttemptLedger,
+    CancelJobs,
+    EndRun,
+    FinishAttempt,
+    KillTask,
+    LedgerConfig,
+    LedgerEffect,
+    LedgerInput,
+    OperatorAdded,
+    OperatorOpened,
+    QueryStatus,
+    RefuseRegistration,
+    RegistrationArrived,
+    ReportStale,
+    ResetOperator,
+    ResetSubtask,
+    StartRun,
+    SubtaskFinished,
+)
+from protocol.facts import JobEnded, JobStarted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
+from protocol.machine import TimePassed
+from protocol.messages import Register, RestoreMode
+
+
+def short(effect: LedgerEffect) -> str:
+    """An effect as one line that names only what tests are about."""
+    match effect:
+        case AcceptAttempt(attempt=a):
+            return f"accept {a.subtask}#{a.attempt} task {a.task_attempt_id}"
+        case RefuseRegistration(task_attempt_id=task, code=code):
+            return f"refuse task {task} {code.name}"
+        case AnnounceReady(attempt=a):
+            return f"ready {a.subtask}#{a.attempt}"
+        case AnnounceFailed(attempt=a, reason=reason):
+            return f"failed {a.subtask}#{a.attempt} {reason.kind.name}"
+        case FinishAttempt(attempt=a):
+            return f"finish {a.subtask}#{a.attempt}"
+        case ResetSubtask(subtask=subtask):
+            return f"reset {subtask}"
+        case ResetOperator():
+            return "reset all"
+        case StartRun(run_id=run):
+            return f"start run {run}"
+        case EndRun(run_id=run, succeeded=succeeded):
+            return f"end run {run} {'well' if succeeded else 'badly'}"
+        case KillTask(task_attempt_id=task):
+            return f"kill {task}"
+        case CancelJobs(job_ids=jobs):
+            return f"cancel {list(jobs)}"
+        case QueryStatus(task_attempt_ids=tasks, job_ids=jobs):
+            return f"query tasks {sorted(tasks)} jobs {sorted(jobs)}"
+        case ReportStale(what=what, task_attempt_id=task):
+            return f"stale {what} task {task}"
+
+
+class Playbook:
+    """Feeds one ledger, moves its clock, and keeps every effect. Invariants are checked after each step."""
+
+    def __init__(self, parallelism: int = 4, operators: Iterable[str] = ("words",)) -> None:
+        self.config = LedgerConfig()
+        self.ledger = AttemptLedger(self.config)
+        self.now = 100.0
+        self.effects: list[LedgerEffect] = []
+        for operator_id in operators:
+            assert self.feed(OperatorAdded(operator_id, parallelism)) == []
+
+    def feed(self, *inputs: LedgerInput) -> list[str]:
+        """Handles the inputs in turn; returns their effects in short form."""
+        answers: list[LedgerEffect] = []
+        for input in inputs:
+            answers.extend(self.ledger.handle(input, self.now))
+            self.ledger.check_invariants()
+        self.effects.extend(answers)
+        return [short(effect) for effect in answers]
+
+    def wait(self, seconds: float) -> list[str]:
+        """Lets time go by, with ``TimePassed`` at each deadline that the ledger names."""
+        until = self.now + seconds
+        answers: list[str] = []
+        while (deadline := self.ledger.next_deadline()) is not None and deadline <= until:
+            assert deadline > self.now or self.ledger.handle(TimePassed(), self.now) == ()
+            self.now = max(self.now, deadline)
+            answers += self.feed(TimePassed())
+        self.now = until
+        return answers
+
+    @property
+    def last(self) -> LedgerEffect:
+        return self.effects[-1]
+
+    def ready(self, task: int, subtask: int, *, number: int = 0, run: int = 1) -> list[str]:
+        """A task comes up in the plainest way: started, registered, opened."""
+        return self.feed(start(task, subtask, number=number, stage=run), reg(task, subtask, number=number, run=run)) + (
+            self.feed(OperatorOpened("words", task))
+        )
+
+
+def job(job_id: int = 0, stages: tuple[int, ...] = (1,)) -> JobStarted:
+    return JobStarted(job_id, stages)
+
+
+def job_end(job_id: int = 0, succeeded: bool = True, reason: str = "") -> JobEnded:
+    return JobEnded(job_id, succeeded, reason)
+
+
+def stage(stage_id: int = 1, attempt: int = 0, tasks: int = 4, barrier: bool = False) -> StageSubmitted:
+    return StageSubmitted(stage_id, attempt, tasks, barrier)
+
+
+def start(
+    task: int,
+    subtask: int,
+    *,
+    number: int = 0,
+    stage: int = 1,
+    stage_attempt: int = 0,
+    speculative: bool = False,
+    executor: str = "e1",
+) -> TaskStarted:
+    return TaskStarted(task, stage, stage_attempt, subtask, number, speculative, executor, "host")
+
+
+def end(
+    task: int,
+    subtask: int,
+    outcome: TaskOutcome = TaskOutcome.FAILED,
+    *,
+    number: int = 0,
+    stage: int = 1,
+    stage_attempt: int = 0,
+    reason: str = "",
+) -> TaskEnded:
+    return TaskEnded(task, stage, stage_attempt, subtask, number, outcome, reason)
+
+
+def reg(
+    task: int,
+    subtask: int,
+    *,
+    number: int = 0,
+    run: int = 1,
+    operator: str = "words",
+    mode: int = RestoreMode.BATCH,
+) -> RegistrationArrived:
+    message = Register(task, operator, subtask, run, number, mode, 4, "host/1", "3.11")
+    return RegistrationArrived(1000 + task, message)
+
+
+def opened(task: int, operator: str = "words") -> OperatorOpened:
+    return OperatorOpened(operator, task)
+
+
+def goodbye(task: int, failure: str = "", operator: str = "words") -> SubtaskFinished:
+    return SubtaskFinished(operator, task, failure)

@@ -1,0 +1,702 @@
+"""The attempt ledger, one test per sentence of the contract.
+
+Tasks of one test have rising ids, as Spark gives them out. ``1#2`` is attempt 2 of subtask 1.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.attempts import (
+    AcceptAttempt,
+    AnnounceFailed,
+    AttemptCondemned,
+    ConnectionExpired,
+    EndRun,
+    GlobalFailureRaised,
+    KillTask,
+    LedgerConfig,
+    OperatorAdded,
+    OperatorRemoved,
+    RefuseRegistration,
+    ResetOperator,
+)
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.facts import (
+    ApplicationEnded,
+    ExecutorLost,
+    FactsDropped,
+    StageCompleted,
+    StatusReported,
+    TaskOutcome,
+    TaskState,
+)
+from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
+
+OK = TaskOutcome.SUCCESS
+KILLED = TaskOutcome.KILLED
+
+
+def a_running_attempt(parallelism: int = 4) -> Playbook:
+    """Subtask 1 runs as attempt 0, task 10, of stage 1, job 0."""
+    book = Playbook(parallelism)
+    book.feed(job(), stage())
+    assert book.ready(10, 1) == ["start run 1", "accept 1#0 task 10", "ready 1#0"]
+    return book
+
+
+# --- identity ---------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_is_named_by_operator_subtask_number_and_spark_task() -> None:
+    book = Playbook()  # H1
+    book.feed(reg(10, 1))
+    effect = book.last
+    assert isinstance(effect, AcceptAttempt)
+    attempt = effect.attempt
+    assert (attempt.operator_id, attempt.subtask, attempt.attempt, attempt.task_attempt_id) == ("words", 1, 0, 10)
+    assert (effect.run_id, effect.connection_id) == (1, 1010)
+
+
+def test_attempt_numbers_rise_across_stage_attempts_though_spark_starts_again_at_zero() -> None:
+    book = a_running_attempt()  # H2
+    assert book.feed(end(10, 1, TaskOutcome.FETCH_FAILED)) == ["failed 1#0 FETCH_FAILED", "reset 1"]
+    assert book.feed(start(20, 1, number=0, stage_attempt=1), reg(20, 1, number=0)) == ["accept 1#1 task 20"]
+
+
+def test_attempt_numbers_rise_across_runs() -> None:
+    book = a_running_attempt()  # H2, H55
+    book.feed(end(10, 1, OK), job_end(), job(1, (2,)))
+    assert "accept 1#1 task 20" in book.feed(reg(20, 1, run=2))
+
+
+def test_what_comes_from_an_attempt_that_is_over_is_reported_stale_and_changes_nothing() -> None:
+    book = a_running_attempt()  # H3
+    book.feed(end(10, 1))
+    assert book.feed(goodbye(10)) == ["stale SubtaskFinished task 10"]
+    assert book.feed(opened(10)) == ["stale OperatorOpened task 10"]
+    assert book.feed(AttemptCondemned("words", 10, "late")) == ["stale AttemptCondemned task 10"]
+    assert book.feed(ConnectionExpired("words", 10)) == ["stale ConnectionExpired task 10"]
+
+
+def test_words_of_unknown_operators_and_tasks_are_stale() -> None:
+    book = a_running_attempt()  # H3
+    assert book.feed(opened(99)) == ["stale OperatorOpened task 99"]
+    assert book.feed(opened(10, "nobody")) == ["stale OperatorOpened task 10"]
+
+
+# --- ready, failed, reset ---------------------------------------------------------------------------------
+
+
+def test_a_failed_attempt_is_told_at_once_then_reset_then_the_next_is_accepted() -> None:
+    book = a_running_attempt()  # H10, H12
+    assert book.feed(end(10, 1)) == ["failed 1#0 FAILED", "reset 1"]
+    assert book.ready(11, 1, number=1) == ["accept 1#1 task 11", "ready 1#1"]
+
+
+def test_a_registration_without_any_fact_makes_the_attempt() -> None:
+    book = Playbook()  # spark-facts 6
+    assert book.feed(reg(10, 1)) == ["start run 1", "accept 1#0 task 10"]
+    assert book.feed(opened(10)) == ["ready 1#0"]
+    assert book.feed(start(10, 1)) == []
+
+
+def test_a_retry_that_registers_before_the_facts_waits_for_the_end_of_its_predecessor() -> None:
+    book = a_running_attempt()  # H10
+    assert book.feed(reg(11, 1, number=1)) == []
+    assert book.feed(end(10, 1)) == ["failed 1#0 FAILED", "reset 1", "accept 1#1 task 11"]
+
+
+def test_an_attempt_that_dies_before_it_is_open_is_never_ready_but_reported_failed() -> None:
+    book = Playbook()  # H11
+    book.feed(job(), start(10, 1), reg(10, 1))
+    assert book.feed(end(10, 1)) == ["failed 1#0 FAILED", "reset 1"]
+    assert book.feed(opened(10)) == ["stale OperatorOpened task 10"]
+
+
+def test_an_attempt_that_dies_before_it_registered_is_reported_failed() -> None:
+    book = Playbook()  # H11
+    book.feed(job(), start(10, 0), reg(10, 0), start(11, 1))
+    assert book.feed(end(11, 1)) == ["failed 1#0 FAILED", "reset 1"]
+    assert book.feed(end(11, 1)) == []
+    assert book.feed(start(12, 1, number=1), reg(12, 1, number=1)) == ["accept 1#1 task 12"]
+
+
+def test_a_death_before_any_registration_of_the_stage_is_told_when_the_first_comes() -> None:
+    book = Playbook()  # H11
+    assert book.feed(job(), stage(), start(10, 1), end(10, 1), start(11, 1, number=1)) == []
+    assert book.feed(reg(11, 1, number=1)) == ["start run 1", "failed 1#0 FAILED", "reset 1", "accept 1#1 task 11"]
+
+
+def test_a_registration_of_a_task_that_has_ended_is_refused() -> None:
+    book = a_running_attempt()  # H11
+    book.feed(start(11, 2), end(11, 2))
+    assert book.feed(reg(11, 2)) == ["refuse task 11 ATTEMPT_OVER"]
+
+
+def test_killed_and_superseded_attempts_are_told_apart_from_failed_ones() -> None:
+    book = a_running_attempt()  # H12
+    assert book.feed(end(10, 1, KILLED, reason="stage cancelled"))[0] == "failed 1#0 KILLED"
+    book.ready(11, 1, number=1)
+    assert book.feed(end(11, 1, TaskOutcome.COMMIT_DENIED, number=1))[0] == "failed 1#1 FAILED"
+    book.ready(12, 1, number=2)
+    book.feed(start(13, 1, number=3, speculative=True), reg(13, 1, number=3), opened(13))
+    assert book.feed(end(13, 1, KILLED, number=3, reason="another attempt succeeded")) == ["failed 1#3 SUPERSEDED"]
+
+
+def test_a_task_that_says_that_its_operator_raised_has_failed_at_once() -> None:
+    book = a_running_attempt()  # H12
+    assert book.feed(goodbye(10, "ValueError: no")) == ["failed 1#0 FAILED", "reset 1"]
+    assert book.feed(end(10, 1)) == []
+
+
+# --- several attempts alive -------------------------------------------------------------------------------
+
+
+def test_a_speculative_copy_is_accepted_beside_and_only_the_last_death_resets() -> None:
+    book = a_running_attempt()  # H13
+    copy = book.feed(start(11, 1, number=1, speculative=True), reg(11, 1, number=1), opened(11))
+    assert copy == ["accept 1#1 task 11", "ready 1#1"]
+    assert book.feed(end(10, 1)) == ["failed 1#0 FAILED"]
+    assert book.feed(end(11, 1, number=1)) == ["failed 1#1 FAILED", "reset 1"]
+
+
+def test_a_zombie_of_an_earlier_stage_attempt_lives_beside_its_successor() -> None:
+    book = a_running_attempt()  # H13, spark-facts 13
+    book.feed(stage(attempt=1), start(20, 1, number=0, stage_attempt=1))
+    assert book.feed(reg(20, 1, number=0)) == ["accept 1#1 task 20"]
+
+
+def test_an_attempt_number_that_does_not_rise_shows_a_zombie_before_any_fact() -> None:
+    book = a_running_attempt()  # H13
+    assert book.feed(reg(20, 1, number=0)) == ["accept 1#1 task 20"]
+
+
+def test_a_retry_in_a_zombie_stage_attempt_that_registers_late_is_beside_too() -> None:
+    book = a_running_attempt()  # H13: the older task registers after the newer one
+    book.feed(stage(attempt=1), start(8, 2, number=1), start(20, 2, number=0, stage_attempt=1), reg(20, 2))
+    assert book.feed(reg(8, 2, number=1)) == ["accept 2#1 task 8"]
+
+
+def test_when_one_of_two_succeeds_the_other_is_superseded_and_killed() -> None:
+    book = a_running_attempt()  # H12, H13
+    book.feed(start(11, 1, number=1, speculative=True), reg(11, 1, number=1), opened(11))
+    assert book.feed(end(11, 1, OK, number=1)) == ["finish 1#1", "kill 10", "failed 1#0 SUPERSEDED"]
+    assert book.feed(end(10, 1, KILLED, reason="another attempt succeeded")) == []
+
+
+def test_a_copy_that_registers_after_the_success_waits_until_it_ends() -> None:
+    book = a_running_attempt()  # H13
+    book.feed(start(11, 1, number=1, speculative=True), end(10, 1, OK))
+    assert book.feed(reg(11, 1, number=1)) == []
+    ended = book.feed(end(11, 1, KILLED, number=1, reason="another attempt succeeded"))
+    assert ended == ["refuse task 11 ATTEMPT_OVER", "failed 1#1 SUPERSEDED"]
+
+
+# --- condemned --------------------------------------------------------------------------------------------
+
+
+def test_a_condemned_attempt_is_killed_by_its_own_id_and_is_over_at_once() -> None:
+    book = a_running_attempt()  # H25, spark-facts 16
+    book.ready(11, 2)
+    answers = book.feed(AttemptCondemned("words", 10, "event 7 was not confirmed within 5 s"))
+    assert answers == ["kill 10", "failed 1#0 CONFIRMATION_TIMEOUT", "reset 1"]
+    failed = book.effects[-2]
+    assert isinstance(failed, AnnounceFailed)
+    assert "event 7" in failed.reason.text
+    assert book.feed(goodbye(10), end(10, 1, KILLED)) == ["stale SubtaskFinished task 10"]
+
+
+def test_an_attempt_whose_connection_expired_is_killed_and_failed() -> None:
+    book = a_running_attempt()  # H24
+    assert book.feed(ConnectionExpired("words", 10)) == ["kill 10", "failed 1#0 CONNECTION_LOST", "reset 1"]
+
+
+def test_an_attempt_that_has_said_goodbye_is_not_condemned_any_more() -> None:
+    book = a_running_attempt()  # H25: Spark may have its output already
+    book.feed(goodbye(10))
+    assert book.feed(AttemptCondemned("words", 10, "late")) == ["stale AttemptCondemned task 10"]
+    assert book.feed(ConnectionExpired("words", 10)) == ["stale ConnectionExpired task 10"]
+    assert book.feed(end(10, 1, OK)) == ["finish 1#0"]
+
+
+def test_a_success_that_spark_counts_after_we_gave_the_attempt_up_fails_the_job_loudly() -> None:
+    book = a_running_attempt()  # the invariant: rather no result than a double one
+    book.feed(AttemptCondemned("words", 10, "late"))
+    book.ready(11, 2)
+    assert book.feed(end(10, 1, OK)) == ["failed 2#0 GLOBAL_FAILURE", "cancel [0]"]
+
+
+# --- success and its revocation ---------------------------------------------------------------------------
+
+
+def test_an_attempt_finishes_when_spark_says_so_not_at_its_goodbye() -> None:
+    book = a_running_attempt()  # H17
+    assert book.feed(goodbye(10)) == []
+    assert book.feed(end(10, 1, OK)) == ["finish 1#0"]
+    assert book.feed(end(10, 1, OK)) == []
+
+
+def test_a_resubmitted_success_is_failed_and_reset_like_any_other() -> None:
+    book = a_running_attempt()  # H17, spark-facts 9
+    book.feed(goodbye(10), end(10, 1, OK))
+    assert book.feed(end(10, 1, TaskOutcome.RESUBMITTED)) == ["failed 1#0 REVOKED", "reset 1"]
+    assert book.feed(end(10, 1, OK), end(10, 1, TaskOutcome.RESUBMITTED)) == []
+    assert book.ready(11, 1, number=1) == ["accept 1#1 task 11", "ready 1#1"]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_rerun_of_a_finished_subtask_revokes_the_success_though_no_fact_said_so(number: int) -> None:
+    book = a_running_attempt()  # H17: after a fetch failure Spark posts no Resubmitted
+    book.feed(end(10, 1, OK))
+    again = start(20, 1, number=number, stage_attempt=1 - number)
+    assert book.feed(again, reg(20, 1, number=number)) == ["failed 1#0 REVOKED", "reset 1", "accept 1#1 task 20"]
+
+
+def test_a_zombie_that_registers_after_its_successor_finished_revokes_nothing() -> None:
+    book = a_running_attempt()  # H17
+    book.feed(stage(attempt=1), start(8, 2, number=1), start(20, 2, stage_attempt=1), reg(20, 2))
+    book.feed(opened(20), end(20, 2, OK, stage_attempt=1))
+    assert book.feed(reg(8, 2, number=1)) == []
+    assert book.feed(end(8, 2, KILLED, number=1)) == ["refuse task 8 ATTEMPT_OVER", "failed 2#1 SUPERSEDED"]
+
+
+# --- executors --------------------------------------------------------------------------------------------
+
+
+def test_a_lost_executor_fails_its_attempts_and_their_doubled_ends_are_harmless() -> None:
+    book = a_running_attempt()  # H19, spark-facts 9
+    book.feed(start(11, 2, executor="e2"), reg(11, 2), opened(11), start(12, 3, executor="e1"))
+    lost = ["failed 1#0 EXECUTOR_LOST", "reset 1", "failed 3#0 EXECUTOR_LOST", "reset 3"]
+    assert book.feed(ExecutorLost("e1", "gone")) == lost
+    assert book.feed(end(10, 1, TaskOutcome.EXECUTOR_LOST), ExecutorLost("e1", "gone")) == []
+
+
+def test_a_lost_executor_does_not_fail_a_success_but_only_spark_can_revoke_it() -> None:
+    book = a_running_attempt()  # H17
+    book.feed(end(10, 1, OK))
+    assert book.feed(ExecutorLost("e1")) == []
+
+
+def test_an_attempt_that_said_goodbye_before_its_executor_was_lost_waits_for_sparks_word() -> None:
+    book = a_running_attempt()  # H17: its success may have been counted just before
+    assert book.feed(goodbye(10), ExecutorLost("e1")) == []
+    assert book.feed(end(10, 1, OK)) == ["finish 1#0"]
+
+
+# --- missing, doubled, late facts -------------------------------------------------------------------------
+
+
+def test_a_plain_successor_shows_that_the_end_of_its_predecessor_was_dropped() -> None:
+    book = a_running_attempt()  # H19, spark-facts 7
+    assert book.feed(start(11, 1, number=1)) == []
+    assert book.feed(reg(11, 1, number=1)) == ["failed 1#0 LOST_FACT", "reset 1", "accept 1#1 task 11"]
+
+
+def test_a_lost_end_after_a_goodbye_counts_as_a_revoked_success() -> None:
+    book = a_running_attempt()  # H17, H56: the same splits to the same subtask are right in either case
+    book.feed(goodbye(10), start(11, 1, number=1))
+    assert book.feed(reg(11, 1, number=1)) == ["failed 1#0 REVOKED", "reset 1", "accept 1#1 task 11"]
+
+
+def test_when_no_fact_decides_the_engine_is_asked() -> None:
+    book = a_running_attempt()  # H19
+    book.feed(reg(11, 1, number=1))
+    assert book.wait(4.9) == []
+    assert book.wait(0.2) == ["query tasks [10, 11] jobs [0]"]
+    assert book.wait(1.8) == []
+    assert book.wait(0.2) == ["query tasks [10, 11] jobs [0]"], "no answer: it is asked again"
+    answer = StatusReported({0: True}, {10: TaskState.ENDED, 11: TaskState.RUNNING})
+    assert book.feed(answer) == ["failed 1#0 LOST_FACT", "reset 1", "accept 1#1 task 11"]
+
+
+@pytest.mark.parametrize(
+    ("old", "answers"),
+    [
+        (TaskState.RUNNING, ["accept 1#1 task 11"]),
+        (TaskState.ENDED, ["failed 1#0 LOST_FACT", "reset 1", "accept 1#1 task 11"]),
+        (TaskState.UNKNOWN, ["kill 10", "failed 1#0 LOST_FACT", "reset 1", "accept 1#1 task 11"]),
+        (TaskState.SUCCEEDED, ["finish 1#0", "failed 1#0 REVOKED", "reset 1", "accept 1#1 task 11"]),
+    ],
+)
+def test_each_answer_of_the_engine_decides(old: TaskState, answers: list[str]) -> None:
+    book = a_running_attempt()  # H19
+    book.feed(reg(11, 1, number=1))
+    book.wait(5)
+    assert book.feed(StatusReported({}, {10: old, 11: TaskState.RUNNING})) == answers
+
+
+def test_an_answer_to_a_look_from_before_the_registration_decides_nothing() -> None:
+    book = a_running_attempt()  # H19: the old attempt may have died since
+    book.feed(reg(11, 1, number=1))
+    assert book.feed(StatusReported({}, {10: TaskState.RUNNING})) == []
+
+
+def test_a_held_registration_whose_task_is_over_is_refused() -> None:
+    book = a_running_attempt()  # H19
+    book.feed(reg(11, 1, number=1))
+    book.wait(5)
+    answers = book.feed(StatusReported({}, {10: TaskState.RUNNING, 11: TaskState.ENDED}))
+    assert answers == ["refuse task 11 ATTEMPT_OVER", "failed 1#1 FAILED"]
+
+
+def test_a_held_registration_whose_connection_went_away_is_dropped() -> None:
+    book = a_running_attempt()  # H19
+    book.feed(reg(11, 1, number=1))
+    assert book.feed(goodbye(11)) == ["stale SubtaskFinished task 11"]
+    gone = ["kill 11", "refuse task 11 ATTEMPT_OVER", "failed 1#1 CONNECTION_LOST"]
+    assert book.feed(ConnectionExpired("words", 11)) == gone
+    assert book.feed(end(11, 1, KILLED, number=1)) == []
+
+
+def test_no_registration_is_held_for_ever() -> None:
+    book = a_running_attempt()  # H19, H48
+    book.feed(reg(11, 1, number=1))
+    answers = book.wait(60)
+    assert answers[-1] == "refuse task 11 ATTEMPT_OVER"
+    assert book.ledger.next_deadline() is not None  # the audit of the run goes on
+
+
+def test_a_look_now_and_then_finds_the_end_that_nobody_misses() -> None:
+    book = a_running_attempt()  # H19
+    assert book.wait(30) == ["query tasks [10] jobs [0]"]
+    assert book.feed(StatusReported({0: True}, {10: TaskState.ENDED})) == ["failed 1#0 LOST_FACT", "reset 1"]
+    book.ready(11, 1, number=1)
+    book.wait(30)
+    assert book.feed(StatusReported({0: True}, {11: TaskState.SUCCEEDED})) == ["finish 1#1"]
+    assert book.feed(end(11, 1, OK, number=1)) == []
+
+
+def test_dropped_facts_bring_a_look_soon() -> None:
+    book = a_running_attempt()  # H19
+    book.feed(FactsDropped(3))
+    assert book.wait(5) == ["query tasks [10] jobs [0]"]
+
+
+def test_a_stage_that_completed_brings_a_look_soon() -> None:
+    book = a_running_attempt()  # H19, spark-facts 8
+    book.feed(StageCompleted(1, 0))
+    assert book.wait(5) == ["query tasks [10] jobs [0]"]
+
+
+def test_an_attempt_that_the_engine_does_not_know_is_left_alone_unless_a_successor_waits() -> None:
+    book = a_running_attempt()  # H19: its books drop things, too
+    book.wait(30)
+    assert book.feed(StatusReported({}, {10: TaskState.UNKNOWN})) == []
+
+
+def test_every_doubled_fact_is_harmless() -> None:
+    book = a_running_attempt()  # H19
+    assert book.feed(job(), stage(), start(10, 1)) == []
+    first = book.feed(end(10, 1))
+    assert first == ["failed 1#0 FAILED", "reset 1"]
+    assert book.feed(end(10, 1), end(10, 1)) == []
+    assert book.feed(job_end()) == ["end run 1 well"]
+    assert book.feed(job_end(), job(), end(10, 1), stage(), start(10, 1)) == []
+
+
+# --- global failover --------------------------------------------------------------------------------------
+
+
+def test_a_global_failure_fails_every_live_attempt_cancels_the_job_and_latches() -> None:
+    book = a_running_attempt()  # H8, H15
+    book.ready(11, 2)
+    book.ready(12, 3)
+    book.feed(goodbye(12), end(12, 3, OK))
+    failed = ["failed 1#0 GLOBAL_FAILURE", "failed 2#0 GLOBAL_FAILURE", "cancel [0]"]
+    assert book.feed(GlobalFailureRaised("words", "boom")) == failed
+    assert book.feed(GlobalFailureRaised("words", "again")) == []
+    assert book.feed(reg(13, 1, number=1)) == ["refuse task 13 COORDINATOR_FAILED"]
+    refusal = book.last
+    assert isinstance(refusal, RefuseRegistration)
+    assert "boom" in refusal.message
+    assert book.feed(end(10, 1, KILLED), end(13, 1, number=1)) == []
+
+
+def test_the_reset_after_a_global_failure_comes_once_before_the_next_run() -> None:
+    book = a_running_attempt()  # H15
+    book.feed(GlobalFailureRaised("words", "boom"), GlobalFailureRaised("words", "again"))
+    assert book.feed(job_end(succeeded=False, reason="cancelled")) == ["end run 1 badly"]
+    assert book.feed(reg(20, 1, run=2)) == ["reset all", "start run 2", "accept 1#1 task 20"]
+    resets = [effect for effect in book.effects if isinstance(effect, ResetOperator)]
+    assert [reset.cause for reset in resets] == ["boom"]
+
+
+def test_a_global_failure_before_the_first_run_resets_at_its_start() -> None:
+    book = Playbook()  # H8, H15
+    assert book.feed(GlobalFailureRaised("words", "boom")) == []
+    assert book.feed(reg(10, 1)) == ["reset all", "start run 1", "accept 1#0 task 10"]
+
+
+def test_a_job_that_becomes_known_after_the_global_failure_is_cancelled_then() -> None:
+    book = Playbook()  # H15, H19
+    book.feed(reg(10, 1))
+    assert book.feed(GlobalFailureRaised("words", "boom")) == ["failed 1#0 GLOBAL_FAILURE"]
+    assert book.feed(job()) == ["cancel [0]"]
+
+
+def a_running_barrier_stage() -> Playbook:
+    book = Playbook(parallelism=2)
+    book.feed(job(), stage(tasks=2, barrier=True))
+    book.ready(10, 0)
+    book.ready(11, 1)
+    return book
+
+
+def test_one_failed_task_of_a_barrier_stage_fails_all_and_resets_the_operator_once() -> None:
+    book = a_running_barrier_stage()  # H15, spark-facts 19
+    assert book.feed(end(10, 0)) == ["failed 0#0 FAILED", "failed 1#0 GLOBAL_FAILURE"]
+    assert book.feed(end(11, 1, KILLED), StageCompleted(1, 0, "failed"), stage(attempt=1, barrier=True)) == []
+    again = book.feed(start(20, 0, stage_attempt=1), reg(20, 0), start(21, 1, stage_attempt=1), reg(21, 1))
+    assert again == ["reset all", "accept 0#1 task 20", "accept 1#1 task 21"]
+
+
+def test_a_barrier_task_of_the_failed_stage_attempt_is_not_accepted_any_more() -> None:
+    book = Playbook(parallelism=3)  # H15
+    book.feed(job(), stage(barrier=True))
+    book.ready(10, 0)
+    book.feed(start(12, 2), end(10, 0))
+    assert book.feed(reg(12, 2)) == ["refuse task 12 ATTEMPT_OVER"]
+    assert book.feed(reg(21, 1)) == [], "its start will say of which stage attempt it is"
+    assert book.feed(start(21, 1, stage_attempt=1)) == ["reset all", "accept 1#0 task 21"]
+
+
+def test_a_barrier_stage_that_starts_again_shows_that_it_failed() -> None:
+    book = a_running_barrier_stage()  # H15, H19
+    assert book.feed(stage(attempt=1, barrier=True)) == ["failed 0#0 GLOBAL_FAILURE", "failed 1#0 GLOBAL_FAILURE"]
+    assert book.feed(start(20, 0, stage_attempt=1), reg(20, 0)) == ["reset all", "accept 0#1 task 20"]
+
+
+def test_a_finished_barrier_task_is_revoked_by_the_failure_of_another() -> None:
+    book = a_running_barrier_stage()  # H15, H17
+    book.feed(end(10, 0, OK))
+    assert book.feed(end(11, 1)) == ["failed 1#0 FAILED", "failed 0#0 REVOKED"]
+
+
+# --- runs -------------------------------------------------------------------------------------------------
+
+
+def test_a_second_action_resets_the_operator_once_before_any_of_its_tasks_is_accepted() -> None:
+    book = a_running_attempt()  # H55
+    book.feed(end(10, 1, OK))
+    assert book.feed(job_end()) == ["end run 1 well"]
+    again = book.feed(job(1, (2,)), reg(20, 1, run=2), reg(21, 2, run=2))
+    assert again == ["reset all", "start run 2", "accept 1#1 task 20", "accept 2#0 task 21"]
+
+
+def test_a_registration_of_the_next_run_waits_for_the_end_of_the_first() -> None:
+    book = a_running_attempt()  # H55
+    book.feed(end(10, 1, OK))
+    assert book.feed(reg(20, 1, run=2)) == []
+    assert book.feed(job_end()) == ["end run 1 well", "reset all", "start run 2", "accept 1#1 task 20"]
+
+
+def test_two_runs_at_the_same_time_are_refused_and_the_message_says_the_mend() -> None:
+    book = a_running_attempt()  # H55
+    book.wait(10)
+    assert book.feed(job(1, (2,)), reg(20, 1, run=2)) == []
+    assert book.wait(1) == ["query tasks [10, 20] jobs [0]"]
+    assert book.feed(StatusReported({0: True}, {10: TaskState.RUNNING})) == ["refuse task 20 CONCURRENT_RUN"]
+    refusal = book.last
+    assert isinstance(refusal, RefuseRegistration)
+    assert refusal.message == (
+        "operator 'words' is in use by stage 1 of job 0; "
+        "run the two actions one after the other, or coordinate two operators"
+    )
+
+
+def test_an_operator_in_two_stages_of_one_job_is_refused_at_once() -> None:
+    book = Playbook()  # H55
+    book.feed(job(0, (1, 2)), reg(10, 1))
+    assert book.feed(reg(20, 1, run=2)) == ["refuse task 20 CONCURRENT_RUN"]
+
+
+def test_a_lost_end_of_the_first_job_is_healed_by_a_look() -> None:
+    book = a_running_attempt()  # H19, H55
+    book.feed(end(10, 1, OK))
+    book.wait(20)
+    book.feed(job(1, (2,)), reg(20, 1, run=2))
+    assert book.wait(1) == ["query tasks [20] jobs [0]"]
+    healed = ["end run 1 well", "reset all", "start run 2", "accept 1#1 task 20"]
+    assert book.feed(StatusReported({0: False}, {20: TaskState.RUNNING})) == healed
+
+
+def test_a_job_that_has_just_started_is_not_asked_about_yet() -> None:
+    book = a_running_attempt()  # H19: Spark's own books lag behind the bus, too
+    book.feed(end(10, 1, OK), job(1, (2,)), reg(20, 1, run=2))
+    assert book.wait(1) == ["query tasks [20] jobs []"]
+
+
+def test_a_run_whose_job_was_never_known_ends_when_the_next_comes_and_nothing_of_it_runs() -> None:
+    book = Playbook()  # H19, H55
+    book.feed(reg(10, 1), opened(10), reg(20, 1, run=2))
+    assert book.wait(5) == ["query tasks [10, 20] jobs []"]
+    answers = book.feed(StatusReported({}, {10: TaskState.ENDED, 20: TaskState.RUNNING}))
+    assert answers == [
+        "failed 1#0 LOST_FACT",
+        "reset 1",
+        "end run 1 badly",
+        "reset all",
+        "start run 2",
+        "accept 1#1 task 20",
+    ]
+
+
+def test_a_run_whose_job_was_never_known_is_in_the_way_while_a_task_of_it_runs() -> None:
+    book = Playbook()  # H19, H55
+    book.feed(reg(10, 1), opened(10), reg(20, 1, run=2))
+    book.wait(5)
+    assert book.feed(StatusReported({}, {10: TaskState.RUNNING})) == ["refuse task 20 CONCURRENT_RUN"]
+
+
+def test_the_end_of_a_job_whose_start_was_lost_ends_the_run_that_waits_for_it() -> None:
+    book = Playbook(parallelism=1)  # H19, H57
+    book.feed(reg(10, 0), opened(10), end(10, 0, OK))
+    assert book.feed(job_end(7)) == ["end run 1 well"]
+
+
+def test_a_run_ends_when_the_last_of_its_jobs_has_ended() -> None:
+    book = a_running_attempt()  # H57: a shuffle stage can serve two jobs
+    book.feed(job(1, (1, 2)))
+    assert book.feed(job_end(0)) == []
+    assert book.feed(end(10, 1, OK)) == ["finish 1#0"]
+    assert book.feed(job_end(1)) == ["end run 1 well"]
+
+
+def test_a_failed_job_fails_every_live_attempt_and_late_facts_are_ignored() -> None:
+    book = a_running_attempt()  # H15, H57, spark-facts 8
+    book.ready(11, 2)
+    answers = book.feed(job_end(succeeded=False, reason="stage 1 was cancelled"))
+    assert answers == ["failed 1#0 RUN_ENDED", "failed 2#0 RUN_ENDED", "end run 1 badly"]
+    over = book.last
+    assert isinstance(over, EndRun)
+    assert over.reason == "stage 1 was cancelled"
+    assert book.feed(end(10, 1, KILLED), end(11, 2, KILLED), StageCompleted(1, 0, "cancelled")) == []
+
+
+def test_a_task_of_a_run_that_has_ended_is_refused() -> None:
+    book = a_running_attempt()  # H57
+    book.feed(job_end())
+    assert book.feed(reg(11, 2)) == ["refuse task 11 ATTEMPT_OVER"]
+
+
+def test_an_attempt_whose_success_was_lost_finishes_with_its_job() -> None:
+    book = a_running_attempt()  # H19
+    book.feed(goodbye(10))
+    assert book.feed(job_end()) == ["finish 1#0", "end run 1 well"]
+
+
+def test_a_job_that_failed_by_its_coordinator_ends_badly_whatever_spark_says() -> None:
+    book = a_running_attempt()  # H15
+    book.feed(GlobalFailureRaised("words", "boom"))
+    assert book.feed(job_end(succeeded=True)) == ["end run 1 badly"]
+
+
+def test_the_end_of_the_application_ends_every_run_as_failed() -> None:
+    book = a_running_attempt()  # H57
+    assert book.feed(ApplicationEnded()) == ["failed 1#0 RUN_ENDED", "end run 1 badly"]
+    assert book.feed(reg(11, 1)) == ["refuse task 11 SHUTTING_DOWN"]
+    assert book.ledger.next_deadline() is None
+
+
+def test_a_removed_operator_ends_its_run_and_is_unknown_then() -> None:
+    book = a_running_attempt()  # H57
+    assert book.feed(OperatorRemoved("words")) == ["failed 1#0 RUN_ENDED", "end run 1 badly"]
+    assert book.feed(reg(11, 1, number=1)) == ["refuse task 11 UNKNOWN_OPERATOR"]
+    assert book.feed(OperatorRemoved("words")) == []
+    assert book.feed(OperatorAdded("words", 4)) == []
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_operator_is_refused_and_the_known_ones_are_listed() -> None:
+    book = Playbook(operators=("words", "lines"))
+    assert book.feed(reg(10, 1, operator="wrods")) == ["refuse task 10 UNKNOWN_OPERATOR"]
+    refusal = book.last
+    assert isinstance(refusal, RefuseRegistration)
+    assert "'lines', 'words'" in refusal.message
+
+
+def test_a_subtask_out_of_range_is_refused_with_the_number_that_is_needed() -> None:
+    book = Playbook(parallelism=4)
+    book.feed(job(), stage(tasks=8))
+    assert book.feed(reg(10, 4)) == ["refuse task 10 SUBTASK_OUT_OF_RANGE"]
+    refusal = book.last
+    assert isinstance(refusal, RefuseRegistration)
+    assert "an RDD with 8 partitions needs parallelism=8" in refusal.message
+
+
+def test_a_second_registration_of_a_task_is_refused_and_the_first_lives_on() -> None:
+    book = a_running_attempt()
+    assert book.feed(reg(10, 1)) == ["refuse task 10 DUPLICATE_REGISTRATION"]
+    assert book.feed(reg(10, 2)) == ["refuse task 10 DUPLICATE_REGISTRATION"]
+    assert book.feed(end(10, 1)) == ["failed 1#0 FAILED", "reset 1"]
+
+
+def test_a_refused_input_changes_nothing() -> None:
+    book = a_running_attempt()
+    with pytest.raises(LocalProtocolError, match="has a coordinator already"):
+        book.ledger.handle(OperatorAdded("words", 2), book.now)
+    with pytest.raises(LocalProtocolError, match="at least 1"):
+        book.ledger.handle(OperatorAdded("more", 0), book.now)
+    with pytest.raises(RemoteProtocolError):
+        book.ledger.handle(reg(11, 1, mode=7), book.now)
+    assert book.feed(reg(12, 0, operator="more")) == ["refuse task 12 UNKNOWN_OPERATOR"]
+    assert book.feed(reg(11, 2)) == ["accept 2#0 task 11"]
+
+
+def test_a_configuration_without_a_positive_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="query_every_s"):
+        LedgerConfig(query_every_s=0)
+
+
+# --- several operators ------------------------------------------------------------------------------------
+
+
+def test_one_stage_hosts_several_operators_each_with_its_own_attempts() -> None:
+    book = Playbook(operators=("words", "lines"))  # H1
+    book.feed(job(), start(10, 1))
+    assert book.feed(reg(10, 1)) == ["start run 1", "accept 1#0 task 10"]
+    assert book.feed(reg(10, 1, operator="lines")) == ["start run 1", "accept 1#0 task 10"]
+    assert book.feed(end(10, 1)) == ["failed 1#0 FAILED", "reset 1"] * 2
+
+
+def test_a_failure_of_one_coordinator_leaves_the_other_operators_alone() -> None:
+    book = Playbook(operators=("words", "lines"))  # H8
+    book.feed(job(), reg(10, 1), job(1, (2,)), reg(20, 1, run=2, operator="lines"))
+    assert book.feed(GlobalFailureRaised("words", "boom")) == ["failed 1#0 GLOBAL_FAILURE", "cancel [0]"]
+    assert book.feed(reg(21, 2, run=2, operator="lines")) == ["accept 2#0 task 21"]
+
+
+# --- memory -----------------------------------------------------------------------------------------------
+
+
+def test_stages_without_an_operator_leave_nothing_behind() -> None:
+    book = a_running_attempt()
+    books = book.ledger._books
+    for stage_id in range(100, 2000):
+        book.ledger.handle(job(stage_id, (stage_id,)), book.now)
+        book.ledger.handle(start(stage_id, 0, stage=stage_id), book.now)
+        if stage_id % 2:
+            book.ledger.handle(end(stage_id, 0, OK, stage=stage_id), book.now)
+            book.ledger.handle(job_end(stage_id), book.now)
+    assert len(books.stages) <= 600
+    book.feed(*(job_end(stage_id) for stage_id in range(100, 2000)))
+    assert list(books.stages) == [1]
+    assert list(books.job_stages) == [0]
+
+
+def test_a_run_that_has_ended_leaves_nothing_behind() -> None:
+    book = a_running_attempt()  # H57
+    book.feed(job_end(), end(10, 1), start(10, 1), stage())
+    assert not book.ledger._books.stages
+    assert not book.ledger._books.job_stages
+    assert book.ledger.next_deadline() is None
+
+
+def test_a_kill_names_the_reason() -> None:
+    book = a_running_attempt()  # H25
+    book.feed(AttemptCondemned("words", 10, "event 7 was not confirmed"))
+    kill = next(effect for effect in book.effects if isinstance(effect, KillTask))
+    assert kill.reason == "confirmation timeout: event 7 was not confirmed"
