@@ -1,0 +1,86 @@
+"""Gives the executors what a task needs: one small archive, sent with ``addPyFile``.
+
+In it are ``protocol``, the executor's half of ``spark_bridge``, and msgpack's pure-Python half for executors
+that have no msgpack. The archive is named after its content, so two releases in one application do not mix.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import shutil
+import tempfile
+import threading
+import weakref
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from pyspark import SparkContext
+
+from spark_bridge.subtask.bootstrap import VENDORED
+
+__all__ = ["archive_contents", "ship_packages", "write_archive"]
+
+_ROOT = Path(__file__).resolve().parent.parent
+_EXECUTOR_HALF = (
+    "protocol/",
+    "spark_bridge/subtask/",
+    "spark_bridge/__init__.py",
+    "spark_bridge/task_entry.py",
+)
+
+_lock = threading.Lock()
+_shipped: weakref.WeakKeyDictionary[SparkContext, str] = weakref.WeakKeyDictionary()
+
+
+def ship_packages(spark_context: SparkContext) -> None:
+    """Add the archive to ``spark_context``, once in its life. Blocks for a few Py4J calls.
+
+    Does nothing where headgate itself was started from an archive (``--py-files``): then Spark has it
+    already. The file stays until this process ends, even after the sidecar is closed: Spark serves it from
+    where it lies, and an executor that starts later needs it as well, or none of its tasks could run.
+    """
+    with _lock:
+        if spark_context in _shipped or not _ROOT.is_dir():
+            return
+        folder = tempfile.mkdtemp(prefix="headgate-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        archive = write_archive(Path(folder))
+        spark_context.addPyFile(str(archive))
+        _shipped[spark_context] = str(archive)
+
+
+def write_archive(folder: Path) -> Path:
+    """Write the archive into ``folder`` and return its path. The same content gives the same bytes."""
+    contents = archive_contents()
+    digest = hashlib.sha256()
+    for name, data in sorted(contents.items()):
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    path = folder / f"headgate-{digest.hexdigest()[:16]}.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in sorted(contents.items()):
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return path
+
+
+def archive_contents() -> dict[str, bytes]:
+    """Name in the archive → content."""
+    contents = _sources(_ROOT, _EXECUTOR_HALF)
+    for name, data in _sources(Path(_msgpack_file()).parent, ("",)).items():
+        contents[f"{VENDORED}/msgpack/{name}"] = data
+    return contents
+
+
+def _sources(root: Path, prefixes: tuple[str, ...]) -> dict[str, bytes]:
+    return {
+        name: file.read_bytes()
+        for file in root.rglob("*.py")
+        if (name := file.relative_to(root).as_posix()).startswith(prefixes)
+    }
+
+
+def _msgpack_file() -> str:
+    module: Any = msgpack
+    return str(module.__file__)

@@ -1,0 +1,100 @@
+"""What all attempts in one Python worker share: who is attached, and the interpreter's switch interval.
+
+Spark reuses workers, so globals, threads and sockets outlive a task (spark-facts 18); operators may fork.
+Here, keyed by task attempt, is the list of what must be gone before the next task starts. The driver half
+may run several attempts in one process as well (tests do), hence the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Protocol
+
+__all__ = ["Attachable", "attach", "attached_keys", "detach"]
+
+
+class Attachable(Protocol):
+    """An attempt that holds a socket and a thread."""
+
+    @property
+    def key(self) -> tuple[int, str]: ...
+
+    @property
+    def owner_thread(self) -> int: ...
+
+    def close(self) -> None: ...
+
+    def forget_after_fork(self) -> None: ...
+
+
+class _Process:
+    """The one instance per process; a class only so that a fork can start with a fresh one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.attached: dict[tuple[int, str], Attachable] = {}
+        self.usual_interval_s: float | None = None
+        self.our_interval_s = 0.0
+
+
+_process = _Process()
+
+
+def attach(attempt: Attachable, switch_interval_s: float) -> None:
+    """List ``attempt``, and end what an earlier task of the same thread has left behind.
+
+    While anything is attached the switch interval is at most ``switch_interval_s`` (0 leaves it alone): the
+    I/O thread must confirm events although the task computes in pure Python, and with CPython's 5 ms it
+    would wait for its turn twice, 10 ms.
+    """
+    me = threading.get_ident()
+    with _process.lock:
+        left_behind = [
+            other for other in _process.attached.values() if other.owner_thread == me and other.key[0] != attempt.key[0]
+        ]
+    for other in left_behind:
+        other.close()  # detaches itself
+    with _process.lock:
+        if attempt.key in _process.attached:
+            raise RuntimeError(f"task {attempt.key[0]} already runs a subtask of {attempt.key[1]!r}")
+        _process.attached[attempt.key] = attempt
+        if switch_interval_s > 0 and _process.usual_interval_s is None:
+            usual = sys.getswitchinterval()
+            if switch_interval_s < usual:
+                _process.usual_interval_s = usual
+                sys.setswitchinterval(switch_interval_s)
+                _process.our_interval_s = sys.getswitchinterval()
+
+
+def detach(attempt: Attachable) -> None:
+    """Take ``attempt`` off the list; the last one restores the switch interval, if nobody else has changed
+    it.
+    """
+    with _process.lock:
+        if _process.attached.get(attempt.key) is attempt:
+            del _process.attached[attempt.key]
+        if not _process.attached and _process.usual_interval_s is not None:
+            if sys.getswitchinterval() == _process.our_interval_s:
+                sys.setswitchinterval(_process.usual_interval_s)
+            _process.usual_interval_s = None
+
+
+def attached_keys() -> list[tuple[int, str]]:
+    """The ``(task_attempt_id, operator_id)`` of everything that is attached in this process."""
+    with _process.lock:
+        return sorted(_process.attached)
+
+
+def _in_the_child() -> None:
+    """A forked child has copies of the sockets but none of the threads: it lets go without a word."""
+    global _process
+    inherited, _process = _process, _Process()
+    for attempt in inherited.attached.values():
+        attempt.forget_after_fork()
+    if inherited.usual_interval_s is not None:
+        sys.setswitchinterval(inherited.usual_interval_s)
+
+
+os.register_at_fork(after_in_child=_in_the_child)

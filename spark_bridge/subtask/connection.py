@@ -1,0 +1,190 @@
+"""One socket to the sidecar: connect, prove the secret, say the first word, hear the answer.
+
+These steps wait, each within a deadline, and can be interrupted by a file descriptor that becomes readable.
+Later on the socket belongs to the I/O loop (``valve_io``), which never waits on it alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import time
+from typing import cast, get_args
+
+from protocol.codec import decode_message
+from protocol.errors import HandshakeFailed, RemoteProtocolError
+from protocol.framing import FrameDecoder
+from protocol.handshake import ClientHandshake
+from protocol.messages import DownMessage, Message
+
+__all__ = ["Connection", "ConnectionBroken", "Interrupted"]
+
+NONCE_BYTES = 32
+READ_BYTES = 256 * 1024
+_DOWNWARD = get_args(DownMessage)
+_IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
+
+
+class ConnectionBroken(OSError):
+    """The peer closed the connection, or it timed out; the message says in which step."""
+
+
+class Interrupted(Exception):
+    """The attempt is being closed: stop waiting."""
+
+
+class Connection:
+    """An authenticated, non-blocking connection to the sidecar.
+
+    ``interrupt_fd`` (-1 for none) is watched while a step waits; when it becomes readable, the step raises
+    ``Interrupted``. Deadlines are readings of ``time.monotonic()``.
+    """
+
+    __slots__ = ("_decoder", "_interrupt_fd", "sock")
+
+    def __init__(self, sock: socket.socket, interrupt_fd: int) -> None:
+        self.sock = sock
+        self._interrupt_fd = interrupt_fd
+        self._decoder = FrameDecoder()
+
+    @classmethod
+    def open(cls, host: str, port: int, secret: bytes, deadline: float, interrupt_fd: int = -1) -> Connection:
+        """Connect and authenticate.
+
+        Raises:
+            OSError: nobody there, or the connection broke, or the deadline passed.
+            HandshakeFailed: one of the two ends does not know the secret.
+            VersionMismatch: another protocol version (H60).
+            Interrupted: see the class.
+        """
+        connection = cls(_connect(host, port, deadline, interrupt_fd), interrupt_fd)
+        try:
+            connection._authenticate(secret, deadline)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def exchange(self, frame: bytes, deadline: float) -> list[DownMessage]:
+        """Send ``frame`` and wait for at least one message; return all that came with it."""
+        self._send_all(frame, deadline)
+        while True:
+            messages = self.decode(self._receive(deadline, "an answer"))
+            if messages:
+                return messages
+
+    def decode(self, data: bytes) -> list[DownMessage]:
+        """The messages that ``data`` completes. Raises ``RemoteProtocolError`` for a bad frame."""
+        return [_downward(decode_message(body)) for body in self._decoder.feed(data)]
+
+    def close(self) -> None:
+        """Give the socket back. Safe to call twice."""
+        self.sock.close()
+
+    def _authenticate(self, secret: bytes, deadline: float) -> None:
+        handshake = ClientHandshake(secret, os.urandom(NONCE_BYTES))
+        self._send_all(handshake.initial_bytes(), deadline)
+        proof_sent = False
+        while not handshake.done:
+            try:
+                data = self._receive(deadline, "the handshake")
+            except ConnectionBroken as broken:
+                if proof_sent:
+                    raise HandshakeFailed(
+                        "the sidecar closed the connection on our proof of the secret: this task was made by "
+                        "another application or an earlier sidecar; make it anew from the sidecar that runs now"
+                    ) from broken
+                raise
+            reply = handshake.receive(data)
+            if reply:
+                self._send_all(reply, deadline)
+                proof_sent = True
+        if handshake.trailing_data:
+            raise RemoteProtocolError("the peer spoke before it was spoken to")
+
+    def _send_all(self, data: bytes, deadline: float) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self.sock.send(view) :]
+            except (BlockingIOError, InterruptedError):
+                _wait(self.sock, selectors.EVENT_WRITE, deadline, self._interrupt_fd, "room to send")
+
+    def _receive(self, deadline: float, what: str) -> bytes:
+        while True:
+            _wait(self.sock, selectors.EVENT_READ, deadline, self._interrupt_fd, what)
+            try:
+                data = self.sock.recv(READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                continue
+            if not data:
+                raise ConnectionBroken(f"the peer closed the connection instead of {what}")
+            return data
+
+
+def _downward(message: Message) -> DownMessage:
+    if not isinstance(message, _DOWNWARD):
+        raise RemoteProtocolError(f"{type(message).__name__} is no message of a sidecar")
+    return cast(DownMessage, message)
+
+
+def _connect(host: str, port: int, deadline: float, interrupt_fd: int) -> socket.socket:
+    """Try each address of ``host`` in turn, in the order that the resolver gives."""
+    last: OSError | None = None
+    for family, kind, proto, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        sock = socket.socket(family, kind, proto)
+        try:
+            sock.setblocking(False)
+            code = sock.connect_ex(address)
+            if code not in _IN_PROGRESS:
+                raise OSError(code, os.strerror(code))
+            _wait(sock, selectors.EVENT_WRITE, deadline, interrupt_fd, "a connection")
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
+            _tune(sock)
+            return sock
+        except OSError as error:
+            sock.close()
+            last = error
+        except BaseException:
+            sock.close()
+            raise
+    raise last if last is not None else ConnectionBroken(f"{host} has no address")
+
+
+def _tune(sock: socket.socket) -> None:
+    """No delay for small frames; and a driver whose machine vanished is noticed, even by a task that only
+    waits.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", 15),
+        ("TCP_KEEPINTVL", 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 30_000),
+    ):
+        option = getattr(socket, name, None)  # not every system has each
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _wait(sock: socket.socket, events: int, deadline: float, interrupt_fd: int, what: str) -> None:
+    """Wait until ``sock`` is ready for ``events``. Not ``select``: an executor may hold more than 1024
+    files.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, events)
+        if interrupt_fd >= 0:
+            selector.register(interrupt_fd, selectors.EVENT_READ)
+        while True:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if any(key.fd == interrupt_fd for key, _ in ready):
+                raise Interrupted
+            if ready:
+                return
+            if time.monotonic() >= deadline:
+                raise ConnectionBroken(errno.ETIMEDOUT, f"timed out waiting for {what}")

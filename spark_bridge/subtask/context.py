@@ -1,0 +1,172 @@
+"""What an operator can do: talk to its coordinator, wait for it, and see which attempt it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from protocol.codec import decode_event, encode_event
+from protocol.errors import LocalProtocolError
+from protocol.messages import Registered
+from protocol.subtask_types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
+from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
+from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
+from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.valve_io import ValveIo, ValveStatistics
+
+__all__ = ["SubtaskContext"]
+
+
+class SubtaskContext:
+    """One attempt, as its operator sees it. Made by the framework, given to ``SubtaskOperator.open``.
+
+    Methods that wait do so on the task's own thread. All of them raise ``AttemptOver`` once the attempt is
+    over (killed, superseded, or without a connection for too long): let it pass, Spark ends the task.
+    """
+
+    def __init__(
+        self,
+        io: ValveIo,
+        operator: SubtaskOperator,
+        endpoint: TaskEndpoint,
+        identity: TaskIdentity,
+        registered: Registered,
+    ) -> None:
+        self._io = io
+        self._operator = operator
+        self._task_thread = threading.get_ident()
+        self._inside: str | None = None
+        io.at_barrier = self._at_barrier
+        self.operator_id = endpoint.operator_id
+        self.parallelism = endpoint.parallelism
+        self.subtask = identity.subtask
+        self.task_attempt_id = identity.task_attempt_id
+        self.attempt = registered.attempt
+        self.checkpoint_id = registered.checkpoint_id
+        """The checkpoint that ``state`` in ``open`` comes from; -1 is the virtual empty one (H4)."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the attempt is over. An operator that computes for long may look, and return."""
+        return self._io.over is not None
+
+    @property
+    def statistics(self) -> ValveStatistics:
+        """What went over the wire so far."""
+        return self._io.statistics
+
+    def send_event(self, event: Any) -> None:
+        """Send ``event``, any value that msgpack can carry; tuples arrive as lists.
+
+        It is encoded at once. Events arrive in the order in which they were sent, each once (H30). During a
+        checkpoint they wait in the valve and are part of the snapshot (H31). Returns when the event is in the
+        outgoing stream, not when it has arrived; a task ends well only when all have.
+
+        Raises:
+            EventEncodeError: ``event`` is no such value, or too large.
+            TimedOut: the window stayed full for ``send_timeout_s`` (H27); the event was not sent.
+        """
+        self._io.submit_event(encode_event(event))
+
+    def request(self, payload: Any, timeout_s: float = 30.0) -> Any:
+        """Send ``payload`` and return the coordinator's answer (H33).
+
+        No event is handled meanwhile, and a checkpoint that comes meanwhile is declined, unless the operator
+        says ``snapshot_anywhere``.
+
+        Raises:
+            RequestFailed: the coordinator answered with an error.
+            TimedOut: no answer within ``timeout_s``; one that comes later is dropped.
+        """
+        return decode_event(self._io.ask(encode_event(payload), timeout_s))
+
+    def wait_for_event(self, timeout_s: float | None = None) -> bool:
+        """Wait until at least one mailbox item came, and handle all that are there.
+
+        Returns False if none came within ``timeout_s``; without it, waits as long as the attempt lives. An
+        item may be a checkpoint or a notification, so look for what you wait for, and wait again.
+        """
+        self._enter("wait_for_event")
+        if not self._io.wait_for_item(timeout_s):
+            return False
+        self.handle_pending()
+        return True
+
+    def handle_pending(self) -> int:
+        """Handle what is in the mailbox now, without waiting; return how many items that were."""
+        self._enter("handle_pending")
+        return self._handle_items(events_only=False)
+
+    # --- used by the runner ---
+
+    def records(self, records: Iterator[Any]) -> Iterator[Any]:
+        """``records``, with the mailbox looked at before each of them."""
+        io = self._io
+        while True:
+            if io.mailbox or io.over is not None:
+                self._handle_items(events_only=False)
+            try:
+                record = next(records)
+            except StopIteration:
+                return
+            yield record
+
+    def between_outputs(self) -> None:
+        """An output was yielded: handle events, and snapshots if the operator allows them here."""
+        if self._io.mailbox or self._io.over is not None:
+            self._handle_items(events_only=not self._operator.snapshot_anywhere)
+
+    def _at_barrier(self) -> None:
+        """A barrier came while ``send_event`` or ``request`` waits."""
+        if self._operator.snapshot_anywhere and self._inside is None:
+            self._handle_items(events_only=False)
+        else:
+            self._io.decline_barriers()
+
+    def _enter(self, what: str) -> None:
+        if threading.get_ident() != self._task_thread:
+            raise LocalProtocolError(f"{what}() belongs to the task's own thread")
+        if self._inside is not None:
+            raise LocalProtocolError(f"{what}() cannot be called inside {self._inside}(): return from it first")
+
+    def _handle_items(self, *, events_only: bool) -> int:
+        count = 0
+        while (item := self._io.take(before_barrier=events_only)) is not None:
+            self._handle(item)
+            count += 1
+        return count
+
+    def _handle(self, item: MailboxItem) -> None:
+        operator = self._operator
+        try:
+            match item:
+                case MailboxEvent(payload=payload):
+                    self._inside = "handle_event"
+                    operator.handle_event(decode_event(payload))
+                case MailboxBarrier(checkpoint_id=checkpoint_id):
+                    self._inside = "snapshot_state"
+                    self._snapshot(checkpoint_id)
+                case MailboxCompleted(checkpoint_id=checkpoint_id):
+                    self._inside = "notify_checkpoint_complete"
+                    operator.notify_checkpoint_complete(checkpoint_id)
+                case MailboxAborted(checkpoint_id=checkpoint_id):
+                    self._inside = "notify_checkpoint_aborted"
+                    operator.notify_checkpoint_aborted(checkpoint_id)
+        finally:
+            self._inside = None
+
+    def _snapshot(self, checkpoint_id: int) -> None:
+        try:
+            state = self._operator.snapshot_state(checkpoint_id)
+        except CheckpointDeclinedByOperator as declined:
+            self._io.snapshot_refused(checkpoint_id, str(declined))
+            return
+        self._io.snapshot_taken(checkpoint_id, checked_state(self._operator, "snapshot_state", state))
+
+
+def checked_state(operator: SubtaskOperator, method: str, state: object) -> bytes:
+    """``state`` if it is bytes; ``None`` is an error that says so, ``b""`` is fine (H46)."""
+    if not isinstance(state, bytes):
+        raise TypeError(f"{type(operator).__name__}.{method} must return bytes, not {type(state).__name__}")
+    return state

@@ -1,0 +1,51 @@
+"""What a task may raise by itself. Each message names the cause and the mend, for it is read in Spark's log."""
+
+from __future__ import annotations
+
+from protocol.errors import ProtocolError
+from protocol.messages import RefusalCode
+
+__all__ = [
+    "CannotReachSidecar",
+    "CheckpointDeclinedByOperator",
+    "RegistrationFailed",
+    "RegistrationRefused",
+    "RequestFailed",
+    "TimedOut",
+]
+
+
+class CannotReachSidecar(ProtocolError):
+    """No connection to the sidecar could be made within ``connect_timeout_s`` (H48)."""
+
+
+class RegistrationFailed(ProtocolError):
+    """The sidecar was reached, but never said whether it takes this task."""
+
+
+class RegistrationRefused(RegistrationFailed):
+    """The sidecar said no; the message is its own. ``code`` is one of ``RefusalCode``, or a later release's."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        try:
+            name = RefusalCode(self.code).name
+        except ValueError:
+            name = str(self.code)
+        return f"the coordinator refused this task ({name}): {self.message}"
+
+
+class RequestFailed(ProtocolError):
+    """The coordinator answered a request with an error (H33); the text is the coordinator's."""
+
+
+class TimedOut(ProtocolError, TimeoutError):
+    """Room for an event, an answer, or the last confirmation did not come within its deadline (H48)."""
+
+
+class CheckpointDeclinedByOperator(Exception):
+    """Raise it in ``snapshot_state`` to decline this checkpoint without failing the task (H45)."""

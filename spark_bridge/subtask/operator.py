@@ -1,0 +1,68 @@
+"""The interface that users implement: one instance lives in one Spark task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
+
+if TYPE_CHECKING:
+    from spark_bridge.subtask.context import SubtaskContext
+
+__all__ = ["SubtaskOperator"]
+
+
+class SubtaskOperator:
+    """One subtask of a coordinated operator. Everything here runs on the task's own thread, one call at a
+    time.
+
+    The order is: ``open``; then ``process``, with the other methods called between its records; then
+    ``final_state`` if it ended well; then ``close``, whatever happened. An exception out of any method but
+    ``close`` fails the task: the coordinator hears its text, Spark gets the exception itself.
+
+    Events, snapshots and notifications are handled when ``process`` asks for its next record, and inside
+    ``context.wait_for_event()`` and ``context.handle_pending()``. After an output was yielded, events are
+    handled too, but a checkpoint waits for one of the former moments: only there has every record been taken
+    either wholly or not at all. An operator whose fields are right whenever it yields or calls its context (a
+    source that never asks for records) sets ``snapshot_anywhere = True``; then a checkpoint is also taken
+    between outputs, and while ``send_event`` or ``request`` waits. Without it, a checkpoint that meets an
+    operator in such a wait is declined, because the two would wait for each other.
+    """
+
+    snapshot_anywhere: bool = False
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        """Prepare, and restore ``state``; it is None for the virtual empty checkpoint. Keep ``context`` for
+        later.
+        """
+
+    def process(self, records: Iterator[Any]) -> Iterable[Any] | None:
+        """Take ``records`` and yield the outputs; ``None`` means that there are none. Often a generator."""
+        raise NotImplementedError(f"{type(self).__name__} must define process(self, records)")
+
+    def handle_event(self, event: Any) -> None:
+        """Take one event of the coordinator. Each comes once, in the order in which they were sent (H22)."""
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        """Return everything that a later ``open`` needs; an exception fails the task and with it the
+        checkpoint.
+        """
+        return b""
+
+    def final_state(self) -> bytes:
+        """Return the state that stands for this subtask in all later checkpoints, when ``process`` is over
+        (H47).
+
+        By default it is a snapshot, asked for with the id of the virtual empty checkpoint.
+        """
+        return self.snapshot_state(VIRTUAL_EMPTY_CHECKPOINT)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """``checkpoint_id`` is complete and durable: what was prepared for it may be committed."""
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """``checkpoint_id`` was given up."""
+
+    def close(self) -> None:
+        """Release what the operator holds. Called once, if the operator was built at all."""

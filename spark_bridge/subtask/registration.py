@@ -1,0 +1,95 @@
+"""The first minute of a task: find the sidecar, and be taken by it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+import socket
+import time
+
+from protocol.codec import encode_message
+from protocol.errors import AttemptOver, RemoteProtocolError
+from protocol.messages import AttemptEnded, DownMessage, Refused, Register, Registered
+from spark_bridge.subtask.connection import Connection, ConnectionBroken
+from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
+from spark_bridge.subtask.errors import CannotReachSidecar, RegistrationFailed, RegistrationRefused
+
+__all__ = ["register"]
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+
+
+def register(
+    endpoint: TaskEndpoint, identity: TaskIdentity, interrupt_fd: int
+) -> tuple[Connection, Registered, list[DownMessage]]:
+    """Connect, authenticate and register; return the answer and whatever came right behind it.
+
+    Raises:
+        CannotReachSidecar: no connection within ``connect_timeout_s``.
+        RegistrationRefused: with the sidecar's own message.
+        RegistrationFailed: no answer within ``register_timeout_s``, or the connection broke meanwhile.
+        HandshakeFailed, VersionMismatch: at once, for trying again cannot help.
+        AttemptOver: Spark or the driver gave this attempt up in the meantime.
+    """
+    connection = _reach(endpoint, interrupt_fd)
+    try:
+        answer, *rest = _introduce(connection, endpoint, identity)
+        match answer:
+            case Registered():
+                return connection, answer, rest
+            case Refused(code=code, message=message):
+                raise RegistrationRefused(code, message)
+            case AttemptEnded(reason=reason):
+                raise AttemptOver(f"task {identity.task_attempt_id} was given up before it began: {reason}")
+            case other:
+                raise RemoteProtocolError(f"the sidecar answered a registration with {type(other).__name__}")
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _reach(endpoint: TaskEndpoint, interrupt_fd: int) -> Connection:
+    deadline = time.monotonic() + endpoint.connect_timeout_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return Connection.open(endpoint.host, endpoint.port, endpoint.secret, deadline, interrupt_fd)
+        except OSError as error:
+            if time.monotonic() + pause_s >= deadline:
+                raise CannotReachSidecar(
+                    f"cannot reach the sidecar at {endpoint.host}:{endpoint.port} from {socket.gethostname()} "
+                    f"within {endpoint.connect_timeout_s:g} s: {error}. Does the sidecar still run? If executors "
+                    "reach the driver by another name or port, set advertised_host and advertised_port; if a "
+                    "firewall stands between them, fix the port and open it"
+                ) from error
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _introduce(connection: Connection, endpoint: TaskEndpoint, identity: TaskIdentity) -> list[DownMessage]:
+    message = Register(
+        task_attempt_id=identity.task_attempt_id,
+        operator_id=endpoint.operator_id,
+        subtask=identity.subtask,
+        run_id=identity.run_id,
+        attempt_number=identity.attempt_number,
+        mode=int(endpoint.mode),
+        parallelism=endpoint.parallelism,
+        location=f"{socket.gethostname()}/{os.getpid()}",
+        python_version=platform.python_version(),
+    )
+    who = f"task {identity.task_attempt_id} (subtask {identity.subtask} of {endpoint.operator_id!r})"
+    try:
+        return connection.exchange(encode_message(message), time.monotonic() + endpoint.register_timeout_s)
+    except ConnectionBroken as error:
+        if error.errno == errno.ETIMEDOUT:
+            raise RegistrationFailed(
+                f"{who} reached the sidecar, which did not take it within {endpoint.register_timeout_s:g} s. It "
+                "holds a task back while an older attempt of the same subtask is alive, or while the coordinator "
+                "is being reset: see the driver's log for which; a longer wait is register_timeout_s"
+            ) from error
+        raise RegistrationFailed(f"{who}: the connection broke before the sidecar took it: {error}") from error
+    except OSError as error:
+        raise RegistrationFailed(f"{who}: the connection broke before the sidecar took it: {error}") from error

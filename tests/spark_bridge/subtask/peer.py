@@ -1,0 +1,239 @@
+"""A sidecar by hand: real TCP, real handshake, real frames; each test says what it answers and when.
+
+The peer runs on the test's own thread, the task on another, so every test reads as a dialogue. Each wait has
+a deadline and fails the test when it passes.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from protocol.codec import decode_message, encode_event, encode_message
+from protocol.framing import FrameDecoder
+from protocol.handshake import ServerHandshake
+from protocol.messages import (
+    Confirm,
+    EventMessage,
+    Finished,
+    Message,
+    Opened,
+    Register,
+    Registered,
+    Resume,
+    Resumed,
+)
+from spark_bridge.subtask import SubtaskOperator, TaskEndpoint, TaskIdentity, run_subtask
+
+SECRET = b"s" * 32
+PATIENCE_S = 20.0
+TASK_ID = 71
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class PeerConnection:
+    """One authenticated connection, as the sidecar sees it."""
+
+    def __init__(self, sock: socket.socket, trailing: bytes) -> None:
+        self.sock = sock
+        self._decoder = FrameDecoder()
+        self._messages = [decode_message(body) for body in self._decoder.feed(trailing)]
+
+    def send(self, *messages: Message) -> None:
+        self.sock.sendall(b"".join(encode_message(message) for message in messages))
+
+    def receive(self) -> Message:
+        while not self._messages:
+            data = self.sock.recv(65536)
+            assert data, "the task closed its connection"
+            self._messages += [decode_message(body) for body in self._decoder.feed(data)]
+        return self._messages.pop(0)
+
+    def expect(self, kind: type[MessageT]) -> MessageT:
+        message = self.receive()
+        assert isinstance(message, kind), f"expected {kind.__name__}, got {message}"
+        return message
+
+    def confirmed(self, seq: int) -> None:
+        """Read up to the confirmation of ``seq``; nothing but confirmations may come before it."""
+        while (confirm := self.expect(Confirm)).seq < seq:
+            pass
+        assert confirm.seq == seq
+
+    def expect_end(self) -> None:
+        """The task closes its side; confirmations may still come."""
+        while True:
+            if self._messages:
+                assert isinstance(self.receive(), Confirm)
+                continue
+            try:
+                data = self.sock.recv(65536)
+            except ConnectionResetError:
+                return
+            if not data:
+                return
+            self._messages += [decode_message(body) for body in self._decoder.feed(data)]
+
+    def event(self, seq: int, value: Any) -> EventMessage:
+        return EventMessage(TASK_ID, seq, encode_event(value))
+
+    def finish(self) -> Finished:
+        """The task says goodbye, and is heard."""
+        finished = self.expect(Finished)
+        self.send(Confirm(TASK_ID, finished.seq))
+        return finished
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Peer:
+    """A listening sidecar."""
+
+    def __init__(self, secret: bytes = SECRET) -> None:
+        self._secret = secret
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.settimeout(PATIENCE_S)
+        self.port: int = self._listener.getsockname()[1]
+        self._connections: list[PeerConnection] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+
+    def endpoint(self, **changes: Any) -> TaskEndpoint:
+        fields: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": self.port,
+            "secret": SECRET,
+            "operator_id": "words",
+            "parallelism": 4,
+            "connect_timeout_s": 5.0,
+            "register_timeout_s": PATIENCE_S,
+            "send_timeout_s": PATIENCE_S,
+            "finish_timeout_s": PATIENCE_S,
+        }
+        return TaskEndpoint(**(fields | changes))
+
+    def stop_listening(self) -> None:
+        self._listener.close()
+
+    def change_secret(self, secret: bytes) -> None:
+        """From now on this is another sidecar."""
+        self._secret = secret
+
+    def accept_raw(self) -> socket.socket:
+        sock, _ = self._listener.accept()
+        sock.settimeout(PATIENCE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+    def accept(self) -> PeerConnection:
+        """Take one connection and authenticate it. Raises what the handshake raises."""
+        sock = self.accept_raw()
+        try:
+            handshake = ServerHandshake(self._secret, os.urandom(32))
+            while not handshake.done:
+                data = sock.recv(65536)
+                assert data, "the task closed the connection in the handshake"
+                reply = handshake.receive(data)
+                if reply:
+                    sock.sendall(reply)
+        except BaseException:
+            sock.close()
+            raise
+        connection = PeerConnection(sock, handshake.trailing_data)
+        self._connections.append(connection)
+        return connection
+
+    def take_task(self, **changes: Any) -> PeerConnection:
+        """Accept, register and hear that the operator is open."""
+        connection = self.accept()
+        register = connection.expect(Register)
+        connection.send(registered(register.task_attempt_id, **changes))
+        opened = connection.expect(Opened)
+        connection.send(Confirm(register.task_attempt_id, opened.seq))
+        return connection
+
+    def resume(self, received_seq: int) -> tuple[PeerConnection, Resume]:
+        """Accept a connection that resumes; say that ``received_seq`` items had arrived here."""
+        connection = self.accept()
+        resume = connection.expect(Resume)
+        connection.send(Resumed(resume.task_attempt_id, received_seq))
+        return connection, resume
+
+
+def registered(task_attempt_id: int = TASK_ID, **changes: Any) -> Registered:
+    fields: dict[str, Any] = {
+        "task_attempt_id": task_attempt_id,
+        "attempt": 0,
+        "checkpoint_id": -1,
+        "state": None,
+        "held": (),
+        "reconnect_timeout_s": PATIENCE_S,
+        "window_events": 1000,
+        "window_bytes": 2**20,
+    }
+    return Registered(**(fields | changes))
+
+
+class RunningTask:
+    """A task on a thread of its own, its outputs and its end; join it by ``outputs()`` or ``error()``."""
+
+    def __init__(
+        self,
+        make_operator: Callable[[], SubtaskOperator],
+        endpoint: TaskEndpoint,
+        records: Iterable[Any] = (),
+        *,
+        task_attempt_id: int = TASK_ID,
+        limit: int | None = None,
+    ) -> None:
+        self._end: queue.Queue[tuple[list[Any], BaseException | None]] = queue.Queue()
+        identity = TaskIdentity(task_attempt_id=task_attempt_id, subtask=2, run_id=5, attempt_number=1)
+
+        def run() -> None:
+            outputs: list[Any] = []
+            try:
+                iterator = run_subtask(make_operator, endpoint, identity, records)
+                for output in iterator:
+                    outputs.append(output)
+                    if len(outputs) == limit:
+                        break
+                iterator.close()  # type: ignore[attr-defined]
+            except BaseException as error:
+                self._end.put((outputs, error))
+            else:
+                self._end.put((outputs, None))
+
+        self._thread = threading.Thread(target=run, name=f"task-{task_attempt_id}", daemon=True)
+        self._thread.start()
+
+    def outputs(self) -> list[Any]:
+        outputs, error = self._join()
+        if error is not None:
+            raise error
+        return outputs
+
+    def error(self) -> BaseException:
+        outputs, error = self._join()
+        assert error is not None, f"the task ended well with {outputs}"
+        return error
+
+    def _join(self) -> tuple[list[Any], BaseException | None]:
+        end = self._end.get(timeout=PATIENCE_S)
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        return end

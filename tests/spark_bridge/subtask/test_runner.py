@@ -1,0 +1,395 @@
+"""One task from its first word to its last, against a peer that plays the sidecar."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.codec import decode_event, encode_event
+from protocol.messages import (
+    AttemptEnded,
+    BarrierMessage,
+    CheckpointAborted,
+    CheckpointAcknowledged,
+    CheckpointCompleted,
+    CheckpointDeclined,
+    ClosedForCheckpoint,
+    CloseForCheckpoint,
+    Confirm,
+    EventMessage,
+    Finished,
+    Opened,
+    Register,
+)
+from spark_bridge.subtask import (
+    AttemptOver,
+    CheckpointDeclinedByOperator,
+    SubtaskContext,
+    SubtaskOperator,
+    TimedOut,
+    run_subtask,
+)
+from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
+from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, RunningTask, registered
+
+
+def test_a_task_registers_opens_yields_its_records_and_says_goodbye() -> None:  # H10, H11
+    operator = Recorder()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint(), [1, 2, 3])
+        connection = peer.accept()
+        register = connection.expect(Register)
+        assert (register.task_attempt_id, register.operator_id, register.subtask) == (TASK_ID, "words", 2)
+        assert (register.run_id, register.attempt_number, register.parallelism) == (5, 1, 4)
+        connection.send(registered(attempt=3, checkpoint_id=8, state=b"before"))
+        assert connection.expect(Opened).seq == 1
+        finished = connection.finish()
+        assert (finished.failure, finished.state) == ("", b"state at -1")
+        assert task.outputs() == [1, 2, 3]
+    assert operator.calls == [("open", b"before"), 1, 2, 3, ("snapshot", -1), "close"]
+    assert (operator.context.attempt, operator.context.checkpoint_id) == (3, 8)
+
+
+def test_an_event_reaches_the_operator_and_is_confirmed() -> None:  # H23
+    with Peer() as peer:
+        task = RunningTask(EventSource, peer.endpoint())
+        connection = peer.take_task()
+        connection.send(connection.event(1, {"split": "a"}), connection.event(2, "end"))
+        connection.confirmed(2)
+        connection.finish()
+        assert task.outputs() == [{"split": "a"}]
+
+
+def test_events_of_the_operator_arrive_in_order() -> None:  # H30
+    def send(context: SubtaskContext) -> str:
+        for number in range(50):
+            context.send_event(number)
+        return "sent"
+
+    with Peer() as peer:
+        task = RunningTask(lambda: Calling(send), peer.endpoint())
+        connection = peer.take_task()
+        events = [connection.expect(EventMessage) for _ in range(50)]
+        assert [decode_event(event.payload) for event in events] == list(range(50))
+        assert [event.seq for event in events] == list(range(2, 52))
+        connection.finish()
+        assert task.outputs() == ["sent"]
+
+
+def test_events_are_handled_before_the_next_record_in_their_order() -> None:  # H22
+    operator = Recorder()
+    may_go_on = threading.Event()
+
+    def records() -> Iterator[int]:
+        yield 1
+        assert may_go_on.wait(PATIENCE_S)
+        yield 2
+        yield 3
+
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint(), records())
+        connection = peer.take_task()
+        connection.send(connection.event(1, "a"), connection.event(2, "b"))
+        connection.confirmed(2)
+        may_go_on.set()
+        connection.finish()
+        task.outputs()
+    calls = [call for call in operator.calls if call in (1, 2, 3) or call[0] == "event"]
+    assert calls.index(("event", "b")) == calls.index(("event", "a")) + 1
+    assert calls.index(("event", "b")) < calls.index(3)
+
+
+def test_what_is_in_the_mailbox_at_the_end_is_still_handled() -> None:  # H23: confirmed means that it is handled
+    operator = Recorder()
+    may_end = threading.Event()
+
+    def records() -> Iterator[int]:
+        assert may_end.wait(PATIENCE_S)
+        yield from ()
+
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint(), records())
+        connection = peer.take_task()
+        connection.send(connection.event(1, "late"))
+        connection.confirmed(1)
+        may_end.set()
+        connection.finish()
+        task.outputs()
+    assert ("event", "late") in operator.calls
+
+
+def test_an_event_is_confirmed_while_the_task_computes() -> None:  # H23: the mailbox does not need the task's thread
+    stop = threading.Event()
+
+    class Busy(Recorder):
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            turns = 0
+            while not stop.is_set():
+                turns += 1  # pure Python, and not one look at the mailbox
+            yield self.calls[1:]
+
+    with Peer() as peer:
+        task = RunningTask(Busy, peer.endpoint())
+        connection = peer.take_task()
+        connection.send(connection.event(1, "while busy"))
+        connection.confirmed(1)
+        stop.set()
+        connection.finish()
+        assert task.outputs() == [[]]
+
+
+def test_a_task_that_ends_well_waits_until_everything_is_taken() -> None:  # H30: a success loses no event
+    with Peer() as peer:
+        task = RunningTask(
+            lambda: Calling(lambda context: context.send_event("precious")),
+            peer.endpoint(finish_timeout_s=0.2),
+        )
+        connection = peer.take_task()
+        connection.expect(EventMessage)
+        connection.expect(Finished)
+        error = task.error()
+    assert isinstance(error, TimedOut)
+    assert "not taken" in str(error)
+
+
+def test_an_exception_of_the_operator_is_told_and_passes_unchanged() -> None:  # H12
+    cause = ValueError("bad record 7")
+
+    class Failing(Recorder):
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            yield next(records)
+            raise cause
+
+    operator = Failing()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint(), [1, 2])
+        connection = peer.take_task()
+        assert connection.finish().failure == "ValueError: bad record 7"
+        assert task.error() is cause
+    assert operator.calls[-1] == "close"
+
+
+def test_an_exception_does_not_wait_long_for_a_silent_sidecar() -> None:  # H48
+    def fail(context: SubtaskContext) -> None:
+        raise ValueError("no")
+
+    with Peer() as peer:
+        task = RunningTask(lambda: Calling(fail), peer.endpoint(failure_timeout_s=0.05))
+        peer.take_task()
+        assert isinstance(task.error(), ValueError)
+
+
+def test_an_operator_that_cannot_be_built_is_a_failure_of_the_task() -> None:
+    def build() -> SubtaskOperator:
+        raise KeyError("no such file")
+
+    with Peer() as peer:
+        task = RunningTask(build, peer.endpoint())
+        connection = peer.accept()
+        connection.expect(Register)
+        connection.send(registered())
+        assert "no such file" in connection.finish().failure
+        assert isinstance(task.error(), KeyError)
+
+
+def test_an_exception_while_restoring_fails_the_task_before_it_is_ready() -> None:  # H11
+    class Failing(Recorder):
+        def open(self, context: SubtaskContext, state: bytes | None) -> None:
+            raise RuntimeError("cannot restore")
+
+    with Peer() as peer:
+        task = RunningTask(Failing, peer.endpoint())
+        connection = peer.accept()
+        connection.expect(Register)
+        connection.send(registered())
+        assert connection.finish().failure == "RuntimeError: cannot restore"  # not Opened
+        assert isinstance(task.error(), RuntimeError)
+
+
+def test_an_abandoned_iterator_ends_the_task_well() -> None:  # H57, spark-facts 18: take(1) is a success
+    operator = Recorder()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint(), range(1000), limit=1)
+        connection = peer.take_task()
+        assert connection.finish().failure == ""
+        connection.expect_end()
+        assert task.outputs() == [0]
+    assert operator.calls[-1] == "close"
+
+
+def test_a_generator_that_was_never_started_leaves_nothing_and_connects_to_nobody() -> None:
+    with Peer() as peer:
+        from spark_bridge.subtask import TaskIdentity
+
+        identity = TaskIdentity(task_attempt_id=1, subtask=0, run_id=0, attempt_number=0)
+        run_subtask(Recorder, peer.endpoint(), identity, []).close()  # type: ignore[attr-defined]
+
+
+def test_the_end_of_the_attempt_wakes_a_waiting_task() -> None:  # H26; spark-facts 16
+    with Peer() as peer:
+        task = RunningTask(EventSource, peer.endpoint())
+        connection = peer.take_task()
+        connection.send(AttemptEnded(TASK_ID, "superseded by attempt 4"))
+        connection.expect_end()
+        error = task.error()
+    assert isinstance(error, AttemptOver)
+    assert "superseded by attempt 4" in str(error)
+
+
+def test_an_attempt_that_is_over_takes_no_more_events_and_no_goodbye() -> None:  # spark-facts 16: deaf and mute
+    ended = threading.Event()
+
+    def body(context: SubtaskContext) -> None:
+        assert ended.wait(PATIENCE_S)
+        while not context.cancelled:
+            pass
+        context.send_event("from the grave")
+
+    operator = Calling(body)
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint())
+        connection = peer.take_task()
+        connection.send(connection.event(1, "unread"), AttemptEnded(TASK_ID, "killed"))
+        ended.set()
+        connection.expect_end()
+        assert isinstance(task.error(), AttemptOver)
+    assert operator.calls == [("open", None), "close"]
+
+
+def test_a_snapshot_is_taken_at_the_barrier_and_acknowledged() -> None:  # H40
+    operator = EventSource()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint())
+        connection = peer.take_task()
+        connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
+        closed = _next_item(connection, ClosedForCheckpoint)
+        assert closed.checkpoint_id == 6
+        connection.send(connection.event(2, "before"), BarrierMessage(TASK_ID, 3, 6, 2))
+        acknowledged = _next_item(connection, CheckpointAcknowledged)
+        assert (acknowledged.checkpoint_id, acknowledged.state) == (6, b"state at 6")
+        connection.send(CheckpointCompleted(TASK_ID, 4, 6), connection.event(5, "end"))
+        _next_item(connection, Finished)
+        connection.send(Confirm(TASK_ID, 4))
+        task.outputs()
+    assert operator.calls[1:5] == [
+        ("event", "before"),
+        ("snapshot", 6),
+        ("complete", 6),
+        ("event", "end"),
+    ]
+
+
+def test_what_is_sent_during_a_checkpoint_is_in_the_snapshot() -> None:  # H31
+    class Sender(EventSource):
+        def handle_event(self, event: Any) -> None:
+            if event == "send":
+                self.context.send_event("held")
+            super().handle_event(event)
+
+    with Peer() as peer:
+        task = RunningTask(Sender, peer.endpoint())
+        connection = peer.take_task()
+        connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
+        _next_item(connection, ClosedForCheckpoint)
+        connection.send(connection.event(2, "send"), BarrierMessage(TASK_ID, 3, 6, 2))
+        acknowledged = _next_item(connection, CheckpointAcknowledged)
+        assert [decode_event(payload) for payload in acknowledged.held] == ["held"]
+        event = _next_item(connection, EventMessage)
+        assert (event.seq, decode_event(event.payload)) == (acknowledged.seq + 1, "held")
+        connection.send(CheckpointAborted(TASK_ID, 4, 6), connection.event(5, "end"))
+        finished = _next_item(connection, Finished)
+        connection.send(Confirm(TASK_ID, finished.seq))
+        assert task.outputs() == ["send"]
+
+
+def test_restored_held_events_are_sent_first() -> None:  # H31
+    with Peer() as peer:
+        task = RunningTask(Recorder, peer.endpoint())
+        connection = peer.accept()
+        connection.expect(Register)
+        connection.send(registered(held=(encode_event("one"), encode_event("two"))))
+        items = [_next_item(connection, EventMessage) for _ in range(2)]
+        assert [decode_event(item.payload) for item in items] == ["one", "two"]
+        _next_item(connection, Opened)
+        connection.finish()
+        task.outputs()
+
+
+def test_an_operator_may_decline_a_checkpoint_and_go_on() -> None:  # H45
+    class Declining(EventSource):
+        def snapshot_state(self, checkpoint_id: int) -> bytes:
+            if checkpoint_id == 6:
+                raise CheckpointDeclinedByOperator("in the middle of a commit")
+            return b""
+
+    with Peer() as peer:
+        task = RunningTask(Declining, peer.endpoint())
+        connection = peer.take_task()
+        connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
+        _next_item(connection, ClosedForCheckpoint)
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        declined = _next_item(connection, CheckpointDeclined)
+        assert declined.reason == "in the middle of a commit"
+        connection.send(CheckpointAborted(TASK_ID, 3, 6), connection.event(4, "end"))
+        finished = _next_item(connection, Finished)
+        connection.send(Confirm(TASK_ID, finished.seq))
+        task.outputs()
+
+
+def test_a_snapshot_that_is_not_bytes_is_an_error_that_says_so() -> None:  # H46
+    class Forgetful(EventSource):
+        def snapshot_state(self, checkpoint_id: int) -> bytes:
+            return None  # type: ignore[return-value]
+
+    with Peer() as peer:
+        task = RunningTask(Forgetful, peer.endpoint())
+        connection = peer.take_task()
+        connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
+        _next_item(connection, ClosedForCheckpoint)
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        assert "must return bytes, not NoneType" in _next_item(connection, Finished).failure
+        error = task.error()
+    assert isinstance(error, TypeError)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_checkpoint_between_the_outputs_of_one_record_waits_unless_allowed(allowed: bool) -> None:
+    barrier_sent = threading.Event()
+
+    class TwoOutputs(Recorder):
+        snapshot_anywhere = allowed
+
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            for record in records:
+                yield record
+                self.calls.append("first half")
+                assert barrier_sent.wait(PATIENCE_S)
+                yield record
+                self.calls.append("second half")
+
+    operator = TwoOutputs()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint(), [1])
+        connection = peer.take_task()
+        connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
+        _next_item(connection, ClosedForCheckpoint)
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        connection.confirmed(2)
+        barrier_sent.set()
+        _next_item(connection, CheckpointAcknowledged)
+        finished = _next_item(connection, Finished)
+        connection.send(Confirm(TASK_ID, finished.seq))
+        task.outputs()
+    snapshot, half = operator.calls.index(("snapshot", 6)), operator.calls.index("second half")
+    assert (snapshot < half) == allowed
+
+
+def _next_item(connection: Any, kind: type[Any]) -> Any:
+    """The next message that is no confirmation."""
+    while isinstance(message := connection.receive(), Confirm):
+        pass
+    assert isinstance(message, kind), f"expected {kind.__name__}, got {message}"
+    return message
