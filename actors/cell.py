@@ -200,23 +200,20 @@ class ActorCell(Generic[M]):
         mailbox, gate, handler = self.mailbox, self.system.gate, self._handler()
         queue, signals = mailbox.queue, mailbox.signals
         while True:
-            if signals:
-                if gate is not None:
-                    await gate.turn(self)
-                verdict = await self._take_signal(signals.popleft())
-            elif not queue:
+            if not signals and not queue:
                 mailbox.parked = parked = self.system.loop.create_future()
                 await parked
                 continue
-            elif gate is not None:
+            if gate is not None:
                 await gate.turn(self)
-                if signals or not queue:
-                    continue  # a signal came meanwhile and overtakes
-                verdict = await self._drain_slice(handler, 1)
-            else:
-                verdict = await self._drain_slice(handler, SLICE_MESSAGES)
-                if verdict is None and queue and not signals:
+            if signals:
+                verdict = await self._take_signal(signals.popleft())
+            elif queue:
+                verdict = await self._drain_slice(handler, SLICE_MESSAGES if gate is None else 1)
+                if verdict is None and queue and not signals and gate is None:
                     await asyncio.sleep(0)
+            else:
+                continue
             if verdict is not None:
                 return verdict
 

@@ -1,0 +1,424 @@
+"""A public kit for testing actors: a virtual clock, probes, and a deterministic, replayable order of
+delivery.
+
+>>> async with deterministic_system(seed=7) as kit:  # doctest: +SKIP
+...     counter = kit.system.spawn(Counter, name="counter")
+...     counter.tell(Increment(1))
+...     assert await kit.drive(counter.ask(GetTotal, timeout_s=1.0)) == 1
+...     await kit.advance(5.0)
+
+The actors' own code runs unchanged; what the kit takes over is whose turn it is. One signal or message is
+delivered at a time, everything that follows from it is run until nothing is left to do, and then the next
+receiver is chosen: by a seed, by a list of names, or by a function. The same seed gives the same order.
+Timers and deadlines follow the kit's clock, which stands still until it is advanced. Functions given to
+``run_in_thread`` run in place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import anyio
+
+from actors.actor import Actor
+from actors.cell import ActorCell
+from actors.clock import Scheduled
+from actors.context import ActorContext
+from actors.hooks import Hook
+from actors.mailbox import Envelope, MailboxConfig
+from actors.ref import ActorRef
+from actors.signals import Signal, Terminated
+from actors.system import ActorSystem
+
+__all__ = [
+    "Candidate",
+    "Delivery",
+    "DeterministicKit",
+    "Schedule",
+    "TestProbe",
+    "VirtualClock",
+    "deterministic_system",
+    "settle",
+]
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+
+async def settle() -> None:
+    """Let the loop run until nothing is ready any more; what waits for I/O, threads or real time stays
+    waiting."""
+    ready = getattr(asyncio.get_running_loop(), "_ready", None)
+    if ready is None:  # a foreign loop that does not show: many turns instead of as many as it takes
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return
+    await asyncio.sleep(0)
+    while ready:  # noqa: ASYNC110 - it is the loop's own idleness that is waited for, and that has no event
+        await asyncio.sleep(0)
+
+
+class VirtualClock:
+    """A ``Clock`` that stands still until it is advanced. Starts at ``start_s`` seconds."""
+
+    __slots__ = ("_calls", "_now", "_number", "between")
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now = start_s
+        self._number = 0
+        self._calls: list[tuple[float, int, _Call]] = []
+        self.between: Callable[[], Awaitable[object]] = settle
+        """Awaited before and after each call that comes due, so that what follows from it happens at its
+        time."""
+
+    def now(self) -> float:
+        return self._now
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Scheduled:
+        call = _Call(callback)
+        self._number += 1
+        heapq.heappush(self._calls, (self._now + max(0.0, delay_s), self._number, call))
+        return call
+
+    async def sleep(self, delay_s: float) -> None:
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        call = self.call_later(delay_s, lambda: None if over.done() else over.set_result(None))
+        try:
+            await over
+        finally:
+            call.cancel()
+
+    def next_due_s(self) -> float | None:
+        """When the next call is due, on this clock; None if there is none."""
+        while self._calls and self._calls[0][2].callback is None:
+            heapq.heappop(self._calls)
+        return self._calls[0][0] if self._calls else None
+
+    async def advance(self, by_s: float) -> None:
+        """Let ``by_s`` seconds pass. Calls that come due are made in the order of their times, each at its
+        time."""
+        if by_s < 0:
+            raise ValueError("time does not go back")
+        until = self._now + by_s
+        await self.between()
+        while (due := self.next_due_s()) is not None and due <= until:
+            call = heapq.heappop(self._calls)[2]
+            self._now = max(self._now, due)
+            callback, call.callback = call.callback, None
+            if callback is not None:
+                callback()
+            await self.between()
+        self._now = until
+
+
+class _Call:
+    __slots__ = ("callback",)
+
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An actor whose turn it could be, and what it would be given."""
+
+    actor: str
+    item: object
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One step that was made: the actor, and the type of what it was given."""
+
+    actor: str
+    what: str
+
+
+Schedule: TypeAlias = Sequence[str] | Callable[[Sequence[Candidate]], int]
+
+
+class _TurnGate:
+    """Where actors wait for their turn."""
+
+    def __init__(self) -> None:
+        self._open = False
+        self.waiting: dict[ActorCell[Any], asyncio.Future[None]] = {}
+
+    async def turn(self, cell: ActorCell[Any]) -> None:
+        if self._open:
+            return
+        turn: asyncio.Future[None] = cell.system.loop.create_future()
+        self.waiting[cell] = turn
+        try:
+            await turn
+        finally:
+            self.waiting.pop(cell, None)
+
+    def release(self, cell: ActorCell[Any]) -> None:
+        turn = self.waiting.pop(cell)
+        if not turn.done():
+            turn.set_result(None)
+
+    def open(self) -> None:
+        self._open = True
+        for cell in tuple(self.waiting):
+            self.release(cell)
+
+
+class _InPlaceSystem(ActorSystem):
+    async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
+        return function(*args)
+
+
+class DeterministicKit:
+    """Drives one system step by step; made by ``deterministic_system``."""
+
+    def __init__(self, system: ActorSystem, clock: VirtualClock, gate: _TurnGate, choose: _Chooser) -> None:
+        self.system = system
+        self.clock = clock
+        self.trace: list[Delivery] = []
+        """All steps so far. ``[step.actor for step in kit.trace]`` is a schedule that replays them."""
+        self._gate = gate
+        self._choose = choose
+        clock.between = self.run_until_idle
+
+    async def candidates(self) -> list[Candidate]:
+        """Whose turn it could be now, in the order in which they were spawned."""
+        await settle()
+        return [Candidate(cell.path, _next_item(cell)) for cell in self._cells()]
+
+    async def step(self) -> Delivery | None:
+        """Deliver one signal or message and run what follows from it; None if there was nothing to
+        deliver."""
+        candidates = await self.candidates()
+        if not candidates:
+            return None
+        chosen = self._choose(candidates)
+        cell, item = self._cells()[chosen], candidates[chosen].item
+        delivery = Delivery(cell.path, type(item).__name__)
+        self.trace.append(delivery)
+        self._gate.release(cell)
+        await settle()
+        return delivery
+
+    async def run_until_idle(self, steps_max: int = 1_000_000) -> int:
+        """Step until there is nothing to deliver; returns the number of steps.
+
+        ``AssertionError`` after ``steps_max``: the actors then probably keep one another busy for ever.
+        """
+        for steps in range(steps_max):
+            if await self.step() is None:
+                return steps
+        raise AssertionError(f"still not idle after {steps_max} steps")
+
+    async def advance(self, by_s: float) -> None:
+        """Let time pass; each timer that comes due is followed by all that it leads to. See
+        ``VirtualClock``."""
+        await self.clock.advance(by_s)
+
+    async def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine (an ``ask``, a ``send``) and step until it is done.
+
+        ``AssertionError``, with the dump of who waits for whom, if everything is idle before that: then only
+        time could help, so advance it, or only a deadlock is left.
+        """
+        results: list[T] = []
+        errors: list[BaseException] = []
+
+        async def run() -> None:
+            try:
+                results.append(await coroutine)
+            except Exception as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run, name="driven by the test")
+            while not results and not errors:
+                if await self.step() is None and not results and not errors:
+                    errors.append(AssertionError(f"nothing moves any more:\n{self.system.dump_waits()}"))
+                    tasks.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def probe(self, name: str | None = None) -> TestProbe[Any]:
+        """A probe in this system, which steps where it would wait."""
+        return TestProbe(self.system, name=name, kit=self)
+
+    def _cells(self) -> list[ActorCell[Any]]:
+        return sorted(self._gate.waiting, key=lambda cell: cell.ref.incarnation)
+
+
+_Chooser: TypeAlias = Callable[[Sequence[Candidate]], int]
+
+
+@asynccontextmanager
+async def deterministic_system(
+    name: str = "deterministic",
+    *,
+    seed: int = 0,
+    schedule: Schedule | None = None,
+    hooks: Sequence[Hook] = (),
+    clock: VirtualClock | None = None,
+    shutdown_timeout_s: float = 10.0,
+) -> AsyncIterator[DeterministicKit]:
+    """A running system in which messages are delivered one by one, in an order that can be repeated.
+
+    seed: chooses the receivers, if there is no schedule. An exception that leaves the block names it in a
+        note.
+    schedule: the names of the receivers in turn, or a function that picks an index from the candidates.
+    On the way out the actors run freely again, and stop.
+    """
+    gate, clock = _TurnGate(), clock or VirtualClock()
+    system = _InPlaceSystem(
+        name,
+        clock=clock,
+        hooks=hooks,
+        shutdown_timeout_s=shutdown_timeout_s,
+        gate=gate,
+        loop_timer=lambda: 0.0,
+    )
+    try:
+        async with system:
+            try:
+                yield DeterministicKit(system, clock, gate, _chooser(seed, schedule))
+            finally:
+                gate.open()
+    except BaseException as error:
+        if schedule is None:
+            error.add_note(f"replay with deterministic_system(seed={seed})")
+        raise
+
+
+def _chooser(seed: int, schedule: Schedule | None) -> _Chooser:
+    if schedule is None:
+        dice = random.Random(seed)
+        return lambda candidates: dice.randrange(len(candidates))
+    if callable(schedule):
+        return schedule
+    names = deque(schedule)
+
+    def by_name(candidates: Sequence[Candidate]) -> int:
+        actors = [candidate.actor for candidate in candidates]
+        if not names:
+            raise AssertionError(f"the schedule is used up, and {actors} still have something to do")
+        wanted = names.popleft()
+        if wanted not in actors:
+            raise AssertionError(f"it is the turn of {wanted!r}, but only {actors} have something to do")
+        return actors.index(wanted)
+
+    return by_name
+
+
+def _next_item(cell: ActorCell[Any]) -> object:
+    mailbox = cell.mailbox
+    if mailbox.signals:
+        return mailbox.signals[0]
+    item = mailbox.queue[0] if mailbox.queue else None
+    return item.message if isinstance(item, Envelope) else item
+
+
+class TestProbe(Generic[M]):
+    """An actor that keeps what it gets, for the test to look at. Its mailbox has no bound.
+
+    In a deterministic system it steps where it would wait, and fails at once when nothing moves any more; in
+    any other it waits, at most ``timeout_s`` real seconds for each expectation.
+    """
+
+    __test__ = False  # not a test class, whatever its name begins with
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        *,
+        name: str | None = None,
+        kit: DeterministicKit | None = None,
+        timeout_s: float = 3.0,
+    ) -> None:
+        self.messages: deque[M] = deque()
+        """What has come and was not yet taken by an expectation."""
+        self.signals: deque[Signal] = deque()
+        """The signals, likewise."""
+        self._kit = kit
+        self._timeout_s = timeout_s
+        self._context: ActorContext[M] | None = None
+        self._to_watch: list[ActorRef[Any]] = []
+        self._news = asyncio.Event()
+        self.ref: ActorRef[M] = system.spawn(
+            lambda: _ProbeActor(self), name=name, mailbox=MailboxConfig(capacity=None)
+        )
+
+    def watch(self, ref: ActorRef[Any]) -> None:
+        """Watch another actor, for ``expect_terminated``."""
+        if self._context is not None:
+            self._context.watch(ref)
+        else:
+            self._to_watch.append(ref)
+
+    async def expect(self, expected: type[T]) -> T:
+        """Take the next message; it must be of this type (or of a union's, by ``expect(A | B)``)."""
+        message = await self._next(self.messages)
+        assert isinstance(message, expected), f"expected {expected}, got {message!r}"
+        return message
+
+    async def expect_equal(self, expected: M) -> M:
+        """Take the next message; it must be equal to this."""
+        message = await self._next(self.messages)
+        assert message == expected, f"expected {expected!r}, got {message!r}"
+        return message
+
+    async def expect_terminated(self, ref: ActorRef[Any]) -> BaseException | None:
+        """Take the next signal; it must say that ``ref`` is over. Returns the cause."""
+        signal = await self._next(self.signals)
+        assert isinstance(signal, Terminated), f"expected Terminated, got {signal!r}"
+        assert signal.ref is ref, f"expected the end of {ref}, got {signal!r}"
+        return signal.cause
+
+    async def expect_nothing(self) -> None:
+        """Nothing has come, and nothing comes from what can happen without time passing."""
+        if self._kit is not None:
+            await self._kit.run_until_idle()
+        else:
+            await settle()
+        assert not self.messages, f"expected nothing, got {list(self.messages)!r}"
+
+    async def _next(self, inbox: deque[T]) -> T:
+        if self._kit is not None:
+            while not inbox:
+                if await self._kit.step() is None:
+                    raise AssertionError("the probe got nothing, and nothing moves any more")
+            return inbox.popleft()
+        with anyio.move_on_after(self._timeout_s):
+            while not inbox:
+                self._news.clear()
+                await self._news.wait()
+            return inbox.popleft()
+        raise AssertionError(f"the probe got nothing within {self._timeout_s} s")
+
+
+class _ProbeActor(Actor[M]):
+    def __init__(self, probe: TestProbe[M]) -> None:
+        self._probe = probe
+
+    async def started(self, context: ActorContext[M]) -> None:
+        self._probe._context = context
+        for ref in self._probe._to_watch:
+            context.watch(ref)
+
+    async def receive(self, context: ActorContext[M], message: M) -> None:
+        self._probe.messages.append(message)
+        self._probe._news.set()
+
+    async def signal(self, context: ActorContext[M], signal: Signal) -> None:
+        self._probe.signals.append(signal)
+        self._probe._news.set()

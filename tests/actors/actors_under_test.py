@@ -1,0 +1,105 @@
+"""Small actors and messages that many tests use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from actors import Actor, ActorContext, ActorSystem, DeadLetter, Hook, Reply, Signal
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetTotal:
+    reply_to: Reply[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Explode:
+    cause: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """Asks for an answer that never comes."""
+
+    reply_to: Reply[int]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    """Keep the handler waiting until the event is set."""
+
+    event: asyncio.Event
+
+
+CounterMessage = Add | GetTotal | Explode | Ignore | WaitFor
+
+
+@dataclass(slots=True)
+class Diary:
+    """What happened to the instances of one actor, in order."""
+
+    lines: list[str] = field(default_factory=list)
+    signals: list[Signal] = field(default_factory=list)
+    causes: list[BaseException | None] = field(default_factory=list)
+    added: list[int] = field(default_factory=list)
+
+
+class Counter(Actor[CounterMessage]):
+    def __init__(self, diary: Diary | None = None) -> None:
+        self.diary = diary if diary is not None else Diary()
+        self.total = 0
+
+    async def started(self, context: ActorContext[CounterMessage]) -> None:
+        self.diary.lines.append("started")
+
+    async def receive(self, context: ActorContext[CounterMessage], message: CounterMessage) -> None:
+        match message:
+            case Add(n):
+                self.total += n
+                self.diary.added.append(n)
+            case GetTotal(reply_to):
+                reply_to.answer(self.total)
+            case Explode(cause):
+                raise cause
+            case Ignore():
+                pass
+            case WaitFor(event):
+                self.diary.lines.append("waiting")
+                await event.wait()
+                self.diary.lines.append("waited")
+
+    async def signal(self, context: ActorContext[CounterMessage], signal: Signal) -> None:
+        self.diary.signals.append(signal)
+
+    async def stopped(self, context: ActorContext[CounterMessage], cause: BaseException | None) -> None:
+        self.diary.lines.append("stopped")
+        self.diary.causes.append(cause)
+
+
+@asynccontextmanager
+async def running_system(
+    *, hooks: Sequence[Hook] = (), shutdown_timeout_s: float = 5.0, **options: Any
+) -> AsyncIterator[ActorSystem]:
+    """A system that leaves no task behind, which is checked."""
+    before = asyncio.all_tasks()
+    try:
+        async with ActorSystem("test", hooks=hooks, shutdown_timeout_s=shutdown_timeout_s, **options) as system:
+            yield system
+    finally:
+        assert asyncio.all_tasks() - before == set()
+        assert system.actor_count == 0
+
+
+def collect_dead_letters(system: ActorSystem) -> list[DeadLetter]:
+    letters: list[DeadLetter] = []
+    system.dead_letters.subscribe(letters.append)
+    return letters

@@ -1,0 +1,280 @@
+"""tell, send and ask."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+
+import anyio
+import pytest
+
+from actors import (
+    Actor,
+    ActorContext,
+    ActorRef,
+    ActorStopped,
+    AskTimeout,
+    DeadLetterReason,
+    Directive,
+    HandlerFailed,
+    MailboxConfig,
+    MailboxFull,
+    OnFull,
+    Reply,
+    Supervision,
+)
+from actors.testing import VirtualClock, deterministic_system, settle
+from tests.actors.actors_under_test import (
+    Add,
+    Counter,
+    CounterMessage,
+    Diary,
+    Explode,
+    GetTotal,
+    Ignore,
+    WaitFor,
+    collect_dead_letters,
+    running_system,
+)
+
+
+async def test_messages_of_one_sender_are_handled_in_the_order_of_the_calls() -> None:
+    diary = Diary()
+    async with running_system() as system:
+        counter = system.spawn(lambda: Counter(diary), name="counter")
+        for n in range(600):  # more than one slice of the reader
+            counter.tell(Add(n))
+        assert await counter.ask(GetTotal, timeout_s=5.0) == sum(range(600))
+    assert diary.added == list(range(600))
+
+
+async def test_an_answer_comes_back_to_who_asked() -> None:
+    async with running_system() as system:
+        counter = system.spawn(Counter)
+        counter.tell(Add(3))
+        total: int = await counter.ask(lambda reply_to: GetTotal(reply_to), timeout_s=5.0)
+        assert total == 3
+
+
+@dataclass(frozen=True, slots=True)
+class Double:
+    reply_to: Reply[int]
+
+
+class Doubler(Actor[Double]):
+    """Asks another actor from inside its own handler."""
+
+    def __init__(self, counter: ActorRef[CounterMessage]) -> None:
+        self.counter = counter
+
+    async def receive(self, context: ActorContext[Double], message: Double) -> None:
+        message.reply_to.answer(2 * await self.counter.ask(GetTotal, timeout_s=5.0))
+
+
+async def test_an_actor_can_ask_from_inside_its_handler() -> None:
+    async with running_system() as system:
+        counter = system.spawn(Counter)
+        doubler = system.spawn(lambda: Doubler(counter))
+        counter.tell(Add(21))
+        assert await doubler.ask(Double, timeout_s=5.0) == 42
+
+
+async def test_an_ask_without_an_answer_ends_at_its_deadline() -> None:
+    async with deterministic_system() as kit:
+        counter = kit.system.spawn(Counter, name="counter")
+        errors: list[Exception] = []
+
+        async def ask() -> None:
+            try:
+                await counter.ask(Ignore, timeout_s=2.0)
+            except AskTimeout as error:
+                errors.append(error)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await kit.advance(1.999)
+            assert errors == []
+            await kit.advance(0.001)
+        assert str(errors[0]) == "actor 'counter' did not answer Ignore within 2.0 s"
+
+
+async def test_an_ask_fails_at_once_when_the_target_stops() -> None:
+    async with running_system(clock=VirtualClock()) as system:  # no deadline can pass: the clock stands still
+        counter = system.spawn(Counter)
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                with pytest.raises(ActorStopped):
+                    await counter.ask(Ignore, timeout_s=1.0)
+
+            tasks.start_soon(ask)
+            await settle()
+            await system.stop(counter)
+
+
+async def test_an_ask_still_queued_fails_when_the_target_stops() -> None:
+    async with running_system(clock=VirtualClock()) as system:
+        gate = asyncio.Event()
+        counter = system.spawn(Counter)
+        counter.tell(WaitFor(gate))
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                with pytest.raises(ActorStopped):
+                    await counter.ask(GetTotal, timeout_s=1.0)
+
+            tasks.start_soon(ask)
+            await settle()
+            tasks.start_soon(system.stop, counter)
+            await settle()
+            gate.set()
+
+
+async def test_an_ask_of_a_stopped_actor_fails_at_once() -> None:
+    async with running_system() as system:
+        letters = collect_dead_letters(system)
+        counter = system.spawn(Counter)
+        await system.stop(counter)
+        with pytest.raises(ActorStopped):
+            await counter.ask(GetTotal, timeout_s=60.0)
+        assert [letter.reason for letter in letters] == [DeadLetterReason.STOPPED]
+
+
+async def test_an_ask_fails_when_the_target_restarts_before_it_answers() -> None:
+    async with running_system(clock=VirtualClock()) as system:
+        counter = system.spawn(Counter, supervision=Supervision(Directive.RESTART))
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                with pytest.raises(ActorStopped, match="restarted") as raised:
+                    await counter.ask(Ignore, timeout_s=1.0)
+                assert isinstance(raised.value.__cause__, KeyError)
+
+            tasks.start_soon(ask)
+            await settle()
+            counter.tell(Explode(KeyError("boom")))
+
+
+async def test_an_ask_that_waits_in_the_mailbox_survives_a_restart() -> None:
+    async with running_system() as system:
+        counter = system.spawn(Counter, supervision=Supervision(Directive.RESTART))
+        counter.tell(Add(1))
+        counter.tell(Explode(KeyError("boom")))
+        assert await counter.ask(GetTotal, timeout_s=5.0) == 0
+
+
+class Touchy(Actor[GetTotal]):
+    async def receive(self, context: ActorContext[GetTotal], message: GetTotal) -> None:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize("directive", list(Directive))
+async def test_an_ask_whose_handler_raises_fails_with_the_cause(directive: Directive) -> None:
+    if directive is Directive.ESCALATE:
+        with pytest.raises(ValueError, match="no"):
+            async with running_system() as system:
+                touchy = system.spawn(Touchy)
+                await touchy.ask(GetTotal, timeout_s=5.0)
+        return
+    async with running_system() as system:
+        touchy = system.spawn(Touchy, supervision=Supervision(directive))
+        with pytest.raises(HandlerFailed) as raised:
+            await touchy.ask(GetTotal, timeout_s=5.0)
+        assert isinstance(raised.value.__cause__, ValueError)
+
+
+class Refuser(Actor[GetTotal]):
+    async def receive(self, context: ActorContext[GetTotal], message: GetTotal) -> None:
+        message.reply_to.fail(PermissionError("not for you"))
+
+
+async def test_an_actor_can_refuse_to_answer_with_an_error_of_its_own() -> None:
+    async with running_system() as system:
+        with pytest.raises(PermissionError, match="not for you"):
+            await system.spawn(Refuser).ask(GetTotal, timeout_s=5.0)
+
+
+async def test_the_first_answer_counts_and_a_later_one_is_a_dead_letter() -> None:
+    class Twice(Actor[GetTotal]):
+        async def receive(self, context: ActorContext[GetTotal], message: GetTotal) -> None:
+            assert message.reply_to.open
+            assert message.reply_to.answer(1)
+            assert not message.reply_to.open
+            assert not message.reply_to.answer(2)
+            assert not message.reply_to.fail(KeyError())
+
+    async with running_system() as system:
+        letters = collect_dead_letters(system)
+        assert await system.spawn(Twice).ask(GetTotal, timeout_s=5.0) == 1
+    assert [letter.reason for letter in letters] == [DeadLetterReason.ANSWER_TOO_LATE] * 2
+
+
+async def test_a_message_to_a_stopped_actor_is_a_dead_letter_and_no_error() -> None:
+    async with running_system() as system:
+        letters = collect_dead_letters(system)
+        counter = system.spawn(Counter)
+        await system.stop(counter)
+        assert not counter.is_alive
+        counter.tell(Add(1))
+        with pytest.raises(ActorStopped):
+            await counter.send(Add(2))
+    assert [(letter.target, letter.message, letter.reason) for letter in letters] == [
+        (counter, Add(1), DeadLetterReason.STOPPED)
+    ]
+
+
+async def test_a_reference_never_reaches_a_later_actor_of_the_same_name() -> None:
+    async with running_system() as system:
+        letters = collect_dead_letters(system)
+        first = system.spawn(Counter, name="counter")
+        await system.stop(first)
+        second = system.spawn(Counter, name="counter")
+        assert (first.name, first.incarnation) != (second.name, second.incarnation)
+        assert first.incarnation < second.incarnation
+        first.tell(Add(1))
+        assert await second.ask(GetTotal, timeout_s=5.0) == 0
+        assert len(letters) == 1
+
+
+async def test_messages_from_another_thread_arrive_in_order() -> None:
+    diary = Diary()
+    async with running_system() as system:
+        counter = system.spawn(lambda: Counter(diary))
+
+        def from_a_thread() -> None:
+            for n in range(100):
+                counter.tell_threadsafe(Add(n))
+
+        thread = threading.Thread(target=from_a_thread)
+        thread.start()
+        await anyio.to_thread.run_sync(thread.join)
+        await counter.ask(GetTotal, timeout_s=5.0)
+    assert diary.added == list(range(100))
+
+
+async def test_a_full_mailbox_turns_a_message_from_a_thread_into_a_dead_letter() -> None:
+    async with running_system() as system:
+        letters = collect_dead_letters(system)
+        gate = asyncio.Event()
+        counter = system.spawn(Counter, mailbox=MailboxConfig(1, OnFull.REFUSE))
+        counter.tell(WaitFor(gate))
+        await settle()
+        await anyio.to_thread.run_sync(counter.tell_threadsafe, Add(1))
+        await anyio.to_thread.run_sync(counter.tell_threadsafe, Add(2))
+        await settle()
+        gate.set()
+    assert [(letter.message, letter.reason) for letter in letters][0] == (Add(2), DeadLetterReason.REFUSED)
+
+
+async def test_an_ask_of_an_actor_by_itself_into_a_full_mailbox_is_refused() -> None:
+    class Narcissus(Actor[int]):
+        async def receive(self, context: ActorContext[int], message: int) -> None:
+            context.self_ref.tell(2)
+            with pytest.raises(MailboxFull, match="wait for ever"):
+                await context.self_ref.send(3)
+            context.stop()
+
+    async with running_system() as system:
+        system.spawn(Narcissus, mailbox=MailboxConfig(1)).tell(1)
+        await settle()
