@@ -14,8 +14,9 @@ Each running subtask has a part in it, which only moves forward::
 
 A phase ends when no part is left in the step that it waits for. A drain may be reported before the
 coordinator's snapshot is, because they come on different ways. An acknowledgement cannot come before its
-barrier; if it does, the tracker aborts. A subtask that has ended is SETTLED with its final state, from the
-start or from AWAITING_CLOSE.
+barrier; if it does, the tracker aborts. A subtask that has ended is SETTLED
+with its final state, from whatever step: it ends only when its valve holds nothing, and nothing more will be
+taken from its mailbox, so there is no drain to wait for (G10).
 """
 
 from __future__ import annotations
@@ -134,9 +135,7 @@ class PendingCheckpoint:
                 return f"{name} of {input.attempt} for checkpoint {input.checkpoint_id}, said before"
         peers_fault = isinstance(input, SubtaskAcknowledged | SubtaskDeclined)
         if self.phase not in IN_TURN[type(input)] and not peers_fault:
-            raise LocalProtocolError(
-                f"{name} for checkpoint {input.checkpoint_id}, which is {self.phase.value}"
-            )
+            raise LocalProtocolError(f"{name} for checkpoint {input.checkpoint_id}, which is {self.phase.value}")
         return None
 
     def settled(self) -> bool:

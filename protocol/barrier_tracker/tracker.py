@@ -7,12 +7,12 @@ orders failures and resets against checkpoints. At most one checkpoint is under 
                            └──────────────┴────────── abort ┴───────────────────┘
 
 **Who takes part** is settled at the start. A subtask whose attempt is ready takes part step by step
-(``pending``). One that has finished takes part with its final state. One that is not running takes part
-with what its next attempt would restore, which is nothing where nothing was ever restored (H47): the
-coordinator has exchanged no event with it since. To keep that true, an attempt that becomes ready while the
-others are closing is *withheld*: the coordinator hears of it behind the request for its own snapshot, so
-whatever passes between them is after the cut. A subtask with two ready attempts has no single state; while
-there are two (H13), checkpoints are refused.
+(``pending``). One that has finished, or finishes meanwhile, takes part with its final state. One that is
+not running takes part with what its next attempt would restore, which is nothing where nothing was ever
+restored (H47): the coordinator has exchanged no event with it since. To keep that true, an attempt that
+becomes ready while the others are closing is *withheld*: the coordinator hears of it behind the request for
+its own snapshot, so whatever passes between them is after the cut. A subtask with two ready attempts has no
+single state; while there are two (H13), checkpoints are refused.
 
 **Abort** is by id (H44). An attempt that fails, a reset and the end of a run abort what is pending, in the
 same list of effects and ahead of what they tell (H16); they do not count as failures of the checkpoint. A
@@ -185,9 +185,7 @@ class BarrierTracker:
                 return None
             case CheckpointTriggered(checkpoint_id):
                 if checkpoint_id <= self._highest_id:
-                    raise LocalProtocolError(
-                        f"checkpoint ids rise: {checkpoint_id} after {self._highest_id} (H4)"
-                    )
+                    raise LocalProtocolError(f"checkpoint ids rise: {checkpoint_id} after {self._highest_id} (H4)")
                 return None
             case (
                 SubtaskClosed()
@@ -306,9 +304,7 @@ class BarrierTracker:
         self._withheld.clear()
         pending = self._pending
         if pending is not None:
-            over = [
-                part for part in pending.parts.values() if part.attempt.task_attempt_id not in self._attempts
-            ]
+            over = [part for part in pending.parts.values() if part.attempt.task_attempt_id not in self._attempts]
             if over or not pending.settled():
                 self._abort(f"run {input.run_id} has ended", out)
         out.append(TellRunEnded(input.run_id, input.succeeded, input.reason))
@@ -364,9 +360,7 @@ class BarrierTracker:
         pending.phase = Phase.DRAINING
         self._advance(pending, out)
 
-    def _snapshot_failed(
-        self, input: CoordinatorSnapshotFailed, now: float, out: list[TrackerEffect]
-    ) -> None:
+    def _snapshot_failed(self, input: CoordinatorSnapshotFailed, now: float, out: list[TrackerEffect]) -> None:
         self._abort(f"coordinator: {input.reason}", out, counted=True)
 
     def _drained(self, input: GatewayDrained, now: float, out: list[TrackerEffect]) -> None:
@@ -391,12 +385,9 @@ class BarrierTracker:
         part = None if pending is None else pending.parts.get(attempt.subtask)
         if pending is None or part is None or part.attempt != attempt or part.step is Step.SETTLED:
             return
-        if part.step is Step.AWAITING_CLOSE:
-            part.settle(SubtaskSnapshot(input.state))
-            out.append(ReopenSubtask(attempt, pending.checkpoint_id))
-            self._advance(pending, out)
-        else:  # what its valve held would be in no snapshot (H31)
-            self._abort(f"{attempt} ended between its close and its snapshot", out)
+        part.settle(SubtaskSnapshot(input.state))  # it ends only when its valve holds nothing
+        out.append(ReopenSubtask(attempt, pending.checkpoint_id))
+        self._advance(pending, out)
 
     def _stored(self, input: CheckpointStored, now: float, out: list[TrackerEffect]) -> None:
         self._completed = self._required().whole()
@@ -464,9 +455,7 @@ class BarrierTracker:
             assert not self._operator_reset_owed, "H16: pending, although the operator's reset is owed"
             assert pending.checkpoint_id <= self._highest_id
             for part in pending.parts.values():
-                assert part.attempt.task_attempt_id in self._attempts, (
-                    f"{part.attempt} has a part, and is over"
-                )
+                assert part.attempt.task_attempt_id in self._attempts, f"{part.attempt} has a part, and is over"
 
 
 _Handler = Callable[[BarrierTracker, Any, float, list[TrackerEffect]], None]

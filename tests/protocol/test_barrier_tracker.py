@@ -110,9 +110,7 @@ class Dialogue:
     def acknowledge(self, checkpoint_id: int, *attempts: ExecutionAttempt) -> list[TrackerEffect]:
         return self.tell(
             *(
-                SubtaskAcknowledged(
-                    attempt, checkpoint_id, b"%d at %d" % (attempt.subtask, checkpoint_id), (b"held",)
-                )
+                SubtaskAcknowledged(attempt, checkpoint_id, b"%d at %d" % (attempt.subtask, checkpoint_id), (b"held",))
                 for attempt in attempts
             )
         )
@@ -170,9 +168,7 @@ def test_empty_bytes_are_a_state_like_any_other() -> None:
     # H46
     dialogue = Dialogue(1)
     assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
-    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"")) == [
-        StoreCheckpoint(CompletedCheckpoint(1, b"", {}))
-    ]
+    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"")) == [StoreCheckpoint(CompletedCheckpoint(1, b"", {}))]
 
 
 # --- who takes part --------------------------------------------------------------------------------------
@@ -223,10 +219,19 @@ def test_a_final_state_that_comes_instead_of_the_close_settles_that_part() -> No
     assert dialogue.tell(GatewayDrained(B, 1)) == [SendBarrier(B, 1)]
 
 
-def test_an_operator_that_ends_between_its_close_and_its_snapshot_aborts() -> None:
-    # H31: what its valve held would be in no snapshot.
-    dialogue = Dialogue().run(A, B).close(1, A)
-    assert kinds(dialogue.tell(SubtaskFinalState(A, b"final"))) == [AbortCheckpoint]
+@pytest.mark.parametrize("reached", ["closed", "cut", "barrier"])
+def test_an_operator_that_ends_during_a_checkpoint_takes_part_with_its_final_state(reached: str) -> None:
+    # H47: it ends only when its valve holds nothing, so its final state is its whole part (H31).
+    dialogue = Dialogue(1).run(A).close(1, A)
+    if reached != "closed":
+        dialogue.tell(CoordinatorSnapshotTaken(1, b"c"))
+    if reached == "barrier":
+        dialogue.tell(GatewayDrained(A, 1))
+    effects = dialogue.tell(SubtaskFinalState(A, b"final"))
+    if reached == "closed":
+        effects += dialogue.tell(CoordinatorSnapshotTaken(1, b"c"))
+    whole = CompletedCheckpoint(1, b"c", {0: SubtaskSnapshot(b"final")})
+    assert effects == [ReopenSubtask(A, 1), StoreCheckpoint(whole)]
 
 
 def test_a_finished_attempt_is_waited_for_until_its_final_state_has_come() -> None:
@@ -241,9 +246,7 @@ def test_a_checkpoint_without_any_running_subtask_needs_only_the_coordinator() -
     # H47: nobody else.
     dialogue = Dialogue()
     assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
-    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"c")) == [
-        StoreCheckpoint(CompletedCheckpoint(1, b"c", {}))
-    ]
+    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"c")) == [StoreCheckpoint(CompletedCheckpoint(1, b"c", {}))]
 
 
 def test_a_checkpoint_after_a_good_run_takes_the_final_states() -> None:
@@ -538,9 +541,7 @@ def test_in_streaming_mode_a_retry_restores_the_last_completed_checkpoint() -> N
     dialogue.complete(1, A, B)
     dialogue.tell(AttemptFailed(A, FAILED))
     assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, 1)]
-    assert dialogue.tell(AttemptAccepted(A2, RestoreMode.STREAMING)) == [
-        RestoreAttempt(A2, 1, b"0 at 1", (b"held",))
-    ]
+    assert dialogue.tell(AttemptAccepted(A2, RestoreMode.STREAMING)) == [RestoreAttempt(A2, 1, b"0 at 1", (b"held",))]
 
 
 def test_a_reset_never_names_a_checkpoint_that_the_coordinator_was_not_told_is_complete() -> None:
@@ -568,9 +569,7 @@ def test_a_new_application_restores_what_it_was_given() -> None:
     # H52
     restored = CompletedCheckpoint(4, b"c", {0: SubtaskSnapshot(b"zero", (b"h",))})
     dialogue = Dialogue(restored=restored)
-    assert dialogue.tell(AttemptAccepted(A, RestoreMode.STREAMING)) == [
-        RestoreAttempt(A, 4, b"zero", (b"h",))
-    ]
+    assert dialogue.tell(AttemptAccepted(A, RestoreMode.STREAMING)) == [RestoreAttempt(A, 4, b"zero", (b"h",))]
     assert dialogue.tell(AttemptAccepted(B, RestoreMode.STREAMING)) == [RestoreAttempt(B, 4, None, ())]
 
 
