@@ -1,0 +1,134 @@
+"""Which splits a subtask must give back when it is reset (H56; R120 of Flink's contract).
+
+The tracker answers one question: a subtask falls back to checkpoint X; which splits were assigned to it
+since X? Those that X already covers are in the subtask's own state, and must not be handed out again.
+
+    record        an assignment joins ``open``: it is in no checkpoint yet
+    checkpoint X  the coordinator's cut: what is open now is filed under X
+    completed X   X and all before it can be fallen back to no further: their entries are dropped
+    reset to X    what is filed above X, ascending, and then what is open, is taken out and given back
+
+An aborted checkpoint needs no word: its entry lies above the checkpoint that a reset names, or is dropped by
+the next completion (R121). Recording an assignment must come before sending it (R118), or a crash between
+the two would lose the split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from protocol.errors import LocalProtocolError
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
+
+SplitT = TypeVar("SplitT", bound=Hashable)
+
+# A dict without values is an ordered set: a split that is recorded twice counts once, where it came first.
+_Assignments = dict[int, dict[SplitT, None]]
+
+
+class SplitAssignmentTracker(Generic[SplitT]):
+    """The open and the checkpointed assignments of one source. Splits are opaque, hashable values.
+
+    One thread at a time. Nothing to close.
+    """
+
+    __slots__ = ("_by_checkpoint", "_newest_checkpoint_id", "_open")
+
+    def __init__(self) -> None:
+        self._open: _Assignments[SplitT] = {}
+        self._by_checkpoint: dict[int, _Assignments[SplitT]] = {}  # ascending ids
+        self._newest_checkpoint_id = VIRTUAL_EMPTY_CHECKPOINT
+
+    def record(self, subtask: int, splits: Iterable[SplitT]) -> None:
+        """``splits`` are about to be sent to ``subtask``, in this order. Nothing happens for an empty list."""
+        new = dict.fromkeys(splits)
+        if new:
+            self._open.setdefault(subtask, {}).update(new)
+
+    def on_checkpoint(self, checkpoint_id: int) -> None:
+        """The cut of ``checkpoint_id``: what is open belongs to it from here on.
+
+        Raises ``LocalProtocolError``, with nothing changed, unless ids rise (H4).
+        """
+        if checkpoint_id <= self._newest_checkpoint_id:
+            raise LocalProtocolError(
+                f"checkpoint {checkpoint_id} comes after checkpoint {self._newest_checkpoint_id}: ids must rise"
+            )
+        self._newest_checkpoint_id = checkpoint_id
+        self._by_checkpoint[checkpoint_id] = self._open
+        self._open = {}
+
+    def on_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """No subtask will fall back before ``checkpoint_id``. An unknown or late id drops only what is below
+        it.
+        """
+        for known in [known for known in self._by_checkpoint if known <= checkpoint_id]:
+            del self._by_checkpoint[known]
+
+    def get_and_remove(self, subtask: int, checkpoint_id: int) -> list[SplitT]:
+        """Take out what ``subtask`` was assigned after ``checkpoint_id``, oldest first.
+
+        ``checkpoint_id`` -1 is the virtual empty checkpoint: everything that is still known comes back. An
+        unknown subtask gives an empty list.
+        """
+        taken: dict[SplitT, None] = {}
+        for known, assignments in self._by_checkpoint.items():
+            if known > checkpoint_id:
+                taken.update(assignments.pop(subtask, {}))
+        taken.update(self._open.pop(subtask, {}))
+        return list(taken)
+
+    def assigned(self, subtask: int) -> list[SplitT]:
+        """What ``subtask`` was assigned and may still have to give back, oldest first; nothing is removed."""
+        known: dict[SplitT, None] = {}
+        for assignments in self._by_checkpoint.values():
+            known.update(assignments.get(subtask, {}))
+        known.update(self._open.get(subtask, {}))
+        return list(known)
+
+    @property
+    def open_assignments(self) -> dict[int, list[SplitT]]:
+        """A copy of what no checkpoint holds yet: subtask to splits, in order."""
+        return {subtask: list(splits) for subtask, splits in self._open.items()}
+
+    @property
+    def assignments_by_checkpoint(self) -> dict[int, dict[int, list[SplitT]]]:
+        """A copy of what is filed under checkpoints that have not completed: id to subtask to splits."""
+        return {
+            checkpoint_id: {subtask: list(splits) for subtask, splits in assignments.items()}
+            for checkpoint_id, assignments in self._by_checkpoint.items()
+        }
+
+    def snapshot(self) -> dict[str, Any]:
+        """The whole tracker as a value that msgpack carries, if the splits are; see ``restore``."""
+        return {"open": self.open_assignments, "by_checkpoint": self.assignments_by_checkpoint}
+
+    @classmethod
+    def restore(cls, snapshot: dict[str, Any]) -> SplitAssignmentTracker[SplitT]:
+        """The tracker that ``snapshot`` was taken of.
+
+        A snapshot without ``by_checkpoint`` is one that kept the open assignments only: there is no history
+        then. Raises ``LocalProtocolError`` when it has not the shape of a snapshot.
+        """
+        tracker = cls()
+        try:
+            tracker._open = _ordered_sets(snapshot["open"])
+            history = snapshot.get("by_checkpoint", {})
+            for checkpoint_id in sorted(history):
+                tracker._by_checkpoint[checkpoint_id] = _ordered_sets(history[checkpoint_id])
+                tracker._newest_checkpoint_id = checkpoint_id
+        except (TypeError, KeyError, AttributeError) as error:
+            raise LocalProtocolError(f"this is no snapshot of split assignments: {error!r}") from error
+        return tracker
+
+    def check_invariants(self) -> None:
+        """Ids ascend, none is above the newest, and no subtask has an empty entry among the open ones."""
+        ids = list(self._by_checkpoint)
+        assert ids == sorted(ids), f"checkpoints out of order: {ids}"
+        assert all(known <= self._newest_checkpoint_id for known in ids), f"{ids} above {self._newest_checkpoint_id}"
+        assert all(self._open.values()), "an empty open assignment"
+
+
+def _ordered_sets(assignments: dict[int, Sequence[SplitT]]) -> _Assignments[SplitT]:
+    return {subtask: dict.fromkeys(splits) for subtask, splits in assignments.items()}
