@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 A gateway belongs to one attempt for ever (H20). It has three states,
-which are about the connection only; what a checkpoint does to it is a matter of the *downward valve*, below.
+which are about the connection only; what a checkpoint does to it is a matter of the *downward valve*
+(``protocol.downward_valve``).
 
 *Down.* An event is held while the valve is closed; else it becomes the next item of the downward stream, and
 is sent if a connection is up (``protocol.streams``). It is confirmed when the peer has put it into its
@@ -42,10 +43,9 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
+from protocol.downward_valve import DownwardValve, Effects
 from protocol.errors import (
     AttemptOver,
-    ConfirmationTimeout,
-    GatewayFull,
     LocalProtocolError,
     RemoteProtocolError,
 )
@@ -55,7 +55,6 @@ from protocol.gateway_types import (
     BarrierRequested,
     CheckpointOver,
     CloseRequested,
-    ConfirmEvent,
     CutReached,
     DeliverEvent,
     DeliverRequest,
@@ -70,10 +69,8 @@ from protocol.gateway_types import (
     ItemTaken,
     MessageReceived,
     ReadyAnnounced,
-    ReportAcknowledged,
     ReportClosed,
     ReportDeclined,
-    ReportDrained,
     ReportFinished,
     ReportOpened,
     SendToAttempt,
@@ -81,20 +78,15 @@ from protocol.gateway_types import (
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.messages import (
-    AnswerMessage,
-    BarrierMessage,
-    CheckpointAborted,
-    CheckpointAcknowledged,
-    CheckpointCompleted,
     CheckpointDeclined,
     ClosedForCheckpoint,
-    CloseForCheckpoint,
     Confirm,
-    DownItem,
     EventMessage,
     Finished,
     Opened,
+    Register,
     RequestMessage,
+    Resume,
     UpItem,
     UpMessage,
 )
@@ -103,9 +95,7 @@ from protocol.streams import (
     ConnectionLost,
     DropConnection,
     IncomingStream,
-    OutgoingStream,
     RefuseMessage,
-    RoomAvailable,
 )
 
 
@@ -153,31 +143,6 @@ class _Peer(Enum):
     FINISHED = 2
 
 
-class _Phase(Enum):
-    """How far one checkpoint has come at this gateway. The valve is closed for it from CUT to BARRIER."""
-
-    REQUESTED = 0
-    CUT = 1
-    DRAINED = 2
-    BARRIER = 3
-    ACKNOWLEDGED = 4
-
-
-class _Checkpoint:
-    """What one gateway remembers of one checkpoint that is not over."""
-
-    __slots__ = ("order_at_cut", "phase", "submitted_at_cut")
-
-    def __init__(self) -> None:
-        self.phase = _Phase.REQUESTED
-        self.submitted_at_cut = 0
-        self.order_at_cut = 0
-
-
-_Submitted = EventSubmitted | AnswerSubmitted
-_Effects = list[GatewayEffect]
-
-
 class GatewayMachine:
     """The gateway of one execution attempt; see the module's text.
 
@@ -186,32 +151,18 @@ class GatewayMachine:
     """
 
     __slots__ = (
-        "_answers",
-        "_awaited",
-        "_checkpoints",
-        "_closed",
         "_confirm_sent",
-        "_detached_at",
         "_dispatch",
-        "_held",
-        "_held_bytes",
         "_id",
         "_in",
         "_kept",
-        "_last_event_seq",
-        "_latest",
         "_limits",
-        "_order",
-        "_out",
-        "_paused_s",
         "_peer",
         "_ready",
         "_reason",
-        "_refused_bytes",
-        "_settled",
         "_state",
-        "_submitted",
         "_unanswered",
+        "_valve",
         "attempt",
     )
 
@@ -221,32 +172,13 @@ class GatewayMachine:
         self._limits = limits
         self._enter(GatewayState.DETACHED)
         self._reason = ""
-        # Down: what is held (the id that holds it, its place among all submitted, itself), what is in the
-        # stream, and of that, with the reading of the connected clock, what must be confirmed in time.
-        self._out: OutgoingStream[DownItem] = OutgoingStream()
-        self._held: deque[tuple[int, int, _Submitted]] = deque()
-        self._held_bytes = 0
-        self._awaited: deque[tuple[int, float, _Submitted]] = deque()
-        self._order = 0  # events and answers submitted, of all kinds
-        self._submitted = 0  # of these, the ones that a checkpoint waits for,
-        self._settled = 0  # and the confirmed ones of those
-        self._last_event_seq = 0
-        self._refused_bytes: int | None = None  # the size of the first event that met the bound
-        # Clocks.
-        self._detached_at: float | None = None
-        self._paused_s = 0.0  # how long the confirm clock has stood still so far
-        # Up.
+        self._valve = DownwardValve(attempt, limits)
         self._in = IncomingStream()
         self._confirm_sent = 0
         self._peer = _Peer.RESTORING
         self._ready = False
         self._kept: deque[UpItem] = deque()  # came before ReadyAnnounced
         self._unanswered: set[int] = set()
-        self._answers = 0  # held or unconfirmed
-        # Checkpoints that are not over, and the ids that close the valve, ascending.
-        self._checkpoints: dict[int, _Checkpoint] = {}
-        self._closed: list[int] = []
-        self._latest: int | None = None
 
     # --- the shape of every machine -----------------------------------------------------------------------
 
@@ -256,16 +188,15 @@ class GatewayMachine:
         Raises ``GatewayFull`` (H27; a later ``RoomAvailable`` is all that is remembered of it),
         ``LocalProtocolError`` for an input that contradicts earlier ones, ``RemoteProtocolError`` when the
         peer broke the protocol (the shell then drops the connection and says ``ConnectionLost``). In each
-        case nothing was changed.
+        case nothing was changed. After the end nothing raises, save what is no input at all.
         """
-        try:
-            act = self._dispatch[type(input)]
-        except KeyError:
-            raise LocalProtocolError(f"no input of a gateway: {input!r}") from None
-        effects: _Effects = []
+        act = self._dispatch.get(type(input))
+        if act is None:
+            raise LocalProtocolError(f"no input of a gateway: {input!r}")
+        effects: Effects = []
         act(self, input, now, effects)
-        if self._detached_at is None and self._state is GatewayState.DETACHED:
-            self._detached_at = now
+        if self._state is GatewayState.DETACHED and self._valve.stopped_at is None:
+            self._valve.stopped_at = now
         return effects
 
     def handle_batch(self, messages: Iterable[UpMessage], now: float) -> list[GatewayEffect]:
@@ -274,7 +205,7 @@ class GatewayMachine:
         It does not raise for what the peer did: at a message that breaks the protocol it stops, and the last
         effect is ``DropConnection``; the messages before it count.
         """
-        effects: _Effects = []
+        effects: Effects = []
         if self._state is not GatewayState.ATTACHED:
             for message in messages:
                 self._refuse(MessageReceived(message), now, effects)
@@ -294,39 +225,27 @@ class GatewayMachine:
     def next_deadline(self) -> float | None:
         """When ``TimePassed`` is due, on the clock of ``now``; None when no clock runs."""
         if self._state is GatewayState.ATTACHED:
-            if self._awaited:
-                return self._awaited[0][1] + self._limits.confirm_timeout_s + self._paused_s
-            return None
-        if self._state is GatewayState.DETACHED and self._detached_at is not None:
-            return self._detached_at + self._limits.reconnect_timeout_s
-        return None
+            return self._valve.confirm_deadline()
+        stopped_at = self._valve.stopped_at
+        return None if stopped_at is None else stopped_at + self._limits.reconnect_timeout_s
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if the state is an impossible one."""
-        self._out.check_invariants()
+        self._valve.check_invariants()
         self._in.check_invariants()
-        assert self._closed == sorted(set(self._closed))
-        assert self._held_bytes == sum(len(entry[2].payload) for entry in self._held)
-        closing = (_Phase.CUT, _Phase.DRAINED, _Phase.BARRIER)
-        assert set(self._closed) == {n for n, c in self._checkpoints.items() if c.phase in closing}
-        if self._held:
-            assert self._closed, "held, and nothing will ever release it"
-            assert self._closed[0] <= self._held[0][0], "held, though it may leave"
-        orders = [order for _, order, _ in self._held]
-        assert orders == sorted(orders), "held events have lost their order"
-        held = sum(1 for entry in self._held if _is_awaited(entry[2]))
-        if self._state is not GatewayState.OVER:
-            assert self._submitted - self._settled == held + len(self._awaited)
+        assert self._valve.attached == (self._state is GatewayState.ATTACHED)
         assert not (self._kept and self._ready)
         assert self._confirm_sent <= self._in.received_seq
         if self._state is GatewayState.OVER:
-            assert not any((len(self._out), self._held, self._awaited, self._kept, self._checkpoints))
+            assert self.statistics() == GatewayStatistics(0, 0, 0, 0, 0, 0, ())
+            assert not any((self._kept, self._unanswered, self._valve.answers_pending))
             assert self.next_deadline() is None
 
     # --- what the shell may look at -----------------------------------------------------------------------
 
     @property
     def state(self) -> GatewayState:
+        """Whether a connection is up, or the attempt over."""
         return self._state
 
     @property
@@ -337,32 +256,28 @@ class GatewayMachine:
 
     def statistics(self) -> GatewayStatistics:
         """The figures at this moment; after the end all are zero."""
+        valve = self._valve
         return GatewayStatistics(
-            len(self._held),
-            self._held_bytes,
-            self._out.events_unconfirmed,
-            self._out.bytes_unconfirmed,
+            *valve.held(),
+            valve.stream.events_unconfirmed,
+            valve.stream.bytes_unconfirmed,
             self._in.untaken_events,
             self._in.untaken_bytes,
-            tuple(self._closed),
+            tuple(valve.closed),
         )
 
     # --- connections and time -----------------------------------------------------------------------------
 
-    def _attach(self, input: ConnectionAttached, now: float, effects: _Effects) -> None:
-        self._trim(self._out.resume(input.received_seq), input.received_seq, effects)
-        if self._detached_at is not None:
-            self._paused_s += now - self._detached_at
-            self._detached_at = None
+    def _attach(self, input: ConnectionAttached, now: float, effects: Effects) -> None:
+        self._valve.attach(input.received_seq, now, effects)
         self._enter(GatewayState.ATTACHED)
-        effects.extend([SendToAttempt(item) for item in self._out.unconfirmed()])
         self._send_confirm(effects, again=True)
 
-    def _detach(self, input: ConnectionLost, now: float, effects: _Effects) -> None:
-        self._detached_at = now
+    def _detach(self, input: ConnectionLost, now: float, effects: Effects) -> None:
+        self._valve.detach(now)
         self._enter(GatewayState.DETACHED)
 
-    def _pass_time(self, input: TimePassed, now: float, effects: _Effects) -> None:
+    def _pass_time(self, input: TimePassed, now: float, effects: Effects) -> None:
         deadline = self.next_deadline()
         if deadline is None or now < deadline:
             return
@@ -370,178 +285,76 @@ class GatewayMachine:
             reason = f"{self.attempt} did not reconnect within {self._limits.reconnect_timeout_s:g} s"
             effects.append(ExpireConnection(reason))
             self._end(reason, effects)
-            return
-        seq, started, submitted = self._awaited[0]
-        late = submitted.event_id if isinstance(submitted, EventSubmitted) else None
-        name = (
-            f"answer to request {submitted.request_id}"
-            if isinstance(submitted, AnswerSubmitted)
-            else f"event {late}"
-        )
-        waited_s = now - self._paused_s - started
-        reason = f"{name} (item {seq}) for {self.attempt} was not confirmed within {waited_s:.3f} s"
-        effects.append(FailAttempt(reason))
-        self._end(reason, effects, late)
+        else:
+            reason, late = self._valve.describe_late(now)
+            effects.append(FailAttempt(reason))
+            self._end(reason, effects, late)
 
-    def _end_attempt(self, input: AttemptIsOver, now: float, effects: _Effects) -> None:
+    def _end_attempt(self, input: AttemptIsOver, now: float, effects: Effects) -> None:
         self._end(input.reason, effects)
 
-    def _end(self, reason: str, effects: _Effects, late: int | None = None) -> None:
-        """Fail what was not confirmed, in order (H26), and forget everything. ``late``: the event that timed
-        out."""
+    def _end(self, reason: str, effects: Effects, late: int | None = None) -> None:
         self._enter(GatewayState.OVER)
         self._reason = reason
-        for event_id in self._out.tags():
-            kind = ConfirmationTimeout if event_id == late else AttemptOver
-            effects.append(FailEvent(event_id, kind(reason)))
-        for _, _, held in self._held:
-            if isinstance(held, EventSubmitted):
-                effects.append(FailEvent(held.event_id, AttemptOver(reason)))
-        self._out.clear()
+        self._valve.fail_all(reason, late, effects)
         self._in.clear()
-        self._held.clear()
-        self._held_bytes = 0
-        self._awaited.clear()
         self._kept.clear()
         self._unanswered.clear()
-        self._answers = 0
-        self._checkpoints.clear()
-        self._closed.clear()
-        self._detached_at = None
-        self._announce_room(effects)
 
-    def _fail_at_once(self, input: EventSubmitted, now: float, effects: _Effects) -> None:
+    def _fail_at_once(self, input: EventSubmitted, now: float, effects: Effects) -> None:
         effects.append(FailEvent(input.event_id, AttemptOver(self._reason)))
 
-    def _ignore(self, input: GatewayInput, now: float, effects: _Effects) -> None:
+    def _ignore(self, input: GatewayInput, now: float, effects: Effects) -> None:
         pass
 
-    def _refuse(self, input: MessageReceived, now: float, effects: _Effects) -> None:
-        why = (
-            f"the attempt is over: {self._reason}"
-            if self._state is GatewayState.OVER
-            else "no connection is up"
-        )
+    def _refuse(self, input: MessageReceived, now: float, effects: Effects) -> None:
+        over = self._state is GatewayState.OVER
+        why = f"the attempt is over: {self._reason}" if over else "no connection is up"
         effects.append(RefuseMessage(f"{type(input.message).__name__} from {self.attempt}: {why}"))
 
     # --- down ---------------------------------------------------------------------------------------------
 
-    def _submit_event(self, input: EventSubmitted, now: float, effects: _Effects) -> None:
-        size = len(input.payload)
-        if not self._has_room(size):
-            if self._refused_bytes is None:
-                self._refused_bytes = size
-            out = self._out
-            raise GatewayFull(
-                f"{self.attempt}: {len(self._held)} events held and {out.events_unconfirmed} unconfirmed, "
-                f"{self._held_bytes + out.bytes_unconfirmed} bytes: at most {self._limits.events_max} events "
-                f"and {self._limits.bytes_max} bytes"
-            )
-        self._submit(input, now, effects)
+    def _submit_event(self, input: EventSubmitted, now: float, effects: Effects) -> None:
+        self._valve.submit_event(input, now, effects)
 
-    def _submit_answer(self, input: AnswerSubmitted, now: float, effects: _Effects) -> None:
+    def _submit_answer(self, input: AnswerSubmitted, now: float, effects: Effects) -> None:
         if input.request_id not in self._unanswered:
             raise LocalProtocolError(f"request {input.request_id} of {self.attempt} is not open")
         self._unanswered.remove(input.request_id)
-        self._answers += 1
-        self._submit(input, now, effects)
+        self._valve.submit_answer(input, now, effects)
 
-    def _submit(self, submitted: _Submitted, now: float, effects: _Effects) -> None:
-        self._order += 1
-        if _is_awaited(submitted):
-            self._submitted += 1
-        if self._closed:
-            self._held.append((self._closed[-1], self._order, submitted))
-            self._held_bytes += len(submitted.payload)
-        else:
-            self._send_submitted(submitted, now, effects)
+    def _request_close(self, input: CloseRequested, now: float, effects: Effects) -> None:
+        self._valve.request_close(input.checkpoint_id, effects)
 
-    def _send_submitted(self, submitted: _Submitted, now: float, effects: _Effects) -> None:
-        out = self._out
-        seq = out.last_seq + 1
-        payload = submitted.payload
-        item: DownItem
-        if isinstance(submitted, EventSubmitted):
-            item = EventMessage(self._id, seq, payload)
-            out.append(item, len(payload), submitted.event_id)
-            awaited = not submitted.loss_tolerant
-        else:
-            item = AnswerMessage(self._id, seq, submitted.request_id, submitted.error, payload)
-            out.append(item, len(payload))
-            awaited = True
-        if awaited:
-            stopped = self._detached_at
-            self._awaited.append((seq, (now if stopped is None else stopped) - self._paused_s, submitted))
-        self._last_event_seq = seq
-        if self._state is GatewayState.ATTACHED:
-            effects.append(SendToAttempt(item))
+    def _reach_cut(self, input: CutReached, now: float, effects: Effects) -> None:
+        self._valve.reach_cut(input.checkpoint_id, effects)
 
-    def _send_item(self, item: DownItem, effects: _Effects) -> None:
-        """One of the protocol's own items: it passes the valve and counts against no bound."""
-        self._out.append(item)
-        if self._state is GatewayState.ATTACHED:
-            effects.append(SendToAttempt(item))
+    def _send_barrier(self, input: BarrierRequested, now: float, effects: Effects) -> None:
+        self._valve.send_barrier(input.checkpoint_id, effects)
 
-    def _release(self, now: float, effects: _Effects) -> None:
-        """Send what is no longer held (H43: an event leaves when its id and all lower ones are open)."""
-        held, closed = self._held, self._closed
-        while held and not (closed and closed[0] <= held[0][0]):
-            _, _, submitted = held.popleft()
-            self._held_bytes -= len(submitted.payload)
-            self._send_submitted(submitted, now, effects)
-        self._report_drained(effects)
-
-    def _confirmed(self, seq: int, effects: _Effects) -> None:
-        self._trim(self._out.confirm(seq), seq, effects)
-
-    def _trim(
-        self, entries: list[tuple[DownItem, int | None, int | None]], seq: int, effects: _Effects
-    ) -> None:
-        for item, _, event_id in entries:
-            if event_id is not None:
-                effects.append(ConfirmEvent(event_id))
-            elif type(item) is AnswerMessage:
-                self._answers -= 1
-        awaited = self._awaited
-        while awaited and awaited[0][0] <= seq:
-            awaited.popleft()
-            self._settled += 1
-        self._report_drained(effects)
-        self._announce_room(effects)
-
-    def _has_room(self, size: int) -> bool:
-        count = len(self._held) + self._out.events_unconfirmed
-        if count >= self._limits.events_max:
-            return False
-        return count == 0 or self._held_bytes + self._out.bytes_unconfirmed + size <= self._limits.bytes_max
-
-    def _announce_room(self, effects: _Effects) -> None:
-        if self._refused_bytes is not None and self._has_room(self._refused_bytes):
-            self._refused_bytes = None
-            effects.append(RoomAvailable())
+    def _end_checkpoint(self, input: CheckpointOver, now: float, effects: Effects) -> None:
+        self._valve.end_checkpoint(input.checkpoint_id, input.completed, now, effects)
 
     # --- up -----------------------------------------------------------------------------------------------
 
-    def _take_message(self, input: MessageReceived, now: float, effects: _Effects) -> None:
+    def _take_message(self, input: MessageReceived, now: float, effects: Effects) -> None:
         again = self._receive(input.message, now, effects)
         self._send_confirm(effects, again)
 
-    def _receive(self, message: UpMessage, now: float, effects: _Effects) -> bool:
+    def _receive(self, message: UpMessage, now: float, effects: Effects) -> bool:
         """Take one message; True if it was a duplicate, which wants to be confirmed again."""
         if message.task_attempt_id != self._id:
             name = f"{type(message).__name__} of task {message.task_attempt_id}"
             effects.append(RefuseMessage(f"{name} on the connection of {self.attempt}"))
             return False
         if isinstance(message, Confirm):
-            self._confirmed(message.seq, effects)
+            self._valve.confirm(message.seq, effects)
             return False
-        if not isinstance(message, UpItem):
-            raise RemoteProtocolError(
-                f"{type(message).__name__} in the middle of a connection of {self.attempt}"
-            )
+        if isinstance(message, PLAIN):
+            raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection of {self.attempt}")
         if not self._in.is_new(message.seq):
             return True
-        if isinstance(message, EventMessage | RequestMessage):
+        if isinstance(message, PAYLOAD):
             self._check_window(message)
             self._in.advance(len(message.payload))
         else:
@@ -552,61 +365,74 @@ class GatewayMachine:
     def _check_window(self, message: EventMessage | RequestMessage) -> None:
         """Refuse a peer that sends more than it was allowed to (H27); nothing has been changed so far."""
         came, limits = self._in, self._limits
-        if came.untaken_events >= limits.upward_events_max or (
-            came.untaken_events and came.untaken_bytes + len(message.payload) > limits.upward_bytes_max
+        count = came.untaken_events
+        if count and (
+            count >= limits.upward_events_max or came.untaken_bytes + len(message.payload) > limits.upward_bytes_max
         ):
             raise RemoteProtocolError(f"{self.attempt} has sent more than its window allows")
         if isinstance(message, RequestMessage):
             if message.request_id in self._unanswered:
                 raise RemoteProtocolError(f"{self.attempt} has used request id {message.request_id} twice")
-            if len(self._unanswered) + self._answers >= limits.upward_events_max:
+            if len(self._unanswered) + self._valve.answers_pending >= limits.upward_events_max:
                 raise RemoteProtocolError(f"{self.attempt} has more open requests than its window allows")
 
-    def _take_item(self, item: UpItem, now: float, effects: _Effects) -> None:
-        if self._peer is _Peer.FINISHED and not isinstance(item, ClosedForCheckpoint):
-            self._in.take(item.seq)
-            effects.append(
-                RefuseMessage(f"{type(item).__name__} of {self.attempt}, which has said that it finished")
-            )
+    def _take_item(self, item: UpItem, now: float, effects: Effects) -> None:
+        if self._peer is not _Peer.OPEN and not self._check_turn(item, effects):
             return
         if isinstance(item, Opened):
-            if self._peer is _Peer.RESTORING:
+            if self._peer is _Peer.OPEN:
+                effects.append(RefuseMessage(f"{self.attempt} has opened twice"))
+            else:
                 self._peer = _Peer.OPEN
                 effects.append(ReportOpened())
-            else:
-                effects.append(RefuseMessage(f"{self.attempt} has opened twice"))
             return
         if isinstance(item, Finished):
             self._peer = _Peer.FINISHED
-            if item.failure:
-                self._deliver(item, now, effects)
+            if item.failure:  # must not wait for readiness, which may never come
+                effects.append(ReportFinished(item.failure, item.state))
                 return
-        if isinstance(item, RequestMessage):
+        elif isinstance(item, RequestMessage):
             self._unanswered.add(item.request_id)
-        if self._kept or (not self._ready and isinstance(item, EventMessage | RequestMessage)):
+        if not self._ready and (self._kept or isinstance(item, PAYLOAD)):
             self._kept.append(item)
         else:
             self._deliver(item, now, effects)
 
-    def _deliver(self, item: UpItem, now: float, effects: _Effects) -> None:
-        match item:
-            case EventMessage():
-                effects.append(DeliverEvent(item.seq, item.payload))
-            case RequestMessage():
-                effects.append(DeliverRequest(item.seq, item.request_id, item.payload))
-            case Finished():
-                effects.append(ReportFinished(item.failure, item.state))
-            case ClosedForCheckpoint() | CheckpointAcknowledged() | CheckpointDeclined():
-                self._hear_of_checkpoint(item, now, effects)
+    def _check_turn(self, item: UpItem, effects: Effects) -> bool:
+        """False for what a peer says after its goodbye, other than that it closes (H47)."""
+        if self._peer is _Peer.RESTORING or isinstance(item, ClosedForCheckpoint):
+            return True
+        self._in.take(item.seq)
+        effects.append(RefuseMessage(f"{type(item).__name__} of {self.attempt}, which said that it finished"))
+        return False
 
-    def _announce_ready(self, input: ReadyAnnounced, now: float, effects: _Effects) -> None:
+    def _deliver(self, item: UpItem, now: float, effects: Effects) -> None:
+        if isinstance(item, EventMessage):
+            effects.append(DeliverEvent(item.seq, item.payload))
+        elif isinstance(item, RequestMessage):
+            effects.append(DeliverRequest(item.seq, item.request_id, item.payload))
+        elif isinstance(item, Finished):
+            effects.append(ReportFinished(item.failure, item.state))
+        elif isinstance(item, Opened):
+            raise AssertionError("readiness never waits for itself")
+        elif not self._valve.knows(item.checkpoint_id):
+            name = f"{type(item).__name__} of {self.attempt}"
+            effects.append(RefuseMessage(f"{name}: checkpoint {item.checkpoint_id} is over or unknown"))
+        elif isinstance(item, ClosedForCheckpoint):
+            effects.append(ReportClosed(item.checkpoint_id))
+        elif isinstance(item, CheckpointDeclined):
+            effects.append(ReportDeclined(item.checkpoint_id, item.reason))
+        else:
+            self._valve.acknowledge(item, now, effects)
+
+    def _announce_ready(self, input: ReadyAnnounced, now: float, effects: Effects) -> None:
         if self._ready:
             raise LocalProtocolError(f"{self.attempt} was announced ready twice")
         self._ready = True
         while self._kept:
             self._deliver(self._kept.popleft(), now, effects)
 
-    def _take(self, input: ItemTaken, now: float, effects: _Effects) -> None:
+    def _take(self, input: ItemTaken, now: float, effects: Effects) -> None:
         if input.seq > self._in.received_seq:
             raise LocalProtocolError(f"item {input.seq} of {self.attempt} was taken before it came")
         if self._kept and input.seq >= self._kept[0].seq:
@@ -614,110 +440,22 @@ class GatewayMachine:
         self._in.take(input.seq)
         self._send_confirm(effects, again=False)
 
-    def _send_confirm(self, effects: _Effects, again: bool) -> None:
-        seq = self._in.confirmable_seq
-        if self._state is GatewayState.ATTACHED and seq and (again or seq > self._confirm_sent):
-            self._confirm_sent = seq
-            effects.append(SendToAttempt(Confirm(self._id, seq)))
-
-    # --- checkpoints --------------------------------------------------------------------------------------
-
-    def _request_close(self, input: CloseRequested, now: float, effects: _Effects) -> None:
-        checkpoint_id = input.checkpoint_id
-        if self._latest is not None and checkpoint_id <= self._latest:
-            raise LocalProtocolError(f"checkpoint {checkpoint_id} after {self._latest}: ids must rise (H4)")
-        self._latest = checkpoint_id
-        self._checkpoints[checkpoint_id] = _Checkpoint()
-        self._send_item(CloseForCheckpoint(self._id, self._out.last_seq + 1, checkpoint_id), effects)
-
-    def _reach_cut(self, input: CutReached, now: float, effects: _Effects) -> None:
-        checkpoint = self._checkpoints.get(input.checkpoint_id)
-        if checkpoint is None:
-            return  # over already, or none of ours: a late cut closes nothing (H44)
-        if checkpoint.phase is not _Phase.REQUESTED:
-            raise LocalProtocolError(f"checkpoint {input.checkpoint_id} was cut twice")
-        if self._closed and input.checkpoint_id < self._closed[-1]:
-            raise LocalProtocolError(
-                f"the cut of {input.checkpoint_id} comes after that of {self._closed[-1]}"
-            )
-        checkpoint.phase = _Phase.CUT
-        checkpoint.submitted_at_cut = self._submitted
-        checkpoint.order_at_cut = self._order
-        self._closed.append(input.checkpoint_id)
-        self._report_drained(effects)
-
-    def _report_drained(self, effects: _Effects) -> None:
-        for checkpoint_id in self._closed:
-            checkpoint = self._checkpoints[checkpoint_id]
-            if (
-                checkpoint.phase is _Phase.CUT
-                and self._settled >= checkpoint.submitted_at_cut
-                and not (self._held and self._held[0][1] <= checkpoint.order_at_cut)
-            ):
-                checkpoint.phase = _Phase.DRAINED
-                effects.append(ReportDrained(checkpoint_id))
-
-    def _send_barrier(self, input: BarrierRequested, now: float, effects: _Effects) -> None:
-        checkpoint = self._checkpoints.get(input.checkpoint_id)
-        if checkpoint is None:
-            return  # over meanwhile
-        if checkpoint.phase is not _Phase.DRAINED:
-            raise LocalProtocolError(
-                f"barrier {input.checkpoint_id} of {self.attempt} at {checkpoint.phase.name}"
-            )
-        checkpoint.phase = _Phase.BARRIER
-        # The valve is closed, so the last event in the stream is the last one of before the cut.
-        seq = self._out.last_seq + 1
-        self._send_item(BarrierMessage(self._id, seq, input.checkpoint_id, self._last_event_seq), effects)
-
-    def _hear_of_checkpoint(
-        self,
-        item: ClosedForCheckpoint | CheckpointAcknowledged | CheckpointDeclined,
-        now: float,
-        effects: _Effects,
-    ) -> None:
-        checkpoint_id = item.checkpoint_id
-        checkpoint = self._checkpoints.get(checkpoint_id)
-        if checkpoint is None:
-            effects.append(
-                RefuseMessage(f"{type(item).__name__} of {self.attempt}: {checkpoint_id} is not pending")
-            )
-        elif isinstance(item, ClosedForCheckpoint):
-            effects.append(ReportClosed(checkpoint_id))
-        elif isinstance(item, CheckpointDeclined):
-            effects.append(ReportDeclined(checkpoint_id, item.reason))
-        elif checkpoint.phase is not _Phase.BARRIER:
-            effects.append(
-                RefuseMessage(f"{self.attempt} acknowledged {checkpoint_id} at {checkpoint.phase.name}")
-            )
-        else:
-            checkpoint.phase = _Phase.ACKNOWLEDGED
-            effects.append(ReportAcknowledged(checkpoint_id, item.state, item.held))
-            self._closed.remove(checkpoint_id)
-            self._release(now, effects)
-
-    def _end_checkpoint(self, input: CheckpointOver, now: float, effects: _Effects) -> None:
-        checkpoint_id = input.checkpoint_id
-        if self._checkpoints.pop(checkpoint_id, None) is None:
-            return  # unknown ids are ignored (H44)
-        kind = CheckpointCompleted if input.completed else CheckpointAborted
-        self._send_item(kind(self._id, self._out.last_seq + 1, checkpoint_id), effects)
-        if checkpoint_id in self._closed:
-            self._closed.remove(checkpoint_id)
-            self._release(now, effects)
+    def _send_confirm(self, effects: Effects, again: bool) -> None:
+        if self._state is GatewayState.ATTACHED:
+            seq = self._in.confirmable_seq
+            if seq > self._confirm_sent or (again and seq):
+                self._confirm_sent = seq
+                effects.append(SendToAttempt(Confirm(self._id, seq)))
 
     def _enter(self, state: GatewayState) -> None:
         self._state = state
         self._dispatch = _DISPATCH[state]
 
 
-def _is_awaited(submitted: _Submitted) -> bool:
-    """Whether it must be confirmed in time and a checkpoint waits for it: all but loss-tolerant events
-    (H28)."""
-    return not (isinstance(submitted, EventSubmitted) and submitted.loss_tolerant)
+PLAIN = (Register, Resume)
+PAYLOAD = (EventMessage, RequestMessage)
 
-
-_Handler = Callable[[GatewayMachine, Any, float, _Effects], None]
+_Handler = Callable[[GatewayMachine, Any, float, Effects], None]
 
 _ACTS: dict[type, _Handler] = {
     ConnectionAttached: GatewayMachine._attach,
@@ -740,8 +478,6 @@ _OTHERS: dict[Verdict, _Handler] = {
     Verdict.FAIL: GatewayMachine._fail_at_once,
 }
 _DISPATCH: dict[GatewayState, dict[type, _Handler]] = {
-    state: {
-        kind: _ACTS[kind] if row[place] is Verdict.ACT else _OTHERS[row[place]] for kind, row in LEGAL.items()
-    }
+    state: {kind: _ACTS[kind] if row[place] is Verdict.ACT else _OTHERS[row[place]] for kind, row in LEGAL.items()}
     for place, state in enumerate(GatewayState)
 }

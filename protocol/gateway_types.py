@@ -1,4 +1,4 @@
-"""What goes into a ``GatewayMachine`` and what comes out of it."""
+"""What goes into a ``GatewayMachine`` and what comes out of it: all of it can be imported from here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,42 @@ from protocol.errors import AttemptOver
 from protocol.machine import TimePassed
 from protocol.messages import DownMessage, UpMessage
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
+
+__all__ = [
+    "AnswerSubmitted",
+    "AttemptIsOver",
+    "BarrierRequested",
+    "CheckpointOver",
+    "CloseRequested",
+    "ConfirmEvent",
+    "ConnectionAttached",
+    "ConnectionLost",
+    "CutReached",
+    "DeliverEvent",
+    "DeliverRequest",
+    "DropConnection",
+    "EventSubmitted",
+    "ExpireConnection",
+    "FailAttempt",
+    "FailEvent",
+    "GatewayEffect",
+    "GatewayInput",
+    "GatewayLimits",
+    "GatewayStatistics",
+    "ItemTaken",
+    "MessageReceived",
+    "ReadyAnnounced",
+    "RefuseMessage",
+    "ReportAcknowledged",
+    "ReportClosed",
+    "ReportDeclined",
+    "ReportDrained",
+    "ReportFinished",
+    "ReportOpened",
+    "RoomAvailable",
+    "SendToAttempt",
+    "TimePassed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +56,12 @@ class GatewayLimits:
     nothing waits for ever.
     """
 
-    confirm_timeout_s: float
-    reconnect_timeout_s: float
-    events_max: int
-    bytes_max: int
-    upward_events_max: int
-    upward_bytes_max: int
+    confirm_timeout_s: float = 10.0
+    reconnect_timeout_s: float = 10.0
+    events_max: int = 4096
+    bytes_max: int = 64 * 1024 * 1024
+    upward_events_max: int = 1024
+    upward_bytes_max: int = 64 * 1024 * 1024
 
     def __post_init__(self) -> None:
         if self.confirm_timeout_s <= 0 or self.reconnect_timeout_s <= 0:

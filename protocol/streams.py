@@ -27,6 +27,8 @@ from typing import Generic, TypeVar
 from protocol.errors import RemoteProtocolError
 
 ItemT = TypeVar("ItemT")
+Entry = tuple[ItemT, int | None, int | None]
+"""An item, its size in bytes if it counts against a bound, and its owner's number for it if there is one."""
 
 
 # --- inputs and effects that both machines have -----------------------------------------------------------
@@ -83,7 +85,7 @@ class OutgoingStream(Generic[ItemT]):
     __slots__ = ("_entries", "bytes_unconfirmed", "events_unconfirmed", "last_seq")
 
     def __init__(self) -> None:
-        self._entries: deque[tuple[ItemT, int | None, int | None]] = deque()
+        self._entries: deque[Entry[ItemT]] = deque()
         self.last_seq = 0
         self.events_unconfirmed = 0
         self.bytes_unconfirmed = 0
@@ -103,7 +105,7 @@ class OutgoingStream(Generic[ItemT]):
             self.bytes_unconfirmed += size
         self._entries.append((item, size, tag))
 
-    def confirm(self, seq: int) -> list[tuple[ItemT, int | None, int | None]]:
+    def confirm(self, seq: int) -> list[Entry[ItemT]]:
         """Forget the items up to ``seq`` and return their entries, oldest first; none for an old
         confirmation.
 
@@ -121,13 +123,11 @@ class OutgoingStream(Generic[ItemT]):
                 self.bytes_unconfirmed -= entry[1]
         return confirmed
 
-    def resume(self, seq: int) -> list[tuple[ItemT, int | None, int | None]]:
+    def resume(self, seq: int) -> list[Entry[ItemT]]:
         """Like ``confirm``, for a new connection: there the peer may not know less than it has confirmed
         before, for what it has confirmed is gone here and could not be sent again."""
         if seq < self.confirmed_seq:
-            raise RemoteProtocolError(
-                f"peer resumes after item {seq}, but has confirmed {self.confirmed_seq}"
-            )
+            raise RemoteProtocolError(f"peer resumes after item {seq}, but has confirmed {self.confirmed_seq}")
         return self.confirm(seq)
 
     def unconfirmed(self) -> Iterator[ItemT]:

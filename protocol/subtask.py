@@ -409,9 +409,7 @@ class SubtaskMachine:
             if self._state is SubtaskState.OPENING:
                 raise LocalProtocolError("the operator ended well without being opened")
             if self._held:
-                raise LocalProtocolError(
-                    f"{len(self._held)} events have not left: serve the mailbox, then finish"
-                )
+                raise LocalProtocolError(f"{len(self._held)} events have not left: serve the mailbox, then finish")
         self._forget()
         self._enter(SubtaskState.FINISHED)
         self._send_item(Finished(self._id, self._out.last_seq + 1, input.failure, input.state), effects)
@@ -489,9 +487,7 @@ class SubtaskMachine:
         if self._state is SubtaskState.FINISHED:
             self._in.advance()
             if isinstance(item, CloseForCheckpoint):
-                self._send_item(
-                    ClosedForCheckpoint(self._id, self._out.last_seq + 1, item.checkpoint_id), effects
-                )
+                self._send_item(ClosedForCheckpoint(self._id, self._out.last_seq + 1, item.checkpoint_id), effects)
             return
         if isinstance(item, CloseForCheckpoint):
             self._close(item, effects)
@@ -522,9 +518,7 @@ class SubtaskMachine:
         if self._checkpoints.get(item.checkpoint_id) is not _Phase.CLOSED:
             raise RemoteProtocolError(f"barrier {item.checkpoint_id}, for which nothing was closed")
         if item.events_before >= item.seq:
-            raise RemoteProtocolError(
-                f"barrier {item.checkpoint_id} is item {item.seq}, behind {item.events_before}"
-            )
+            raise RemoteProtocolError(f"barrier {item.checkpoint_id} is item {item.seq}, behind {item.events_before}")
         self._in.advance()
         self._checkpoints[item.checkpoint_id] = _Phase.BARRIER
         effects.append(PutInMailbox(MailboxBarrier(item.checkpoint_id)))
@@ -575,8 +569,6 @@ _OTHERS: dict[Verdict, _Handler] = {
     Verdict.ENDED: SubtaskMachine._raise_over,
 }
 _DISPATCH: dict[SubtaskState, dict[type, _Handler]] = {
-    state: {
-        kind: _ACTS[kind] if row[place] is Verdict.ACT else _OTHERS[row[place]] for kind, row in LEGAL.items()
-    }
+    state: {kind: _ACTS[kind] if row[place] is Verdict.ACT else _OTHERS[row[place]] for kind, row in LEGAL.items()}
     for place, state in enumerate(SubtaskState)
 }

@@ -1,4 +1,4 @@
-"""What goes into a ``SubtaskMachine`` and what comes out of it."""
+"""What goes into a ``SubtaskMachine`` and what comes out of it: all of it can be imported from here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,35 @@ from dataclasses import dataclass
 from protocol.machine import TimePassed
 from protocol.messages import DownMessage, UpMessage
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
+
+__all__ = [
+    "ConnectionAttached",
+    "ConnectionLost",
+    "DropConnection",
+    "EndAttempt",
+    "EventSubmitted",
+    "MailboxAborted",
+    "MailboxBarrier",
+    "MailboxCompleted",
+    "MailboxEvent",
+    "MailboxItem",
+    "MessageReceived",
+    "OperatorFinished",
+    "OperatorOpened",
+    "PutInMailbox",
+    "RefuseMessage",
+    "RequestSubmitted",
+    "ResolveRequest",
+    "RoomAvailable",
+    "SendToCoordinator",
+    "SnapshotRefused",
+    "SnapshotTaken",
+    "SubtaskEffect",
+    "SubtaskInput",
+    "SubtaskLimits",
+    "SubtaskStatistics",
+    "TimePassed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,11 +214,5 @@ class EndAttempt:
 
 
 SubtaskEffect = (
-    SendToCoordinator
-    | PutInMailbox
-    | ResolveRequest
-    | EndAttempt
-    | RoomAvailable
-    | RefuseMessage
-    | DropConnection
+    SendToCoordinator | PutInMailbox | ResolveRequest | EndAttempt | RoomAvailable | RefuseMessage | DropConnection
 )

@@ -1,0 +1,182 @@
+"""Both machines of an attempt and a channel that delays, breaks and reconnects, all of it from one seed.
+
+The channel is all that a real network may do to us: a connection carries frames in order, in bursts; it may
+die at any moment and take with it whatever is on the way, in both directions; the two sides learn of that at
+different times. Independent books on both sides say what must have arrived.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+
+from protocol import gateway_types as g
+from protocol import subtask_types as s
+from protocol.errors import GatewayFull
+from protocol.gateway import GatewayMachine
+from protocol.ids import ExecutionAttempt
+from protocol.messages import DownMessage, UpMessage
+from protocol.streams import ConnectionAttached, ConnectionLost, RoomAvailable
+from protocol.subtask import SubtaskMachine
+
+__all__ = ["ATTEMPT", "World"]
+
+ATTEMPT = ExecutionAttempt("words", 2, 1, 77)
+
+
+class World:
+    """Both ends, the channel between them, and the books."""
+
+    def __init__(self, seed: int, held: tuple[bytes, ...] = (), window_events: int = 8) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        limits = g.GatewayLimits(1e6, 1e6, 10, 200, window_events, 200)
+        self.gateway = GatewayMachine(ATTEMPT, limits)
+        self.subtask = SubtaskMachine(77, s.SubtaskLimits(window_events, 200, 1e6), held)
+        self.connected = False
+        self.down: deque[DownMessage] = deque()
+        self.up: deque[UpMessage] = deque()
+        # The coordinator's side.
+        self.submitted: list[bytes] = []  # accepted by the gateway, in order
+        self.confirmed: list[int] = []
+        self.failed: list[int] = []
+        self.heard: list[bytes] = []  # delivered to the coordinator, in order
+        self.to_take: list[int] = []
+        self.to_answer: list[int] = []
+        self.asked_back: list[int] = []  # request ids that were resolved at the subtask
+        self.next_event = 0
+        self.reports: list[g.GatewayEffect] = []
+        # The subtask's side.
+        self.mailbox: deque[s.MailboxItem] = deque()
+        self.arrived: list[bytes] = []  # events that the mailbox has seen, in order
+        self.sent_up: list[bytes] = list(held)  # accepted by the subtask, in order
+        self.next_up = 0
+        self.next_request = 0
+        self.ended: list[str] = []
+
+    # --- the shells, as small as they can be --------------------------------------------------------------
+
+    def drive_gateway(self, input: g.GatewayInput) -> None:
+        self.run_gateway(self.gateway.handle(input, self.now))
+
+    def drive_subtask(self, input: s.SubtaskInput) -> None:
+        self.run_subtask(self.subtask.handle(input, self.now))
+
+    def run_gateway(self, effects: Sequence[g.GatewayEffect]) -> None:
+        self.gateway.check_invariants()
+        for effect in effects:
+            match effect:
+                case g.SendToAttempt(message):
+                    if self.connected:
+                        self.down.append(message)
+                case g.ConfirmEvent(event_id):
+                    self.confirmed.append(event_id)
+                    # H23: confirmed means in the mailbox, at this very moment.
+                    assert event_id < len(self.arrived), "confirmed before it arrived"
+                case g.FailEvent(event_id, _):
+                    self.failed.append(event_id)
+                case g.DeliverEvent(seq, payload):
+                    self.heard.append(payload)
+                    self.to_take.append(seq)
+                case g.DeliverRequest(seq, request_id, payload):
+                    self.heard.append(payload)
+                    self.to_take.append(seq)
+                    self.to_answer.append(request_id)
+                case _:
+                    self.reports.append(effect)
+
+    def run_subtask(self, effects: Sequence[s.SubtaskEffect]) -> None:
+        self.subtask.check_invariants()
+        for effect in effects:
+            match effect:
+                case s.SendToCoordinator(message):
+                    if self.connected:
+                        self.up.append(message)
+                case s.PutInMailbox(item):
+                    self.mailbox.append(item)
+                    if isinstance(item, s.MailboxEvent):
+                        self.arrived.append(item.payload)
+                case s.ResolveRequest(request_id, _, _):
+                    self.asked_back.append(request_id)
+                case s.EndAttempt(reason):
+                    self.ended.append(reason)
+                case RoomAvailable():
+                    pass
+                case _:
+                    raise AssertionError(f"not expected: {effect}")
+
+    # --- what can happen ----------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """The handshake: each tells the other what it has; an old connection is noticed to be gone at
+        last."""
+        self.down.clear()
+        self.up.clear()
+        self.connected = True
+        to_gateway, to_subtask = self.subtask.resume_seq, self.gateway.resume_seq
+        self.drive_gateway(ConnectionAttached(to_gateway))
+        self.drive_subtask(ConnectionAttached(to_subtask))
+
+    def lose(self) -> None:
+        """Everything on the way is lost; each side notices on its own, or only by the next connection."""
+        self.connected = False
+        self.down.clear()
+        self.up.clear()
+        if self.random.random() < 0.7:
+            self.drive_gateway(ConnectionLost())
+        if self.random.random() < 0.7:
+            self.drive_subtask(ConnectionLost())
+
+    def send_down(self) -> None:
+        payload = b"d%d" % self.next_event
+        try:
+            self.drive_gateway(g.EventSubmitted(self.next_event, payload, self.random.random() < 0.1))
+        except GatewayFull:
+            return
+        self.next_event += 1
+        self.submitted.append(payload)
+
+    def send_up(self) -> None:
+        payload = b"u%d" % self.next_up
+        try:
+            if self.random.random() < 0.2:
+                self.drive_subtask(s.RequestSubmitted(self.next_request, payload))
+                self.next_request += 1
+            else:
+                self.drive_subtask(s.EventSubmitted(payload))
+        except GatewayFull:
+            return
+        self.next_up += 1
+        self.sent_up.append(payload)
+
+    def carry_down(self) -> None:
+        burst = [self.down.popleft() for _ in range(min(len(self.down), self.random.randint(1, 4)))]
+        self.run_subtask(self.subtask.handle_batch(burst, self.now))
+
+    def carry_up(self) -> None:
+        burst = [self.up.popleft() for _ in range(min(len(self.up), self.random.randint(1, 4)))]
+        self.run_gateway(self.gateway.handle_batch(burst, self.now))
+
+    def take(self) -> None:
+        if self.to_take:
+            taken = self.random.randint(1, len(self.to_take))
+            seq = self.to_take[taken - 1]
+            del self.to_take[:taken]
+            self.drive_gateway(g.ItemTaken(seq))
+        if self.to_answer:
+            self.drive_gateway(g.AnswerSubmitted(self.to_answer.pop(0), "", b"answer"))
+
+    def settle(self) -> None:
+        """Let everything that is on the way arrive, on a connection that holds."""
+        self.connect()
+        while self.down or self.up or self.to_take or self.to_answer:
+            self.carry_down()
+            self.carry_up()
+            self.take()
+
+    def check_order(self) -> None:
+        """What has arrived is a beginning of what was sent, in both directions (H22, H30)."""
+        assert self.arrived == self.submitted[: len(self.arrived)]
+        assert self.heard == self.sent_up[: len(self.heard)]
+        assert self.confirmed == list(range(len(self.confirmed)))

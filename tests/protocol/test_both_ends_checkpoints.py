@@ -1,0 +1,190 @@
+"""The invariant of the contract, checked over random runs of both machines, a breaking channel and
+checkpoints.
+
+Take any checkpoint that was acknowledged, and compare both ends: downward, the subtask's state holds exactly
+the events that the coordinator had submitted at its cut; upward, what the coordinator had heard at its cut,
+followed by what the subtask's snapshot holds, is exactly what the subtask had sent at its snapshot. Up to
+two checkpoints are open at a time; some are aborted at a random moment, some declined.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from protocol import gateway_types as g
+from protocol import subtask_types as s
+from tests.protocol.both_ends import World
+
+
+@dataclass
+class Pending:
+    """A checkpoint as its driver sees it."""
+
+    heard_at_cut: int = -1
+    submitted_at_cut: int = -1
+    sent_up_at_snapshot: int = -1
+    steps: deque[str] = field(default_factory=lambda: deque(["closed", "cut", "drained", "barrier", "acknowledged"]))
+
+
+@dataclass
+class Stored:
+    """A checkpoint that both sides have taken part in."""
+
+    heard: int
+    submitted: int
+    sent_up: int
+    held: tuple[bytes, ...]
+
+
+class CheckpointedWorld(World):
+    """A world whose operator reads its mailbox, and with a driver of checkpoints."""
+
+    def __init__(self, seed: int, held: tuple[bytes, ...] = (), concurrent: int = 2) -> None:
+        super().__init__(seed, held)
+        self.concurrent = concurrent
+        self.handled: list[bytes] = []  # by the operator
+        self.pending: dict[int, Pending] = {}
+        self.next_checkpoint = 1
+        self.stored: list[Stored] = []
+        self.told: list[s.MailboxItem] = []
+
+    def read_mailbox(self) -> None:
+        if not self.mailbox:
+            return
+        match self.mailbox.popleft():
+            case s.MailboxEvent(payload):
+                self.handled.append(payload)
+            case s.MailboxBarrier(checkpoint_id):
+                if self.random.random() < 0.1:
+                    self.drive_subtask(s.SnapshotRefused(checkpoint_id, "disk full"))
+                else:
+                    state = b"%d" % len(self.handled)
+                    if checkpoint_id in self.pending:
+                        self.pending[checkpoint_id].sent_up_at_snapshot = len(self.sent_up)
+                    self.drive_subtask(s.SnapshotTaken(checkpoint_id, state))
+            case told:
+                self.told.append(told)
+
+    def advance_checkpoint(self) -> None:
+        self.hear_reports()
+        if len(self.pending) < self.concurrent and self.random.random() < 0.3:
+            self.pending[self.next_checkpoint] = Pending()
+            self.drive_gateway(g.CloseRequested(self.next_checkpoint))
+            self.next_checkpoint += 1
+        for checkpoint_id, pending in list(self.pending.items()):
+            if self.random.random() < 0.01:
+                self.drive_gateway(g.CheckpointOver(checkpoint_id, completed=False))
+                del self.pending[checkpoint_id]
+            elif pending.steps and pending.steps[0] == "cut" and self.may_cut(checkpoint_id):
+                pending.steps.popleft()
+                pending.heard_at_cut, pending.submitted_at_cut = len(self.heard), len(self.submitted)
+                self.drive_gateway(g.CutReached(checkpoint_id))
+            elif pending.steps and pending.steps[0] == "barrier":
+                pending.steps.popleft()
+                self.drive_gateway(g.BarrierRequested(checkpoint_id))
+            elif not pending.steps and self.random.random() < 0.5:
+                self.drive_gateway(g.CheckpointOver(checkpoint_id, completed=True))
+                del self.pending[checkpoint_id]
+
+    def may_cut(self, checkpoint_id: int) -> bool:
+        """The coordinator takes its snapshots one after the other."""
+        return all("cut" not in self.pending[other].steps for other in self.pending if other < checkpoint_id)
+
+    def hear_reports(self) -> None:
+        reports, self.reports = self.reports, []
+        for report in reports:
+            match report:
+                case g.ReportClosed(n):
+                    self.passed(n, "closed")
+                case g.ReportDrained(n):
+                    self.passed(n, "drained")
+                case g.ReportAcknowledged(n, state, held):
+                    self.passed(n, "acknowledged")
+                    self.check_checkpoint(n, state, held)
+                case g.ReportDeclined(n, _):
+                    if self.pending.pop(n, None):
+                        self.drive_gateway(g.CheckpointOver(n, completed=False))
+
+    def passed(self, checkpoint_id: int, step: str) -> None:
+        if checkpoint_id in self.pending:
+            assert self.pending[checkpoint_id].steps.popleft() == step
+
+    def check_checkpoint(self, checkpoint_id: int, state: bytes, held: tuple[bytes, ...]) -> None:
+        pending = self.pending.get(checkpoint_id)
+        if pending is None:
+            return
+        assert int(state) == pending.submitted_at_cut, "the barrier and an event have overtaken one another"
+        heard = self.heard[: pending.heard_at_cut]
+        assert heard + list(held) == self.sent_up[: pending.sent_up_at_snapshot]
+        self.stored.append(Stored(len(heard), pending.submitted_at_cut, pending.sent_up_at_snapshot, held))
+
+
+def run(world: CheckpointedWorld, steps: int) -> CheckpointedWorld:
+    deeds = [
+        world.send_down, world.send_up, world.carry_down, world.carry_up, world.take,
+        world.read_mailbox, world.read_mailbox, world.advance_checkpoint, world.advance_checkpoint,
+    ]  # fmt: skip
+    world.connect()
+    world.drive_subtask(s.OperatorOpened())
+    world.drive_gateway(g.ReadyAnnounced())
+    for _ in range(steps):
+        world.now += world.random.random()
+        if world.random.random() < (0.02 if world.connected else 0.2):
+            (world.lose if world.connected else world.connect)()
+        world.random.choice(deeds)()
+        world.check_order()
+    return world
+
+
+def settle(world: CheckpointedWorld) -> None:
+    """Give up what is pending and let everything arrive."""
+    world.hear_reports()
+    for checkpoint_id in world.pending:
+        world.drive_gateway(g.CheckpointOver(checkpoint_id, completed=False))
+    world.pending.clear()
+    world.settle()
+    while world.mailbox:
+        world.read_mailbox()
+    world.settle()
+
+
+@pytest.mark.parametrize("concurrent", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(25))
+def test_both_ends_of_every_checkpoint_agree(seed: int, concurrent: int) -> None:
+    # The invariant; H23, H31, H40, H41, H42, H43, H44
+    print(f"seed {seed}, {concurrent} at a time")
+    world = run(CheckpointedWorld(seed, concurrent=concurrent), 1500)
+    settle(world)
+    assert world.stored, "no checkpoint was ever acknowledged: this run has shown nothing"
+    assert world.arrived == world.submitted
+    assert world.heard == world.sent_up
+    assert world.failed == []
+    assert world.gateway.statistics().closed_for == ()
+    assert world.subtask.statistics().closed_for == ()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_an_attempt_restored_from_any_checkpoint_loses_and_doubles_nothing(seed: int) -> None:
+    # H31, H52
+    print(f"seed {seed}")
+    before = run(CheckpointedWorld(seed), 900)
+    stored = before.random.choice(before.stored)
+    after = CheckpointedWorld(seed + 1000, stored.held)
+    after.next_up = stored.sent_up
+    run(after, 600)
+    settle(after)
+    heard = before.heard[: stored.heard] + after.heard
+    assert heard == [b"u%d" % place for place in range(len(heard))]
+    assert after.heard == after.sent_up
+
+
+def test_both_sides_hear_of_every_abort() -> None:
+    # H45: told to the operator too, whatever has become of its barrier
+    for seed in range(20):
+        world = run(CheckpointedWorld(seed), 600)
+        settle(world)
+        over = [told.checkpoint_id for told in world.told if not isinstance(told, s.MailboxEvent)]
+        assert sorted(over) == list(range(1, world.next_checkpoint)), f"seed {seed}"
