@@ -48,9 +48,7 @@ from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
 
 ATTEMPTS = [
-    ExecutionAttempt("words", subtask, number, 10 * number + subtask)
-    for number in range(3)
-    for subtask in (0, 1)
+    ExecutionAttempt("words", subtask, number, 10 * number + subtask) for number in range(3) for subtask in (0, 1)
 ]
 REASON = FailureReason(FailureKind.KILLED, "")
 
@@ -136,9 +134,7 @@ def test_any_history_is_answered_or_refused_and_a_refused_input_changes_nothing(
 @pytest.mark.parametrize("attempt", ATTEMPTS[:2], ids=str)
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_no_attempt_is_announced_ready_after_its_failure(
-    attempt: ExecutionAttempt, data: st.DataObject
-) -> None:
+def test_no_attempt_is_announced_ready_after_its_failure(attempt: ExecutionAttempt, data: st.DataObject) -> None:
     # H10, H11
     tracker = BarrierTracker("words", 2, CheckpointConfig(timeout_s=10.0, tolerated_failures=9))
     over = False
