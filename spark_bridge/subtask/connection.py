@@ -1,6 +1,6 @@
 """One socket to the sidecar: connect, prove the secret, say the first word, hear the answer.
 
-These steps wait, each within a deadline, and can be interrupted by a file descriptor that becomes readable.
+These steps wait, each within a deadline, and can be interrupted.
 Later on the socket belongs to the I/O loop (``valve_io``), which never waits on it alone.
 """
 
@@ -18,8 +18,9 @@ from protocol.errors import HandshakeFailed, RemoteProtocolError
 from protocol.framing import FrameDecoder
 from protocol.handshake import ClientHandshake
 from protocol.messages import DownMessage, Message
+from spark_bridge.subtask.waker import Waker
 
-__all__ = ["Connection", "ConnectionBroken", "Interrupted"]
+__all__ = ["Connection", "ConnectionBroken"]
 
 NONCE_BYTES = 32
 READ_BYTES = 256 * 1024
@@ -31,35 +32,31 @@ class ConnectionBroken(OSError):
     """The peer closed the connection, or it timed out; the message says in which step."""
 
 
-class Interrupted(Exception):
-    """The attempt is being closed: stop waiting."""
-
-
 class Connection:
     """An authenticated, non-blocking connection to the sidecar.
 
-    ``interrupt_fd`` (-1 for none) is watched while a step waits; when it becomes readable, the step raises
-    ``Interrupted``. Deadlines are readings of ``time.monotonic()``.
+    ``waker``, if any, is watched while a step waits, and may end it by ``Interrupted``. Deadlines are
+    readings of ``time.monotonic()``.
     """
 
-    __slots__ = ("_decoder", "_interrupt_fd", "sock")
+    __slots__ = ("_decoder", "_waker", "sock")
 
-    def __init__(self, sock: socket.socket, interrupt_fd: int) -> None:
+    def __init__(self, sock: socket.socket, waker: Waker | None) -> None:
         self.sock = sock
-        self._interrupt_fd = interrupt_fd
+        self._waker = waker
         self._decoder = FrameDecoder()
 
     @classmethod
-    def open(cls, host: str, port: int, secret: bytes, deadline: float, interrupt_fd: int = -1) -> Connection:
+    def open(cls, host: str, port: int, secret: bytes, deadline: float, waker: Waker | None = None) -> Connection:
         """Connect and authenticate.
 
         Raises:
             OSError: nobody there, or the connection broke, or the deadline passed.
             HandshakeFailed: one of the two ends does not know the secret.
             VersionMismatch: another protocol version (H60).
-            Interrupted: see the class.
+            Interrupted: by the waker.
         """
-        connection = cls(_connect(host, port, deadline, interrupt_fd), interrupt_fd)
+        connection = cls(_connect(host, port, deadline, waker), waker)
         try:
             connection._authenticate(secret, deadline)
         except BaseException:
@@ -110,11 +107,11 @@ class Connection:
             try:
                 view = view[self.sock.send(view) :]
             except (BlockingIOError, InterruptedError):
-                _wait(self.sock, selectors.EVENT_WRITE, deadline, self._interrupt_fd, "room to send")
+                _wait(self.sock, selectors.EVENT_WRITE, deadline, self._waker, "room to send")
 
     def _receive(self, deadline: float, what: str) -> bytes:
         while True:
-            _wait(self.sock, selectors.EVENT_READ, deadline, self._interrupt_fd, what)
+            _wait(self.sock, selectors.EVENT_READ, deadline, self._waker, what)
             try:
                 data = self.sock.recv(READ_BYTES)
             except (BlockingIOError, InterruptedError):
@@ -130,7 +127,7 @@ def _downward(message: Message) -> DownMessage:
     return cast(DownMessage, message)
 
 
-def _connect(host: str, port: int, deadline: float, interrupt_fd: int) -> socket.socket:
+def _connect(host: str, port: int, deadline: float, waker: Waker | None) -> socket.socket:
     """Try each address of ``host`` in turn, in the order that the resolver gives."""
     last: OSError | None = None
     for family, kind, proto, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
@@ -140,7 +137,7 @@ def _connect(host: str, port: int, deadline: float, interrupt_fd: int) -> socket
             code = sock.connect_ex(address)
             if code not in _IN_PROGRESS:
                 raise OSError(code, os.strerror(code))
-            _wait(sock, selectors.EVENT_WRITE, deadline, interrupt_fd, "a connection")
+            _wait(sock, selectors.EVENT_WRITE, deadline, waker, "a connection")
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
                 raise OSError(code, os.strerror(code))
@@ -172,19 +169,19 @@ def _tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def _wait(sock: socket.socket, events: int, deadline: float, interrupt_fd: int, what: str) -> None:
+def _wait(sock: socket.socket, events: int, deadline: float, waker: Waker | None, what: str) -> None:
     """Wait until ``sock`` is ready for ``events``. Not ``select``: an executor may hold more than 1024
     files.
     """
     with selectors.DefaultSelector() as selector:
         selector.register(sock, events)
-        if interrupt_fd >= 0:
-            selector.register(interrupt_fd, selectors.EVENT_READ)
+        if waker is not None:
+            selector.register(waker, selectors.EVENT_READ)
         while True:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
-            if any(key.fd == interrupt_fd for key, _ in ready):
-                raise Interrupted
-            if ready:
+            ready = [key.fileobj for key, _ in selector.select(max(0.0, deadline - time.monotonic()))]
+            if waker is not None and waker in ready:
+                waker.answer()
+            if sock in ready:
                 return
             if time.monotonic() >= deadline:
                 raise ConnectionBroken(errno.ETIMEDOUT, f"timed out waiting for {what}")

@@ -132,7 +132,7 @@ class SubtaskContext:
 
     def _handle_items(self, *, events_only: bool) -> int:
         count = 0
-        while (item := self._io.take(before_barrier=events_only)) is not None:
+        while (item := self._io.take(events_only=events_only)) is not None:
             self._handle(item)
             count += 1
         return count

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from protocol.codec import encode_message
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
 from protocol.messages import AttemptEnded, Refused, Resumed
-from spark_bridge.subtask.connection import READ_BYTES, Connection, Interrupted
+from spark_bridge.subtask.connection import READ_BYTES, Connection
+from spark_bridge.subtask.waker import Interrupted
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.valve_io import ValveIo
@@ -70,7 +71,7 @@ class _Loop:
         """Read and write until the valve stops; a broken connection raises."""
         valve = self._valve
         with selectors.DefaultSelector() as selector:
-            selector.register(valve.wake_reader, selectors.EVENT_READ)
+            selector.register(valve.waker, selectors.EVENT_READ)
             registered = 0
             while not valve.stopping:
                 wanted = valve.interests
@@ -78,8 +79,8 @@ class _Loop:
                     _set_interests(selector, connection, registered, wanted)
                     registered = wanted
                 for key, events in selector.select(valve.pass_time()):
-                    if key.fileobj is valve.wake_reader:
-                        valve.wake_reader.recv(4096)
+                    if key.fileobj is valve.waker:
+                        valve.waker.answer()
                         continue
                     if events & selectors.EVENT_WRITE:
                         valve.write_outgoing()
@@ -123,9 +124,7 @@ class _Loop:
     def _resume(self, deadline: float) -> None:
         valve = self._valve
         endpoint = valve.endpoint
-        connection = Connection.open(
-            endpoint.host, endpoint.port, endpoint.secret, deadline, valve.wake_reader.fileno()
-        )
+        connection = Connection.open(endpoint.host, endpoint.port, endpoint.secret, deadline, valve.waker)
         attached = False
         try:
             answer, *rest = connection.exchange(encode_message(valve.resume_message()), deadline)
@@ -147,10 +146,10 @@ class _Loop:
         left_s = valve.pass_time()
         deadline = time.monotonic() + (pause_s if left_s is None else min(pause_s, left_s))
         with selectors.DefaultSelector() as selector:
-            selector.register(valve.wake_reader, selectors.EVENT_READ)
+            selector.register(valve.waker, selectors.EVENT_READ)
             while not valve.stopping and (rest_s := deadline - time.monotonic()) > 0:
                 if selector.select(rest_s):
-                    valve.wake_reader.recv(4096)
+                    valve.waker.answer()
 
 
 def _set_interests(selector: selectors.BaseSelector, connection: Connection, registered: int, wanted: int) -> None:

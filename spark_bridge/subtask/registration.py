@@ -14,6 +14,7 @@ from protocol.messages import AttemptEnded, DownMessage, Refused, Register, Regi
 from spark_bridge.subtask.connection import Connection, ConnectionBroken
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CannotReachSidecar, RegistrationFailed, RegistrationRefused
+from spark_bridge.subtask.waker import Waker
 
 __all__ = ["register"]
 
@@ -22,7 +23,7 @@ LONGEST_PAUSE_S = 1.0
 
 
 def register(
-    endpoint: TaskEndpoint, identity: TaskIdentity, interrupt_fd: int
+    endpoint: TaskEndpoint, identity: TaskIdentity, waker: Waker
 ) -> tuple[Connection, Registered, list[DownMessage]]:
     """Connect, authenticate and register; return the answer and whatever came right behind it.
 
@@ -33,7 +34,7 @@ def register(
         HandshakeFailed, VersionMismatch: at once, for trying again cannot help.
         AttemptOver: Spark or the driver gave this attempt up in the meantime.
     """
-    connection = _reach(endpoint, interrupt_fd)
+    connection = _reach(endpoint, waker)
     try:
         answer, *rest = _introduce(connection, endpoint, identity)
         match answer:
@@ -50,12 +51,12 @@ def register(
         raise
 
 
-def _reach(endpoint: TaskEndpoint, interrupt_fd: int) -> Connection:
+def _reach(endpoint: TaskEndpoint, waker: Waker) -> Connection:
     deadline = time.monotonic() + endpoint.connect_timeout_s
     pause_s = FIRST_PAUSE_S
     while True:
         try:
-            return Connection.open(endpoint.host, endpoint.port, endpoint.secret, deadline, interrupt_fd)
+            return Connection.open(endpoint.host, endpoint.port, endpoint.secret, deadline, waker)
         except OSError as error:
             if time.monotonic() + pause_s >= deadline:
                 raise CannotReachSidecar(

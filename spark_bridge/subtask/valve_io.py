@@ -16,12 +16,9 @@ from __future__ import annotations
 
 import logging
 import selectors
-import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,8 +37,6 @@ from protocol.subtask import SubtaskMachine
 from protocol.subtask_types import (
     EndAttempt,
     EventSubmitted,
-    MailboxAborted,
-    MailboxBarrier,
     MailboxEvent,
     MailboxItem,
     OperatorFinished,
@@ -61,7 +56,9 @@ from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import RequestFailed, TimedOut
 from spark_bridge.subtask.io_loop import serve
+from spark_bridge.subtask.mailbox import Mailbox
 from spark_bridge.subtask.registration import register
+from spark_bridge.subtask.waker import Waker
 
 __all__ = ["ValveIo", "ValveStatistics"]
 
@@ -93,19 +90,15 @@ class ValveIo:
         self.key = (identity.task_attempt_id, endpoint.operator_id)
         self.owner_thread = threading.get_ident()
         self.over: str | None = None
-        self.mailbox: deque[MailboxItem] = deque()
+        self.mailbox = Mailbox(endpoint.mailbox_events_max, endpoint.mailbox_bytes_max)
         self.statistics = ValveStatistics()
         self.at_barrier: Callable[[], None] = self.decline_barriers
         self.endpoint = endpoint
         self._identity = identity
         self._changed = threading.Condition(threading.Lock())
-        self.wake_reader, self._wake_writer = socket.socketpair()
-        self.wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
+        self.waker = Waker(lambda: self.stopping)
         self.connection: Connection | None = None
         self._outgoing = bytearray()
-        self._mailbox_bytes = 0
-        self._barriers_in_mailbox = 0
         self._finished_seq: int | None = None
         self._heard = False
         self._reading_paused = False
@@ -124,7 +117,7 @@ class ValveIo:
         """
         attach(self, self.endpoint.switch_interval_s)
         try:
-            connection, registered, rest = register(self.endpoint, self._identity, self.wake_reader.fileno())
+            connection, registered, rest = register(self.endpoint, self._identity, self.waker)
             self.connection = connection
             limits = SubtaskLimits(
                 window_events=registered.window_events,
@@ -151,7 +144,7 @@ class ValveIo:
         self._closing = True
         if self.over is None:
             self.over = "the task has closed its end"
-        self._wake()
+        self.waker.wake()
         thread = self._thread
         if thread is threading.current_thread():
             self._orphaned = True
@@ -177,8 +170,7 @@ class ValveIo:
         if self.connection is not None:
             self.connection.close()
             self.connection = None
-        self.wake_reader.close()
-        self._wake_writer.close()
+        self.waker.close()
 
     def check(self) -> None:
         """Raise ``AttemptOver`` if the attempt is over."""
@@ -220,7 +212,7 @@ class ValveIo:
                     self._wait_serving(deadline, f"no answer to request {request_id} within {timeout_s:g} s")
             finally:
                 del self._answers[request_id]
-            self.check()  # an answer that only says so is the end of the attempt, not an error of the coordinator
+            self.check()  # an answer that only says so is the end of the attempt, not an error
         error, answered = answer
         if error:
             raise RequestFailed(error)
@@ -239,9 +231,7 @@ class ValveIo:
     def decline_barriers(self) -> None:
         """Decline every checkpoint whose barrier lies in the mailbox, for the task cannot come to it."""
         with self._changed:
-            for barrier in [item for item in self.mailbox if isinstance(item, MailboxBarrier)]:
-                self.mailbox.remove(barrier)
-                self._barriers_in_mailbox -= 1
+            for barrier in self.mailbox.take_barriers():
                 self._submit(
                     SnapshotRefused(
                         barrier.checkpoint_id,
@@ -286,19 +276,13 @@ class ValveIo:
 
     # --- what the task takes ---
 
-    def take(self, *, before_barrier: bool = False) -> MailboxItem | None:
-        """The next mailbox item, or None; with ``before_barrier``, None too if that item is no event."""
+    def take(self, *, events_only: bool = False) -> MailboxItem | None:
+        """The next mailbox item, or None; with ``events_only``, None too if that item is no event."""
         with self._changed:
             self.check()
-            if not self.mailbox or (before_barrier and not isinstance(self.mailbox[0], MailboxEvent)):
-                return None
-            item = self.mailbox.popleft()
-            if isinstance(item, MailboxEvent):
-                self._mailbox_bytes -= len(item.payload)
-            elif isinstance(item, MailboxBarrier):
-                self._barriers_in_mailbox -= 1
-            if self._reading_paused and not self._mailbox_full(share=0.5):
-                self._wake()
+            item = self.mailbox.take(events_only=events_only)
+            if self._reading_paused and self.mailbox.half_empty:
+                self.waker.wake()
             return item
 
     def wait_for_item(self, timeout_s: float | None) -> bool:
@@ -335,7 +319,7 @@ class ValveIo:
         The room, or the answer, may be behind a closed valve which opens at this task's own snapshot. Only
         the task's thread can take it, and it is here: without this both would wait for each other.
         """
-        if not self._barriers_in_mailbox or not self.on_task_thread:
+        if not self.mailbox.barriers or not self.on_task_thread:
             self._wait(deadline, failure)
             return
         self._changed.release()
@@ -371,7 +355,8 @@ class ValveIo:
             if isinstance(effect, SendToCoordinator):
                 frames.append(self._encoded(effect))
             elif isinstance(effect, PutInMailbox):
-                self._put(effect.item)
+                self.mailbox.put(effect.item)
+                self.statistics.events_received += isinstance(effect.item, MailboxEvent)
             elif isinstance(effect, ResolveRequest):
                 if effect.request_id in self._answers:
                     self._answers[effect.request_id] = (effect.error, effect.payload)
@@ -389,19 +374,6 @@ class ValveIo:
         self._changed.notify_all()
         if broken:
             raise RemoteProtocolError(broken)
-
-    def _put(self, item: MailboxItem) -> None:
-        if isinstance(item, MailboxEvent):
-            self._mailbox_bytes += len(item.payload)
-            self.statistics.events_received += 1
-        elif isinstance(item, MailboxBarrier):
-            self._barriers_in_mailbox += 1
-        elif isinstance(item, MailboxAborted) and self._barriers_in_mailbox:
-            barrier = MailboxBarrier(item.checkpoint_id)
-            if barrier in self.mailbox:  # it means nothing any more
-                self.mailbox.remove(barrier)
-                self._barriers_in_mailbox -= 1
-        self.mailbox.append(item)
 
     def _encoded(self, effect: SendToCoordinator) -> bytes:
         if isinstance(effect.message, Finished):
@@ -423,35 +395,25 @@ class ValveIo:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
-                self._wake()
+                self.waker.wake()
                 return
             if sent == len(data):
                 return
             data = data[sent:]
         self._outgoing += data
-        self._wake()
+        self.waker.wake()
 
     def _end(self, reason: str) -> None:
         if self.over is None:
             self.over = reason
         self._changed.notify_all()
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(OSError):  # full: it is awake anyway; closed: nobody is left to wake
-            self._wake_writer.send(b"\0")
+        self.waker.wake()
 
     def _drop_connection(self) -> None:
         if self.connection is not None:
             self.connection.close()
             self.connection = None
         self._outgoing.clear()
-
-    def _mailbox_full(self, share: float = 1.0) -> bool:
-        return (
-            len(self.mailbox) >= self.endpoint.mailbox_events_max * share
-            or self._mailbox_bytes >= self.endpoint.mailbox_bytes_max * share
-        )
 
     # --- what the I/O loop uses (each takes the lock itself) ---
 
@@ -470,7 +432,7 @@ class ValveIo:
         """What to wait for on the socket: not reading while the mailbox is full is what stops the sender
         (H27).
         """
-        self._reading_paused = self._mailbox_full()
+        self._reading_paused = self.mailbox.full
         events = 0 if self._reading_paused else selectors.EVENT_READ
         return events | selectors.EVENT_WRITE if self._outgoing else events
 
@@ -531,6 +493,5 @@ class ValveIo:
             self._release()
 
     def _release(self) -> None:
-        self.wake_reader.close()
-        self._wake_writer.close()
+        self.waker.close()
         detach(self)

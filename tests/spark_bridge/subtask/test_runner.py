@@ -350,7 +350,9 @@ def test_a_snapshot_that_is_not_bytes_is_an_error_that_says_so() -> None:  # H46
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
         _next_item(connection, ClosedForCheckpoint)
         connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        assert "must return bytes, not NoneType" in _next_item(connection, Finished).failure
+        finished = _next_item(connection, Finished)
+        assert "must return bytes, not NoneType" in finished.failure
+        connection.send(Confirm(TASK_ID, finished.seq))
         error = task.error()
     assert isinstance(error, TypeError)
 
