@@ -2,4 +2,29 @@
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from spark_bridge.facts import RelayedFact
+from spark_bridge.relay.interface import (
+    OnFact,
+    OnLost,
+    Relay,
+    RelayError,
+    RelayRefused,
+    RelayStatistics,
+    RelayStopped,
+    require_driver,
+)
+from spark_bridge.relay.opening import RelayKind, open_relay
+
+__all__ = [
+    "OnFact",
+    "OnLost",
+    "Relay",
+    "RelayError",
+    "RelayKind",
+    "RelayRefused",
+    "RelayStatistics",
+    "RelayStopped",
+    "RelayedFact",
+    "open_relay",
+    "require_driver",
+]

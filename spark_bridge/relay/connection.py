@@ -12,8 +12,6 @@ is harmless: a task attempt, a job and a stage can be killed only once, and a qu
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import secrets
 import struct
 import time
@@ -21,8 +19,10 @@ from enum import Enum
 
 import structlog
 
-from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
+from protocol.errors import RemoteProtocolError
 from protocol.facts import ApplicationEnded, FactsDropped
+from protocol.framing import FrameDecoder, frame
+from protocol.handshake import NONCE_BYTES, ServerHandshake
 from spark_bridge.facts import CommandAnswered, RecordDecodeError, RelayedFact, decode_record
 from spark_bridge.relay.interface import OnFact, OnLost, RelayError, RelayStatistics, RelayStopped
 
@@ -32,19 +32,13 @@ HANDSHAKE_TIMEOUT_S = 5.0
 
 _log = structlog.get_logger(__name__)
 
-_MAGIC = b"HDGT"
-_VERSION = 1
-_HELLO = struct.Struct(">4sH32s")
-_PROOF_BYTES = 32
-_LENGTH = struct.Struct(">I")
 _SEQUENCE = struct.Struct(">q")
 
 
 class LinkState(Enum):
     """One lifecycle of a connection; it only ever moves downwards."""
 
-    GREETING = "waiting for the peer's hello"
-    PROVING = "waiting for the peer's proof"
+    GREETING = "shaking hands"
     OPEN = "frames flow"
     CLOSED = "closed"
 
@@ -55,14 +49,10 @@ class RelayLink(asyncio.Protocol):
     def __init__(self, server: RelayServer) -> None:
         self._server = server
         self._state = LinkState.GREETING
-        self._received = bytearray()
-        self._nonces = b""
+        self._handshake = ServerHandshake(server.secret, secrets.token_bytes(NONCE_BYTES))
+        self._frames = FrameDecoder(FRAME_MAX_BYTES)
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._state is LinkState.OPEN
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -74,11 +64,13 @@ class RelayLink(asyncio.Protocol):
         self._deadline = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close, "no handshake in time")
 
     def data_received(self, data: bytes) -> None:
-        self._received += data
         try:
-            while self._state is not LinkState.CLOSED and self._step():
-                pass
-        except (RemoteProtocolError, RecordDecodeError) as problem:
+            if self._state is LinkState.GREETING:
+                data = self._shake_hands(data)
+            if self._state is LinkState.OPEN:
+                for body in self._frames.feed(data):
+                    self._take_frame(body)
+        except RemoteProtocolError as problem:
             self.close(str(problem))
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -88,7 +80,7 @@ class RelayLink(asyncio.Protocol):
     def send(self, body: bytes) -> None:
         """Write one frame; nothing happens on a closed link."""
         if self._transport is not None and self._state is LinkState.OPEN:
-            self._transport.write(_LENGTH.pack(len(body)) + body)
+            self._transport.write(frame(body))
 
     def close(self, problem: str | None = None) -> None:
         """Close at once; with ``problem``, say so in one log line. Idempotent."""
@@ -97,72 +89,39 @@ class RelayLink(asyncio.Protocol):
         self._close_quietly()
 
     def _close_quietly(self) -> None:
-        self._state = LinkState.CLOSED
-        self._received.clear()
+        before, self._state = self._state, LinkState.CLOSED
         if self._deadline is not None:
             self._deadline.cancel()
-        if self._transport is not None:
+        if self._transport is None:
+            return
+        if before is LinkState.GREETING:
+            self._transport.close()  # after the few bytes that tell a refused peer our version
+        else:
             self._transport.abort()
 
-    def _step(self) -> bool:
-        """Use what one step needs from the received bytes; False when more are needed."""
-        match self._state:
-            case LinkState.GREETING:
-                return self._take_hello()
-            case LinkState.PROVING:
-                return self._take_proof()
-            case _:
-                return self._take_frame()
+    def _shake_hands(self, data: bytes) -> bytes:
+        """Feed the handshake; returns what came after it, which belongs to frames."""
+        try:
+            self._write(self._handshake.receive(data))
+        except RemoteProtocolError:
+            self._write(self._handshake.last_words)
+            raise
+        if self._handshake.done:
+            assert self._deadline is not None
+            self._deadline.cancel()
+            self._state = LinkState.OPEN
+            self._server.link_opened(self)
+        return self._handshake.trailing_data
 
-    def _take_hello(self) -> bool:
-        if len(self._received) < _HELLO.size:
-            return False
-        magic, version, theirs = _HELLO.unpack(self._take(_HELLO.size))
-        if magic != _MAGIC:
-            raise HandshakeFailed("the peer does not speak this protocol")
-        ours = secrets.token_bytes(32)
-        assert self._transport is not None
-        self._transport.write(_HELLO.pack(_MAGIC, _VERSION, ours))
-        if version != _VERSION:
-            raise VersionMismatch(_VERSION, version)
-        self._nonces = theirs + ours
-        self._state = LinkState.PROVING
-        return True
+    def _take_frame(self, body: bytes) -> None:
+        if len(body) < _SEQUENCE.size:
+            raise RemoteProtocolError(f"a frame of {len(body)} bytes")
+        (sequence,) = _SEQUENCE.unpack_from(body)
+        self._server.frame_received(sequence, body[_SEQUENCE.size :])
 
-    def _take_proof(self) -> bool:
-        if len(self._received) < _PROOF_BYTES:
-            return False
-        if not hmac.compare_digest(self._take(_PROOF_BYTES), self._proof(b"headgate-client")):
-            raise HandshakeFailed("the peer does not know the secret")
-        assert self._transport is not None
-        self._transport.write(self._proof(b"headgate-server"))
-        assert self._deadline is not None
-        self._deadline.cancel()
-        self._state = LinkState.OPEN
-        self._server.link_opened(self)
-        return True
-
-    def _proof(self, label: bytes) -> bytes:
-        said = label + _VERSION.to_bytes(2, "big") + self._nonces
-        return hmac.new(self._server.secret, said, hashlib.sha256).digest()
-
-    def _take_frame(self) -> bool:
-        if len(self._received) < _LENGTH.size:
-            return False
-        (size_bytes,) = _LENGTH.unpack_from(self._received)
-        if not _SEQUENCE.size <= size_bytes <= FRAME_MAX_BYTES:
-            raise RemoteProtocolError(f"a frame of {size_bytes} bytes")
-        if len(self._received) < _LENGTH.size + size_bytes:
-            return False
-        frame = self._take(_LENGTH.size + size_bytes)
-        (sequence,) = _SEQUENCE.unpack_from(frame, _LENGTH.size)
-        self._server.frame_received(sequence, frame[_LENGTH.size + _SEQUENCE.size :])
-        return True
-
-    def _take(self, size_bytes: int) -> bytes:
-        taken = bytes(self._received[:size_bytes])
-        del self._received[:size_bytes]
-        return taken
+    def _write(self, data: bytes) -> None:
+        if data and self._transport is not None:
+            self._transport.write(data)
 
 
 class RelayServer:
@@ -286,20 +245,20 @@ class RelayServer:
             self._lost_timer = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._give_up)
 
     def frame_received(self, sequence: int, body: bytes) -> None:
-        """One frame of a proven peer.
-
-        Raises:
-            RecordDecodeError: the connection is to be closed; the records after it come again on the next
-                one.
-        """
-        if sequence != 0 and sequence <= self._last_sequence:
-            return
+        """One frame of a proven peer. What cannot be decoded is logged, and counted as a dropped fact."""
         if sequence != 0:
+            if sequence <= self._last_sequence:
+                return
             missing = sequence - self._last_sequence - 1
             self._last_sequence = sequence
             if missing:
-                self._deliver(RelayedFact(FactsDropped(missing), time.time_ns() // 1000))
-        decoded = decode_record(body)
+                self._report_drops(missing)
+        try:
+            decoded = decode_record(body)
+        except RecordDecodeError as problem:
+            _log.error("relay record refused", problem=str(problem))
+            self._report_drops(1)
+            return
         if isinstance(decoded, RelayedFact):
             self._statistics.records += 1
             self._deliver(decoded)
@@ -312,6 +271,9 @@ class RelayServer:
         if isinstance(relayed.fact, ApplicationEnded):
             self._end("the SparkContext has stopped")
         deliver(self._on_fact, relayed)
+
+    def _report_drops(self, count: int) -> None:
+        self._deliver(RelayedFact(FactsDropped(count), time.time_ns() // 1000))
 
     def _give_up(self) -> None:
         problem = f"the listener in the driver's JVM did not reconnect within {self._reconnect_timeout_s} s"

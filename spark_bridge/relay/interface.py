@@ -44,8 +44,15 @@ class RelayStatistics:
 class Relay(Protocol):
     """A listener on Spark's bus. Use it from one event loop; it is not thread-safe."""
 
-    kind: str
-    statistics: RelayStatistics
+    @property
+    def kind(self) -> str:
+        """``"jvm"`` or ``"py4j"``."""
+        ...
+
+    @property
+    def statistics(self) -> RelayStatistics:
+        """Counted up in place while the relay is open."""
+        ...
 
     async def start(self) -> None:
         """Attach to the listener bus. What Spark posted before is not seen.
