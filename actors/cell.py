@@ -374,9 +374,7 @@ class ActorCell(Generic[M]):
                 self.log.exception("stopping_failed")
         await self._end_instance(cause, "is stopped", for_good=True)
 
-    async def _end_instance(
-        self, cause: BaseException | None, detail: str, *, for_good: bool = False
-    ) -> None:
+    async def _end_instance(self, cause: BaseException | None, detail: str, *, for_good: bool = False) -> None:
         """Take down what belongs to one instance, children first, then the instance itself. Runs once for
         each."""
         self.context.timers.cancel_all()

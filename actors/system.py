@@ -292,9 +292,7 @@ class ActorSystem:
         """Run a blocking function in a worker thread; if cancelled, the thread is left to end by itself."""
         if self._thread_limiter is None:
             self._thread_limiter = anyio.CapacityLimiter(40)
-        return await anyio.to_thread.run_sync(
-            function, *args, abandon_on_cancel=True, limiter=self._thread_limiter
-        )
+        return await anyio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self._thread_limiter)
 
 
 _MAILBOX = MailboxConfig()

@@ -354,9 +354,7 @@ class TestProbe(Generic[M]):
         self._context: ActorContext[M] | None = None
         self._to_watch: list[ActorRef[Any]] = []
         self._news = asyncio.Event()
-        self.ref: ActorRef[M] = system.spawn(
-            lambda: _ProbeActor(self), name=name, mailbox=MailboxConfig(capacity=None)
-        )
+        self.ref: ActorRef[M] = system.spawn(lambda: _ProbeActor(self), name=name, mailbox=MailboxConfig(capacity=None))
 
     def watch(self, ref: ActorRef[Any]) -> None:
         """Watch another actor, for ``expect_terminated``."""

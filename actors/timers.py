@@ -30,9 +30,7 @@ class Timers(Generic[M]):
         self._cell = cell
         self._by_key: dict[Hashable, _Timer] = {}
 
-    def start(
-        self, key: Hashable, message: M, *, delay_s: float | None = None, every_s: float | None = None
-    ) -> None:
+    def start(self, key: Hashable, message: M, *, delay_s: float | None = None, every_s: float | None = None) -> None:
         """Deliver ``message`` to the actor itself after ``delay_s`` seconds, and then every ``every_s``
         seconds.
 

@@ -1,5 +1,7 @@
 """tell, send and ask."""
 
+# ruff: noqa: PT012 - what raises is the end of the whole `async with`
+
 from __future__ import annotations
 
 import asyncio
@@ -53,7 +55,7 @@ async def test_an_answer_comes_back_to_who_asked() -> None:
     async with running_system() as system:
         counter = system.spawn(Counter)
         counter.tell(Add(3))
-        total: int = await counter.ask(lambda reply_to: GetTotal(reply_to), timeout_s=5.0)
+        total: int = await counter.ask(lambda reply_to: GetTotal(reply_to=reply_to), timeout_s=5.0)
         assert total == 3
 
 
@@ -198,9 +200,7 @@ async def test_an_actor_can_refuse_to_answer_with_an_error_of_its_own() -> None:
 async def test_the_first_answer_counts_and_a_later_one_is_a_dead_letter() -> None:
     class Twice(Actor[GetTotal]):
         async def receive(self, context: ActorContext[GetTotal], message: GetTotal) -> None:
-            assert message.reply_to.open
             assert message.reply_to.answer(1)
-            assert not message.reply_to.open
             assert not message.reply_to.answer(2)
             assert not message.reply_to.fail(KeyError())
 
@@ -264,7 +264,7 @@ async def test_a_full_mailbox_turns_a_message_from_a_thread_into_a_dead_letter()
         await anyio.to_thread.run_sync(counter.tell_threadsafe, Add(2))
         await settle()
         gate.set()
-    assert [(letter.message, letter.reason) for letter in letters][0] == (Add(2), DeadLetterReason.REFUSED)
+    assert next((letter.message, letter.reason) for letter in letters) == (Add(2), DeadLetterReason.REFUSED)
 
 
 async def test_an_ask_of_an_actor_by_itself_into_a_full_mailbox_is_refused() -> None:

@@ -1,0 +1,424 @@
+"""Spawn, stop, watch, link, signals, and one shutdown deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import anyio
+import pytest
+
+from actors import (
+    Actor,
+    ActorCancelled,
+    ActorContext,
+    ActorRef,
+    ActorStopped,
+    ActorSystem,
+    DeadLetterReason,
+    Directive,
+    LinkedActorFailed,
+    MailboxConfig,
+    NameTaken,
+    Signal,
+    Stopping,
+    Supervision,
+    SystemNotRunning,
+    Terminated,
+    WouldDeadlock,
+)
+from actors.testing import TestProbe, VirtualClock, deterministic_system, settle
+from tests.actors.actors_under_test import (
+    Add,
+    Counter,
+    CounterMessage,
+    Diary,
+    Explode,
+    GetTotal,
+    WaitFor,
+    collect_dead_letters,
+    running_system,
+)
+
+STOP = Supervision(Directive.STOP)
+
+
+async def test_a_stop_comes_after_the_current_message_and_before_those_that_wait() -> None:
+    diary, gate = Diary(), asyncio.Event()
+    async with running_system() as system:
+        letters = collect_dead_letters(system)
+        counter = system.spawn(lambda: Counter(diary))
+        counter.tell(WaitFor(gate))
+        await settle()
+        counter.tell(Add(1))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(system.stop, counter)
+            await settle()
+            assert diary.lines == ["started", "waiting"]
+            gate.set()
+        assert diary.lines == ["started", "waiting", "waited", "stopped"]
+        assert diary.signals == [Stopping()]
+    assert [(letter.message, letter.reason) for letter in letters] == [(Add(1), DeadLetterReason.LEFT_BEHIND)]
+
+
+async def test_an_actor_can_stop_itself() -> None:
+    class Once(Actor[str]):
+        async def receive(self, context: ActorContext[str], message: str) -> None:
+            context.stop()
+
+    async with running_system() as system:
+        once = system.spawn(Once)
+        once.tell("go")
+        await settle()
+        assert not once.is_alive
+        await system.stop(once)  # stopping what is over is harmless
+
+
+@dataclass(frozen=True, slots=True)
+class Spawn:
+    name: str
+
+
+class Nest(Actor[Spawn]):
+    """An actor with children like itself; writes down who stops."""
+
+    def __init__(self, stops: list[str], depth: int = 0) -> None:
+        self.stops, self.depth = stops, depth
+
+    async def started(self, context: ActorContext[Spawn]) -> None:
+        if self.depth:
+            for name in "ab":
+                context.spawn(lambda: Nest(self.stops, self.depth - 1), name=name)
+
+    async def receive(self, context: ActorContext[Spawn], message: Spawn) -> None:
+        context.spawn(lambda: Nest(self.stops), name=message.name)
+
+    async def stopped(self, context: ActorContext[Spawn], cause: BaseException | None) -> None:
+        assert context.children == ()
+        self.stops.append(context.name)
+
+
+async def test_children_are_stopped_before_their_parent() -> None:
+    stops: list[str] = []
+    async with running_system() as system:
+        top = system.spawn(lambda: Nest(stops, 2), name="top")
+        await settle()
+        assert system.actor_count == 7
+        await system.stop(top)
+        assert system.actor_count == 0
+    assert len(stops) == 7
+    for name in stops:
+        assert all(stops.index(name) > stops.index(child) for child in stops if child.startswith(f"{name}/"))
+
+
+async def test_a_name_is_taken_while_its_actor_lives() -> None:
+    async with running_system() as system:
+        first = system.spawn(Counter, name="counter")
+        with pytest.raises(NameTaken, match="counter"):
+            system.spawn(Counter, name="counter")
+        await system.stop(first)
+        system.spawn(Counter, name="counter")
+
+
+@pytest.mark.parametrize("name", ["", "a/b"])
+async def test_a_name_that_would_not_be_a_path_segment_is_refused(name: str) -> None:
+    async with running_system() as system:
+        with pytest.raises(ValueError, match="name"):
+            system.spawn(Counter, name=name)
+
+
+async def test_a_watcher_is_told_once_with_the_cause() -> None:
+    cause = KeyError("boom")
+    async with running_system() as system:
+        probe: TestProbe[object] = TestProbe(system)
+        await settle()
+        normal, failing = system.spawn(Counter), system.spawn(Counter, supervision=STOP)
+        for ref in (normal, failing, failing):
+            probe.watch(ref)
+        await system.stop(normal)
+        assert await probe.expect_terminated(normal) is None
+        failing.tell(Explode(cause))
+        assert await probe.expect_terminated(failing) is cause
+        await settle()
+        assert not probe.signals
+
+
+async def test_watching_what_is_over_tells_at_once() -> None:
+    cause = KeyError("boom")
+    async with running_system() as system:
+        probe: TestProbe[object] = TestProbe(system)
+        failing = system.spawn(Counter, supervision=STOP)
+        failing.tell(Explode(cause))
+        await settle()
+        probe.watch(failing)
+        assert await probe.expect_terminated(failing) is cause
+
+
+class Watcher(Actor[str]):
+    def __init__(self, target: ActorRef[CounterMessage], gate: asyncio.Event, seen: list[object]) -> None:
+        self.target, self.gate, self.seen = target, gate, seen
+
+    async def started(self, context: ActorContext[str]) -> None:
+        context.watch(self.target)
+
+    async def receive(self, context: ActorContext[str], message: str) -> None:
+        self.seen.append(message)
+        if message == "wait":
+            await self.gate.wait()
+        if message == "unwatch":
+            await self.gate.wait()
+            context.unwatch(self.target)
+
+    async def signal(self, context: ActorContext[str], signal: Signal) -> None:
+        self.seen.append(type(signal))
+
+
+async def test_signals_overtake_the_messages_that_wait() -> None:
+    seen: list[object] = []
+    gate = asyncio.Event()
+    async with running_system() as system:
+        target = system.spawn(Counter)
+        watcher = system.spawn(lambda: Watcher(target, gate, seen))
+        watcher.tell("wait")
+        for n in range(3):
+            watcher.tell(str(n))
+        await settle()
+        await system.stop(target)
+        gate.set()
+        await settle()
+    assert seen == ["wait", Terminated, "0", "1", "2", Stopping]
+
+
+async def test_an_unwatched_end_is_not_delivered_even_if_it_waits_already() -> None:
+    seen: list[object] = []
+    gate = asyncio.Event()
+    async with running_system() as system:
+        target = system.spawn(Counter)
+        system.spawn(lambda: Watcher(target, gate, seen)).tell("unwatch")
+        await settle()
+        await system.stop(target)
+        gate.set()
+        await settle()
+    assert seen == ["unwatch", Stopping]
+
+
+class Linked(Actor[str]):
+    def __init__(self, other: ActorRef[CounterMessage]) -> None:
+        self.other = other
+
+    async def started(self, context: ActorContext[str]) -> None:
+        context.link(self.other)
+
+    async def receive(self, context: ActorContext[str], message: str) -> None:
+        if message == "unlink":
+            context.unlink(self.other)
+        else:
+            raise OSError(message)
+
+
+async def test_a_failure_travels_along_a_link_in_both_directions() -> None:
+    async with running_system() as system:
+        probe: TestProbe[object] = TestProbe(system)
+        for who_fails in ("counter", "linked"):
+            counter = system.spawn(Counter, supervision=STOP)
+            linked = system.spawn(lambda counter=counter: Linked(counter), supervision=STOP)  # type: ignore[misc]
+            await settle()
+            if who_fails == "counter":
+                probe.watch(linked)
+                counter.tell(Explode(KeyError("boom")))
+                cause = await probe.expect_terminated(linked)
+                assert isinstance(cause.__cause__ if cause else None, KeyError)
+            else:
+                probe.watch(counter)
+                linked.tell("boom")
+                cause = await probe.expect_terminated(counter)
+                assert isinstance(cause.__cause__ if cause else None, OSError)
+            assert isinstance(cause, LinkedActorFailed)
+
+
+async def test_a_normal_stop_or_an_undone_link_carries_nothing() -> None:
+    async with running_system() as system:
+        counter, other = system.spawn(Counter), system.spawn(Counter, supervision=STOP)
+        first, second = system.spawn(lambda: Linked(counter)), system.spawn(lambda: Linked(other))
+        await settle()
+        second.tell("unlink")
+        await system.stop(counter)
+        other.tell(Explode(KeyError("boom")))
+        await settle()
+        assert first.is_alive
+        assert second.is_alive
+
+
+async def test_linking_to_what_has_failed_already_fails_at_once() -> None:
+    async with running_system() as system:
+        counter = system.spawn(Counter, supervision=STOP)
+        counter.tell(Explode(KeyError("boom")))
+        await settle()
+        linked = system.spawn(lambda: Linked(counter), supervision=STOP)
+        await settle()
+        assert not linked.is_alive
+
+
+async def test_the_shutdown_deadline_cancels_a_handler_that_hangs_and_still_runs_stopped() -> None:
+    diary = Diary()
+    async with running_system(shutdown_timeout_s=0.1) as system:
+        letters = collect_dead_letters(system)
+        counter = system.spawn(lambda: Counter(diary))
+        counter.tell(WaitFor(asyncio.Event()))
+        await settle()
+    assert diary.lines == ["started", "waiting", "stopped"]
+    assert isinstance(diary.causes[0], ActorCancelled)
+    assert [letter.reason for letter in letters] == [DeadLetterReason.CUT_OFF]
+
+
+class NeverEnds(Actor[str]):
+    async def receive(self, context: ActorContext[str], message: str) -> None:
+        context.spawn(NeverEnds, name="child")
+
+    async def stopped(self, context: ActorContext[str], cause: BaseException | None) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_the_shutdown_deadline_holds_for_stopped_too_at_any_depth() -> None:
+    async with running_system(shutdown_timeout_s=0.1) as system:
+        parent = system.spawn(NeverEnds)
+        parent.tell("spawn")
+        await settle()
+        assert system.actor_count == 2
+
+
+async def test_stopping_one_actor_has_the_deadline_too() -> None:
+    async with running_system(shutdown_timeout_s=0.1) as system:
+        never = system.spawn(NeverEnds)
+        await system.stop(never)
+        assert system.actor_count == 0
+
+
+async def test_an_exception_of_stopped_goes_no_further() -> None:
+    class Clumsy(Actor[str]):
+        async def stopped(self, context: ActorContext[str], cause: BaseException | None) -> None:
+            raise OSError("cannot close")
+
+    async with running_system() as system:
+        await system.stop(system.spawn(Clumsy))
+
+
+async def test_cancelling_from_outside_reaches_every_child_and_still_stops_in_order() -> None:
+    stops: list[str] = []
+    with anyio.CancelScope() as scope:
+        async with running_system() as system:
+            system.spawn(lambda: Nest(stops, 2), name="top")
+            await settle()
+            scope.cancel()
+            await asyncio.Event().wait()
+    assert scope.cancelled_caught
+    assert len(stops) == 7
+    assert stops[-1] == "top"
+
+
+async def test_an_actor_task_cancelled_by_name_ends_like_one_cut_off() -> None:
+    diary = Diary()
+    async with running_system() as system:
+        probe: TestProbe[object] = TestProbe(system)
+        counter = system.spawn(lambda: Counter(diary), name="counter")
+        probe.watch(counter)
+        await settle()
+        task = next(task for task in asyncio.all_tasks() if task.get_name() == "actor counter")
+        task.cancel()
+        assert isinstance(await probe.expect_terminated(counter), ActorCancelled)
+        assert diary.lines == ["started", "stopped"]
+        assert system.actor_count == 1  # the rest lives on
+
+
+async def test_nothing_can_be_started_before_the_system_runs_or_after_it() -> None:
+    system = ActorSystem("late")
+    with pytest.raises(SystemNotRunning):
+        system.spawn(Counter)
+    async with system:
+        counter = system.spawn(Counter)
+    with pytest.raises(SystemNotRunning):
+        system.spawn(Counter)
+    with pytest.raises(SystemNotRunning):
+        async with system:
+            pass
+    letters = collect_dead_letters(system)
+    counter.tell(Add(1))
+    assert len(letters) == 1
+    with pytest.raises(ActorStopped):
+        await counter.ask(GetTotal, timeout_s=1.0)
+
+
+async def test_an_actor_that_waits_for_its_own_end_is_told_so() -> None:
+    errors: list[Exception] = []
+
+    class Suicidal(Actor[str]):
+        async def receive(self, context: ActorContext[str], message: str) -> None:
+            try:
+                await context.system.stop(context.self_ref)
+            except WouldDeadlock as error:
+                errors.append(error)
+
+    async with running_system() as system:
+        system.spawn(Suicidal).tell("go")
+        await settle()
+    assert len(errors) == 1
+
+
+async def test_an_actor_that_is_over_starts_nothing_any_more() -> None:
+    contexts: list[ActorContext[CounterMessage]] = []
+
+    class Leaky(Counter):
+        async def started(self, context: ActorContext[CounterMessage]) -> None:
+            contexts.append(context)
+
+    async with running_system() as system:
+        await system.stop(system.spawn(Leaky))
+        with pytest.raises(ActorStopped):
+            contexts[0].spawn(Counter)
+        with pytest.raises(ActorStopped):
+            contexts[0].timers.start("t", Add(1), delay_s=0.0)
+        with pytest.raises(ActorStopped):
+            contexts[0].run(anyio.sleep, 0)
+
+
+async def test_the_children_of_an_actor_are_listed_while_they_live() -> None:
+    children: list[tuple[str, ...]] = []
+
+    class Lister(Actor[str]):
+        async def receive(self, context: ActorContext[str], message: str) -> None:
+            if message == "spawn":
+                self.child = context.spawn(Counter, name="child")
+            else:
+                context.stop(self.child)
+            children.append(tuple(child.name for child in context.children))
+
+    async with running_system() as system:
+        lister = system.spawn(Lister, name="lister")
+        lister.tell("spawn")
+        await settle()
+        lister.tell("stop")
+        await settle()
+        assert system.actor_count == 1
+    assert children == [("lister/child",), ("lister/child",)]
+
+
+async def test_an_actor_with_a_stopped_clock_still_shuts_down() -> None:
+    async with running_system(clock=VirtualClock()) as system:
+        system.spawn(Counter, mailbox=MailboxConfig(1))
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_in_any_order_of_delivery_a_watcher_gets_what_was_sent_before_the_end(seed: int) -> None:
+    async with deterministic_system(seed=seed) as kit:
+        probe: TestProbe[object] = kit.probe("probe")
+        refs = [kit.system.spawn(Counter, name=f"c{n}", supervision=STOP) for n in range(4)]
+        for ref in refs:
+            probe.watch(ref)
+        await kit.run_until_idle()
+        for n, ref in enumerate(refs):
+            ref.tell(Add(n))
+            ref.tell(Explode(KeyError(n)))
+        await kit.run_until_idle()
+        ended = [signal for signal in probe.signals if isinstance(signal, Terminated)]
+        assert {signal.ref for signal in ended} == set(refs)
+        assert len(ended) == 4

@@ -1,0 +1,367 @@
+"""The supervision decision as a table, and what actors do about it."""
+
+# ruff: noqa: PT012 - what raises is the end of the whole `async with`
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors import (
+    Actor,
+    ActorContext,
+    ActorRef,
+    ChildFailed,
+    DeadLetterReason,
+    Decision,
+    Directive,
+    Failure,
+    HandlerCancelled,
+    Scope,
+    Supervision,
+    Terminated,
+    decide,
+)
+from actors.testing import DeterministicKit, TestProbe, VirtualClock, deterministic_system, settle
+from tests.actors.actors_under_test import (
+    Add,
+    Counter,
+    CounterMessage,
+    Diary,
+    Explode,
+    GetTotal,
+    collect_dead_letters,
+    running_system,
+)
+
+RESTART = Supervision(Directive.RESTART, max_restarts=2, within_s=10.0, backoff_s=1.0, backoff_max_s=3.0)
+UNLIMITED = Supervision(Directive.RESTART, max_restarts=None, backoff_s=1.0, backoff_max_s=3.0)
+RULES = Supervision(
+    Directive.STOP, rules=((KeyError, Directive.RESUME), (LookupError, Directive.RESTART)), max_restarts=1
+)
+
+
+@pytest.mark.parametrize(
+    ("policy", "history", "failure", "now", "expected"),
+    [
+        pytest.param(Supervision(), (), Failure(KeyError()), 0.0, Decision(Directive.ESCALATE), id="default"),
+        pytest.param(RULES, (), Failure(OSError()), 0.0, Decision(Directive.STOP), id="no rule fits"),
+        pytest.param(RULES, (), Failure(KeyError()), 0.0, Decision(Directive.RESUME), id="first rule"),
+        pytest.param(RULES, (), Failure(IndexError()), 0.0, Decision(Directive.RESTART), id="subclass"),
+        pytest.param(
+            RULES, (), Failure(KeyError(), while_starting=True), 0.0, Decision(Directive.RESTART), id="no resume yet"
+        ),
+        pytest.param(
+            RULES,
+            (0.0,),
+            Failure(KeyError(), while_starting=True),
+            1.0,
+            Decision(Directive.ESCALATE, exhausted=True),
+            id="a resume that became a restart counts",
+        ),
+        pytest.param(RESTART, (), Failure(OSError()), 5.0, Decision(Directive.RESTART, 1.0), id="first"),
+        pytest.param(RESTART, (5.0,), Failure(OSError()), 6.0, Decision(Directive.RESTART, 2.0), id="second"),
+        pytest.param(
+            RESTART,
+            (5.0, 6.0),
+            Failure(OSError()),
+            7.0,
+            Decision(Directive.ESCALATE, exhausted=True),
+            id="too many",
+        ),
+        pytest.param(
+            RESTART, (5.0, 6.0), Failure(OSError()), 15.0, Decision(Directive.RESTART, 2.0), id="window slides"
+        ),
+        pytest.param(
+            UNLIMITED, tuple(range(50)), Failure(OSError()), 50.0, Decision(Directive.RESTART, 3.0), id="ceiling"
+        ),
+        pytest.param(
+            Supervision(Directive.STOP, scope=Scope.ONE_FOR_ALL),
+            (),
+            Failure(OSError()),
+            0.0,
+            Decision(Directive.STOP, scope=Scope.ONE_FOR_ALL),
+            id="scope",
+        ),
+    ],
+)
+def test_the_decision(
+    policy: Supervision, history: tuple[float, ...], failure: Failure, now: float, expected: Decision
+) -> None:
+    assert decide(policy, history, failure, now) == expected
+
+
+@given(
+    max_restarts=st.integers(0, 5),
+    within_s=st.floats(0.5, 20.0),
+    gaps=st.lists(st.floats(0.0, 10.0), max_size=30),
+)
+def test_never_more_restarts_in_any_window_than_allowed(max_restarts: int, within_s: float, gaps: list[float]) -> None:
+    policy = Supervision(Directive.RESTART, max_restarts=max_restarts, within_s=within_s)
+    history: tuple[float, ...] = ()
+    restarts: list[float] = []
+    now = 0.0
+    for gap in gaps:
+        now += gap
+        decision = decide(policy, history, Failure(OSError()), now)
+        history = decision.history
+        if decision.directive is Directive.RESTART:
+            restarts.append(now)
+        assert sum(1 for at in restarts if at > now - within_s) <= max_restarts
+        assert len(history) <= max_restarts
+
+
+def test_a_history_without_limit_stays_short() -> None:
+    history: tuple[float, ...] = ()
+    for now in range(1000):
+        history = decide(
+            Supervision(Directive.RESTART, max_restarts=None, within_s=None), history, Failure(OSError()), now
+        ).history
+    assert len(history) <= 64
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Supervision(max_restarts=-1),
+        lambda: Supervision(within_s=0.0),
+        lambda: Supervision(backoff_s=-1.0),
+        lambda: Supervision(backoff_factor=0.5),
+        lambda: Supervision(when_exhausted=Directive.RESTART),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(build: Callable[[], Supervision]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        build()
+
+
+async def test_resume_keeps_the_state_and_skips_the_message() -> None:
+    diary = Diary()
+    async with running_system() as system:
+        letters = collect_dead_letters(system)
+        counter = system.spawn(lambda: Counter(diary), supervision=Supervision(Directive.RESUME))
+        counter.tell(Add(1))
+        counter.tell(Explode(KeyError("boom")))
+        counter.tell(Add(2))
+        assert await counter.ask(GetTotal, timeout_s=5.0) == 3
+        assert diary.lines == ["started"]
+    assert [letter.reason for letter in letters] == [DeadLetterReason.HANDLER_FAILED]
+
+
+async def test_restart_builds_a_new_instance_and_keeps_the_messages_that_wait() -> None:
+    diary, cause = Diary(), KeyError("boom")
+    async with running_system() as system:
+        counter = system.spawn(lambda: Counter(diary), supervision=Supervision(Directive.RESTART))
+        counter.tell(Add(1))
+        counter.tell(Explode(cause))
+        counter.tell(Add(2))
+        assert await counter.ask(GetTotal, timeout_s=5.0) == 2
+        assert counter.statistics().restarts == 1
+        assert diary.lines == ["started", "stopped", "started"]
+        assert diary.causes == [cause]
+    assert diary.causes == [cause, None]
+
+
+async def test_a_restart_waits_for_its_back_off() -> None:
+    diary = Diary()
+    async with deterministic_system() as kit:
+        counter = kit.system.spawn(lambda: Counter(diary), supervision=RESTART)
+        counter.tell(Explode(KeyError("boom")))
+        counter.tell(Add(1))
+        await kit.advance(0.9)
+        assert diary.lines == ["started", "stopped"]
+        assert diary.added == []
+        await kit.advance(0.1)
+        assert diary.lines == ["started", "stopped", "started"]
+        assert diary.added == [1]
+
+
+async def test_a_stop_ends_a_back_off() -> None:
+    diary = Diary()
+    async with running_system(clock=VirtualClock()) as system:
+        counter = system.spawn(lambda: Counter(diary), supervision=RESTART)
+        counter.tell(Explode(KeyError("boom")))
+        await settle()
+        assert diary.lines == ["started", "stopped"]
+        await system.stop(counter)
+        assert diary.lines == ["started", "stopped"]
+
+
+async def test_too_many_restarts_are_escalated_with_the_last_cause() -> None:
+    with pytest.raises(KeyError, match="2"):
+        async with running_system() as system:
+            counter = system.spawn(Counter, supervision=Supervision(Directive.RESTART, max_restarts=2))
+            for n in range(3):
+                counter.tell(Explode(KeyError(n)))
+            await asyncio.Event().wait()
+
+
+class StartsAtThird(Actor[GetTotal]):
+    built = 0
+
+    async def started(self, context: ActorContext[GetTotal]) -> None:
+        type(self).built += 1
+        if type(self).built < 3:
+            raise ConnectionError(f"start {type(self).built}")
+
+    async def receive(self, context: ActorContext[GetTotal], message: GetTotal) -> None:
+        message.reply_to.answer(type(self).built)
+
+
+async def test_a_failure_while_starting_is_supervised_too() -> None:
+    StartsAtThird.built = 0
+    async with running_system() as system:
+        starter = system.spawn(StartsAtThird, supervision=Supervision(Directive.RESTART))
+        assert await starter.ask(GetTotal, timeout_s=5.0) == 3
+
+
+async def test_a_factory_that_raises_is_a_failure_of_the_actor() -> None:
+    def factory() -> Counter:
+        raise ImportError("no such thing")
+
+    with pytest.raises(ImportError, match="no such thing"):
+        async with running_system() as system:
+            system.spawn(factory)
+            await asyncio.Event().wait()
+
+
+class Parent(Actor[object]):
+    """Spawns counters with a policy and passes its signals on to a probe."""
+
+    def __init__(
+        self, probe: ActorRef[object], policy: Supervision, diaries: list[Diary], refs: list[ActorRef[CounterMessage]]
+    ) -> None:
+        self.probe, self.policy, self.diaries, self.refs = probe, policy, diaries, refs
+
+    async def started(self, context: ActorContext[object]) -> None:
+        self.refs.clear()
+        for n, diary in enumerate(self.diaries):
+            ref = context.spawn(lambda diary=diary: Counter(diary), name=str(n), supervision=self.policy)  # type: ignore[misc]
+            context.watch(ref)
+            self.refs.append(ref)
+
+    async def receive(self, context: ActorContext[object], message: object) -> None:
+        pass
+
+    async def signal(self, context: ActorContext[object], signal: object) -> None:
+        if isinstance(signal, ChildFailed | Terminated):
+            self.probe.tell(signal)
+
+
+def a_family(
+    kit: DeterministicKit, policy: Supervision, own: Supervision | None = None
+) -> tuple[TestProbe[object], list[Diary], list[ActorRef[CounterMessage]], ActorRef[object]]:
+    probe: TestProbe[object] = kit.probe("probe")
+    diaries = [Diary(), Diary(), Diary()]
+    refs: list[ActorRef[CounterMessage]] = []
+    parent = kit.system.spawn(
+        lambda: Parent(probe.ref, policy, diaries, refs), name="parent", supervision=own or Supervision()
+    )
+    return probe, diaries, refs, parent
+
+
+async def test_one_for_one_leaves_the_siblings_alone() -> None:
+    async with deterministic_system() as kit:
+        _, diaries, refs, _ = a_family(kit, Supervision(Directive.RESTART))
+        await kit.run_until_idle()
+        refs[1].tell(Explode(KeyError("boom")))
+        await kit.run_until_idle()
+        assert [ref.statistics().restarts for ref in refs] == [0, 1, 0]
+        assert [len(diary.lines) for diary in diaries] == [1, 3, 1]
+
+
+async def test_one_for_all_restarts_every_sibling_with_the_cause() -> None:
+    async with deterministic_system() as kit:
+        cause = KeyError("boom")
+        _, diaries, refs, _ = a_family(kit, Supervision(Directive.RESTART, scope=Scope.ONE_FOR_ALL))
+        await kit.run_until_idle()
+        refs[1].tell(Explode(cause))
+        await kit.run_until_idle()
+        assert [ref.statistics().restarts for ref in refs] == [1, 1, 1]
+        assert [diary.causes for diary in diaries] == [[cause]] * 3
+
+
+async def test_one_for_all_stops_every_sibling() -> None:
+    async with deterministic_system() as kit:
+        _, _, refs, parent = a_family(kit, Supervision(Directive.STOP, scope=Scope.ONE_FOR_ALL))
+        await kit.run_until_idle()
+        refs[0].tell(Explode(KeyError("boom")))
+        await kit.run_until_idle()
+        assert [ref.is_alive for ref in refs] == [False, False, False]
+        assert parent.is_alive
+
+
+async def test_a_parent_is_told_of_a_failure_and_of_the_end() -> None:
+    async with deterministic_system() as kit:
+        cause = KeyError("boom")
+        probe, _, refs, _ = a_family(kit, Supervision(Directive.STOP))
+        await kit.run_until_idle()
+        refs[2].tell(Explode(cause))
+        failed = await probe.expect(ChildFailed)
+        assert (failed.ref, failed.cause, failed.decision.directive) == (refs[2], cause, Directive.STOP)
+        assert await probe.expect(Terminated) == Terminated(refs[2], cause)
+
+
+async def test_an_escalated_failure_restarts_the_parent_and_its_children() -> None:
+    async with deterministic_system() as kit:
+        _, diaries, refs, parent = a_family(kit, Supervision(), Supervision(Directive.RESTART))
+        await kit.run_until_idle()
+        old = list(refs)
+        refs[0].tell(Explode(KeyError("boom")))
+        await kit.run_until_idle()
+        assert parent.statistics().restarts == 1
+        assert [ref.is_alive for ref in old] == [False] * 3
+        assert [ref.is_alive for ref in refs] == [True] * 3
+        assert [diary.lines for diary in diaries] == [["started", "stopped", "started"]] * 3
+
+
+async def test_a_failure_that_nobody_handles_is_raised_by_the_system() -> None:
+    cause = KeyError("boom")
+    diary = Diary()
+    with pytest.raises(KeyError) as raised:
+        async with running_system() as system:
+            system.spawn(lambda: Counter(diary))
+            system.spawn(Counter).tell(Explode(cause))
+            await asyncio.Event().wait()  # the body is cancelled
+    assert raised.value is cause
+    assert diary.lines == ["started", "stopped"]
+
+
+async def test_the_first_of_several_failures_is_raised() -> None:
+    with pytest.raises(KeyError, match="first"):
+        async with running_system() as system:
+            first, second = system.spawn(Counter), system.spawn(Counter)
+            first.tell(Explode(KeyError("first")))
+            second.tell(Explode(KeyError("second")))
+            await asyncio.Event().wait()
+
+
+async def test_a_failure_that_comes_first_wins_over_the_body_and_the_other_way_round() -> None:
+    with pytest.raises(KeyError):
+        async with running_system() as system:
+            system.spawn(Counter).tell(Explode(KeyError("actor")))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise ValueError("body")
+    with pytest.raises(ValueError, match="body"):
+        async with running_system() as system:
+            system.spawn(Counter).tell(Explode(KeyError("actor")))
+            raise ValueError("body")
+
+
+async def test_a_cancellation_that_a_handler_lets_out_is_a_failure_and_not_a_silent_death() -> None:
+    class Careless(Actor[object]):
+        async def receive(self, context: ActorContext[object], message: object) -> None:
+            future = asyncio.get_running_loop().create_future()
+            future.cancel()
+            await future
+
+    with pytest.raises(HandlerCancelled):
+        async with running_system() as system:
+            system.spawn(Careless).tell("go")
+            await asyncio.Event().wait()
