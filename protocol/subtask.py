@@ -1,5 +1,4 @@
-"""The executor's end of one execution attempt: the operator's mailbox in one direction, its valve in the
-other.
+"""The executor's end of one execution attempt: the operator's mailbox one way, its valve the other way.
 
 Theory of operation
 -------------------
@@ -35,21 +34,17 @@ call, last of all that is sent.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
-from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.machine import TimePassed
 from protocol.messages import (
     AnswerMessage,
     AttemptEnded,
     BarrierMessage,
-    CheckpointAborted,
-    CheckpointAcknowledged,
     CheckpointCompleted,
-    CheckpointDeclined,
     ClosedForCheckpoint,
     CloseForCheckpoint,
     Confirm,
@@ -59,17 +54,15 @@ from protocol.messages import (
     Finished,
     Opened,
     Refused,
-    RequestMessage,
-    UpItem,
+    Registered,
+    Resumed,
 )
 from protocol.streams import (
     ConnectionAttached,
     ConnectionLost,
     DropConnection,
     IncomingStream,
-    OutgoingStream,
     RefuseMessage,
-    RoomAvailable,
 )
 from protocol.subtask_types import (
     EndAttempt,
@@ -92,6 +85,7 @@ from protocol.subtask_types import (
     SubtaskLimits,
     SubtaskStatistics,
 )
+from protocol.upward_valve import Effects, Phase, UpwardValve
 
 
 class SubtaskState(Enum):
@@ -106,6 +100,7 @@ class Verdict(Enum):
 
     ACT = "act"
     IGNORE = "ignore"
+    REFUSE = "refuse"  # a message: dropped, and reported with ``RefuseMessage`` (H3)
     ILLEGAL = "illegal"  # ``LocalProtocolError``
     ENDED = "ended"  # ``AttemptOver``: this is how the operator learns of it
 
@@ -116,7 +111,7 @@ LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict]] = {
     #                   OPENING OPEN FINISHED OVER
     ConnectionAttached: (_A, _A, _A, _I),
     ConnectionLost: (_A, _A, _A, _I),
-    MessageReceived: (_A, _A, _A, _A),  # over: refused
+    MessageReceived: (_A, _A, _A, Verdict.REFUSE),
     OperatorOpened: (_A, _X, _X, _I),
     EventSubmitted: (_A, _A, _X, _E),
     RequestSubmitted: (_A, _A, _X, _E),
@@ -127,19 +122,6 @@ LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict]] = {
 }
 
 
-class _Phase(Enum):
-    """How far one checkpoint has come here. The valve is closed for it until SNAPSHOT."""
-
-    CLOSED = 0
-    BARRIER = 1
-    DECLINED = 2
-    SNAPSHOT = 3
-
-
-_Submitted = EventSubmitted | RequestSubmitted
-_Effects = list[SubtaskEffect]
-
-
 class SubtaskMachine:
     """One attempt, seen from its task; see the module's text.
 
@@ -147,40 +129,15 @@ class SubtaskMachine:
     events of the restored snapshot, in order; they leave first (H31). Not thread-safe: the shell locks it.
     """
 
-    __slots__ = (
-        "_attached",
-        "_checkpoints",
-        "_closed",
-        "_detached_at",
-        "_dispatch",
-        "_held",
-        "_held_bytes",
-        "_id",
-        "_in",
-        "_latest",
-        "_limits",
-        "_open_requests",
-        "_out",
-        "_refused",
-        "_state",
-    )
+    __slots__ = ("_detached_at", "_dispatch", "_id", "_in", "_limits", "_state", "_valve")
 
     def __init__(self, task_attempt_id: int, limits: SubtaskLimits, held: tuple[bytes, ...] = ()) -> None:
         self._id = task_attempt_id
         self._limits = limits
         self._enter(SubtaskState.OPENING)
-        self._attached = False
         self._detached_at: float | None = None
         self._in = IncomingStream()
-        self._out: OutgoingStream[UpItem] = OutgoingStream()
-        self._held: deque[_Submitted] = deque(EventSubmitted(payload) for payload in held)
-        self._held_bytes = sum(len(payload) for payload in held)
-        self._open_requests: set[int] = set()
-        self._refused: _Submitted | None = None  # the first input that met the window
-        self._checkpoints: dict[int, _Phase] = {}  # not over
-        self._closed: list[int] = []  # in the order in which they were closed
-        self._latest: int | None = None
-        self._release([])
+        self._valve = UpwardValve(task_attempt_id, limits, held)
 
     # --- the shape of every machine -----------------------------------------------------------------------
 
@@ -192,13 +149,12 @@ class SubtaskMachine:
         input that the table or earlier ones forbid, ``RemoteProtocolError`` when the peer broke the protocol
         (the shell then drops the connection and says ``ConnectionLost``). In each case nothing was changed.
         """
-        try:
-            act = self._dispatch[type(input)]
-        except KeyError:
-            raise LocalProtocolError(f"no input of a subtask: {input!r}") from None
-        effects: _Effects = []
+        act = self._dispatch.get(type(input))
+        if act is None:
+            raise LocalProtocolError(f"no input of a subtask: {input!r}")
+        effects: Effects = []
         act(self, input, now, effects)
-        if self._detached_at is None and not self._attached and self._state is not SubtaskState.OVER:
+        if self._detached_at is None and not self._valve.attached and self._state is not SubtaskState.OVER:
             self._detached_at = now
         return effects
 
@@ -208,7 +164,7 @@ class SubtaskMachine:
         It does not raise for what the peer did: at a message that breaks the protocol it stops, and the last
         effect is ``DropConnection``; the messages before it count.
         """
-        effects: _Effects = []
+        effects: Effects = []
         confirm = False
         broken: RemoteProtocolError | None = None
         try:
@@ -223,31 +179,27 @@ class SubtaskMachine:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When ``TimePassed`` is due, on the clock of ``now``; None while a connection is up or all is
-        over."""
+        """When ``TimePassed`` is due, on the clock of ``now``; None while a connection is up, and at the
+        end."""
         return None if self._detached_at is None else self._detached_at + self._limits.reconnect_timeout_s
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if the state is an impossible one."""
-        self._out.check_invariants()
+        self._valve.check_invariants()
         self._in.check_invariants()
-        closed = [n for n, phase in self._checkpoints.items() if phase is not _Phase.SNAPSHOT]
-        assert sorted(closed) == sorted(self._closed)
-        assert self._held_bytes == sum(len(held.payload) for held in self._held)
-        if self._held:
-            assert self._closed or not self._fits(self._held[0]), "held, though it may leave"
-        assert self._out.events_unconfirmed <= self._limits.window_events
-        assert self._detached_at is None or not self._attached
+        assert self._detached_at is None or not self._valve.attached
         if self._state in (SubtaskState.FINISHED, SubtaskState.OVER):
-            assert not any((self._held, self._checkpoints, self._closed, self._open_requests))
+            figures = self._valve.statistics()
+            assert (figures.held_events, figures.open_requests, figures.closed_for) == (0, 0, ())
         if self._state is SubtaskState.OVER:
-            assert not len(self._out)
+            assert self.all_confirmed
             assert self.next_deadline() is None
 
     # --- what the shell may look at -----------------------------------------------------------------------
 
     @property
     def state(self) -> SubtaskState:
+        """How far the operator has come."""
         return self._state
 
     @property
@@ -257,288 +209,172 @@ class SubtaskMachine:
 
     @property
     def may_finish(self) -> bool:
-        """Whether the operator may end well now: nothing that it sent waits behind the valve or the
-        window."""
-        return not self._held
+        """Whether the operator may end well now: nothing that it sent waits for the valve or the window."""
+        return not self._valve.holds()
 
     @property
     def all_confirmed(self) -> bool:
-        """Whether the coordinator has taken everything that was sent, the goodbye included: the task may
+        """Whether the coordinator has taken everything that was sent, goodbye included: the task may
         leave."""
-        return not len(self._out)
+        return not len(self._valve.stream)
 
     def statistics(self) -> SubtaskStatistics:
         """The figures at this moment."""
-        return SubtaskStatistics(
-            len(self._held),
-            self._held_bytes,
-            self._out.events_unconfirmed,
-            self._out.bytes_unconfirmed,
-            len(self._open_requests),
-            tuple(self._closed),
-        )
+        return self._valve.statistics()
 
     # --- connections and time -----------------------------------------------------------------------------
 
-    def _attach(self, input: ConnectionAttached, now: float, effects: _Effects) -> None:
-        self._out.resume(input.received_seq)
-        self._attached = True
+    def _attach(self, input: ConnectionAttached, now: float, effects: Effects) -> None:
+        self._valve.attach(input.received_seq, effects)
         self._detached_at = None
-        effects.extend([SendToCoordinator(item) for item in self._out.unconfirmed()])
-        self._release(effects)
         self._send_confirm(effects)
-        self._announce_room(effects)
 
-    def _detach(self, input: ConnectionLost, now: float, effects: _Effects) -> None:
-        if self._attached:
-            self._attached = False
+    def _detach(self, input: ConnectionLost, now: float, effects: Effects) -> None:
+        if self._valve.attached:
+            self._valve.attached = False
             self._detached_at = now
 
-    def _pass_time(self, input: TimePassed, now: float, effects: _Effects) -> None:
+    def _pass_time(self, input: TimePassed, now: float, effects: Effects) -> None:
         deadline = self.next_deadline()
         if deadline is not None and now >= deadline:
             timeout_s = self._limits.reconnect_timeout_s
             self._end(f"the coordinator was out of reach for {timeout_s:g} s", effects)
 
-    def _end(self, reason: str, effects: _Effects) -> None:
-        for request_id in sorted(self._open_requests):
+    def _end(self, reason: str, effects: Effects) -> None:
+        for request_id in self._valve.open_requests():
             effects.append(ResolveRequest(request_id, f"the attempt is over: {reason}", b""))
         effects.append(EndAttempt(reason))
-        self._forget()
-        self._out.clear()
+        self._valve.forget()
+        self._valve.stream.clear()
+        self._valve.attached = False
         self._in.clear()
-        self._attached = False
         self._detached_at = None
         self._enter(SubtaskState.OVER)
 
-    def _forget(self) -> None:
-        """Nothing more will be sent by the operator."""
-        self._held.clear()
-        self._held_bytes = 0
-        self._open_requests.clear()
-        self._refused = None
-        self._checkpoints.clear()
-        self._closed.clear()
-
-    def _ignore(self, input: SubtaskInput, now: float, effects: _Effects) -> None:
+    def _ignore(self, input: SubtaskInput, now: float, effects: Effects) -> None:
         pass
 
-    def _raise_illegal(self, input: SubtaskInput, now: float, effects: _Effects) -> None:
+    def _raise_illegal(self, input: SubtaskInput, now: float, effects: Effects) -> None:
         raise LocalProtocolError(f"{type(input).__name__} when the operator is {self._state.value}")
 
-    def _raise_over(self, input: SubtaskInput, now: float, effects: _Effects) -> None:
+    def _raise_over(self, input: SubtaskInput, now: float, effects: Effects) -> None:
         raise AttemptOver(f"the attempt of task {self._id} is over")
 
-    # --- up -----------------------------------------------------------------------------------------------
-
-    def _submit(self, input: _Submitted, now: float, effects: _Effects) -> None:
-        if not self._has_room(input):
-            if self._refused is None:
-                self._refused = input
-            raise GatewayFull(
-                f"task {self._id}: {len(self._held)} events held, {self._out.events_unconfirmed} unconfirmed, "
-                f"{len(self._open_requests)} open requests; the window is {self._limits.window_events} "
-                f"events and {self._limits.window_bytes} bytes"
-            )
-        if isinstance(input, RequestSubmitted):
-            if input.request_id in self._open_requests:
-                raise LocalProtocolError(f"request id {input.request_id} is in use")
-            self._open_requests.add(input.request_id)
-        if self._closed or self._held:
-            self._held.append(input)
-            self._held_bytes += len(input.payload)
-        else:
-            self._send_submitted(input, effects)
-
-    def _send_submitted(self, submitted: _Submitted, effects: _Effects) -> None:
-        seq = self._out.last_seq + 1
-        item: UpItem
-        if isinstance(submitted, EventSubmitted):
-            item = EventMessage(self._id, seq, submitted.payload)
-        else:
-            item = RequestMessage(self._id, seq, submitted.request_id, submitted.payload)
-        self._out.append(item, len(submitted.payload))
-        if self._attached:
-            effects.append(SendToCoordinator(item))
-
-    def _send_item(self, item: UpItem, effects: _Effects) -> None:
-        """One of the protocol's own items: it passes the valve and the window."""
-        self._out.append(item)
-        if self._attached:
-            effects.append(SendToCoordinator(item))
-
-    def _release(self, effects: _Effects) -> None:
-        held = self._held
-        while held and not self._closed and self._fits(held[0]):
-            submitted = held.popleft()
-            self._held_bytes -= len(submitted.payload)
-            self._send_submitted(submitted, effects)
-
-    def _fits(self, submitted: _Submitted) -> bool:
-        """Whether the peer's window has room for one that may leave."""
-        out = self._out
-        count = out.events_unconfirmed
-        if count >= self._limits.window_events:
-            return False
-        return not count or out.bytes_unconfirmed + len(submitted.payload) <= self._limits.window_bytes
-
-    def _has_room(self, submitted: _Submitted) -> bool:
-        """Whether a new one may be accepted: held and unconfirmed ones together fit into the window."""
-        limits = self._limits
-        count = len(self._held) + self._out.events_unconfirmed
-        if count >= limits.window_events:
-            return False
-        if isinstance(submitted, RequestSubmitted) and len(self._open_requests) >= limits.window_events:
-            return False
-        size = self._held_bytes + self._out.bytes_unconfirmed + len(submitted.payload)
-        return not count or size <= limits.window_bytes
-
-    def _announce_room(self, effects: _Effects) -> None:
-        if self._refused is not None and self._has_room(self._refused):
-            self._refused = None
-            effects.append(RoomAvailable())
+    def _refuse(self, input: MessageReceived, now: float, effects: Effects) -> None:
+        self._receive(input.message, effects)  # no connection is up any more
 
     # --- the operator -------------------------------------------------------------------------------------
 
-    def _open(self, input: OperatorOpened, now: float, effects: _Effects) -> None:
+    def _open(self, input: OperatorOpened, now: float, effects: Effects) -> None:
         self._enter(SubtaskState.OPEN)
-        self._send_item(Opened(self._id, self._out.last_seq + 1), effects)
+        self._valve.send_item(Opened(self._id, self._valve.next_seq), effects)
 
-    def _finish(self, input: OperatorFinished, now: float, effects: _Effects) -> None:
+    def _submit(self, input: EventSubmitted | RequestSubmitted, now: float, effects: Effects) -> None:
+        self._valve.submit(input, effects)
+
+    def _finish(self, input: OperatorFinished, now: float, effects: Effects) -> None:
         if not input.failure:
             if self._state is SubtaskState.OPENING:
                 raise LocalProtocolError("the operator ended well without being opened")
-            if self._held:
-                raise LocalProtocolError(f"{len(self._held)} events have not left: serve the mailbox, then finish")
-        self._forget()
+            if self._valve.holds():
+                raise LocalProtocolError(f"{self._valve.holds()} events have not left: serve the mailbox first")
+        self._valve.forget()
         self._enter(SubtaskState.FINISHED)
-        self._send_item(Finished(self._id, self._out.last_seq + 1, input.failure, input.state), effects)
+        self._valve.send_item(Finished(self._id, self._valve.next_seq, input.failure, input.state), effects)
 
-    def _acknowledge(self, input: SnapshotTaken, now: float, effects: _Effects) -> None:
-        checkpoint_id = input.checkpoint_id
-        if not self._at_barrier(checkpoint_id):
-            return
-        self._checkpoints[checkpoint_id] = _Phase.SNAPSHOT
-        self._closed.remove(checkpoint_id)
-        held = tuple([submitted.payload for submitted in self._held])
-        seq = self._out.last_seq + 1
-        self._send_item(CheckpointAcknowledged(self._id, seq, checkpoint_id, input.state, held), effects)
-        self._release(effects)
+    def _acknowledge(self, input: SnapshotTaken, now: float, effects: Effects) -> None:
+        if self._is_at_barrier(input.checkpoint_id):
+            self._valve.acknowledge(input.checkpoint_id, input.state, effects)
 
-    def _decline(self, input: SnapshotRefused, now: float, effects: _Effects) -> None:
-        if not self._at_barrier(input.checkpoint_id):
-            return
-        self._checkpoints[input.checkpoint_id] = _Phase.DECLINED
-        seq = self._out.last_seq + 1
-        self._send_item(CheckpointDeclined(self._id, seq, input.checkpoint_id, input.reason), effects)
+    def _decline(self, input: SnapshotRefused, now: float, effects: Effects) -> None:
+        if self._is_at_barrier(input.checkpoint_id):
+            self._valve.decline(input.checkpoint_id, input.reason, effects)
 
-    def _at_barrier(self, checkpoint_id: int) -> bool:
+    def _is_at_barrier(self, checkpoint_id: int) -> bool:
         """False for a checkpoint that is over or unknown: nothing may come of it (H44)."""
-        phase = self._checkpoints.get(checkpoint_id)
+        phase = self._valve.phase(checkpoint_id)
         if phase is None:
             return False
-        if phase is not _Phase.BARRIER:
-            raise LocalProtocolError(f"checkpoint {checkpoint_id} is not at its barrier but at {phase.name}")
+        if phase is not Phase.BARRIER:
+            raise LocalProtocolError(f"a snapshot for checkpoint {checkpoint_id}, which is at {phase.value}")
         return True
 
     # --- down ---------------------------------------------------------------------------------------------
 
-    def _take_message(self, input: MessageReceived, now: float, effects: _Effects) -> None:
+    def _take_message(self, input: MessageReceived, now: float, effects: Effects) -> None:
         if self._receive(input.message, effects):
             self._send_confirm(effects)
 
-    def _receive(self, message: DownMessage, effects: _Effects) -> bool:
+    def _receive(self, message: DownMessage, effects: Effects) -> bool:
         """Take one message; True if it is an item, which wants to be confirmed (again)."""
-        kind = type(message)
-        if message.task_attempt_id != self._id or not self._attached:
-            whose = f"{kind.__name__} for task {message.task_attempt_id}"
-            effects.append(
-                RefuseMessage(f"{whose}: task {self._id} is {self._state.value}, attached: {self._attached}")
-            )
+        if message.task_attempt_id != self._id or not self._valve.attached:
+            whose = f"{type(message).__name__} for task {message.task_attempt_id}"
+            where = "connected" if self._valve.attached else "not connected"
+            effects.append(RefuseMessage(f"{whose}, when task {self._id} is {self._state.value} and {where}"))
             return False
-        if kind in _ITEM_KINDS:
-            if self._in.is_new(message.seq):  # type: ignore[union-attr]
-                self._take_item(message, effects)  # type: ignore[arg-type]
-            return True
         if isinstance(message, Confirm):
-            self._out.confirm(message.seq)
-            self._release(effects)
-            self._announce_room(effects)
-        elif isinstance(message, AttemptEnded):
-            self._end(message.reason, effects)
-        elif isinstance(message, Refused):
-            self._end(message.message, effects)
-        else:
-            raise RemoteProtocolError(f"{kind.__name__} in the middle of a connection")
-        return False
-
-    def _take_item(self, item: DownItem, effects: _Effects) -> None:
-        if isinstance(item, EventMessage | AnswerMessage):
+            self._valve.confirm(message.seq, effects)
+            return False
+        if isinstance(message, ENDS):
+            self._end(message.reason if isinstance(message, AttemptEnded) else message.message, effects)
+            return False
+        if isinstance(message, PLAIN):
+            raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection")
+        if self._in.is_new(message.seq):
             if self._state is SubtaskState.FINISHED:
-                self._in.advance(0)  # never taken, so never confirmed
-                effects.append(RefuseMessage(f"{type(item).__name__} {item.seq}: the operator has finished"))
-                return
-            self._in.advance()
-            if isinstance(item, EventMessage):
-                effects.append(PutInMailbox(MailboxEvent(item.payload)))
+                self._take_after_finish(message, effects)
             else:
-                self._resolve(item, effects)
-            return
-        if self._state is SubtaskState.FINISHED:
+                self._take_item(message, effects)
+        return True
+
+    def _take_item(self, item: DownItem, effects: Effects) -> None:
+        if isinstance(item, EventMessage):
             self._in.advance()
-            if isinstance(item, CloseForCheckpoint):
-                self._send_item(ClosedForCheckpoint(self._id, self._out.last_seq + 1, item.checkpoint_id), effects)
-            return
-        if isinstance(item, CloseForCheckpoint):
-            self._close(item, effects)
+            effects.append(PutInMailbox(MailboxEvent(item.payload)))
+        elif isinstance(item, AnswerMessage):
+            self._in.advance()
+            if self._valve.resolve(item.request_id, effects):
+                effects.append(ResolveRequest(item.request_id, item.error, item.payload))
+            else:
+                effects.append(RefuseMessage(f"an answer to request {item.request_id}, which is not open"))
+        elif isinstance(item, CloseForCheckpoint):
+            if not self._valve.rises(item.checkpoint_id):
+                raise RemoteProtocolError(f"checkpoint {item.checkpoint_id}, but ids must rise (H4)")
+            self._in.advance()
+            self._valve.close(item.checkpoint_id, effects)
         elif isinstance(item, BarrierMessage):
             self._meet_barrier(item, effects)
         else:
-            self._end_checkpoint(item, effects)
+            self._in.advance()
+            kind = MailboxCompleted if isinstance(item, CheckpointCompleted) else MailboxAborted
+            if self._valve.phase(item.checkpoint_id) is not None:
+                effects.append(PutInMailbox(kind(item.checkpoint_id)))
+                self._valve.end_checkpoint(item.checkpoint_id, effects)
 
-    def _resolve(self, item: AnswerMessage, effects: _Effects) -> None:
-        if item.request_id not in self._open_requests:
-            effects.append(RefuseMessage(f"an answer to request {item.request_id}, which is not open"))
+    def _take_after_finish(self, item: DownItem, effects: Effects) -> None:
+        """Nobody reads the mailbox any more. What would have gone there is not confirmed (H23) but fails at
+        its sender; a checkpoint is told that nothing more will come (H47)."""
+        if isinstance(item, PAYLOAD):
+            self._in.advance(0)  # never taken, so never confirmed
+            effects.append(RefuseMessage(f"{type(item).__name__} {item.seq}: the operator has finished"))
             return
-        self._open_requests.remove(item.request_id)
-        effects.append(ResolveRequest(item.request_id, item.error, item.payload))
-        self._announce_room(effects)
-
-    def _close(self, item: CloseForCheckpoint, effects: _Effects) -> None:
-        checkpoint_id = item.checkpoint_id
-        if self._latest is not None and checkpoint_id <= self._latest:
-            raise RemoteProtocolError(f"checkpoint {checkpoint_id} after {self._latest}: ids must rise (H4)")
         self._in.advance()
-        self._latest = checkpoint_id
-        self._checkpoints[checkpoint_id] = _Phase.CLOSED
-        self._closed.append(checkpoint_id)
-        self._send_item(ClosedForCheckpoint(self._id, self._out.last_seq + 1, checkpoint_id), effects)
+        if isinstance(item, CloseForCheckpoint):
+            closed = ClosedForCheckpoint(self._id, self._valve.next_seq, item.checkpoint_id)
+            self._valve.send_item(closed, effects)
 
-    def _meet_barrier(self, item: BarrierMessage, effects: _Effects) -> None:
-        if self._checkpoints.get(item.checkpoint_id) is not _Phase.CLOSED:
+    def _meet_barrier(self, item: BarrierMessage, effects: Effects) -> None:
+        if self._valve.phase(item.checkpoint_id) is not Phase.CLOSED:
             raise RemoteProtocolError(f"barrier {item.checkpoint_id}, for which nothing was closed")
         if item.events_before >= item.seq:
-            raise RemoteProtocolError(f"barrier {item.checkpoint_id} is item {item.seq}, behind {item.events_before}")
+            raise RemoteProtocolError(f"barrier {item.checkpoint_id} has overtaken item {item.events_before}")
         self._in.advance()
-        self._checkpoints[item.checkpoint_id] = _Phase.BARRIER
+        self._valve.meet_barrier(item.checkpoint_id)
         effects.append(PutInMailbox(MailboxBarrier(item.checkpoint_id)))
 
-    def _end_checkpoint(self, item: DownItem, effects: _Effects) -> None:
-        self._in.advance()
-        if not isinstance(item, CheckpointCompleted | CheckpointAborted):
-            return
-        checkpoint_id = item.checkpoint_id
-        if self._checkpoints.pop(checkpoint_id, None) is None:
-            return  # unknown ids are ignored (H44)
-        over = MailboxCompleted if isinstance(item, CheckpointCompleted) else MailboxAborted
-        effects.append(PutInMailbox(over(checkpoint_id)))
-        if checkpoint_id in self._closed:
-            self._closed.remove(checkpoint_id)
-            self._release(effects)
-
-    def _send_confirm(self, effects: _Effects) -> None:
+    def _send_confirm(self, effects: Effects) -> None:
         seq = self._in.confirmable_seq
-        if self._attached and seq:
+        if self._valve.attached and seq:
             effects.append(SendToCoordinator(Confirm(self._id, seq)))
 
     def _enter(self, state: SubtaskState) -> None:
@@ -546,10 +382,11 @@ class SubtaskMachine:
         self._dispatch = _DISPATCH[state]
 
 
-_ITEM_KINDS: frozenset[type] = frozenset(
-    (EventMessage, AnswerMessage, CloseForCheckpoint, BarrierMessage, CheckpointCompleted, CheckpointAborted)
-)
-_Handler = Callable[[SubtaskMachine, Any, float, _Effects], None]
+ENDS = (AttemptEnded, Refused)
+PLAIN = (Registered, Resumed)
+PAYLOAD = (EventMessage, AnswerMessage)
+
+_Handler = Callable[[SubtaskMachine, Any, float, Effects], None]
 
 _ACTS: dict[type, _Handler] = {
     ConnectionAttached: SubtaskMachine._attach,
@@ -565,6 +402,7 @@ _ACTS: dict[type, _Handler] = {
 }
 _OTHERS: dict[Verdict, _Handler] = {
     Verdict.IGNORE: SubtaskMachine._ignore,
+    Verdict.REFUSE: SubtaskMachine._refuse,
     Verdict.ILLEGAL: SubtaskMachine._raise_illegal,
     Verdict.ENDED: SubtaskMachine._raise_over,
 }
