@@ -24,6 +24,7 @@ import anyio
 import structlog
 
 from actors.background import Background, run_background
+from actors.bonds import Bonds
 from actors.context import ActorContext
 from actors.dead_letters import DeadLetter, DeadLetterReason
 from actors.errors import (
@@ -32,7 +33,6 @@ from actors.errors import (
     ActorStopped,
     HandlerCancelled,
     HandlerFailed,
-    LinkedActorFailed,
     MailboxFull,
 )
 from actors.hooks import SlowHandler, chain
@@ -78,19 +78,19 @@ class ActorCell(Generic[M]):
         "_closing_scope",
         "_cut_off",
         "_done_waiters",
-        "_ended_with",
+        "_ending",
         "_history",
         "_instance",
         "_log",
         "_scope",
         "_steps",
         "background",
+        "bonds",
         "children",
         "context",
         "factory",
         "finished",
         "handling",
-        "linked",
         "log_context",
         "mailbox",
         "open_replies",
@@ -100,8 +100,6 @@ class ActorCell(Generic[M]):
         "restarts",
         "supervision",
         "system",
-        "watchers",
-        "watching",
     )
 
     def __init__(
@@ -125,15 +123,13 @@ class ActorCell(Generic[M]):
         self.ref: ActorRef[M] = ActorRef(self, incarnation)
         self.context: ActorContext[M] = ActorContext(self)
         self.children: dict[str, ActorCell[Any]] = {}
-        self.watchers: dict[ActorCell[Any], None] = {}
-        self.watching: set[ActorCell[Any]] = set()
-        self.linked: dict[ActorCell[Any], None] = {}
+        self.bonds = Bonds(self)
         self.background: dict[Background, None] = {}
         self.open_replies: set[Reply[Any]] = set()
         self.restarts = 0
         self.finished = False
         self.handling: object = None
-        self._ended_with: BaseException | None = None
+        self._ending = False
         self._history: tuple[float, ...] = ()
         self._instance: Actor[M] | None = None
         self._log: Any = None
@@ -182,6 +178,8 @@ class ActorCell(Generic[M]):
             await self._end_instance(verdict.cause, "was restarted before it answered")
             if not await self._back_off(verdict.restart_after_s):
                 return verdict.cause
+            self._forget_commands_to_the_last_instance()
+            self._ending = False
             self.restarts += 1
 
     async def _start_instance(self) -> _Verdict | None:
@@ -272,9 +270,8 @@ class ActorCell(Generic[M]):
             case FailCommand(cause):
                 return self._failed(cause)
             case Terminated(ref):
-                if ref._cell not in self.watching:
-                    return None  # unwatched meanwhile
-                self.watching.discard(ref._cell)
+                if not self.bonds.take_terminated(ref._cell):
+                    return None
         instance = self._instance
         assert instance is not None
         try:
@@ -302,6 +299,17 @@ class ActorCell(Generic[M]):
         finally:
             if wake is not None:
                 wake.cancel()
+
+    def _forget_commands_to_the_last_instance(self) -> None:
+        """Several children, or siblings, may have failed at once; one restart answers them all."""
+        signals = self.mailbox.signals
+        void = [
+            signal
+            for signal in signals
+            if isinstance(signal, RestartCommand) or (isinstance(signal, FailCommand) and not signal.outlives_restart)
+        ]
+        for signal in void:
+            signals.remove(signal)
 
     # ------------------------------------------------------------- failure
 
@@ -377,9 +385,9 @@ class ActorCell(Generic[M]):
     async def _end_instance(self, cause: BaseException | None, detail: str, *, for_good: bool = False) -> None:
         """Take down what belongs to one instance, children first, then the instance itself. Runs once for
         each."""
+        self._ending = True
         self.context.timers.cancel_all()
         if for_good:
-            self._ended_with = cause
             self.mailbox.close()
         for reply in tuple(self.open_replies):
             error = ActorStopped(self.path, detail)
@@ -417,18 +425,8 @@ class ActorCell(Generic[M]):
         for reply in tuple(self.open_replies):
             reply.fail(ActorStopped(self.path))
         self.open_replies.clear()
-        self._ended_with = cause
         self.system.forget(self)
-        for target in self.watching:
-            target.watchers.pop(self, None)
-        self.watching.clear()
-        for watcher in tuple(self.watchers):
-            watcher.mailbox.signal(Terminated(self.ref, cause))
-        self.watchers.clear()
-        for other in tuple(self.linked):
-            self.unlink(other)
-            if cause is not None:
-                other.mailbox.signal(FailCommand(self._link_error(cause)))
+        self.bonds.end(cause)
         for hook in self.system.hooks:
             hook.actor_stopped(self.ref, cause)
         for waiter in self._done_waiters:
@@ -454,44 +452,6 @@ class ActorCell(Generic[M]):
             if self._closing_scope is not None:
                 self._closing_scope.cancel()
 
-    # --------------------------------------------------------------- links
-
-    def add_watcher(self, watcher: ActorCell[Any]) -> None:
-        """``watcher`` is to get ``Terminated``."""
-        if self in watcher.watching:
-            return
-        watcher.watching.add(self)
-        if self.finished:
-            watcher.mailbox.signal(Terminated(self.ref, self._ended_with))
-        else:
-            self.watchers[watcher] = None
-
-    def remove_watcher(self, watcher: ActorCell[Any]) -> None:
-        """Take ``add_watcher`` back."""
-        self.watchers.pop(watcher, None)
-        watcher.watching.discard(self)
-
-    def link(self, other: ActorCell[Any]) -> None:
-        """Tie the two together."""
-        if other is self:
-            return
-        if other.finished:
-            if other._ended_with is not None:
-                self.mailbox.signal(FailCommand(other._link_error(other._ended_with)))
-            return
-        self.linked[other] = None
-        other.linked[self] = None
-
-    def unlink(self, other: ActorCell[Any]) -> None:
-        """Take ``link`` back."""
-        self.linked.pop(other, None)
-        other.linked.pop(self, None)
-
-    def _link_error(self, cause: BaseException) -> LinkedActorFailed:
-        error = LinkedActorFailed(self.path)
-        error.__cause__ = cause
-        return error
-
     # ------------------------------------------------------------- the rest
 
     @property
@@ -516,8 +476,8 @@ class ActorCell(Generic[M]):
         self.system.dead_letters.publish(DeadLetter(self.ref, message, reason))
 
     def refuse_if_over(self, what: str) -> None:
-        """Raise ``ActorStopped`` if this actor cannot start anything any more."""
-        if self.mailbox.closed:
+        """Raise ``ActorStopped`` if this instance cannot start anything any more."""
+        if self._ending or self.mailbox.closed:
             raise ActorStopped(self.path, f"is stopped: no more {what}")
 
     def run_background(

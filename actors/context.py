@@ -98,11 +98,11 @@ class ActorContext(Generic[M]):
     def watch(self, ref: ActorRef[Any]) -> None:
         """Get a ``Terminated`` signal when ``ref`` is over; at once if it is already. Watching twice is
         once."""
-        ref._cell.add_watcher(self._cell)
+        self._cell.bonds.watch(ref._cell)
 
     def unwatch(self, ref: ActorRef[Any]) -> None:
         """Take ``watch`` back; a signal that waits already is not delivered any more."""
-        ref._cell.remove_watcher(self._cell)
+        self._cell.bonds.unwatch(ref._cell)
 
     def link(self, ref: ActorRef[Any]) -> None:
         """Tie the two together: if either ends with a failure, the other fails with ``LinkedActorFailed``.
@@ -110,11 +110,11 @@ class ActorContext(Generic[M]):
         A normal stop does not travel along a link. Linking to one that has already failed fails this one at
         once.
         """
-        self._cell.link(ref._cell)
+        self._cell.bonds.link(ref._cell)
 
     def unlink(self, ref: ActorRef[Any]) -> None:
         """Take ``link`` back."""
-        self._cell.unlink(ref._cell)
+        self._cell.bonds.unlink(ref._cell)
 
     def run(
         self,

@@ -181,7 +181,9 @@ class Mailbox:
         self.wake()
 
     def signal(self, signal: object) -> None:
-        """Queue a signal or a command ahead of all messages."""
+        """Queue a signal or a command ahead of all messages. Closed: nothing happens."""
+        if self.closed:
+            return
         self.signals.append(signal)
         self.wake()
 

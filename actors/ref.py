@@ -164,7 +164,7 @@ class ActorRef(Generic[M_contra]):
             if not future.done():
                 future.set_exception(AskTimeout(cell.path, type(message).__name__, timeout_s))
 
-        deadline = system.clock.call_later(timeout_s, expire)
+        deadline = system.deadlines.start(timeout_s, expire)
         wait = system.waits.begin("an answer from", cell, message)
         try:
             return await future
@@ -173,7 +173,7 @@ class ActorRef(Generic[M_contra]):
                 future.exception()  # marks it as seen; the cancellation came first
             raise
         finally:
-            deadline.cancel()
+            system.deadlines.cancel(timeout_s, deadline)
             cell.open_replies.discard(reply)
             system.waits.end(wait)
             if take_back is not None:

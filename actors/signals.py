@@ -59,9 +59,14 @@ class RestartCommand:
 
 @dataclass(frozen=True, slots=True)
 class FailCommand:
-    """Runtime only: fail with this cause, as if ``receive`` had raised it (an escalation or a link)."""
+    """Runtime only: fail with this cause, as if ``receive`` had raised it.
+
+    ``outlives_restart``: it comes from a link. A child's escalation or background work belongs to one
+    instance, and is void after a restart.
+    """
 
     cause: BaseException
+    outlives_restart: bool = False
 
 
 Command: TypeAlias = StopCommand | RestartCommand | FailCommand

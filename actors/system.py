@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -22,6 +23,7 @@ import structlog
 from actors.cell import ActorCell
 from actors.clock import Clock, LoopClock
 from actors.dead_letters import DeadLetters
+from actors.deadlines import Deadlines
 from actors.errors import ActorStopped, NameTaken, SystemNotRunning, WouldDeadlock
 from actors.hooks import Hook
 from actors.mailbox import MailboxConfig
@@ -87,6 +89,7 @@ class ActorSystem:
         self.clock: Clock
         self.loop: asyncio.AbstractEventLoop
         self.waits: WaitBoard
+        self.deadlines: Deadlines
         self._given_clock = clock
         self._top: dict[str, ActorCell[Any]] = {}
         self._cells: dict[ActorCell[Any], None] = {}
@@ -104,6 +107,7 @@ class ActorSystem:
         self.loop = asyncio.get_running_loop()
         self.clock = self._given_clock if self._given_clock is not None else LoopClock()
         self.waits = WaitBoard(self.clock.now)
+        self.deadlines = Deadlines(self.clock)
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         self._body.__enter__()
@@ -128,6 +132,7 @@ class ActorSystem:
             self._over = True
             for cell in tuple(self._cells):
                 cell.finish(ActorStopped(cell.path, "was never started"))
+            self.deadlines.close()
         if self._failure is not None and (failure_came_first or not body_failed):
             raise self._failure
         return False
@@ -287,6 +292,36 @@ class ActorSystem:
             self.loop.call_soon_threadsafe(function, *args)
         except RuntimeError as closed:
             raise SystemNotRunning(self.name, "is gone: its event loop is closed") from closed
+
+    def run_from_thread(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Future[T]:
+        """Run an async function in this system, from any other thread; its outcome is that of the future.
+
+        ``system.run_from_thread(functools.partial(ref.ask, GetTotal, timeout_s=1.0)).result()`` asks from a
+        thread. Cancelling the future does not cancel the call. If the system ends first, the call is
+        cancelled and the future fails with ``SystemNotRunning``, as it does at once when the system is over
+        already.
+        """
+        outcome: Future[T] = Future()
+
+        async def call() -> None:
+            try:
+                result = await function(*args)
+            except Exception as error:
+                outcome.set_exception(error)
+            except BaseException:
+                outcome.set_exception(SystemNotRunning(self.name, "ended before the call did"))
+                raise
+            else:
+                outcome.set_result(result)
+
+        def begin() -> None:
+            if self._over or not self._running:
+                outcome.set_exception(SystemNotRunning(self.name))
+            elif outcome.set_running_or_notify_cancel():
+                self.start_task(call, name="call from a thread")
+
+        self.call_threadsafe(begin)
+        return outcome
 
     async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
         """Run a blocking function in a worker thread; if cancelled, the thread is left to end by itself."""
