@@ -81,17 +81,16 @@ class SubtaskContext:
         """
         return decode_event(self._io.ask(encode_event(payload), timeout_s))
 
-    def wait_for_event(self, timeout_s: float | None = None) -> bool:
+    def wait_for_event(self, timeout_s: float | None = None) -> int:
         """Wait until at least one mailbox item came, and handle all that are there.
 
-        Returns False if none came within ``timeout_s``; without it, waits as long as the attempt lives. An
-        item may be a checkpoint or a notification, so look for what you wait for, and wait again.
+        Returns how many that were: 0 if none came within ``timeout_s``; without it, waits as long as the attempt
+        lives. An item may be a checkpoint or a notification, so look for what you wait for, and wait again.
         """
         self._enter("wait_for_event")
         if not self._io.wait_for_item(timeout_s):
-            return False
-        self.handle_pending()
-        return True
+            return 0
+        return self._handle_items(events_only=False)
 
     def handle_pending(self) -> int:
         """Handle what is in the mailbox now, without waiting; return how many items that were."""

@@ -432,9 +432,10 @@ class ValveIo:
         """What to wait for on the socket: not reading while the mailbox is full is what stops the sender
         (H27).
         """
-        self._reading_paused = self.mailbox.full
-        events = 0 if self._reading_paused else selectors.EVENT_READ
-        return events | selectors.EVENT_WRITE if self._outgoing else events
+        with self._changed:  # or a task that empties the mailbox meanwhile would not know that it must wake us
+            self._reading_paused = self.mailbox.full
+            events = 0 if self._reading_paused else selectors.EVENT_READ
+            return events | selectors.EVENT_WRITE if self._outgoing else events
 
     def pass_time(self) -> float | None:
         """Tell the machine the time if it wants to know; return the seconds until its next deadline."""

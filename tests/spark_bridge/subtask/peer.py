@@ -10,7 +10,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -86,7 +86,7 @@ class PeerConnection:
     def finish(self) -> Finished:
         """The task says goodbye, and is heard."""
         finished = self.expect(Finished)
-        self.send(Confirm(TASK_ID, finished.seq))
+        self.send(Confirm(finished.task_attempt_id, finished.seq))
         return finished
 
     def close(self) -> None:
@@ -200,14 +200,16 @@ class RunningTask:
         *,
         task_attempt_id: int = TASK_ID,
         limit: int | None = None,
+        body: Callable[[], Iterator[Any]] | None = None,
     ) -> None:
+        """``body`` replaces the one task by anything else that runs on the thread and yields outputs."""
         self._end: queue.Queue[tuple[list[Any], BaseException | None]] = queue.Queue()
         identity = TaskIdentity(task_attempt_id=task_attempt_id, subtask=2, run_id=5, attempt_number=1)
 
         def run() -> None:
             outputs: list[Any] = []
             try:
-                iterator = run_subtask(make_operator, endpoint, identity, records)
+                iterator = body() if body else run_subtask(make_operator, endpoint, identity, records)
                 for output in iterator:
                     outputs.append(output)
                     if len(outputs) == limit:

@@ -1,0 +1,135 @@
+"""The mailbox by itself, and what its bound does to the wire (H27)."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from protocol.messages import (
+    BarrierMessage,
+    CheckpointAborted,
+    CheckpointAcknowledged,
+    CheckpointDeclined,
+    ClosedForCheckpoint,
+    CloseForCheckpoint,
+    Confirm,
+    EventMessage,
+)
+from protocol.subtask_types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
+from spark_bridge.subtask import SubtaskContext
+from spark_bridge.subtask.mailbox import Mailbox
+from tests.spark_bridge.subtask.operators import Calling
+from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, RunningTask
+
+
+def test_items_come_out_in_the_order_in_which_they_went_in() -> None:  # H22, H23
+    mailbox = Mailbox(10, 100)
+    items: list[MailboxItem] = [MailboxEvent(b"a"), MailboxBarrier(1), MailboxEvent(b"b"), MailboxCompleted(1)]
+    for item in items:
+        mailbox.put(item)
+    assert [mailbox.take(events_only=False) for _ in range(5)] == [*items, None]
+
+
+def test_with_events_only_a_barrier_stops_everything_behind_it() -> None:  # H23
+    mailbox = Mailbox(10, 100)
+    for item in (MailboxEvent(b"a"), MailboxBarrier(1), MailboxEvent(b"b")):
+        mailbox.put(item)
+    assert mailbox.take(events_only=True) == MailboxEvent(b"a")
+    assert mailbox.take(events_only=True) is None
+    assert len(mailbox) == 2
+
+
+def test_it_is_full_at_either_bound_and_half_empty_below_both_halves() -> None:  # H27
+    by_items, by_bytes = Mailbox(2, 1000), Mailbox(1000, 8)
+    for mailbox, payload in ((by_items, b""), (by_bytes, b"1234")):
+        seen = []
+        for _ in range(2):
+            mailbox.put(MailboxEvent(payload))
+            seen.append((mailbox.full, mailbox.half_empty))
+        mailbox.take(events_only=False)
+        seen.append((mailbox.full, mailbox.half_empty))
+        assert seen == [(False, True), (True, False), (False, True)]
+
+
+def test_an_abort_takes_its_own_barrier_away() -> None:  # H44
+    mailbox = Mailbox(10, 100)
+    for item in (MailboxBarrier(1), MailboxBarrier(2), MailboxAborted(1), MailboxAborted(7)):
+        mailbox.put(item)
+    assert mailbox.barriers == 1
+    assert mailbox.take_barriers() == [MailboxBarrier(2)]
+    assert mailbox.barriers == 0
+    assert [mailbox.take(events_only=False) for _ in range(2)] == [MailboxAborted(1), MailboxAborted(7)]
+
+
+def test_a_full_mailbox_stops_the_reading_until_half_of_it_is_handled() -> None:  # H27
+    go_on = threading.Event()
+
+    def body(context: SubtaskContext) -> int:
+        assert go_on.wait(PATIENCE_S)
+        handled = 0
+        while handled < 2000:
+            handled += context.wait_for_event(PATIENCE_S)
+        return handled
+
+    with Peer() as peer:
+        task = RunningTask(lambda: Calling(body), peer.endpoint(mailbox_events_max=4))
+        connection = peer.take_task()
+        for first in range(1, 2001, 200):  # far more than one read takes, and than the mailbox holds
+            connection.send(*(connection.event(seq, "x" * 2000) for seq in range(first, first + 200)))
+            if first == 1:
+                assert connection.expect(Confirm).seq < 200  # and now it does not read on
+                go_on.set()
+        connection.confirmed(2000)
+        connection.finish()
+        assert task.outputs() == [2000]
+
+
+def test_a_checkpoint_that_meets_a_waiting_sender_is_declined_rather_than_stuck() -> None:  # H48
+    def body(context: SubtaskContext) -> None:
+        context.wait_for_event()
+        for number in range(3):
+            context.send_event(number)
+
+    with Peer() as peer:
+        task = RunningTask(lambda: Calling(body), peer.endpoint())
+        connection = peer.take_task(window_events=2)
+        connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
+        _next(connection, ClosedForCheckpoint)
+        connection.confirmed(2)
+        connection.send(BarrierMessage(TASK_ID, 3, 6, 2))
+        assert "snapshot_anywhere" in _next(connection, CheckpointDeclined).reason
+        connection.send(CheckpointAborted(TASK_ID, 4, 6))
+        for _ in range(3):
+            connection.send(Confirm(TASK_ID, _next(connection, EventMessage).seq))
+        connection.finish()
+        task.outputs()
+
+
+def test_an_operator_that_allows_it_takes_the_snapshot_while_it_waits() -> None:  # H31
+    class Anywhere(Calling):
+        snapshot_anywhere = True
+
+    def body(context: SubtaskContext) -> None:
+        context.wait_for_event()
+        for number in range(3):
+            context.send_event(number)
+
+    with Peer() as peer:
+        task = RunningTask(lambda: Anywhere(body), peer.endpoint())
+        connection = peer.take_task(window_events=2)
+        connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
+        _next(connection, ClosedForCheckpoint)
+        connection.confirmed(2)
+        connection.send(BarrierMessage(TASK_ID, 3, 6, 2))
+        assert len(_next(connection, CheckpointAcknowledged).held) == 2
+        for _ in range(3):
+            connection.send(Confirm(TASK_ID, _next(connection, EventMessage).seq))
+        connection.finish()
+        task.outputs()
+
+
+def _next(connection: Any, kind: type[Any]) -> Any:
+    while isinstance(message := connection.receive(), Confirm):
+        pass
+    assert isinstance(message, kind), f"expected {kind.__name__}, got {message}"
+    return message
