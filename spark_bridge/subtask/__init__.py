@@ -21,6 +21,7 @@ from spark_bridge.subtask.errors import (  # noqa: E402
 )
 from spark_bridge.subtask.operator import SubtaskOperator  # noqa: E402
 from spark_bridge.subtask.runner import run_subtask  # noqa: E402
+from spark_bridge.subtask.source import SplitReader  # noqa: E402
 
 __all__ = [
     "AttemptOver",
@@ -29,6 +30,7 @@ __all__ = [
     "RegistrationFailed",
     "RegistrationRefused",
     "RequestFailed",
+    "SplitReader",
     "SubtaskContext",
     "SubtaskOperator",
     "TaskEndpoint",

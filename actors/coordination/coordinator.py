@@ -1,0 +1,293 @@
+"""The actor around one ``OperatorCoordinator``.
+
+It calls the user's methods one at a time, in the order of its mailbox (H5), and is the one place where a message of
+an attempt that is over is dropped before any handler (H3). When ``checkpoint_coordinator`` returns, every live
+gateway is told of the cut before the actor takes its next message: what the coordinator sends afterwards is after
+the checkpoint, to the event (H40, H41).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import anyio
+
+from actors import Actor, ActorContext, ActorRef
+from actors.coordination.interface import OperatorCoordinator
+from actors.coordination.messages import (
+    CallHandler,
+    CoordinatorMessage,
+    EventArrived,
+    GatewayMessage,
+    NotifyAborted,
+    NotifyCompleted,
+    RequestArrived,
+    ResetToCheckpoint,
+    RunHasEnded,
+    StartCoordinator,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
+    TakeSnapshot,
+    TrackerMessage,
+)
+from actors.coordination.statistics import OperatorStatistics
+from protocol.attempts import AttemptCondemned, GlobalFailureRaised, LedgerInput
+from protocol.barrier_tracker import CoordinatorSnapshotFailed, CoordinatorSnapshotTaken
+from protocol.codec import decode_event, encode_event
+from protocol.errors import ProtocolError
+from protocol.gateway_types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
+from protocol.ids import ExecutionAttempt
+from protocol.messages import RestoreMode
+
+T = TypeVar("T")
+
+
+class _Context:
+    """``CoordinatorContext`` over the actor's own context."""
+
+    def __init__(self, actor: CoordinatorActor, context: ActorContext[CoordinatorMessage]) -> None:
+        self._actor = actor
+        self._context = context
+        self._timers = 0
+
+    @property
+    def operator_id(self) -> str:
+        return self._actor.operator_id
+
+    @property
+    def parallelism(self) -> int:
+        return self._actor.parallelism
+
+    @property
+    def mode(self) -> RestoreMode:
+        return self._actor.mode
+
+    @property
+    def log(self) -> Any:
+        return self._context.log
+
+    def fail_job(self, cause: BaseException | str) -> None:
+        error = cause if isinstance(cause, BaseException) else RuntimeError(cause)
+        self._actor.raise_global_failure("fail_job", error, self._context)
+
+    def call_async(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        handler: Callable[[T | None, Exception | None], Awaitable[None]],
+    ) -> None:
+        self._context.run_in_thread(
+            function,
+            *args,
+            on_result=lambda result: CallHandler(lambda: handler(result, None)),
+            on_error=lambda error: CallHandler(lambda: handler(None, error)),
+        )
+
+    def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
+        self._timers += 1
+        self._context.timers.start(f"call_later-{self._timers}", CallHandler(handler), delay_s=delay_s)
+
+    def call_soon_threadsafe(self, handler: Callable[[], Awaitable[None]]) -> None:
+        self._context.self_ref.tell_threadsafe(CallHandler(handler))
+
+
+class CoordinatorActor(Actor[CoordinatorMessage]):
+    """See the module. ``report`` takes what the attempt ledger must hear; ``tracker_ref`` hears of snapshots."""
+
+    def __init__(
+        self,
+        coordinator: OperatorCoordinator,
+        *,
+        operator_id: str,
+        parallelism: int,
+        mode: RestoreMode,
+        snapshot_timeout_s: float,
+        report: Callable[[LedgerInput], None],
+        tracker_ref: ActorRef[TrackerMessage],
+        statistics: OperatorStatistics,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.operator_id = operator_id
+        self.parallelism = parallelism
+        self.mode = mode
+        self._coordinator = coordinator
+        self._snapshot_timeout_s = snapshot_timeout_s
+        self._report = report
+        self._tracker_ref = tracker_ref
+        self._statistics = statistics
+        self._on_failure = on_failure
+        self._live: dict[int, ActorRef[GatewayMessage]] = {}
+        self._failure: BaseException | None = None  # latched until the reset (H8)
+
+    async def receive(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
+        match message:
+            case EventArrived():
+                await self._handle_event(context, message)
+            case RequestArrived():
+                await self._handle_request(context, message)
+            case TakeSnapshot(checkpoint_id):
+                await self._take_snapshot(context, checkpoint_id)
+            case CallHandler(handler):
+                await self._guarded(context, "call handler", handler())
+            case StartCoordinator():
+                await self._start(context, message)
+            case _:
+                await self._handle_lifecycle(context, message)
+
+    async def stopped(self, context: ActorContext[CoordinatorMessage], cause: BaseException | None) -> None:
+        try:
+            await self._coordinator.close()
+        except Exception:
+            context.log.exception("coordinator close failed")
+
+    def raise_global_failure(
+        self, method: str, error: BaseException, context: ActorContext[CoordinatorMessage]
+    ) -> None:
+        """The first cause counts until the reset (H7, H8)."""
+        if self._failure is not None:
+            context.log.debug("global failure already under way", method=method, error=repr(error))
+            return
+        self._failure = error
+        context.log.error("coordinator failed the job", method=method, error=repr(error), exc_info=error)
+        self._on_failure(error)
+        cause = f"{method}: {type(error).__name__}: {error}"
+        self._report(GlobalFailureRaised(self.operator_id, cause))
+
+    async def _start(self, context: ActorContext[CoordinatorMessage], message: StartCoordinator) -> None:
+        try:
+            await self._coordinator.start(_Context(self, context))
+        except Exception as error:
+            message.reply_to.fail(error)
+        else:
+            message.reply_to.answer(None)
+
+    async def _handle_lifecycle(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
+        user = self._coordinator
+        match message:
+            case SubtaskReady(attempt, gateway, gateway_ref):
+                self._live[attempt.task_attempt_id] = gateway_ref
+                self._statistics.ready += 1
+                await self._guarded(context, "subtask_ready", user.subtask_ready(attempt.subtask, gateway))
+                gateway_ref.tell(ReadyAnnounced())
+            case SubtaskFailed(attempt, reason, callback_us):
+                self._live.pop(attempt.task_attempt_id, None)
+                self._measure_fact(callback_us)
+                self._count_failure(reason.kind.name.lower())
+                context.log.info("subtask failed", **_keys(attempt), kind=reason.kind.name, reason=reason.text)
+                await self._guarded(
+                    context, "subtask_failed", user.subtask_failed(attempt.subtask, attempt.attempt, reason)
+                )
+            case SubtaskFinished(attempt):
+                self._live.pop(attempt.task_attempt_id, None)
+            case SubtaskReset(subtask, checkpoint_id, callback_us):
+                self._measure_fact(callback_us)
+                self._statistics.subtask_resets += 1
+                context.log.info("subtask reset", subtask=subtask, checkpoint_id=checkpoint_id)
+                await self._guarded(context, "subtask_reset", user.subtask_reset(subtask, checkpoint_id))
+            case ResetToCheckpoint(checkpoint_id, state):
+                self._failure = None
+                self._live.clear()
+                self._statistics.operator_resets += 1
+                context.log.info("coordinator reset", checkpoint_id=checkpoint_id)
+                await self._guarded(context, "reset_to_checkpoint", user.reset_to_checkpoint(checkpoint_id, state))
+            case RunHasEnded(run_id, succeeded, reason_text, callback_us):
+                self._live.clear()
+                self._measure_fact(callback_us)
+                self._statistics.runs += 1
+                await self._guarded(context, "run_ended", user.run_ended(run_id, succeeded, reason_text))
+            case NotifyCompleted(checkpoint_id):
+                self._statistics.checkpoints_completed += 1
+                await self._guarded(
+                    context, "notify_checkpoint_complete", user.notify_checkpoint_complete(checkpoint_id)
+                )
+            case NotifyAborted(checkpoint_id):
+                self._statistics.checkpoints_aborted += 1
+                await self._guarded(context, "notify_checkpoint_aborted", user.notify_checkpoint_aborted(checkpoint_id))
+            case _:
+                raise TypeError(f"no message of a coordinator: {message!r}")
+
+    async def _handle_event(self, context: ActorContext[CoordinatorMessage], message: EventArrived) -> None:
+        attempt = message.attempt
+        if not self._is_live(context, attempt, "event"):
+            return
+        try:
+            event = decode_event(message.payload)
+        except ProtocolError as error:
+            self._report(AttemptCondemned(self.operator_id, attempt.task_attempt_id, f"unreadable event: {error}"))
+            return
+        self._statistics.events_received += 1
+        await self._guarded(
+            context,
+            "handle_event_from_operator",
+            self._coordinator.handle_event_from_operator(attempt.subtask, attempt.attempt, event),
+        )
+        message.gateway_ref.tell(ItemTaken(message.seq))
+
+    async def _handle_request(self, context: ActorContext[CoordinatorMessage], message: RequestArrived) -> None:
+        attempt = message.attempt
+        if not self._is_live(context, attempt, "request"):
+            return
+        error, payload = "", b""
+        try:
+            request = decode_event(message.payload)
+            answer = await self._coordinator.handle_request(attempt.subtask, attempt.attempt, request)
+            payload = encode_event(answer)
+        except Exception as failure:  # the asking task's trouble, as R97; the coordinator's state is its own
+            error = f"{type(failure).__name__}: {failure}"
+            context.log.warning("request failed", **_keys(attempt), error=error)
+        message.gateway_ref.tell(AnswerSubmitted(message.request_id, error, payload))
+        message.gateway_ref.tell(ItemTaken(message.seq))
+
+    async def _take_snapshot(self, context: ActorContext[CoordinatorMessage], checkpoint_id: int) -> None:
+        try:
+            with anyio.fail_after(self._snapshot_timeout_s):
+                state = await self._coordinator.checkpoint_coordinator(checkpoint_id)
+            if not isinstance(state, bytes | bytearray | memoryview):
+                raise TypeError(
+                    f"checkpoint_coordinator returned {type(state).__name__}, not bytes; return b'' for no state"
+                )
+        except TimeoutError:
+            reason = f"checkpoint_coordinator took longer than {self._snapshot_timeout_s:g} s"
+            self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
+        except Exception as error:
+            reason = f"checkpoint_coordinator: {type(error).__name__}: {error}"
+            self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
+            self.raise_global_failure("checkpoint_coordinator", error, context)
+        else:
+            for gateway_ref in self._live.values():
+                gateway_ref.tell(CutReached(checkpoint_id))
+            self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, bytes(state)))
+
+    async def _guarded(self, context: ActorContext[CoordinatorMessage], method: str, call: Awaitable[None]) -> None:
+        try:
+            await call
+        except Exception as error:
+            self.raise_global_failure(method, error, context)
+
+    def _is_live(self, context: ActorContext[CoordinatorMessage], attempt: ExecutionAttempt, what: str) -> bool:
+        if attempt.task_attempt_id in self._live:
+            return True
+        self._statistics.messages_dropped += 1
+        context.log.info("dropped: the attempt is over", what=what, **_keys(attempt))
+        return False
+
+    def _count_failure(self, kind: str) -> None:
+        self._statistics.failures += 1
+        by_kind = self._statistics.failures_by_kind
+        by_kind[kind] = by_kind.get(kind, 0) + 1
+
+    def _measure_fact(self, callback_us: int | None) -> None:
+        if callback_us is not None:
+            self._statistics.fact_us.record(time.time_ns() / 1000 - callback_us)
+
+
+def _keys(attempt: ExecutionAttempt) -> dict[str, int]:
+    return {
+        "subtask": attempt.subtask,
+        "attempt": attempt.attempt,
+        "task_attempt_id": attempt.task_attempt_id,
+    }

@@ -1,0 +1,134 @@
+"""What users of coordination implement and hold: the coordinator, its context, its gateways.
+
+``OperatorCoordinator`` is called one method at a time, in order, each awaited before the next (H5). Per subtask the
+order is always ready, failed, reset (of the subtask or of the whole coordinator), ready again (H10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from actors.coordination.confirmation import Confirmation
+from protocol.attempts import FailureReason
+from protocol.ids import ExecutionAttempt
+from protocol.messages import RestoreMode
+
+T = TypeVar("T")
+
+
+class SubtaskGateway(Protocol):
+    """The way to one execution attempt, for ever (H20). It is never pointed at a later attempt.
+
+    Use it on the event loop only. Events of one gateway arrive in the order in which they were sent, each
+    once (H22). Inside ``subtask_failed`` and later, it is dead: what is sent fails at once (H14, H26).
+    """
+
+    @property
+    def attempt(self) -> ExecutionAttempt: ...
+
+    async def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+        """Hand an event over, waiting for room where the bound of H27 is reached, and return its confirmation.
+
+        The event is encoded at once; later mutation changes nothing (H21). Awaiting the *confirmation* waits until
+        the event is in the operator's mailbox (H23), or raises ``AttemptOver``. With ``loss_tolerant`` a missing
+        confirmation fails no attempt, and no checkpoint waits for it (H28).
+
+        Raises ``EventEncodeError`` for what msgpack cannot carry; nothing because of the attempt's state.
+        Cancelling this call while it waits for room sends nothing.
+        """
+        ...
+
+    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+        """As ``send_event``, but raises ``GatewayFull`` where that would wait."""
+        ...
+
+
+class CoordinatorContext(Protocol):
+    """A coordinator's door to the world. Loop only, but for the methods that say otherwise."""
+
+    @property
+    def operator_id(self) -> str: ...
+
+    @property
+    def parallelism(self) -> int: ...
+
+    @property
+    def mode(self) -> RestoreMode: ...
+
+    @property
+    def log(self) -> Any:
+        """A structlog logger with ``operator_id`` bound."""
+        ...
+
+    def fail_job(self, cause: BaseException | str) -> None:
+        """Fail the run that is under way, with its Spark job (H8). Latches: later calls do nothing until the reset."""
+        ...
+
+    def call_async(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        handler: Callable[[T | None, Exception | None], Awaitable[None]],
+    ) -> None:
+        """Run blocking work on a worker thread; ``handler(result, error)`` comes in the coordinator's own order (H9).
+
+        A handler that raises is a global failure. After close the result is dropped.
+        """
+        ...
+
+    def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
+        """Call ``handler`` after ``delay_s`` seconds, in the coordinator's own order; dropped at close."""
+        ...
+
+    def call_soon_threadsafe(self, handler: Callable[[], Awaitable[None]]) -> None:
+        """From any thread: call ``handler`` in the coordinator's own order; dropped after close."""
+        ...
+
+
+class OperatorCoordinator:
+    """Base of every coordinator; override what you need. All methods run on the event loop: never block in them (H9).
+
+    An exception out of any method but ``start`` and ``close`` is a global failure with that cause (H7).
+    """
+
+    async def start(self, context: CoordinatorContext) -> None:
+        """First call, once; only an initial restore comes earlier. An exception fails ``coordinate()`` (H6)."""
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        """An event of a ready attempt; in the order in which that attempt sent it, each once (H30)."""
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        """A request of a ready attempt; what this returns is its answer, what it raises too (H33).
+
+        The default tells the task that this coordinator answers no requests, and fails nobody else.
+        """
+        raise TypeError(f"{type(self).__name__} cannot handle requests: override handle_request")
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        """An attempt is registered, restored and alive (H11); its events come after this call."""
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        """An attempt is over without success, told at once; ``reason.kind`` tells killed from failed (H12)."""
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        """No attempt of the subtask is left; the next one restores ``checkpoint_id``, -1 for nothing (H13, H18)."""
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        """Return your state. The moment of the return is the cut: sent before is before the checkpoint (H40, H46)."""
+        return b""
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """The checkpoint is durable, on both sides."""
+
+    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """The checkpoint was given up."""
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        """Global failover or a new run: forget everything, restore ``state``; ``(-1, None)`` is the beginning (H15)."""
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        """The run is over with all its gateways; the next one, if any, starts with a reset (H55, H57)."""
+
+    async def close(self) -> None:
+        """Last call, once, whatever happened; an exception is logged (H6)."""

@@ -1,0 +1,193 @@
+"""What the actors of one operator say to one another. Machine inputs travel as they are; these are the rest.
+
+``callback_us`` is the moment, in microseconds since the epoch, at which the engine called back with the fact that a
+message comes from; None where no fact caused it. It is measured, never decided upon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from actors import ActorRef, Reply
+from actors.coordination.confirmation import Confirmation
+from actors.coordination.connection import AttemptConnection
+from actors.coordination.interface import SubtaskGateway
+from protocol.attempts import FailureReason, LedgerEffect
+from protocol.barrier_tracker import TrackerInput
+from protocol.gateway_types import GatewayInput
+from protocol.ids import ExecutionAttempt
+from protocol.messages import UpMessage
+
+# --- to a gateway -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendEvent:
+    payload: bytes
+    loss_tolerant: bool
+    confirmation: Confirmation
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AttachConnection:
+    """A connection of the attempt is there; ``received_seq`` is None on the first one, else what the peer has."""
+
+    connection: AttemptConnection
+    received_seq: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesArrived:
+    connection_id: int
+    messages: Sequence[UpMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionClosed:
+    connection_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """The attempt is over and every event handed over before has been settled: the actor may go."""
+
+
+GatewayMessage = Retire | SendEvent | AttachConnection | MessagesArrived | ConnectionClosed | GatewayInput
+
+# --- to the coordinator -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartCoordinator:
+    """First of all (H6); answered when ``start`` has returned, failed with what it raised."""
+
+    reply_to: Reply[None]
+
+
+@dataclass(frozen=True, slots=True)
+class EventArrived:
+    attempt: ExecutionAttempt
+    seq: int
+    payload: bytes
+    gateway_ref: ActorRef[GatewayMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    attempt: ExecutionAttempt
+    seq: int
+    request_id: int
+    payload: bytes
+    gateway_ref: ActorRef[GatewayMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskReady:
+    attempt: ExecutionAttempt
+    gateway: SubtaskGateway
+    gateway_ref: ActorRef[GatewayMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskFailed:
+    attempt: ExecutionAttempt
+    reason: FailureReason
+    callback_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskFinished:
+    """Not a callback of the coordinator: from here on what the attempt says is stale (H3)."""
+
+    attempt: ExecutionAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskReset:
+    subtask: int
+    checkpoint_id: int
+    callback_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetToCheckpoint:
+    checkpoint_id: int
+    state: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunHasEnded:
+    run_id: int
+    succeeded: bool
+    reason: str
+    callback_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyCompleted:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyAborted:
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallHandler:
+    """A continuation of the coordinator's own: a timer or the result of blocking work."""
+
+    handler: Callable[[], Awaitable[None]]
+
+
+CoordinatorMessage = (
+    StartCoordinator
+    | EventArrived
+    | RequestArrived
+    | SubtaskReady
+    | SubtaskFailed
+    | SubtaskFinished
+    | SubtaskReset
+    | ResetToCheckpoint
+    | RunHasEnded
+    | TakeSnapshot
+    | NotifyCompleted
+    | NotifyAborted
+    | CallHandler
+)
+
+# --- to the barrier tracker ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerDecided:
+    """An effect of the attempt ledger that concerns this operator, with the connection where one is meant."""
+
+    effect: LedgerEffect
+    callback_us: int | None = None
+    connection: AttemptConnection | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartOperator:
+    """First message of a tracker: start the coordinator; answered as ``StartCoordinator`` is."""
+
+    reply_to: Reply[None]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCheckpoint:
+    """Take a checkpoint; answered with its id once it is complete, failed with ``CheckpointFailed``."""
+
+    reply_to: Reply[int]
+
+
+TrackerMessage = StartOperator | RequestCheckpoint | LedgerDecided | TrackerInput

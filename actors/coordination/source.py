@@ -1,0 +1,263 @@
+"""The source coordinator: hands splits of an input to the subtasks that read them.
+
+It is the first coordinator that users want, so it stands ready-made. A ``SplitEnumerator`` decides *which* split
+goes where; the ``SourceCoordinator`` around it keeps the books, so that no failure loses or doubles a split:
+
+* An assignment is recorded before it is sent (R118), and given back on ``subtask_reset``: everything since the
+  restored checkpoint, in the order in which it was assigned (R120, R122).
+* Concurrent attempts of a subtask get the same splits; an attempt that becomes ready later gets what is recorded for
+  its subtask in one event, and "no more splits" again where that was said (R126).
+* A revoked success in batch mode (H17, H56): Spark believes that the recomputed partition equals the lost one, part
+  of which others may have read. So the subtask keeps its splits: its next attempt is handed the same ones, in the
+  same order, then "no more", and nothing is given back. This lasts until the run ends, whatever fails meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from protocol.splits import SplitAssignmentTracker
+
+from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from protocol.attempts import FailureKind, FailureReason
+from protocol.codec import decode_event, encode_event
+from protocol.messages import RestoreMode
+from protocol.source_events import (
+    SplitRequested,
+    no_more_splits_event,
+    parse_source_event,
+    splits_event,
+)
+
+
+class SplitEnumeratorContext:
+    """What an enumerator may do. Loop only, inside the enumerator's own methods or handlers."""
+
+    def __init__(self, source: SourceCoordinator, context: CoordinatorContext) -> None:
+        self._source = source
+        self.coordinator = context
+
+    @property
+    def parallelism(self) -> int:
+        return self.coordinator.parallelism
+
+    def registered_readers(self) -> list[int]:
+        """The subtasks that have a ready attempt, in order."""
+        return self._source.registered_readers()
+
+    def attempts(self, subtask: int) -> list[int]:
+        """The numbers of the subtask's ready attempts, in order; more than one under speculation."""
+        return self._source.attempts(subtask)
+
+    async def send_event(self, subtask: int, event: Any) -> None:
+        """Send an event of your own to every ready attempt of a subtask; nothing happens where there is none."""
+        await self._source.send(subtask, event)
+
+    async def assign_splits(self, subtask: int, splits: Iterable[Any]) -> None:
+        """Give ``splits`` to a subtask: recorded first, then sent as one event; an empty list sends nothing.
+
+        Raises ``ValueError`` when the subtask has no ready attempt, and then assigns nothing (R117), or when it was
+        told that no more splits follow.
+        """
+        await self._source.assign_splits(subtask, list(splits))
+
+    async def signal_no_more_splits(self, subtask: int) -> None:
+        """Tell a subtask, and every later attempt of it until a reset, that its input ends with what it holds."""
+        await self._source.signal_no_more_splits(subtask)
+
+
+class SplitEnumerator:
+    """Decides which split goes where. Called one method at a time, in order; never block in it (H9).
+
+    A split is any value that msgpack carries. An instance lives from one reset of the coordinator to the next.
+    """
+
+    async def start(self, context: SplitEnumeratorContext) -> None:
+        """First call."""
+
+    async def add_reader(self, subtask: int) -> None:
+        """The first ready attempt of a subtask is there (R115)."""
+
+    async def handle_split_request(self, subtask: int) -> None:
+        """A subtask has nothing to read; not called once it was told that no more splits follow (R116)."""
+
+    async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
+        """These were assigned to an attempt that is lost, in this order, and are yours again. May be empty (R122)."""
+
+    async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
+        """An event of a reader that is no split request."""
+
+    async def snapshot_state(self, checkpoint_id: int) -> bytes:
+        """Your state: all splits that are not assigned, and what finds new ones."""
+        return b""
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """The checkpoint is durable."""
+
+    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """The checkpoint was given up."""
+
+    async def close(self) -> None:
+        """Last call."""
+
+
+class StaticSplitEnumerator(SplitEnumerator):
+    """Hands out a fixed list of splits on demand, ``batch_size`` at a time, and then says that there are no more.
+
+    ``state`` is what an earlier instance returned from ``snapshot_state``; it wins over ``splits``. Splits must differ
+    from one another, for the books know a split by its value; ``ValueError`` otherwise.
+    """
+
+    def __init__(self, splits: Iterable[Any], state: bytes | None = None, *, batch_size: int = 1) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {batch_size}")
+        self._pending: deque[Any] = deque(decode_event(state) if state else splits)
+        if len({encode_event(split) for split in self._pending}) != len(self._pending):
+            raise ValueError("two splits are equal: give each something of its own, such as an index")
+        self._batch_size = batch_size
+        self._context: SplitEnumeratorContext
+
+    @property
+    def pending_count(self) -> int:
+        """Splits that nobody holds."""
+        return len(self._pending)
+
+    async def start(self, context: SplitEnumeratorContext) -> None:
+        self._context = context
+
+    async def handle_split_request(self, subtask: int) -> None:
+        batch = [self._pending.popleft() for _ in range(min(self._batch_size, len(self._pending)))]
+        if batch:
+            await self._context.assign_splits(subtask, batch)
+        else:
+            await self._context.signal_no_more_splits(subtask)
+
+    async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
+        self._pending.extendleft(reversed(splits))
+
+    async def snapshot_state(self, checkpoint_id: int) -> bytes:
+        return encode_event(list(self._pending))
+
+
+class SourceCoordinator(OperatorCoordinator):
+    """See the module. ``enumerator`` builds one, from the bytes of a checkpoint or from None at the beginning."""
+
+    def __init__(self, enumerator: Callable[[bytes | None], SplitEnumerator]) -> None:
+        self._build = enumerator
+        self._enumerator: SplitEnumerator | None = None
+        self._restored: bytes | None = None
+        self._context: CoordinatorContext
+        self._splits: SplitAssignmentTracker[bytes] = SplitAssignmentTracker()
+        self._gateways: dict[int, dict[int, SubtaskGateway]] = {}
+        self._known_readers: set[int] = set()
+        self._no_more: set[int] = set()
+        self._recomputed: set[int] = set()  # success revoked in this run: keep their splits (H56)
+        self.splits_assigned = 0
+        self.splits_given_back = 0
+
+    # --- what the enumerator's context does -----------------------------------------------------------------------
+
+    def registered_readers(self) -> list[int]:
+        return sorted(subtask for subtask, gateways in self._gateways.items() if gateways)
+
+    def attempts(self, subtask: int) -> list[int]:
+        return sorted(self._gateways.get(subtask, {}))
+
+    async def send(self, subtask: int, event: Any) -> None:
+        for _, gateway in sorted(self._gateways.get(subtask, {}).items()):
+            await gateway.send_event(event)
+
+    async def assign_splits(self, subtask: int, splits: list[Any]) -> None:
+        if not self._gateways.get(subtask):
+            raise ValueError(f"Cannot assign splits to subtask {subtask}: it has no ready attempt")
+        if subtask in self._no_more:
+            raise ValueError(f"Cannot assign splits to subtask {subtask}: it was told that no more follow")
+        if not splits:
+            return
+        event = splits_event(splits)
+        encoded = [encode_event(split) for split in splits]
+        self._splits.record(subtask, encoded)
+        self.splits_assigned += len(splits)
+        await self.send(subtask, event)
+
+    async def signal_no_more_splits(self, subtask: int) -> None:
+        self._no_more.add(subtask)
+        await self.send(subtask, no_more_splits_event())
+
+    # --- the coordinator ------------------------------------------------------------------------------------------
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self._context = context
+        await self._start_enumerator(self._restored)
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        if not isinstance(parse_source_event(event), SplitRequested):
+            await self.enumerator.handle_source_event(subtask, attempt, event)
+        elif subtask in self._no_more:
+            await self.send(subtask, no_more_splits_event())
+        else:
+            await self.enumerator.handle_split_request(subtask)
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        self._gateways.setdefault(subtask, {})[gateway.attempt.attempt] = gateway
+        recorded = [decode_event(split) for split in self._splits.assigned(subtask)]
+        if recorded:
+            await gateway.send_event(splits_event(recorded))
+        if subtask in self._no_more:
+            await gateway.send_event(no_more_splits_event())
+        if subtask not in self._known_readers:
+            self._known_readers.add(subtask)
+            await self.enumerator.add_reader(subtask)
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        self._gateways.get(subtask, {}).pop(attempt, None)
+        if reason.kind is FailureKind.REVOKED and self._context.mode is RestoreMode.BATCH:
+            self._recomputed.add(subtask)
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        self._gateways.pop(subtask, None)
+        if subtask in self._recomputed:
+            self._no_more.add(subtask)
+            return
+        self._no_more.discard(subtask)
+        self._known_readers.discard(subtask)
+        splits = self._splits.get_and_remove(subtask, checkpoint_id)
+        self.splits_given_back += len(splits)
+        await self.enumerator.add_splits_back([decode_event(split) for split in splits], subtask)
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        self._splits.on_checkpoint(checkpoint_id)
+        return await self.enumerator.snapshot_state(checkpoint_id)
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._splits.on_checkpoint_complete(checkpoint_id)
+        await self.enumerator.notify_checkpoint_complete(checkpoint_id)
+
+    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        await self.enumerator.notify_checkpoint_aborted(checkpoint_id)
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        self._splits = SplitAssignmentTracker()
+        for book in (self._gateways, self._known_readers, self._no_more, self._recomputed):
+            book.clear()
+        self._restored = state
+        if self._enumerator is not None:
+            await self._enumerator.close()
+            await self._start_enumerator(state)
+
+    async def close(self) -> None:
+        if self._enumerator is not None:
+            await self._enumerator.close()
+
+    @property
+    def enumerator(self) -> SplitEnumerator:
+        """The enumerator of this incarnation; none before ``start``."""
+        if self._enumerator is None:
+            raise RuntimeError("the source coordinator has not started")
+        return self._enumerator
+
+    async def _start_enumerator(self, state: bytes | None) -> None:
+        self._enumerator = self._build(state)
+        await self._enumerator.start(SplitEnumeratorContext(self, self._context))

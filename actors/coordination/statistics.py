@@ -1,0 +1,93 @@
+"""What an operator's coordination has done so far, in figures."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+SAMPLES_MAX = 100_000
+
+
+class LatencyRecorder:
+    """The newest samples of one latency, in microseconds. Bounded: the oldest sample goes first."""
+
+    __slots__ = ("_samples", "count")
+
+    def __init__(self, samples_max: int = SAMPLES_MAX) -> None:
+        self._samples: deque[float] = deque(maxlen=samples_max)
+        self.count = 0
+
+    def record(self, microseconds: float) -> None:
+        self._samples.append(microseconds)
+        self.count += 1
+
+    def samples(self) -> list[float]:
+        return list(self._samples)
+
+    def percentiles(self) -> dict[str, float | None]:
+        """``{"p50": µs, "p99": µs, "count": n}``; None where nothing was measured."""
+        return {**percentiles_of(self._samples), "count": self.count}
+
+
+def percentiles_of(samples: Iterable[float]) -> dict[str, float | None]:
+    """The nearest-rank p50 and p99 of the samples, rounded to a tenth."""
+    ordered = sorted(samples)
+    if not ordered:
+        return {"p50": None, "p99": None}
+
+    def rank(fraction: float) -> float:
+        return round(ordered[min(len(ordered) - 1, int(fraction * len(ordered)))], 1)
+
+    return {"p50": rank(0.5), "p99": rank(0.99)}
+
+
+@dataclass(slots=True)
+class OperatorStatistics:
+    """Counts and latencies of one operator; written on the event loop only."""
+
+    operator_id: str
+    attempts: int = 0  # execution attempts accepted
+    ready: int = 0
+    failures: int = 0
+    failures_by_kind: dict[str, int] = field(default_factory=dict)
+    subtask_resets: int = 0
+    operator_resets: int = 0
+    runs: int = 0
+    events_sent: int = 0
+    events_confirmed: int = 0
+    events_failed: int = 0
+    events_received: int = 0
+    messages_dropped: int = 0  # of attempts that were over (H3)
+    checkpoints_completed: int = 0
+    checkpoints_aborted: int = 0
+    confirm_us: LatencyRecorder = field(default_factory=LatencyRecorder)
+    fact_us: LatencyRecorder = field(default_factory=LatencyRecorder)
+
+    @property
+    def resets(self) -> int:
+        return self.subtask_resets + self.operator_resets
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain values, safe to hand to another thread."""
+        return {
+            "operator_id": self.operator_id,
+            "attempts": self.attempts,
+            "ready": self.ready,
+            "failures": self.failures,
+            "failures_by_kind": dict(self.failures_by_kind),
+            "subtask_resets": self.subtask_resets,
+            "operator_resets": self.operator_resets,
+            "resets": self.resets,
+            "runs": self.runs,
+            "events_sent": self.events_sent,
+            "events_confirmed": self.events_confirmed,
+            "events_failed": self.events_failed,
+            "events_received": self.events_received,
+            "messages_dropped": self.messages_dropped,
+            "checkpoints_completed": self.checkpoints_completed,
+            "checkpoints_aborted": self.checkpoints_aborted,
+            "confirm_us": self.confirm_us.percentiles(),
+            "fact_us": self.fact_us.percentiles(),
+        }

@@ -1,0 +1,1 @@
+"""Programs that run by themselves; each is also a test."""

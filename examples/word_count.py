@@ -1,0 +1,387 @@
+"""Count the words of a source tree on Spark, with a coordinator that hands out the files.
+
+The files of ``--input`` are splits; ``--parallelism`` long-running Spark tasks ask for them, one after the other. On
+the way (``--faults``) one task's process is killed with SIGKILL while it holds unfinished splits, and one attempt goes
+deaf: its process is stopped with SIGSTOP, so it confirms nothing, its confirmation times out, and exactly that attempt
+is killed through Spark. Their splits go to others. The counts are then compared, word by word, with those of a plain
+Spark job over the same files.
+
+Exit status: 0 if every word agrees, 1 if not, 2 for wrong arguments or an unusable environment, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import sysconfig
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import add
+from pathlib import Path
+from typing import Any, TextIO
+
+import structlog
+from pyspark.sql import SparkSession
+
+from actors.coordination import (
+    LatencyRecorder,
+    SourceCoordinator,
+    StaticSplitEnumerator,
+)
+from protocol.attempts import FailureReason
+from protocol.gateway_types import GatewayLimits
+from spark_bridge import Sidecar, SidecarConfig
+from spark_bridge.subtask import SplitReader
+
+WORD = re.compile(r"\w+")
+KILL, DEAF = "kill", "deaf"
+FAULTS = (KILL, DEAF)
+SPLITS_BEFORE_FAULT = 3  # a victim has finished so many, and so has something to lose
+CONFIRM_TIMEOUT_S = 2.0
+POKE_EVERY_S = 0.2
+SNIFFED_BYTES = 8192
+
+
+# --- in the tasks -------------------------------------------------------------------------------------------------
+
+
+def count_words(path: str) -> Counter[str]:
+    """The words of one file; what is not UTF-8 in it counts as replacement characters, that is, not at all."""
+    return Counter(WORD.findall(Path(path).read_text(encoding="utf-8", errors="replace")))
+
+
+class CountWords(SplitReader):
+    """Counts the words of the files that it is handed, and yields the sums when there are no more."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__()
+        self._root = Path(root)
+        self._counts: Counter[str] = Counter()
+
+    def read_split(self, split: str) -> None:
+        self._counts += count_words(str(self._root / split))
+        self.context.send_event(["done", split])
+
+    def finish(self) -> Iterable[tuple[str, int]]:
+        return self._counts.items()
+
+    def handle_source_event(self, event: Any) -> None:
+        match event:
+            case ["ping", sent_at]:
+                self.context.send_event(["pong", sent_at])
+            case ["fault", "kill"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case ["fault", "deaf"]:
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+
+# --- in the driver ------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Progress:
+    """What the coordinator tells the person who watches. Written on the sidecar's loop."""
+
+    total: int
+    bar: ProgressBar
+    done: dict[int, int] = field(default_factory=dict)  # subtask -> splits read by its current attempt
+    echo_us: LatencyRecorder = field(default_factory=LatencyRecorder)
+    happened: list[str] = field(default_factory=list)
+
+    def split_done(self, subtask: int) -> None:
+        self.done[subtask] = self.done.get(subtask, 0) + 1
+        self.bar.show(sum(self.done.values()))
+
+    def note(self, text: str) -> None:
+        self.happened.append(text)
+        self.bar.say(text)
+
+
+class WordSplits(StaticSplitEnumerator):
+    """Hands out files, measures echoes, and tells two of the readers to fail."""
+
+    def __init__(self, files: Sequence[str], faults: Iterable[str], progress: Progress) -> None:
+        super().__init__(files)
+        self._faults = list(faults)
+        self._victims: set[int] = set()
+        self._progress = progress
+
+    async def handle_split_request(self, subtask: int) -> None:
+        had_splits = self.pending_count > 0
+        await super().handle_split_request(subtask)
+        if not had_splits:
+            return
+        await self._context.send_event(subtask, ["ping", time.perf_counter_ns()])
+        if self._faults and self._is_ripe(subtask):
+            fault = self._faults.pop(0)
+            self._victims.add(subtask)
+            self._progress.note(f"subtask {subtask} is told to go {'down' if fault == KILL else 'deaf'}")
+            await self._context.send_event(subtask, ["fault", fault])
+            if fault == DEAF:
+                self._poke(subtask, self._context.attempts(subtask))
+
+    async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
+        match event:
+            case ["done", _]:
+                self._progress.split_done(subtask)
+            case ["pong", sent_at]:
+                self._progress.echo_us.record((time.perf_counter_ns() - sent_at) / 1000)
+
+    async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
+        await super().add_splits_back(splits, subtask)
+        self._progress.done.pop(subtask, None)
+        self._progress.note(f"subtask {subtask} is reset: {len(splits)} splits given back")
+
+    def _is_ripe(self, subtask: int) -> bool:
+        if subtask in self._victims and self._context.parallelism > 1:
+            return False
+        enough = min(SPLITS_BEFORE_FAULT, max(1, self._progress.total // 8))
+        return self._progress.done.get(subtask, 0) >= enough or not self.pending_count
+
+    def _poke(self, subtask: int, attempts: list[int]) -> None:
+        """Send the deaf attempt something to confirm, for as long as it is taken for alive."""
+
+        async def poke() -> None:
+            if self._context.attempts(subtask) == attempts:
+                await self._context.send_event(subtask, ["are you there"])
+                self._poke(subtask, attempts)
+
+        self._context.coordinator.call_later(POKE_EVERY_S, poke)
+
+
+class WordCoordinator(SourceCoordinator):
+    """A source coordinator that says aloud which attempts were lost."""
+
+    def __init__(self, files: Sequence[str], faults: Iterable[str], progress: Progress) -> None:
+        super().__init__(lambda state: WordSplits(files, faults, progress))
+        self._progress = progress
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        self._progress.note(f"subtask {subtask} lost attempt {attempt}: {reason.kind.name.lower()}")
+        await super().subtask_failed(subtask, attempt, reason)
+
+
+class ProgressBar:
+    """One line that grows on a terminal; elsewhere a line for each tenth."""
+
+    WIDTH = 40
+
+    def __init__(self, total: int, out: TextIO) -> None:
+        self._total = total
+        self._out = out
+        self._tenth = 0
+
+    def show(self, done: int) -> None:
+        if self._out.isatty():
+            filled = self.WIDTH * done // self._total
+            bar = "#" * filled + "-" * (self.WIDTH - filled)
+            self._write(f"\r\033[K[{bar}] {done}/{self._total} splits")
+        elif 10 * done // self._total > self._tenth:
+            self._tenth = 10 * done // self._total
+            self._write(f"{done}/{self._total} splits\n")
+
+    def say(self, text: str) -> None:
+        self._write(f"\r\033[K  {text}\n" if self._out.isatty() else f"  {text}\n")
+
+    def end(self) -> None:
+        if self._out.isatty():
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
+def find_files(root: Path) -> tuple[list[str], int]:
+    """The text files under ``root``, relative to it, and how many others were left out as binary or unreadable."""
+    files, left_out = [], 0
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in ("__pycache__", "site-packages", ".git"))
+        for name in sorted(names):
+            path = Path(folder, name)
+            try:
+                is_text = path.is_file() and b"\0" not in path.open("rb").read(SNIFFED_BYTES)
+            except OSError:
+                is_text = False
+            if is_text:
+                files.append(str(path.relative_to(root)))
+            else:
+                left_out += 1
+    return files, left_out
+
+
+def plain_count(spark: SparkSession, root: Path, files: Sequence[str], parallelism: int) -> dict[str, int]:
+    """The same sums by Spark alone."""
+    paths = [str(root / name) for name in files]
+
+    def words(names: Iterator[str]) -> Iterator[tuple[str, int]]:
+        counts: Counter[str] = Counter()
+        for name in names:
+            counts += count_words(name)
+        return iter(counts.items())
+
+    rdd = spark.sparkContext.parallelize(paths, parallelism * 4).mapPartitions(words)
+    return rdd.reduceByKey(add, parallelism).collectAsMap()
+
+
+def report(summary: dict[str, Any], out: TextIO) -> None:
+    def latency(figures: dict[str, float | None]) -> str:
+        if figures["p50"] is None:
+            return "none measured"
+        return f"p50 {figures['p50']:g} µs, p99 {figures['p99']:g} µs"
+
+    rows = [
+        ("subtasks", summary["subtasks"]),
+        ("splits", summary["splits"]),
+        ("execution attempts", summary["attempts"]),
+        ("failures", summary["failures"]),
+        ("resets", summary["resets"]),
+        ("splits given back", summary["splits_given_back"]),
+        ("events, both ways", summary["events"]),
+        ("send to confirmation", latency(summary["confirm_us"])),
+        ("send to echo", latency(summary["echo_us"])),
+        ("Spark's callback to coordinator", latency(summary["fact_us"])),
+        ("seconds", f"{summary['seconds']:.1f} (plain Spark: {summary['plain_seconds']:.1f})"),
+    ]
+    for name, value in rows:
+        print(f"  {name:<32} {value}", file=out)
+
+
+def run(options: argparse.Namespace, files: Sequence[str]) -> dict[str, Any]:
+    """Both jobs; returns the summary that ``--json`` writes."""
+    root, parallelism = options.input, options.parallelism
+    spark = build_session(options.master)
+    try:
+        bar = ProgressBar(len(files), sys.stderr)
+        progress = Progress(len(files), bar)
+        coordinator = WordCoordinator(files, options.faults, progress)
+        config = SidecarConfig(
+            port=options.port,
+            relay=options.relay,
+            gateway=GatewayLimits(confirm_timeout_s=CONFIRM_TIMEOUT_S),
+        )
+        with Sidecar(spark, config) as sidecar:
+            words = sidecar.coordinate("words", coordinator, parallelism=parallelism)
+            print(f"counting the words of {len(files)} files with {parallelism} subtasks", file=sys.stderr)
+            began = time.perf_counter()
+            subtasks = spark.sparkContext.parallelize(range(parallelism), parallelism)
+            counted = subtasks.mapPartitions(words.subtask(CountWords, str(root)))
+            counts = counted.reduceByKey(add, parallelism).collectAsMap()
+            seconds = time.perf_counter() - began
+            bar.end()
+        statistics = words.statistics()
+        print("counting them again with plain Spark", file=sys.stderr)
+        began = time.perf_counter()
+        plain = plain_count(spark, root, files, parallelism)
+        plain_seconds = time.perf_counter() - began
+    finally:
+        spark.stop()
+    differences = [word for word in counts.keys() | plain.keys() if counts.get(word) != plain.get(word)]
+    for word in sorted(differences)[:10]:
+        print(f"  {word!r}: {counts.get(word)} here, {plain.get(word)} by plain Spark", file=sys.stderr)
+    return {
+        "exactly_once": not differences,
+        "splits": len(files),
+        "subtasks": parallelism,
+        "attempts": statistics["attempts"],
+        "failures": statistics["failures"],
+        "resets": statistics["resets"],
+        "splits_given_back": coordinator.splits_given_back,
+        "events": statistics["events_sent"] + statistics["events_received"],
+        "confirm_us": statistics["confirm_us"],
+        "echo_us": progress.echo_us.percentiles(),
+        "fact_us": statistics["fact_us"],
+        "seconds": seconds,
+        "plain_seconds": plain_seconds,
+        "words": sum(plain.values()),
+        "happened": progress.happened,
+    }
+
+
+def build_session(master: str) -> SparkSession:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder: SparkSession.Builder = SparkSession.builder
+    spark = (
+        builder.master(master)
+        .appName("headgate word count")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.task.maxFailures", "4")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("FATAL")
+    return spark
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(
+        prog="word_count", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--input",
+        type=Path,
+        default=Path(sysconfig.get_paths()["stdlib"]),
+        metavar="DIR",
+        help="folder whose text files are counted (default: the standard library of this Python, %(default)s)",
+    )
+    parser.add_argument("--parallelism", type=int, default=4, metavar="N", help="subtasks (default: %(default)s)")
+    parser.add_argument("--master", help="Spark master (default: local[N,4], N being the parallelism)", metavar="URL")
+    parser.add_argument(
+        "--faults",
+        default="kill,deaf",
+        help="comma-separated: kill (SIGKILL), deaf (SIGSTOP); or none (default: %(default)s)",
+    )
+    parser.add_argument("--relay", choices=("jvm", "py4j"), default="jvm", help="how Spark's facts are fetched")
+    parser.add_argument("--port", type=int, default=0, help="port that tasks connect to (default: a free one)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary there too")
+    parser.add_argument("--verbose", action="store_true", help="log what the sidecar does")
+    options = parser.parse_args(arguments)
+    if options.parallelism < 1:
+        parser.error(f"--parallelism must be at least 1, not {options.parallelism}")
+    options.faults = [fault for fault in options.faults.split(",") if fault not in ("", "none")]
+    for fault in options.faults:
+        if fault not in FAULTS:
+            parser.error(f"--faults: {fault!r} is none of {', '.join(FAULTS)} and none")
+    options.master = options.master or f"local[{options.parallelism},4]"
+    options.input = options.input.absolute()
+    if not options.input.is_dir():
+        parser.error(f"--input: {options.input} is no folder")
+    if options.json and not options.json.absolute().parent.is_dir():
+        parser.error(f"--json: the folder of {options.json} does not exist")
+    files, left_out = find_files(options.input)
+    if not files:
+        parser.error(f"--input: {options.input} holds no text files ({left_out} binary or unreadable)")
+    if left_out:
+        print(f"{left_out} binary or unreadable files are left out", file=sys.stderr)
+    return options, files
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options, files = parse_arguments(arguments)
+    level = logging.INFO if options.verbose else logging.ERROR
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        summary = run(options, files)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    report(summary, sys.stdout)
+    print(f"exactly once: {'yes' if summary['exactly_once'] else 'no'}")
+    if options.json:
+        options.json.write_text(json.dumps(summary, indent=2) + "\n")
+    return 0 if summary["exactly_once"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""Headgate for Apache Spark: the sidecar of the driver, and (in ``spark_bridge.subtask``) what runs in its tasks.
+
+Imported in executors too, so nothing is loaded before it is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_bridge.config import SidecarConfig
+    from spark_bridge.errors import CoordinatorFailed, CoordinatorStartError, SidecarError, SidecarNotRunning
+    from spark_bridge.sidecar import OperatorHandle, Sidecar, SidecarRuntime
+
+_ROOMS = {
+    "CoordinatorFailed": ".errors",
+    "CoordinatorStartError": ".errors",
+    "OperatorHandle": ".sidecar",
+    "Sidecar": ".sidecar",
+    "SidecarConfig": ".config",
+    "SidecarError": ".errors",
+    "SidecarNotRunning": ".errors",
+    "SidecarRuntime": ".sidecar",
+}
+
+__all__ = [
+    "CoordinatorFailed",
+    "CoordinatorStartError",
+    "OperatorHandle",
+    "Sidecar",
+    "SidecarConfig",
+    "SidecarError",
+    "SidecarNotRunning",
+    "SidecarRuntime",
+]
+
+
+def __getattr__(name: str) -> Any:
+    room = _ROOMS.get(name)
+    if room is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(room, __name__), name)

@@ -1,0 +1,317 @@
+"""The bridge: Spark's facts and the tasks' own words in, decisions about execution attempts out.
+
+``ConnectionRouter`` stands between the server and the actors: it knows which connection belongs to which gateway.
+``BridgeActor`` owns the application's one ``AttemptLedger``. It feeds the ledger, hands each decision to the operator
+that it concerns, and carries out what the ledger wants of Spark: kill a task, cancel a job, look at Spark's books.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from actors import Actor, ActorContext, ActorRef, Reply
+from actors.coordination.connection import AttemptConnection
+from actors.coordination.deadline import DeadlineTimer
+from actors.coordination.messages import (
+    AttachConnection,
+    ConnectionClosed,
+    GatewayMessage,
+    LedgerDecided,
+    MessagesArrived,
+    TrackerMessage,
+)
+from protocol.attempts import (
+    AcceptAttempt,
+    AnnounceFailed,
+    AnnounceReady,
+    AttemptLedger,
+    CancelJobs,
+    ConnectionExpired,
+    EndRun,
+    FinishAttempt,
+    KillTask,
+    LedgerConfig,
+    LedgerEffect,
+    LedgerInput,
+    OperatorAdded,
+    OperatorRemoved,
+    QueryStatus,
+    RefuseRegistration,
+    RegistrationArrived,
+    ReportStale,
+    ResetOperator,
+    ResetSubtask,
+    StartRun,
+)
+from protocol.errors import LocalProtocolError
+from protocol.facts import FactsDropped
+from protocol.ids import ExecutionAttempt
+from protocol.machine import TimePassed
+from protocol.messages import RefusalCode, Refused, Register, Resume
+from spark_bridge.relay import Relay, RelayedFact
+from spark_bridge.server import Connection
+
+log = structlog.get_logger("headgate.bridge")
+
+
+@dataclass(frozen=True, slots=True)
+class AddOperator:
+    """An operator to be coordinated; answered when the ledger knows it, failed when the name is taken."""
+
+    operator_id: str
+    parallelism: int
+    tracker_ref: ActorRef[TrackerMessage]
+    reply_to: Reply[None]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveOperator:
+    operator_id: str
+    reply_to: Reply[None]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationReceived:
+    connection: AttemptConnection
+    message: Register
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationAbandoned:
+    """The connection of a registration closed before any gateway served it."""
+
+    connection_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _NotDone:
+    """Something that was asked of Spark could not be done; the ledger asks again where it matters."""
+
+    what: str
+    error: Exception
+
+
+BridgeMessage = (
+    AddOperator | RemoveOperator | RegistrationReceived | RegistrationAbandoned | RelayedFact | LedgerInput | _NotDone
+)
+
+
+class ConnectionRouter:
+    """Which gateway serves which connection. The server's handler; loop only."""
+
+    def __init__(self) -> None:
+        self._bridge_ref: ActorRef[BridgeMessage] | None = None
+        self._open: dict[int, Connection] = {}
+        self._by_connection: dict[int, ActorRef[GatewayMessage]] = {}
+        self._by_attempt: dict[tuple[str, int], ActorRef[GatewayMessage]] = {}
+
+    def attach(self, bridge_ref: ActorRef[BridgeMessage]) -> None:
+        """From here on registrations go to the bridge; before, they are refused."""
+        self._bridge_ref = bridge_ref
+
+    # --- the server's side ----------------------------------------------------------------------------------------
+
+    def connected(self, connection: Connection) -> None:
+        self._open[connection.connection_id] = connection
+
+    def messages_received(self, connection: Connection, messages: Sequence[Any]) -> None:
+        gateway = self._by_connection.get(connection.connection_id)
+        if gateway is not None:
+            gateway.tell(MessagesArrived(connection.connection_id, messages))
+            return
+        first, rest = messages[0], messages[1:]
+        match first:
+            case Register() if not rest and not connection.is_identified:
+                connection.identified()
+                self._register(connection, first)
+            case Resume():
+                connection.identified()
+                self._resume(connection, first)
+                if rest:
+                    self.messages_received(connection, rest)
+            case _:
+                log.warning("connection closed: it spoke before it was registered", peer=connection.peer)
+                connection.close(flush=False)
+
+    def disconnected(self, connection: Connection, reason: str) -> None:
+        self._open.pop(connection.connection_id, None)
+        gateway = self._by_connection.pop(connection.connection_id, None)
+        if gateway is not None:
+            gateway.tell(ConnectionClosed(connection.connection_id, reason))
+        elif self._bridge_ref is not None:
+            self._bridge_ref.tell(RegistrationAbandoned(connection.connection_id))
+
+    # --- the operators' side --------------------------------------------------------------------------------------
+
+    def gateway_opened(
+        self, attempt: ExecutionAttempt, ref: ActorRef[GatewayMessage], connection: AttemptConnection
+    ) -> None:
+        self._by_attempt[attempt.operator_id, attempt.task_attempt_id] = ref
+        if connection.connection_id in self._open:
+            self._by_connection[connection.connection_id] = ref
+        else:
+            ref.tell(ConnectionClosed(connection.connection_id, "closed before the attempt was accepted"))
+
+    def gateway_closed(self, attempt: ExecutionAttempt) -> None:
+        self._by_attempt.pop((attempt.operator_id, attempt.task_attempt_id), None)
+
+    @property
+    def gateway_count(self) -> int:
+        """Execution attempts that have a gateway now."""
+        return len(self._by_attempt)
+
+    def _register(self, connection: Connection, message: Register) -> None:
+        if self._bridge_ref is None:
+            connection.send(Refused(message.task_attempt_id, RefusalCode.SHUTTING_DOWN, "the sidecar is not running"))
+            connection.close()
+        else:
+            self._bridge_ref.tell(RegistrationReceived(connection, message))
+
+    def _resume(self, connection: Connection, message: Resume) -> None:
+        gateway = self._by_attempt.get((message.operator_id, message.task_attempt_id))
+        if gateway is None:
+            text = f"task {message.task_attempt_id} of operator {message.operator_id!r} is over"
+            connection.send(Refused(message.task_attempt_id, RefusalCode.ATTEMPT_OVER, text))
+            connection.close()
+        else:
+            self._by_connection[connection.connection_id] = gateway
+            gateway.tell(AttachConnection(connection, message.received_seq))
+
+
+class BridgeActor(Actor[BridgeMessage]):
+    """See the module. ``on_facts_dropped`` hears how many facts the bus or the relay has lost."""
+
+    def __init__(
+        self,
+        config: LedgerConfig,
+        relay: Callable[[], Relay],
+        *,
+        on_facts_dropped: Callable[[int], None] = lambda count: None,
+    ) -> None:
+        self._ledger = AttemptLedger(config)
+        self._relay = relay
+        self._on_facts_dropped = on_facts_dropped
+        self._trackers: dict[str, ActorRef[TrackerMessage]] = {}
+        self._registering: dict[int, tuple[AttemptConnection, Register]] = {}
+        self._deadline = DeadlineTimer()
+
+    async def receive(self, context: ActorContext[BridgeMessage], message: BridgeMessage) -> None:
+        now = context.clock.now()
+        match message:
+            case RelayedFact(fact, callback_us):
+                if isinstance(fact, FactsDropped):
+                    context.log.warning("facts dropped; the ledger will heal", count=fact.count)
+                    self._on_facts_dropped(fact.count)
+                self._carry_out(context, self._ledger.handle(fact, now), callback_us)
+            case RegistrationReceived(connection, register):
+                self._registering[connection.connection_id] = (connection, register)
+                arrived = RegistrationArrived(connection.connection_id, register)
+                self._carry_out(context, self._ledger.handle(arrived, now), None)
+            case RegistrationAbandoned(connection_id):
+                abandoned = self._registering.pop(connection_id, None)
+                if abandoned is not None:
+                    register = abandoned[1]
+                    expired = ConnectionExpired(register.operator_id, register.task_attempt_id)
+                    self._carry_out(context, self._ledger.handle(expired, now), None)
+            case AddOperator():
+                self._add_operator(context, message, now)
+            case RemoveOperator(operator_id, reply_to):
+                self._trackers.pop(operator_id, None)
+                self._carry_out(context, self._ledger.handle(OperatorRemoved(operator_id), now), None)
+                reply_to.answer(None)
+            case _NotDone(what, error):
+                context.log.warning("Spark refused", what=what, error=repr(error))
+            case _:
+                if isinstance(message, TimePassed):
+                    self._deadline.fired()
+                self._carry_out(context, self._ledger.handle(message, now), None)
+        self._deadline.arm(context, self._ledger.next_deadline(), now)
+
+    def _add_operator(self, context: ActorContext[BridgeMessage], message: AddOperator, now: float) -> None:
+        added = OperatorAdded(message.operator_id, message.parallelism)
+        try:
+            effects = self._ledger.handle(added, now)
+        except LocalProtocolError as error:
+            message.reply_to.fail(error)
+            return
+        self._trackers[message.operator_id] = message.tracker_ref
+        self._carry_out(context, effects, None)
+        message.reply_to.answer(None)
+
+    def _carry_out(
+        self,
+        context: ActorContext[BridgeMessage],
+        effects: Sequence[LedgerEffect],
+        callback_us: int | None,
+    ) -> None:
+        for effect in effects:
+            match effect:
+                case AcceptAttempt(connection_id=connection_id, attempt=attempt):
+                    connection, _ = self._registering.pop(connection_id)
+                    self._tell_operator(attempt.operator_id, LedgerDecided(effect, callback_us, connection))
+                case AnnounceReady(attempt) | AnnounceFailed(attempt) | FinishAttempt(attempt):
+                    self._tell_operator(attempt.operator_id, LedgerDecided(effect, callback_us))
+                case ResetSubtask() | ResetOperator() | StartRun() | EndRun():
+                    self._tell_operator(effect.operator_id, LedgerDecided(effect, callback_us))
+                case RefuseRegistration():
+                    self._refuse(context, effect)
+                case ReportStale(what, operator_id, task_attempt_id):
+                    context.log.debug(
+                        "stale, ignored", what=what, operator_id=operator_id, task_attempt_id=task_attempt_id
+                    )
+                case _:
+                    self._ask_spark(context, effect)
+
+    def _ask_spark(self, context: ActorContext[BridgeMessage], effect: LedgerEffect) -> None:
+        relay = self._relay()
+        match effect:
+            case KillTask(task_attempt_id, reason):
+                context.log.info("killing a task", task_attempt_id=task_attempt_id, reason=reason)
+                what = f"kill task {task_attempt_id}"
+                context.run(
+                    relay.kill_task,
+                    task_attempt_id,
+                    reason,
+                    on_error=lambda error: _NotDone(what, error),
+                )
+            case CancelJobs(job_ids, reason):
+                for job_id in job_ids:
+                    context.log.info("cancelling a job", job_id=job_id, reason=reason)
+                    context.run(
+                        relay.cancel_job,
+                        job_id,
+                        reason,
+                        on_error=lambda error: _NotDone("cancel a job", error),
+                    )
+            case QueryStatus(task_attempt_ids, job_ids):
+                context.run(
+                    relay.query_status,
+                    task_attempt_ids,
+                    job_ids,
+                    on_result=lambda status: status,
+                    on_error=lambda error: _NotDone("look at Spark's books", error),
+                )
+            case _:
+                raise TypeError(f"no effect of a ledger: {effect!r}")
+
+    def _refuse(self, context: ActorContext[BridgeMessage], effect: RefuseRegistration) -> None:
+        context.log.warning(
+            "registration refused",
+            task_attempt_id=effect.task_attempt_id,
+            code=effect.code.name,
+            reason=effect.message,
+        )
+        entry = self._registering.pop(effect.connection_id, None)
+        if entry is not None:
+            connection = entry[0]
+            connection.send(Refused(effect.task_attempt_id, effect.code, effect.message))
+            connection.close()
+
+    def _tell_operator(self, operator_id: str, message: LedgerDecided) -> None:
+        tracker_ref = self._trackers.get(operator_id)
+        if tracker_ref is not None:
+            tracker_ref.tell(message)

@@ -1,0 +1,19 @@
+"""What the driver half raises. Each message names the cause and the mend."""
+
+from __future__ import annotations
+
+
+class SidecarError(Exception):
+    """The sidecar cannot do what was asked."""
+
+
+class SidecarNotRunning(SidecarError):
+    """The sidecar is not entered yet, or has been closed."""
+
+
+class CoordinatorStartError(SidecarError):
+    """A coordinator's ``start`` raised; the cause is chained, and what was built is closed (H6)."""
+
+
+class CoordinatorFailed(SidecarError):
+    """A coordinator failed its job; the first cause is chained (H7)."""

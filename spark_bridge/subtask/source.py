@@ -1,0 +1,77 @@
+"""An operator that reads splits which its coordinator hands out, for a ``SourceCoordinator`` on the driver."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from protocol.source_events import NoMoreSplits, SplitsAdded, parse_source_event, split_request_event
+from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
+from spark_bridge.subtask.operator import SubtaskOperator
+
+if TYPE_CHECKING:
+    from spark_bridge.subtask.context import SubtaskContext
+
+__all__ = ["SplitReader"]
+
+
+class SplitReader(SubtaskOperator):
+    """Asks for a split whenever it has none, reads it, and ends when it is told that no more follow.
+
+    Override ``read_split``; ``finish`` and ``handle_source_event`` where they serve. ``open`` keeps the context as
+    ``self.context``. What Spark passes in as records is not looked at. For streaming, override ``snapshot_state`` and
+    ``open`` too: only the reader knows how far it is inside a split; by default it declines checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self.splits: deque[Any] = deque()
+        """What is assigned and not begun, in order."""
+        self._no_more = False
+        self._requested = False
+        self.context: SubtaskContext
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def read_split(self, split: Any) -> Iterable[Any] | None:
+        """Read one split and yield its outputs; ``None`` means that there are none."""
+        raise TypeError(f"{type(self).__name__} must define read_split(self, split)")
+
+    def finish(self) -> Iterable[Any] | None:
+        """Outputs that follow the last split."""
+        return None
+
+    def handle_source_event(self, event: Any) -> None:
+        """An event of the enumerator's own making."""
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            while self.splits:
+                yield from self.read_split(self.splits.popleft()) or ()
+                self.context.handle_pending()
+            if self._no_more:
+                break
+            if not self._requested:
+                self._requested = True
+                self.context.send_event(split_request_event())
+            self.context.wait_for_event()
+        yield from self.finish() or ()
+
+    def handle_event(self, event: Any) -> None:
+        match parse_source_event(event):
+            case SplitsAdded(splits):
+                self.splits.extend(splits)
+                self._requested = False
+            case NoMoreSplits():
+                self._no_more = True
+            case _:
+                self.handle_source_event(event)
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        raise CheckpointDeclinedByOperator(
+            f"{type(self).__name__} keeps no state: override snapshot_state() and open() to take part in checkpoints"
+        )
+
+    def final_state(self) -> bytes:
+        return b""

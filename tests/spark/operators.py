@@ -1,0 +1,43 @@
+"""Operators of the tests. They are module-level, so that Spark's closures carry them by value or by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+
+
+class Listening(SubtaskOperator):
+    """Yields every event until it is told to stop, and answers each with itself."""
+
+    def __init__(self) -> None:
+        self.context: SubtaskContext
+        self.received: list[Any] = []
+        self.stopping = False
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def handle_event(self, event: Any) -> None:
+        match event:
+            case "stop":
+                self.stopping = True
+            case "raise":
+                raise ValueError("as it was told")
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "freeze":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case _:
+                self.received.append(event)
+                self.context.send_event(["echo", event])
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        for _ in records:
+            pass
+        while not self.stopping:
+            self.context.wait_for_event()
+        yield (self.context.subtask, self.context.attempt, self.received)

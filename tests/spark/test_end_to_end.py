@@ -1,0 +1,197 @@
+"""The whole house on real Spark: what coordinators are told when tasks start, fail, die and are retried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from protocol.attempts import FailureReason
+from protocol.gateway_types import GatewayLimits
+from spark_bridge import Sidecar, SidecarConfig
+from tests.spark.conftest import SparkOn
+from tests.spark.operators import Listening
+from tests.spark.recorder import Recorder
+
+pytestmark = pytest.mark.spark
+
+
+class Script(Recorder):
+    """Sends each attempt of each subtask what the script has for it, as soon as it is ready."""
+
+    def __init__(self, script: dict[tuple[int, int], list[Any]], otherwise: list[Any]) -> None:
+        super().__init__()
+        self._script = script
+        self._otherwise = otherwise
+        self._seen: dict[int, int] = {}
+
+    async def subtask_ready(self, subtask: int, gateway: Any) -> None:
+        await super().subtask_ready(subtask, gateway)
+        nth = self._seen[subtask] = self._seen.get(subtask, -1) + 1
+        for event in self._script.get((subtask, nth), self._otherwise):
+            self.confirmations.append(await gateway.send_event(event))
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        await super().reset_to_checkpoint(checkpoint_id, state)
+        self._seen.clear()
+
+
+def run(spark: SparkSession, script: Script, parallelism: int = 2, **config: Any) -> list[Any]:
+    with Sidecar(spark, SidecarConfig(**config)) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=parallelism)
+        rdd = spark.sparkContext.parallelize(range(parallelism), parallelism)
+        return sorted(rdd.mapPartitions(handle.subtask(Listening)).collect())
+
+
+def test_events_reach_their_subtask_and_its_echoes_come_back(spark: SparkSession) -> None:
+    """H10, H22, H30: ready first, then each event once and in order, both ways."""
+    script = Script({}, [1, "two", {"three": [3]}, "stop"])
+
+    results = run(spark, script)
+
+    assert [(subtask, received) for subtask, _, received in results] == [
+        (0, [1, "two", {"three": [3]}]),
+        (1, [1, "two", {"three": [3]}]),
+    ]
+    assert all(confirmation.confirmed() for confirmation in script.confirmations)
+    for subtask in (0, 1):
+        lifecycle = script.of_subtask(subtask, "ready", "event", "failed", "reset")
+        assert [callback[0] for callback in lifecycle] == ["ready", "event", "event", "event"]
+        assert [callback[3] for callback in lifecycle[1:]] == [["echo", 1], ["echo", "two"], ["echo", {"three": [3]}]]
+    assert script.story[0] == ("start",)
+    assert script.story[-2:] == [("run_ended", True), ("close",)]
+
+
+def test_an_exception_in_a_task_resets_its_subtask_and_no_other(spark: SparkSession) -> None:
+    """H10, H12, H18: ready, failed, reset to -1, ready with the next attempt number (H2)."""
+    script = Script({(1, 0): ["raise"]}, ["hello", "stop"])
+
+    results = run(spark, script)
+
+    assert [received for _, _, received in results] == [["hello"], ["hello"]]
+    ready, failed, reset, again = script.of_subtask(1)
+    assert (ready[0], failed[0], reset[0], again[0]) == ("ready", "failed", "reset", "ready")
+    assert failed == ("failed", 1, ready[2], "FAILED")
+    assert reset == ("reset", 1, -1)
+    assert again[2] == ready[2] + 1
+    assert [callback[0] for callback in script.of_subtask(0)] == ["ready"]
+    assert "as it was told" in script.reasons[0].text
+
+
+def test_a_killed_worker_process_resets_its_subtask(spark: SparkSession) -> None:
+    """H12: SIGKILL, so the task itself says nothing; Spark's fact or the closed socket does."""
+    script = Script({(0, 0): ["die"]}, ["hello", "stop"])
+
+    results = run(spark, script)
+
+    assert [received for _, _, received in results] == [["hello"], ["hello"]]
+    assert [callback[0] for callback in script.of_subtask(0)] == ["ready", "failed", "reset", "ready"]
+
+
+def test_a_deaf_attempt_is_killed_and_nobody_else(spark: SparkSession) -> None:
+    """H25: the process is stopped, an event goes unconfirmed, and exactly that attempt is failed through Spark."""
+
+    class Deaf(Script):
+        async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+            await super().handle_event_from_operator(subtask, attempt, event)
+            if event == ["echo", "last words"]:
+                gateway = self.gateways[subtask]
+                await gateway.send_event("freeze")
+                self.context.call_later(0.3, lambda: self.poke(gateway))
+
+        async def poke(self, gateway: Any) -> None:
+            if gateway is self.gateways[gateway.attempt.subtask]:
+                await gateway.send_event("are you there")
+                self.context.call_later(0.2, lambda: self.poke(gateway))
+
+    script = Deaf({(0, 0): ["last words"]}, ["hello", "stop"])
+
+    results = run(spark, script, gateway=GatewayLimits(confirm_timeout_s=1.0))
+
+    assert [received for _, _, received in results] == [["hello"], ["hello"]]
+    lifecycle = script.of_subtask(0)
+    assert [callback[0] for callback in lifecycle] == ["ready", "failed", "reset", "ready"]
+    assert lifecycle[1][3] == "CONFIRMATION_TIMEOUT"
+    assert [callback[0] for callback in script.of_subtask(1)] == ["ready"]
+
+
+def test_a_second_action_is_a_new_run_and_resets_the_coordinator_first(spark: SparkSession) -> None:
+    """H55: count, then collect, on the same RDD."""
+    script = Script({}, ["hello", "stop"])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(Listening))
+
+        assert rdd.count() == 2
+        results = sorted(rdd.collect())
+
+    assert [received for _, _, received in results] == [["hello"], ["hello"]]
+    runs = [callback for callback in script.story if callback[0] in ("run_ended", "reset_to_checkpoint")]
+    assert runs == [("run_ended", True), ("reset_to_checkpoint", -1, None), ("run_ended", True)]
+    second = script.story.index(("reset_to_checkpoint", -1, None))
+    assert [c[0] for c in script.story[:second] if c[0] == "ready"] == ["ready"] * 2
+    attempts = [callback[2] for callback in script.named("ready") if callback[1] == 0]
+    assert attempts == sorted(set(attempts))  # H2
+
+
+def test_a_lost_executor_fails_its_attempts_and_they_are_retried(spark_on: SparkOn) -> None:
+    """H12: an executor's JVM dies with its Python workers; its attempts are failed and their subtasks reset."""
+    spark = spark_on("local-cluster[2,1,1024]")
+    script = Script({(0, 0): ["die with executor"]}, ["hello", "stop"])
+
+    results = run_with(spark, script, KillsExecutor)
+
+    assert [received for _, _, received in results] == [["hello"], ["hello"]]
+    assert [callback[0] for callback in script.of_subtask(0)] == ["ready", "failed", "reset", "ready"]
+    kind = script.of_subtask(0)[1][3]
+    assert kind in ("EXECUTOR_LOST", "CONNECTION_LOST"), script.reasons
+
+
+class KillsExecutor(Listening):
+    """Kills the JVM that started its worker when it is told to."""
+
+    def handle_event(self, event: Any) -> None:
+        if event == "die with executor":
+            import os
+            import signal
+            from pathlib import Path
+
+            daemon = os.getppid()
+            jvm = int(Path(f"/proc/{daemon}/stat").read_text().rsplit(")", 1)[1].split()[1])
+            os.kill(jvm, signal.SIGKILL)
+        else:
+            super().handle_event(event)
+
+
+def run_with(spark: SparkSession, script: Script, operator: type[Listening], parallelism: int = 2) -> list[Any]:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=parallelism)
+        rdd = spark.sparkContext.parallelize(range(parallelism), parallelism)
+        return sorted(rdd.mapPartitions(handle.subtask(operator)).collect())
+
+
+def test_a_coordinator_that_raises_fails_the_job_with_its_cause(spark: SparkSession) -> None:
+    """H7: the user's action fails, the first cause is kept, and the next run starts with one reset (H15)."""
+
+    class Raises(Script):
+        async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+            await super().subtask_failed(subtask, attempt, reason)
+
+        async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+            await super().handle_event_from_operator(subtask, attempt, event)
+            if event == ["echo", "bad"]:
+                raise LookupError("no such thing")
+
+    script = Raises({(0, 0): ["bad"]}, ["hello"])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(Listening))
+        with pytest.raises(Exception, match="no such thing"):
+            rdd.collect()
+        assert isinstance(handle.failure, LookupError)
+        script._script = {}
+        script._otherwise = ["hello", "stop"]
+        assert len(rdd.collect()) == 2
+    assert script.named("reset_to_checkpoint") == [("reset_to_checkpoint", -1, None)]
+    assert not script.named("reset")
