@@ -3,7 +3,7 @@
 Facts name no operator. They are kept by stage until the stage is known to host one, because a task's
 registration and the facts about it race (a registration overtakes ``TaskStarted`` under load, and the fact of
 a task's death may come before the first registration of its stage). Memory is bounded: a stage is forgotten
-when all of its jobs have ended, one that hosts no operator when it completes, and there is a cap for stages
+when all of its jobs have ended, one that hosts no operator when it completes well, and there is a cap for stages
 whose end was lost.
 """
 
@@ -58,6 +58,12 @@ class TaskRecord:
     executor_id: str = ""
     end: TaskOutcome | None = None
     end_reason: str = ""
+    start_order: int | None = None  # place of its start and its end among the facts of the bus, if they came that way
+    end_order: int | None = None
+
+    def launched_before_end_of(self, other: TaskRecord) -> bool:
+        """Known by the order on the bus: it was launched while ``other`` still ran, so it replaces nothing."""
+        return self.start_order is not None and other.end_order is not None and self.start_order < other.end_order
 
 
 class Relation(Enum):
@@ -71,18 +77,17 @@ class Relation(Enum):
 def relate(older: TaskRecord, newer: TaskRecord, *, barrier: bool) -> Relation:
     """Tell a retry from a copy. ``older`` has the smaller task id: Spark counts ids up as it launches.
 
-    Spark launches a plain (not speculative) task of a task set only when no copy of it runs, and posts the
-    end of that copy before the new start (spark-facts 7). Within one stage attempt the attempt number rises,
-    so a newer task with a number not above the older one's is of another stage attempt, even before its start
-    is known.
+    Spark launches a plain (not speculative) task of a task set only when no copy of it runs, and posts the end
+    of that copy before the new start (spark-facts 7). So nothing is said before the newer one's start has come:
+    the older one's end may be on its way. After it, only a dropped end can mislead.
     """
-    if barrier:  # no copies and no zombies there: the whole stage attempt fails first
-        return Relation.UNDECIDED if newer.stage_attempt is None else Relation.SUCCESSION
-    if newer.attempt_number <= older.attempt_number:
-        return Relation.BESIDE
-    if not newer.started or newer.stage_attempt is None:
+    if newer.stage_attempt is None:
         return Relation.UNDECIDED
-    if newer.speculative:
+    if barrier:  # no copies and no zombies there: the whole stage attempt fails first
+        return Relation.SUCCESSION
+    if not newer.started:
+        return Relation.UNDECIDED
+    if newer.speculative or newer.attempt_number <= older.attempt_number:  # numbers rise in one stage attempt
         return Relation.BESIDE
     if older.stage_attempt is None:
         return Relation.SUCCESSION if newer.stage_attempt == 0 else Relation.UNDECIDED
@@ -120,6 +125,7 @@ class EngineBooks:
         self.job_seen_at: dict[int, float] = {}
         self.ended_jobs = RecentIds()
         self.ended_stages = RecentIds()
+        self._order = 0  # counts facts about tasks, in the order in which the bus brought them
 
     def stage(self, stage_id: int) -> StageRecord:
         """The record of a stage, made if there is none."""
@@ -165,6 +171,8 @@ class EngineBooks:
         for stage_id in self.job_stages.pop(job_id, ()):
             stage = self.stages.get(stage_id)
             if stage is None:
+                if not any(stage_id in stages for stages in self.job_stages.values()):
+                    self.ended_stages.add(stage_id)  # a task of it may still register
                 continue
             stage.jobs[job_id] = True
             if failure is not None:
@@ -193,8 +201,8 @@ class EngineBooks:
         stage = self.stages.get(fact.stage_id)
         if stage is None:
             return
-        if not stage.hosts_operator:
-            del self.stages[fact.stage_id]  # not remembered as ended: it may be retried, and host one then
+        if not stage.hosts_operator and fact.failure is None:
+            del self.stages[fact.stage_id]  # not remembered as ended: it may be run again, and host one then
         elif fact.stage_attempt >= stage.latest_attempt:
             stage.latest_attempt = fact.stage_attempt
             stage.completed_well = fact.failure is None
@@ -211,6 +219,9 @@ class EngineBooks:
             stage.tasks[fact.task_attempt_id] = record
         record.stage_attempt = fact.stage_attempt
         record.started = True
+        if record.start_order is None:
+            self._order += 1
+            record.start_order = self._order
         record.speculative = fact.speculative
         record.executor_id = fact.executor_id
         return record
@@ -231,6 +242,8 @@ class EngineBooks:
         revoked = record.end is TaskOutcome.SUCCESS and fact.outcome is TaskOutcome.RESUBMITTED
         if record.end is not None and not revoked:
             return None
+        self._order += 1
+        record.end_order = self._order
         record.end = fact.outcome
         record.end_reason = fact.reason
         if not stage.hosts_operator and fact.outcome is TaskOutcome.SUCCESS:

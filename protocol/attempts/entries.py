@@ -68,6 +68,7 @@ class Run:
 
     run_id: int
     subtasks: dict[int, SubtaskEntry] = field(default_factory=dict)
+    by_task: dict[int, AttemptEntry] = field(default_factory=dict)  # the same entries, for look-ups
     told: set[int] = field(default_factory=set)  # tasks without an entry of which no failure is to be told (again)
     failed_cause: str | None = None  # a global failure is latched (H8)
     barrier_failed: int | None = None  # the last attempt of the barrier stage that is known to have failed
@@ -76,10 +77,7 @@ class Run:
         return self.subtasks.setdefault(subtask, SubtaskEntry())
 
     def find(self, task_attempt_id: int) -> AttemptEntry | None:
-        for subtask in self.subtasks.values():
-            if task_attempt_id in subtask.attempts:
-                return subtask.attempts[task_attempt_id]
-        return None
+        return self.by_task.get(task_attempt_id)
 
     def entries(self) -> Iterator[AttemptEntry]:
         for index in sorted(self.subtasks):
@@ -87,6 +85,13 @@ class Run:
 
     def living(self) -> list[AttemptEntry]:
         return [entry for entry in self.entries() if entry.alive]
+
+    def looks_whole(self) -> bool:
+        """Each subtask that had an attempt has one that ended well. A guess, for a run whose job's end was lost."""
+        return bool(self.subtasks) and all(
+            any(entry.state in (AttemptState.ENDING, AttemptState.FINISHED) for entry in subtask.attempts.values())
+            for subtask in self.subtasks.values()
+        )
 
 
 @dataclass(slots=True)

@@ -123,9 +123,12 @@ def _judge_rivals(operator: OperatorLedger, held: HeldRegistration, run: Run, ta
             relation = Relation.BESIDE
         if relation is Relation.UNDECIDED and finished and held.seen_running:
             relation = Relation.SUCCESSION  # Spark would have killed a mere copy long ago
-        if relation is Relation.SUCCESSION or (relation is Relation.BESIDE and finished and not task.speculative):
-            predecessors.append(entry)  # H17: Spark runs a partition again only when it has lost its output
-        elif relation is Relation.UNDECIDED or finished:
+        if relation is Relation.BESIDE and finished:
+            copy = task.speculative or task.launched_before_end_of(rival)
+            relation = Relation.UNDECIDED if copy else Relation.SUCCESSION
+        if relation is Relation.SUCCESSION:
+            predecessors.append(entry)  # H17: what has succeeded runs again only when its output is lost
+        elif relation is Relation.UNDECIDED:
             verdict = Wait.WAIT
     return verdict if verdict is Wait.WAIT else Acceptance(tuple(predecessors))
 
@@ -169,7 +172,7 @@ def _judge_second_run(operator: OperatorLedger, held: HeldRegistration, run: Run
 
 def _end_run_without_facts(operator: OperatorLedger, run: Run) -> None:
     """The run's jobs were never known, and nothing of it runs any more: a later run shows that it is over."""
-    whole = all(run.subtask(index).finished is not None for index in range(operator.parallelism))
+    whole = run.looks_whole()
     operator.end_run(whole, "" if whole else f"run {run.run_id} is over, but how it ended was lost")
 
 
@@ -206,13 +209,18 @@ def look(operator: OperatorLedger, now: float) -> tuple[set[int], set[int]]:
     return tasks, jobs
 
 
-def status_reported(operator: OperatorLedger, fact: StatusReported, now: float) -> None:
-    """Jobs that are over have been dealt with; here the tasks, and who is in whose way."""
+def tasks_reported(operator: OperatorLedger, fact: StatusReported) -> None:
+    """What the engine's books say of attempts that are alive for us, and of those that wait."""
+    if operator.run is not None:
+        for task_attempt_id in sorted(fact.tasks):
+            _task_reported(operator, operator.run, task_attempt_id, fact.tasks[task_attempt_id])
+
+
+def conflicts_reported(operator: OperatorLedger, fact: StatusReported) -> None:
+    """Whether the first of two runs is really still going on. Jobs that are over have been dealt with before."""
     run = operator.run
     if run is None:
         return
-    for task_attempt_id in sorted(fact.tasks):
-        _task_reported(operator, run, task_attempt_id, fact.tasks[task_attempt_id], now)
     conflicts = [held for held in operator.held.values() if held.conflict and held.asked]
     if conflicts and operator.run is run:
         _, known = _known_jobs(operator, run)
@@ -227,7 +235,7 @@ def status_reported(operator: OperatorLedger, fact: StatusReported, now: float) 
             _end_run_without_facts(operator, run)
 
 
-def _task_reported(operator: OperatorLedger, run: Run, task_attempt_id: int, state: TaskState, now: float) -> None:
+def _task_reported(operator: OperatorLedger, run: Run, task_attempt_id: int, state: TaskState) -> None:
     held = operator.held.get(task_attempt_id)
     if held is not None:
         _held_reported(operator, held, state)
@@ -244,7 +252,7 @@ def _task_reported(operator: OperatorLedger, run: Run, task_attempt_id: int, sta
     match state:
         case TaskState.SUCCEEDED:
             task.end = TaskOutcome.SUCCESS
-            operator.task_ended(task, now)
+            operator.task_ended(task)
         case TaskState.ENDED:
             superseded = run.subtask(entry.attempt.subtask).finished is not None
             kind = FailureKind.SUPERSEDED if superseded else FailureKind.LOST_FACT
@@ -266,6 +274,6 @@ def _held_reported(operator: OperatorLedger, held: HeldRegistration, state: Task
         task.end_reason = "Spark's status says that the task has ended"
         run = operator.run
         if run is not None and run.run_id == held.message.run_id:
-            operator.task_ended(task, 0.0)
+            operator.task_ended(task)
     elif held.asked:
         held.seen_running = True  # it is connected, and the engine does not say that it is over

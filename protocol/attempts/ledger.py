@@ -251,11 +251,11 @@ class AttemptLedger:
             record = self._books.task_started(fact)
         self._see_barrier_restart(fact.stage_id)
         if record is not None and isinstance(fact, TaskEnded):
-            self._route_end(record, now)
+            self._route_end(record)
 
-    def _route_end(self, record: TaskRecord, now: float) -> None:
+    def _route_end(self, record: TaskRecord) -> None:
         for operator in self._in_stage(record.stage_id):
-            operator.task_ended(record, now)
+            operator.task_ended(record)
 
     def _executor_lost(self, fact: ExecutorLost, now: float) -> None:
         """Its tasks are over. One that is ENDING may have succeeded just before: Spark's own word decides."""
@@ -270,7 +270,7 @@ class AttemptLedger:
                     continue
                 task.end = TaskOutcome.EXECUTOR_LOST
                 task.end_reason = fact.reason or f"executor {fact.executor_id} was lost"
-                self._route_end(task, now)
+                self._route_end(task)
 
     @staticmethod
     def _is_ending(operator: OperatorLedger, task_attempt_id: int) -> bool:
@@ -281,7 +281,7 @@ class AttemptLedger:
         stage = self._books.stages.get(stage_id)
         if stage is not None and stage.barrier and stage.latest_attempt > 0:
             for operator in self._in_stage(stage_id):
-                operator.barrier_stage_restarted(stage.latest_attempt - 1)
+                operator.barrier_attempt_failed(stage.latest_attempt - 1)
 
     def _stage_fact(self, fact: StageSubmitted | StageCompleted, now: float) -> None:
         if isinstance(fact, StageSubmitted):
@@ -290,6 +290,8 @@ class AttemptLedger:
             self._books.stage_completed(fact)
             for operator in self._in_stage(fact.stage_id):
                 operator.want_look(now + self._config.heal_after_s)  # ends may still come, or be lost
+                if fact.failure is not None and self._books.stage(fact.stage_id).barrier:
+                    operator.barrier_attempt_failed(fact.stage_attempt)
         self._see_barrier_restart(fact.stage_id)
 
     def _job_fact(self, fact: JobStarted | JobEnded, now: float) -> None:
@@ -340,18 +342,15 @@ class AttemptLedger:
             self._out.append(QueryStatus(frozenset(tasks), frozenset(jobs)))
 
     def _status_reported(self, fact: StatusReported, now: float) -> None:
-        for job_id in sorted(fact.jobs):
-            stages = self._books.job_stages.get(job_id)
-            if stages is None or fact.jobs[job_id]:
-                continue
-            whole = all(
-                o.run is None or not any(e.state is AttemptState.ACCEPTED for e in o.run.living())
-                for stage_id in stages
-                for o in self._in_stage(stage_id)
-            )
-            self._job_ended(job_id, whole, "the job is over, but how it ended was lost")
         for operator in self._operators.values():
-            judge.status_reported(operator, fact, now)
+            judge.tasks_reported(operator, fact)
+        for job_id in sorted(job_id for job_id, active in fact.jobs.items() if not active):
+            runs = [o.run for s in self._books.job_stages.get(job_id, ()) for o in self._in_stage(s)]
+            if runs:  # of any other job only its own end says something
+                whole = all(run is None or run.looks_whole() for run in runs)
+                self._job_ended(job_id, whole, "" if whole else f"job {job_id} is over, but how it ended was lost")
+        for operator in self._operators.values():
+            judge.conflicts_reported(operator, fact)
 
 
 __all__ = ["AttemptLedger"]

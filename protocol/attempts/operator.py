@@ -112,10 +112,13 @@ class OperatorLedger:
         self.out.append(StartRun(self.operator_id, run_id))
         self.run = Run(run_id)
         self.want_look(now + self.config.audit_every_s)
-        tasks = self.books.stage(run_id).tasks
+        stage = self.books.stage(run_id)
+        tasks = stage.tasks
         for task_attempt_id in sorted(tasks):
             if tasks[task_attempt_id].end is not None:
-                self.task_ended(tasks[task_attempt_id], now)
+                self.task_ended(tasks[task_attempt_id])
+        if stage.barrier and stage.latest_attempt > 0:
+            self.barrier_attempt_failed(stage.latest_attempt - 1)
 
     def end_run(self, succeeded: bool, reason: str) -> None:
         """H57.
@@ -144,9 +147,9 @@ class OperatorLedger:
         if succeeded and subtask.finished is None:
             # Spark says that the partition succeeded, so one of these did; its TaskEnded is late or lost.
             living = subtask.living
-            ended_well = [entry for entry in living if entry.state is AttemptState.ENDING] or living
-            if len(ended_well) == 1:
-                self._finish(ended_well[0], subtask)
+            said_goodbye = [entry for entry in living if entry.state is AttemptState.ENDING]
+            if said_goodbye or len(living) == 1:
+                self._finish((said_goodbye or living)[0], subtask)
         for entry in subtask.living:
             entry.state = AttemptState.OVER
             entry.failure = FailureKind.RUN_ENDED
@@ -190,7 +193,8 @@ class OperatorLedger:
         subtask = self.run.subtask(message.subtask)
         attempt = self._mint(message.subtask, message.task_attempt_id)
         beside = frozenset(entry.task_attempt_id for entry in subtask.living)
-        subtask.attempts[attempt.task_attempt_id] = AttemptEntry(attempt, beside)
+        entry = AttemptEntry(attempt, beside)
+        subtask.attempts[attempt.task_attempt_id] = self.run.by_task[attempt.task_attempt_id] = entry
         self.out.append(AcceptAttempt(held.connection_id, attempt, message.run_id, RestoreMode(message.mode)))
 
     def refuse(self, task_attempt_id: int, code: RefusalCode, text: str) -> None:
@@ -233,24 +237,33 @@ class OperatorLedger:
             return  # an echo of the failover that has been
         self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed: {attempt}: {text}")
 
-    def barrier_stage_restarted(self, failed: int) -> None:
-        """A later stage attempt shows that ``failed`` has failed, should its own facts be lost (H19)."""
+    def barrier_attempt_failed(self, failed: int) -> None:
+        """The stage's own end or a later attempt of it shows it, should the tasks' facts be lost (H19)."""
         run = self.run
         if run is None or run.failed_cause is not None:
             return
         if run.barrier_failed is None or run.barrier_failed < failed:
-            self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} was started again")
+            self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed (attempt {failed})")
 
     def _fail_over_barrier_stage(self, run: Run, failed: int, cause: str) -> None:
         run.barrier_failed = failed
         for entry in run.entries():
-            if entry.state is AttemptState.FINISHED:  # the stage is run again as a whole, and with it this one
-                entry.state = AttemptState.OVER
-                entry.failure = FailureKind.REVOKED
-                self._announce_failed(entry.attempt, FailureKind.REVOKED, cause)
-        self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause)
-        if self.reset_due is None and (run.told or any(True for _ in run.entries())):
+            if entry.state is AttemptState.OVER or self._stage_attempt(run, entry) > failed:
+                continue
+            # The stage is run again as a whole, and with it what has finished already.
+            revoked = entry.state is AttemptState.FINISHED
+            entry.state = AttemptState.OVER
+            entry.failure = FailureKind.REVOKED if revoked else FailureKind.GLOBAL_FAILURE
+            self._announce_failed(entry.attempt, entry.failure, cause)
+        for subtask in run.subtasks.values():
+            subtask.owes_reset = False
+        coordinator_knows = bool(run.told or run.by_task)
+        if self.reset_due is None and coordinator_knows and not run.living():
             self.reset_due = cause
+
+    def _stage_attempt(self, run: Run, entry: AttemptEntry) -> int:
+        task = self.books.task(run.run_id, entry.task_attempt_id)
+        return 0 if task is None or task.stage_attempt is None else task.stage_attempt
 
     def _finish(self, entry: AttemptEntry, subtask: SubtaskEntry) -> None:
         """A subtask has one success: whatever else of it is alive is superseded, and dies.
@@ -301,7 +314,7 @@ class OperatorLedger:
 
     # --- what the engine says about it ----------------------------------------------------------------------
 
-    def task_ended(self, task: TaskRecord, now: float) -> None:
+    def task_ended(self, task: TaskRecord) -> None:
         """News of a task of the current run: its end, or that its success is revoked."""
         run = self.run
         assert run is not None
@@ -378,6 +391,7 @@ class OperatorLedger:
         if run is None:
             return
         assert run.run_id not in self.ended_runs
+        assert {id(entry) for entry in run.entries()} == {id(entry) for entry in run.by_task.values()}
         if self.reset_due is not None or run.failed_cause is not None:
             assert not run.living(), "alive across a global failover"
         for index, subtask in run.subtasks.items():
