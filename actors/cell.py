@@ -31,16 +31,16 @@ from actors.errors import (
     ActorCancelled,
     ActorError,
     ActorStopped,
-    HandlerCancelled,
     HandlerFailed,
     MailboxFull,
 )
+from actors.failing import Verdict, carry_out, own_failure
 from actors.hooks import SlowHandler, chain
 from actors.mailbox import Envelope, Mailbox, MailboxConfig
 from actors.ref import ActorRef, AskEnvelope, Reply
-from actors.signals import ChildFailed, FailCommand, RestartCommand, StopCommand, Stopping, Terminated
+from actors.signals import FailCommand, RestartCommand, StopCommand, Stopping, Terminated
 from actors.stepping import Steps
-from actors.supervision import Decision, Directive, Failure, Scope, Supervision, decide
+from actors.supervision import Failure, Supervision, decide
 from actors.waits import current_cell
 
 if TYPE_CHECKING:
@@ -60,14 +60,6 @@ class _Call:
     """What is being handled, where that is not a message."""
 
     what: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """How the drain ended: ``restart_after_s`` is None for a stop."""
-
-    cause: BaseException | None
-    restart_after_s: float | None = None
 
 
 class ActorCell(Generic[M]):
@@ -182,18 +174,18 @@ class ActorCell(Generic[M]):
             self._ending = False
             self.restarts += 1
 
-    async def _start_instance(self) -> _Verdict | None:
+    async def _start_instance(self) -> Verdict | None:
         try:
             self._instance = instance = self.factory()
             self.handling = _Call("started")
             await instance.started(self.context)
         except (Exception, asyncio.CancelledError) as failure:
-            return self._failed(self._own_failure(failure, "started"), while_starting=True)
+            return self._failed(own_failure(self, failure, "started"), while_starting=True)
         for hook in self.system.hooks:
             hook.actor_started(self.ref, self.restarts)
         return None
 
-    async def _drain(self) -> _Verdict:
+    async def _drain(self) -> Verdict:
         """Handle signals and messages until a verdict."""
         mailbox, gate, handler = self.mailbox, self.system.gate, self._handler()
         queue, signals = mailbox.queue, mailbox.signals
@@ -217,25 +209,25 @@ class ActorCell(Generic[M]):
 
     async def _drain_slice(
         self, handler: Callable[[Any, Any], Coroutine[Any, Any, None]], messages_max: int
-    ) -> _Verdict | None:
+    ) -> Verdict | None:
         """Handle messages until there is none, a signal comes, or it is time to let others run. The hot loop.
 
         Between taking an item out and the first step of its handler there is no await: nothing can be lost.
         """
         mailbox, context, steps, timer = self.mailbox, self.context, self._steps, self.system.loop_timer
-        queue, signals = mailbox.queue, mailbox.signals
+        queue, signals, senders = mailbox.queue, mailbox.signals, mailbox.senders
         for _ in range(messages_max):
             item: Any = queue.popleft()
-            if mailbox.senders:
+            if senders:
                 mailbox.admit()
             message: Any = item
             if isinstance(item, Envelope):
                 if not item.open():
+                    mailbox.void += 1
                     if signals or not queue:
                         return None
                     continue
                 message = item.message
-            mailbox.handled += 1
             self.handling = message
             try:
                 await handler(context, message)
@@ -261,12 +253,12 @@ class ActorCell(Generic[M]):
         outermost = cast("Callable[[Any], Coroutine[Any, Any, None]]", hooked)
         return lambda _, message: outermost(message)
 
-    async def _take_signal(self, signal: Any) -> _Verdict | None:
+    async def _take_signal(self, signal: Any) -> Verdict | None:
         match signal:
             case StopCommand():
-                return _Verdict(None)
+                return Verdict(None)
             case RestartCommand(cause, delay_s):
-                return _Verdict(cause, delay_s)
+                return Verdict(cause, delay_s)
             case FailCommand(cause):
                 return self._failed(cause)
             case Terminated(ref):
@@ -278,7 +270,7 @@ class ActorCell(Generic[M]):
             self.handling = _Call(type(signal).__name__)
             await instance.signal(self.context, signal)
         except (Exception, asyncio.CancelledError) as failure:
-            return self._failed(self._own_failure(failure, type(signal).__name__))
+            return self._failed(own_failure(self, failure, type(signal).__name__))
         return None
 
     async def _back_off(self, delay_s: float) -> bool:
@@ -313,21 +305,10 @@ class ActorCell(Generic[M]):
 
     # ------------------------------------------------------------- failure
 
-    def _own_failure(self, failure: BaseException, what: str) -> BaseException:
-        """Tell a cancellation of this actor (raised again) from one that a handler let out (a failure)."""
-        if not isinstance(failure, asyncio.CancelledError):
-            return failure
-        task = asyncio.current_task()
-        if self._scope.cancel_called or self.system.cancelled or (task is not None and task.cancelling()):
-            raise failure
-        error = HandlerCancelled(self.path, what)
-        error.__cause__ = failure
-        return error
-
-    def _message_failed(self, item: Any, message: Any, failure: BaseException) -> _Verdict | None:
+    def _message_failed(self, item: Any, message: Any, failure: BaseException) -> Verdict | None:
         name = type(message).__name__
         try:
-            cause = self._own_failure(failure, name)
+            cause = own_failure(self, failure, name)
         except asyncio.CancelledError:
             self.bury(item, DeadLetterReason.CUT_OFF)
             raise
@@ -338,38 +319,11 @@ class ActorCell(Generic[M]):
         self.system.dead_letters.publish(DeadLetter(self.ref, message, DeadLetterReason.HANDLER_FAILED))
         return self._failed(cause)
 
-    def _failed(self, cause: BaseException, *, while_starting: bool = False) -> _Verdict | None:
-        """Have the failure decided, tell those concerned, and say what this task must do now."""
-        system = self.system
+    def _failed(self, cause: BaseException, *, while_starting: bool = False) -> Verdict | None:
         failure = Failure(cause, while_starting)
-        decision = decide(self.supervision, self._history, failure, system.clock.now())
+        decision = decide(self.supervision, self._history, failure, self.system.clock.now())
         self._history = decision.history
-        self.log.warning("actor_failed", decision=decision.directive.value, exc_info=cause)
-        for hook in system.hooks:
-            hook.actor_failed(self.ref, cause, decision)
-        if self.parent is not None:
-            self.parent.mailbox.signal(ChildFailed(self.ref, cause, decision))
-        self._concern_siblings(cause, decision)
-        match decision.directive:
-            case Directive.RESUME:
-                return None
-            case Directive.RESTART:
-                return _Verdict(cause, decision.delay_s)
-            case Directive.ESCALATE:
-                if self.parent is None:
-                    system.fail(cause)
-                else:
-                    self.parent.mailbox.signal(FailCommand(cause))
-        return _Verdict(cause)
-
-    def _concern_siblings(self, cause: BaseException, decision: Decision) -> None:
-        if decision.scope is not Scope.ONE_FOR_ALL:
-            return
-        for sibling in self.system.siblings(self):
-            if decision.directive is Directive.RESTART:
-                sibling.mailbox.signal(RestartCommand(cause, decision.delay_s))
-            elif decision.directive is Directive.STOP:
-                self.system.request_stop(sibling)
+        return carry_out(self, cause, decision)
 
     # ----------------------------------------------------------------- end
 
@@ -453,6 +407,11 @@ class ActorCell(Generic[M]):
                 self._closing_scope.cancel()
 
     # ------------------------------------------------------------- the rest
+
+    @property
+    def cancel_called(self) -> bool:
+        """Whether it is being cut off."""
+        return self._scope.cancel_called
 
     @property
     def log(self) -> Any:

@@ -110,13 +110,14 @@ class Mailbox:
         "accepted",
         "config",
         "dropped",
-        "handled",
         "high_water",
         "parked",
         "queue",
         "refused",
         "senders",
         "signals",
+        "taken_back",
+        "void",
     )
 
     def __init__(
@@ -132,7 +133,9 @@ class Mailbox:
         self.senders: dict[_WaitingSender, None] = {}
         self.parked: asyncio.Future[None] | None = None
         self.accepted = 0
-        self.handled = 0
+        # Accepted but not handled: skipped when opened, and dropped or left behind after they were accepted.
+        self.void = 0
+        self.taken_back = 0
         self.dropped = 0
         self.refused = 0
         # The most that ever waited; 0 once closed, so that offer looks at the limit then (_highest keeps it).
@@ -243,13 +246,15 @@ class Mailbox:
             return
         self._limit = -1
         self._highest, self.high_water = self.high_water, 0
-        senders, self.senders = list(self.senders), {}
+        senders = tuple(self.senders)
+        self.senders.clear()
         for sender in senders:
             if sender.room is None:
                 self._dead(sender.item, DeadLetterReason.STOPPED)
             elif not sender.room.done():
                 sender.room.set_exception(ActorStopped(self._owner, "stopped before it had room"))
         while self.queue:
+            self.taken_back += 1
             self._dead(self.queue.popleft(), DeadLetterReason.LEFT_BEHIND)
 
     def statistics(self, restarts: int) -> MailboxStatistics:
@@ -260,7 +265,7 @@ class Mailbox:
             high_water=max(self.high_water, self._highest),
             waiting_senders=len(self.senders),
             accepted=self.accepted,
-            handled=self.handled,
+            handled=self.accepted - len(self.queue) - self.void - self.taken_back,
             dropped=self.dropped,
             refused=self.refused,
             restarts=restarts,
@@ -279,6 +284,7 @@ class Mailbox:
                 self._dead(item, DeadLetterReason.DROPPED_NEWEST)
             case OnFull.DROP_OLDEST:
                 self.dropped += 1
+                self.taken_back += 1
                 oldest = self.queue.popleft()
                 self.queue.append(item)
                 self.accepted += 1
