@@ -1,0 +1,517 @@
+"""The gateway without checkpoints: sending, confirming, reconnecting, hearing, ending."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from protocol.errors import AttemptOver, ConfirmationTimeout, GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.gateway import GatewayMachine, GatewayState
+from protocol.gateway_types import (
+    AnswerSubmitted,
+    AttemptIsOver,
+    ConfirmEvent,
+    ConnectionAttached,
+    ConnectionLost,
+    DeliverEvent,
+    DeliverRequest,
+    DropConnection,
+    EventSubmitted,
+    ExpireConnection,
+    FailAttempt,
+    FailEvent,
+    GatewayEffect,
+    GatewayLimits,
+    GatewayStatistics,
+    ItemTaken,
+    MessageReceived,
+    ReadyAnnounced,
+    RefuseMessage,
+    ReportFinished,
+    ReportOpened,
+    RoomAvailable,
+    SendToAttempt,
+    TimePassed,
+)
+from protocol.ids import ExecutionAttempt
+from protocol.messages import (
+    AnswerMessage,
+    Confirm,
+    EventMessage,
+    Finished,
+    Opened,
+    Register,
+    RequestMessage,
+    Resume,
+    UpMessage,
+)
+from tests.protocol.snapshots import snapshot
+
+ATTEMPT = ExecutionAttempt("words", 2, 1, 7)
+LIMITS = GatewayLimits(
+    confirm_timeout_s=10, reconnect_timeout_s=30, events_max=3, bytes_max=100, upward_events_max=3, upward_bytes_max=100
+)
+
+
+def a_gateway(limits: GatewayLimits = LIMITS, connected: bool = True, ready: bool = True) -> GatewayMachine:
+    gateway = GatewayMachine(ATTEMPT, limits)
+    if connected:
+        assert gateway.handle(ConnectionAttached(0), 0.0) == []
+    if ready:
+        gateway.handle(ReadyAnnounced(), 0.0)
+    return gateway
+
+
+def sent(effects: Sequence[GatewayEffect]) -> list[object]:
+    return [effect.message for effect in effects if isinstance(effect, SendToAttempt)]
+
+
+def hear(gateway: GatewayMachine, message: UpMessage, now: float = 0.0) -> list[GatewayEffect]:
+    effects = gateway.handle(MessageReceived(message), now)
+    gateway.check_invariants()
+    return effects
+
+
+def failed(effects: Sequence[GatewayEffect]) -> list[int]:
+    return [effect.event_id for effect in effects if isinstance(effect, FailEvent)]
+
+
+# --- down -------------------------------------------------------------------------------------------------
+
+
+def test_an_event_leaves_at_once_and_is_confirmed_by_the_peer() -> None:
+    # H22, H23
+    gateway = a_gateway()
+    assert gateway.handle(EventSubmitted(41, b"a"), 1.0) == [SendToAttempt(EventMessage(7, 1, b"a"))]
+    assert gateway.handle(EventSubmitted(42, b"b"), 1.0) == [SendToAttempt(EventMessage(7, 2, b"b"))]
+    assert hear(gateway, Confirm(7, 2)) == [ConfirmEvent(41), ConfirmEvent(42)]
+    assert hear(gateway, Confirm(7, 1)) == []
+
+
+def test_events_without_a_connection_wait_and_leave_in_order_when_there_is_one() -> None:
+    # H24
+    gateway = a_gateway(connected=False)
+    assert gateway.handle(EventSubmitted(1, b"a"), 1.0) == []
+    assert gateway.handle(EventSubmitted(2, b"b"), 1.0) == []
+    effects = gateway.handle(ConnectionAttached(0), 2.0)
+    assert sent(effects) == [EventMessage(7, 1, b"a"), EventMessage(7, 2, b"b")]
+
+
+def test_a_resumed_connection_carries_only_what_the_peer_does_not_have() -> None:
+    # H24: nothing lost, nothing twice
+    gateway = a_gateway()
+    for event_id in (1, 2, 3):
+        gateway.handle(EventSubmitted(event_id, b"%d" % event_id), 1.0)
+    gateway.handle(ConnectionLost(), 2.0)
+    effects = gateway.handle(ConnectionAttached(2), 3.0)
+    assert effects == [ConfirmEvent(1), ConfirmEvent(2), SendToAttempt(EventMessage(7, 3, b"3"))]
+
+
+def test_a_new_connection_replaces_one_whose_loss_was_never_noticed() -> None:
+    # H24
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a"), 1.0)
+    assert sent(gateway.handle(ConnectionAttached(0), 3.0)) == [EventMessage(7, 1, b"a")]
+    assert gateway.state is GatewayState.ATTACHED
+
+
+def test_a_confirmation_of_what_was_never_sent_is_the_peers_fault_and_changes_nothing() -> None:
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a"), 1.0)
+    before = snapshot(gateway)
+    with pytest.raises(RemoteProtocolError):
+        hear(gateway, Confirm(7, 2))
+    assert snapshot(gateway) == before
+
+
+def test_at_the_bound_in_events_the_sender_is_refused_and_told_once_when_there_is_room() -> None:
+    # H27
+    gateway = a_gateway()
+    for event_id in (1, 2, 3):
+        gateway.handle(EventSubmitted(event_id, b"x"), 1.0)
+    before = snapshot(gateway)
+    for _ in range(2):
+        with pytest.raises(GatewayFull, match=r"words\[2\]#1 .*3 unconfirmed"):
+            gateway.handle(EventSubmitted(4, b"x"), 1.0)
+    assert snapshot(gateway) == before
+    assert hear(gateway, Confirm(7, 1)) == [ConfirmEvent(1), RoomAvailable()]
+    assert hear(gateway, Confirm(7, 2)) == [ConfirmEvent(2)]
+
+
+def test_room_in_bytes_is_told_when_what_was_refused_fits() -> None:
+    # H27
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"x" * 30), 1.0)
+    gateway.handle(EventSubmitted(2, b"x" * 60), 1.0)
+    with pytest.raises(GatewayFull):
+        gateway.handle(EventSubmitted(3, b"x" * 50), 1.0)
+    assert hear(gateway, Confirm(7, 1)) == [ConfirmEvent(1)]
+    assert hear(gateway, Confirm(7, 2)) == [ConfirmEvent(2), RoomAvailable()]
+
+
+def test_an_event_larger_than_the_bound_passes_alone_so_that_nobody_waits_for_ever() -> None:
+    # H27, H48
+    gateway = a_gateway()
+    assert len(gateway.handle(EventSubmitted(1, b"x" * 1000), 1.0)) == 1
+    with pytest.raises(GatewayFull):
+        gateway.handle(EventSubmitted(2, b"x"), 1.0)
+
+
+def test_the_figures_are_visible() -> None:
+    # H27
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"xx"), 1.0)
+    hear(gateway, EventMessage(7, 1, b"yyy"))
+    assert gateway.statistics() == GatewayStatistics(0, 0, 1, 2, 1, 3, ())
+
+
+# --- clocks -----------------------------------------------------------------------------------------------
+
+
+def test_without_a_confirmation_in_time_exactly_this_attempt_is_failed_with_the_event_named() -> None:
+    # H25
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(41, b"a"), 1.0)
+    gateway.handle(EventSubmitted(42, b"b"), 5.0)
+    assert gateway.next_deadline() == 11.0
+    assert gateway.handle(TimePassed(), 10.9) == []
+    effects = gateway.handle(TimePassed(), 11.0)
+    # R26: the failure of the attempt is known before that of the event
+    assert isinstance(effects[0], FailAttempt)
+    assert effects[0].reason == "event 41 (item 1) for words[2]#1 (task 7) was not confirmed within 10.000 s"
+    assert failed(effects) == [41, 42]
+    kinds = [type(effect.error) for effect in effects if isinstance(effect, FailEvent)]
+    assert kinds == [ConfirmationTimeout, AttemptOver]
+    assert gateway.state is GatewayState.OVER
+    assert gateway.handle(TimePassed(), 99.0) == []
+    gateway.check_invariants()
+
+
+def test_an_attempt_that_is_over_already_is_not_failed_again() -> None:
+    # H25
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a"), 1.0)
+    gateway.handle(AttemptIsOver("killed"), 2.0)
+    assert gateway.next_deadline() is None
+    assert gateway.handle(TimePassed(), 50.0) == []
+
+
+def test_a_confirmation_moves_the_deadline_to_the_next_event() -> None:
+    # H25
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a"), 1.0)
+    gateway.handle(EventSubmitted(2, b"b"), 5.0)
+    hear(gateway, Confirm(7, 1), 6.0)
+    assert gateway.next_deadline() == 15.0
+    hear(gateway, Confirm(7, 2), 7.0)
+    assert gateway.next_deadline() is None
+
+
+def test_the_confirm_clock_stands_still_while_the_reconnect_clock_runs() -> None:
+    # H24, H25
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a"), 1.0)
+    gateway.handle(ConnectionLost(), 4.0)
+    assert gateway.next_deadline() == 34.0
+    gateway.handle(EventSubmitted(2, b"b"), 10.0)
+    gateway.handle(ConnectionAttached(0), 24.0)
+    assert gateway.next_deadline() == 31.0  # three seconds had gone by before the break
+    hear(gateway, Confirm(7, 1), 25.0)
+    assert gateway.next_deadline() == 34.0  # the second one has had a connection since 24
+
+
+def test_a_peer_that_stays_away_too_long_ends_its_attempt() -> None:
+    # H24
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a"), 1.0)
+    gateway.handle(ConnectionLost(), 4.0)
+    assert gateway.handle(TimePassed(), 33.9) == []
+    effects = gateway.handle(TimePassed(), 34.0)
+    assert effects[0] == ExpireConnection("words[2]#1 (task 7) did not reconnect within 30 s")
+    assert failed(effects) == [1]
+    assert gateway.state is GatewayState.OVER
+
+
+def test_a_second_report_of_the_same_loss_does_not_start_the_reconnect_clock_again() -> None:
+    # H48
+    gateway = a_gateway()
+    gateway.handle(ConnectionLost(), 4.0)
+    gateway.handle(ConnectionLost(), 20.0)
+    assert gateway.next_deadline() == 34.0
+
+
+def test_a_gateway_that_never_gets_a_connection_does_not_wait_for_ever() -> None:
+    # H48
+    gateway = a_gateway(connected=False, ready=False)
+    assert gateway.next_deadline() is None
+    gateway.handle(EventSubmitted(1, b"a"), 5.0)
+    assert gateway.next_deadline() == 35.0
+
+
+def test_a_loss_tolerant_event_fails_no_attempt() -> None:
+    # H28
+    gateway = a_gateway()
+    assert sent(gateway.handle(EventSubmitted(1, b"a", loss_tolerant=True), 1.0)) == [EventMessage(7, 1, b"a")]
+    assert gateway.next_deadline() is None
+    gateway.handle(EventSubmitted(2, b"b"), 5.0)
+    assert gateway.next_deadline() == 15.0
+
+
+# --- the end ----------------------------------------------------------------------------------------------
+
+
+def test_when_the_attempt_is_over_what_is_unconfirmed_fails_once_and_at_once() -> None:
+    # H14, H26
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a"), 1.0)
+    gateway.handle(EventSubmitted(2, b"b", loss_tolerant=True), 1.0)
+    effects = gateway.handle(AttemptIsOver("executor lost"), 2.0)
+    assert failed(effects) == [1, 2]
+    assert all(str(effect.error) == "executor lost" for effect in effects if isinstance(effect, FailEvent))
+    assert gateway.handle(AttemptIsOver("again"), 2.0) == []
+    gateway.check_invariants()
+
+
+def test_an_event_to_an_attempt_that_is_over_is_accepted_and_failed() -> None:
+    # H21: sending never raises for the attempt's state
+    gateway = a_gateway()
+    gateway.handle(AttemptIsOver("killed"), 2.0)
+    for event_id in range(10):
+        assert failed(gateway.handle(EventSubmitted(event_id, b"x" * 90), 3.0)) == [event_id]
+
+
+def test_a_sender_that_waits_for_room_is_woken_by_the_end() -> None:
+    # H26, H27
+    gateway = a_gateway()
+    for event_id in (1, 2, 3):
+        gateway.handle(EventSubmitted(event_id, b"x"), 1.0)
+    with pytest.raises(GatewayFull):
+        gateway.handle(EventSubmitted(4, b"x"), 1.0)
+    assert gateway.handle(AttemptIsOver("killed"), 2.0)[-1] == RoomAvailable()
+
+
+def test_what_an_attempt_says_when_it_is_over_is_refused() -> None:
+    # H3
+    gateway = a_gateway()
+    gateway.handle(AttemptIsOver("killed"), 2.0)
+    for message in (Opened(7, 1), EventMessage(7, 1, b"x"), Confirm(7, 99), Resume(7, "words", 0)):
+        [effect] = hear(gateway, message)
+        assert isinstance(effect, RefuseMessage)
+        assert "killed" in effect.why
+    [effect] = gateway.handle_batch([Opened(7, 1)], 3.0)
+    assert isinstance(effect, RefuseMessage)
+
+
+def test_an_answer_to_an_attempt_that_is_over_is_dropped() -> None:
+    # H33
+    gateway = a_gateway()
+    hear(gateway, RequestMessage(7, 1, 5, b"?"))
+    gateway.handle(AttemptIsOver("killed"), 2.0)
+    assert gateway.handle(AnswerSubmitted(5, "", b"!"), 3.0) == []
+
+
+# --- up ---------------------------------------------------------------------------------------------------
+
+
+def test_a_message_of_another_attempt_is_refused_before_anything_else() -> None:
+    # H3
+    gateway = a_gateway()
+    for message in (Opened(8, 1), EventMessage(8, 5, b"x"), Confirm(8, 99), Resume(8, "words", 0)):
+        [effect] = hear(gateway, message)
+        assert isinstance(effect, RefuseMessage)
+
+
+def test_what_comes_when_no_connection_is_up_is_refused_and_comes_again_later() -> None:
+    # H24
+    gateway = a_gateway()
+    gateway.handle(ConnectionLost(), 1.0)
+    [effect] = hear(gateway, EventMessage(7, 1, b"x"))
+    assert isinstance(effect, RefuseMessage)
+    assert gateway.resume_seq == 0
+
+
+def test_events_are_delivered_in_order_and_confirmed_when_taken() -> None:
+    # H30
+    gateway = a_gateway()
+    assert hear(gateway, EventMessage(7, 1, b"a")) == [DeliverEvent(1, b"a")]
+    assert hear(gateway, EventMessage(7, 2, b"b")) == [DeliverEvent(2, b"b")]
+    assert gateway.handle(ItemTaken(1), 1.0) == [SendToAttempt(Confirm(7, 1))]
+    assert gateway.handle(ItemTaken(1), 1.0) == []
+    assert gateway.handle(ItemTaken(2), 1.0) == [SendToAttempt(Confirm(7, 2))]
+
+
+def test_a_duplicate_is_dropped_and_confirmed_again() -> None:
+    # H30
+    gateway = a_gateway()
+    hear(gateway, EventMessage(7, 1, b"a"))
+    gateway.handle(ItemTaken(1), 1.0)
+    assert hear(gateway, EventMessage(7, 1, b"a")) == [SendToAttempt(Confirm(7, 1))]
+
+
+def test_a_hole_is_the_peers_fault_and_changes_nothing() -> None:
+    # H30
+    gateway = a_gateway()
+    before = snapshot(gateway)
+    with pytest.raises(RemoteProtocolError, match="item 2 came, but 1"):
+        hear(gateway, EventMessage(7, 2, b"b"))
+    assert snapshot(gateway) == before
+
+
+def test_events_wait_until_the_coordinator_knows_that_the_subtask_is_ready() -> None:
+    # H10, H11: readiness itself does not wait
+    gateway = a_gateway(ready=False)
+    assert hear(gateway, EventMessage(7, 1, b"a")) == []
+    assert hear(gateway, Opened(7, 2)) == [ReportOpened()]
+    assert hear(gateway, RequestMessage(7, 3, 5, b"?")) == []
+    assert hear(gateway, Finished(7, 4, "", b"s")) == []
+    with pytest.raises(LocalProtocolError, match="before it was delivered"):
+        gateway.handle(ItemTaken(1), 1.0)
+    assert gateway.handle(ReadyAnnounced(), 1.0) == [
+        DeliverEvent(1, b"a"),
+        DeliverRequest(3, 5, b"?"),
+        ReportFinished("", b"s"),
+    ]
+    with pytest.raises(LocalProtocolError, match="twice"):
+        gateway.handle(ReadyAnnounced(), 1.0)
+
+
+def test_the_news_of_a_failure_does_not_wait_for_readiness() -> None:
+    # H11, H12: an attempt that dies before it is ready must be reported failed
+    gateway = a_gateway(ready=False)
+    hear(gateway, EventMessage(7, 1, b"a"))
+    assert hear(gateway, Finished(7, 2, "ValueError", b"")) == [ReportFinished("ValueError", b"")]
+
+
+def test_the_own_items_of_the_protocol_are_confirmed_at_once_but_never_past_an_untaken_event() -> None:
+    # H27
+    gateway = a_gateway()
+    assert hear(gateway, Opened(7, 1)) == [ReportOpened(), SendToAttempt(Confirm(7, 1))]
+    hear(gateway, EventMessage(7, 2, b"a"))
+    assert hear(gateway, Finished(7, 3, "", b"")) == [ReportFinished("", b"")]
+    assert gateway.handle(ItemTaken(2), 1.0) == [SendToAttempt(Confirm(7, 3))]
+
+
+def test_a_peer_that_sends_more_than_its_window_is_at_fault() -> None:
+    # H27
+    gateway = a_gateway()
+    for seq in (1, 2, 3):
+        hear(gateway, EventMessage(7, seq, b"x"))
+    with pytest.raises(RemoteProtocolError, match="window"):
+        hear(gateway, EventMessage(7, 4, b"x"))
+    gateway.handle(ItemTaken(1), 1.0)
+    assert hear(gateway, EventMessage(7, 4, b"x")) == [DeliverEvent(4, b"x")]
+    with pytest.raises(RemoteProtocolError, match="window"):
+        hear(a_busy_gateway(90), EventMessage(7, 2, b"x" * 11))
+
+
+def a_busy_gateway(size: int) -> GatewayMachine:
+    gateway = a_gateway()
+    hear(gateway, EventMessage(7, 1, b"x" * size))
+    return gateway
+
+
+def test_a_peer_with_more_open_requests_than_its_window_is_at_fault() -> None:
+    # H27, H33: an answer is never refused, so what can ask for one is bounded
+    gateway = a_gateway()
+    for seq in (1, 2, 3):
+        hear(gateway, RequestMessage(7, seq, seq, b"?"))
+        gateway.handle(ItemTaken(seq), 1.0)
+    with pytest.raises(RemoteProtocolError, match="open requests"):
+        hear(gateway, RequestMessage(7, 4, 4, b"?"))
+    gateway.handle(AnswerSubmitted(2, "", b"!"), 1.0)
+    with pytest.raises(RemoteProtocolError, match="open requests"):
+        hear(gateway, RequestMessage(7, 4, 4, b"?"))
+    hear(gateway, Confirm(7, 1))
+    assert hear(gateway, RequestMessage(7, 4, 4, b"?")) == [DeliverRequest(4, 4, b"?")]
+
+
+def test_a_request_id_in_use_is_the_peers_fault() -> None:
+    gateway = a_gateway()
+    hear(gateway, RequestMessage(7, 1, 5, b"?"))
+    with pytest.raises(RemoteProtocolError, match="request id 5 twice"):
+        hear(gateway, RequestMessage(7, 2, 5, b"?"))
+
+
+def test_an_answer_goes_the_way_of_an_event() -> None:
+    # H33
+    gateway = a_gateway()
+    hear(gateway, RequestMessage(7, 1, 5, b"?"))
+    gateway.handle(EventSubmitted(1, b"a"), 1.0)
+    assert sent(gateway.handle(AnswerSubmitted(5, "no", b"!"), 2.0)) == [AnswerMessage(7, 2, 5, "no", b"!")]
+    with pytest.raises(LocalProtocolError, match=r"request 5 .* is not open"):
+        gateway.handle(AnswerSubmitted(5, "", b"!"), 2.0)
+    assert hear(gateway, Confirm(7, 1)) == [ConfirmEvent(1)]
+    [failure] = gateway.handle(TimePassed(), 12.0)
+    assert isinstance(failure, FailAttempt)
+    assert failure.reason.startswith("the answer to request 5 (item 2)")
+
+
+def test_an_event_cannot_be_taken_before_it_came() -> None:
+    gateway = a_gateway()
+    with pytest.raises(LocalProtocolError, match="before it came"):
+        gateway.handle(ItemTaken(1), 1.0)
+
+
+@pytest.mark.parametrize("plain", [Resume(7, "words", 0), Register(7, "words", 2, 0, 0, 0, 4, "here", "3.11")])
+def test_a_handshake_in_the_middle_of_a_connection_is_the_peers_fault(plain: UpMessage) -> None:
+    with pytest.raises(RemoteProtocolError, match="in the middle"):
+        hear(a_gateway(), plain)
+
+
+def test_a_subtask_says_nothing_after_its_goodbye() -> None:
+    gateway = a_gateway()
+    hear(gateway, Opened(7, 1))
+    hear(gateway, Finished(7, 2, "", b"s"))
+    effects = hear(gateway, EventMessage(7, 3, b"x"))
+    assert [type(effect) for effect in effects] == [RefuseMessage, SendToAttempt]
+    assert sent(effects) == [Confirm(7, 3)]
+
+
+def test_a_subtask_opens_once() -> None:
+    gateway = a_gateway()
+    hear(gateway, Opened(7, 1))
+    assert isinstance(hear(gateway, Opened(7, 2))[0], RefuseMessage)
+
+
+# --- batches ----------------------------------------------------------------------------------------------
+
+
+def test_one_read_of_many_frames_costs_one_confirm() -> None:
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a"), 1.0)
+    effects = gateway.handle_batch([Opened(7, 1), Confirm(7, 1), EventMessage(7, 2, b"x"), Opened(7, 1)], 2.0)
+    assert effects == [
+        ReportOpened(),
+        ConfirmEvent(1),
+        DeliverEvent(2, b"x"),
+        SendToAttempt(Confirm(7, 1)),
+    ]
+
+
+def test_a_batch_stops_at_the_message_that_breaks_the_protocol_and_keeps_what_came_before() -> None:
+    # H62
+    gateway = a_gateway()
+    effects = gateway.handle_batch([Opened(7, 1), EventMessage(7, 9, b"x"), EventMessage(7, 2, b"y")], 2.0)
+    assert effects[:2] == [ReportOpened(), SendToAttempt(Confirm(7, 1))]
+    assert isinstance(effects[2], DropConnection)
+    assert len(effects) == 3
+    gateway.handle(ConnectionLost(), 3.0)
+    assert gateway.resume_seq == 1
+
+
+def test_a_new_connection_starts_with_what_was_taken_meanwhile() -> None:
+    # H24, H30: the handshake named what was taken before; more may have been taken since
+    gateway = a_gateway()
+    hear(gateway, EventMessage(7, 1, b"a"))
+    gateway.handle(ConnectionLost(), 1.0)
+    assert gateway.resume_seq == 0
+    assert gateway.handle(ItemTaken(1), 2.0) == []
+    assert gateway.handle(ConnectionAttached(0), 3.0) == [SendToAttempt(Confirm(7, 1))]
+
+
+@pytest.mark.parametrize("field", ["confirm_timeout_s", "reconnect_timeout_s", "events_max", "upward_bytes_max"])
+def test_limits_that_nothing_could_keep_are_refused(field: str) -> None:
+    values = dict.fromkeys(GatewayLimits.__slots__, 1)
+    with pytest.raises(ValueError, match="must be"):
+        GatewayLimits(**{**values, field: 0})
