@@ -1,0 +1,594 @@
+"""The server over real TCP on loopback: honest peers, strangers, and what becomes of each (H24, H61, H62, H63)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from protocol.codec import FrameDecoder, WireLimits, decode_message, encode_message
+from protocol.errors import HandshakeFailed, LocalProtocolError, VersionMismatch
+from protocol.handshake import PROTOCOL_VERSION, ClientHandshake
+from protocol.messages import AttemptEnded, Confirm, EventMessage, Message, Opened, Resumed, UpMessage
+from spark_bridge.server import Connection, ServerConfig, ServerStartError, SubtaskServer
+
+SECRET = b"a secret of this application!!!!"
+NONCE = b"n" * 32
+CONFIG = ServerConfig(authenticate_timeout_s=30.0, close_timeout_s=30.0)
+
+
+class Recorder:
+    """A handler that writes down what it is told, and can be waited on."""
+
+    def __init__(self) -> None:
+        self.connections: list[Connection] = []
+        self.messages: list[UpMessage] = []
+        self.batches: list[int] = []
+        self.reasons: list[str] = []
+        self.identify = True
+        self.on_messages: Callable[[Connection, list[UpMessage]], None] = lambda connection, messages: None
+        self._changed = asyncio.Event()
+
+    def connected(self, connection: Connection) -> None:
+        self.connections.append(connection)
+        if self.identify:
+            connection.identified()
+        self._changed.set()
+
+    def messages_received(self, connection: Connection, messages: list[UpMessage]) -> None:
+        self.messages += messages
+        self.batches.append(len(messages))
+        self._changed.set()
+        self.on_messages(connection, messages)
+
+    def disconnected(self, connection: Connection, reason: str) -> None:
+        self.reasons.append(reason)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class Peer:
+    """The other end of a connection, honest unless a test makes it otherwise."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.decoder = FrameDecoder()
+        self.received: list[Message] = []
+
+    async def authenticate(self, secret: bytes = SECRET, version: int = PROTOCOL_VERSION, portion: int = 999) -> None:
+        handshake = ClientHandshake(secret, NONCE, version)
+        outgoing = handshake.initial_bytes()
+        while True:
+            for start in range(0, len(outgoing), portion):
+                self.writer.write(outgoing[start : start + portion])
+                await self.writer.drain()
+            data = await self.read_some()
+            if not data:
+                raise ConnectionError("the server closed during the handshake")
+            outgoing = handshake.receive(data)
+            if handshake.done:
+                self._take(handshake.trailing_data)
+                return
+
+    async def read_some(self) -> bytes:
+        async with asyncio.timeout(10):
+            return await self.reader.read(65536)
+
+    async def send(self, *messages: Message) -> None:
+        self.writer.write(b"".join(map(encode_message, messages)))
+        await self.writer.drain()
+
+    async def receive(self) -> Message:
+        while not self.received:
+            data = await self.read_some()
+            if not data:
+                raise ConnectionError("the server closed")
+            self._take(data)
+        return self.received.pop(0)
+
+    async def until_closed(self) -> bytes:
+        """What came before the end; a reset is an end too."""
+        data = b""
+        with suppress(ConnectionError):
+            while portion := await self.read_some():
+                data += portion
+        return data
+
+    def _take(self, data: bytes) -> None:
+        self.received += [decode_message(body) for body in self.decoder.feed(data)]
+
+    async def close(self) -> None:
+        self.writer.close()
+        with suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+class House:
+    """A running server with its recorder, and peers that are closed with it."""
+
+    def __init__(self, server: SubtaskServer, handler: Recorder) -> None:
+        self.server = server
+        self.handler = handler
+        self.peers: list[Peer] = []
+
+    async def a_stranger(self) -> Peer:
+        peer = Peer(*await asyncio.open_connection(*self.server.address))
+        self.peers.append(peer)
+        return peer
+
+    async def a_task(self) -> Peer:
+        peer = await self.a_stranger()
+        known = len(self.handler.connections)
+        await peer.authenticate()
+        await self.handler.until(lambda: len(self.handler.connections) > known)
+        return peer
+
+    async def is_well(self) -> bool:
+        """An honest task can still come in and be heard."""
+        peer = await self.a_task()
+        await peer.send(Confirm(4711, 1))
+        await self.handler.until(lambda: Confirm(4711, 1) in self.handler.messages)
+        self.handler.connections[-1].send(Confirm(4711, 2))
+        return await peer.receive() == Confirm(4711, 2)
+
+
+@asynccontextmanager
+async def a_running_server(config: ServerConfig = CONFIG) -> AsyncIterator[House]:
+    handler = Recorder()
+    server = SubtaskServer(handler, SECRET, config)
+    await server.start()
+    house = House(server, handler)
+    try:
+        yield house
+    finally:
+        for peer in house.peers:
+            await peer.close()
+        await server.close()
+
+
+# --- honest peers -------------------------------------------------------------------------------------------
+
+
+async def test_messages_go_both_ways_in_order() -> None:
+    async with a_running_server() as house:
+        peer = await house.a_task()
+        events = [EventMessage(7, seq, b"\xc0") for seq in range(1, 1001)]
+        await peer.send(*events)
+        await house.handler.until(lambda: len(house.handler.messages) == 1000)
+        assert house.handler.messages == events
+        for event in events:
+            house.handler.connections[0].send(event)
+        assert [await peer.receive() for _ in events] == events
+
+
+async def test_frames_that_come_together_are_handed_over_together() -> None:
+    async with a_running_server() as house:
+        peer = await house.a_task()
+        await peer.send(*[Confirm(7, seq) for seq in range(100)])
+        await house.handler.until(lambda: len(house.handler.messages) == 100)
+        assert len(house.handler.batches) < 10
+
+
+async def test_what_is_sent_in_one_turn_of_the_loop_leaves_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_running_server() as house:
+        peer = await house.a_task()
+        connection = house.handler.connections[0]
+        written: list[bytes] = []
+        monkeypatch.setattr(connection._transport, "write", written.append)
+        for seq in range(10):
+            connection.send(Confirm(7, seq))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(written) == 1
+        peer._take(written[0])
+        assert peer.received == [Confirm(7, seq) for seq in range(10)]
+
+
+async def test_a_peer_that_sends_byte_by_byte_is_heard() -> None:
+    async with a_running_server() as house:
+        peer = await house.a_stranger()
+        await peer.authenticate(portion=1)
+        for byte in encode_message(Opened(7, 1)):
+            peer.writer.write(bytes([byte]))
+            await peer.writer.drain()
+        await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
+
+
+async def test_frames_right_behind_the_proof_are_heard() -> None:
+    async with a_running_server() as house:
+        peer = await house.a_stranger()
+        handshake = ClientHandshake(SECRET, NONCE)
+        peer.writer.write(handshake.initial_bytes())
+        peer.writer.write(handshake.receive(await peer.reader.readexactly(38)) + encode_message(Opened(7, 1)))
+        await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
+
+
+async def test_each_connection_has_an_id_of_its_own() -> None:
+    async with a_running_server() as house:
+        await house.a_task()
+        await house.a_task()
+        first, second = house.handler.connections
+        assert first.connection_id != second.connection_id
+        assert first.peer.startswith("127.0.0.1:")
+
+
+async def test_the_handler_hears_once_that_a_peer_is_gone() -> None:
+    async with a_running_server() as house:
+        peer = await house.a_task()
+        await peer.close()
+        await house.handler.until(lambda: bool(house.handler.reasons))
+        connection = house.handler.connections[0]
+        connection.send(Confirm(7, 1))  # dropped
+        connection.close()
+        connection.abort()
+        assert house.handler.reasons == ["the peer closed the connection"]
+
+
+async def test_a_reset_connection_is_reported_as_one() -> None:
+    async with a_running_server() as house:
+        peer = await house.a_task()
+        sock = peer.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.writer.transport.abort()
+        await house.handler.until(lambda: bool(house.handler.reasons))
+        assert "the connection broke" in house.handler.reasons[0]
+
+
+# --- closing ------------------------------------------------------------------------------------------------
+
+
+async def test_close_lets_everything_that_was_sent_leave_first() -> None:
+    async with a_running_server() as house:
+        peer = await house.a_task()
+        connection = house.handler.connections[0]
+        payload = bytes(1_000_000)
+        for seq in range(1, 6):
+            connection.send(EventMessage(7, seq, payload))
+        connection.send(AttemptEnded(7, "enough"))
+        connection.close()
+        connection.send(Confirm(7, 99))  # after close: dropped
+        assert [await peer.receive() for _ in range(6)][5] == AttemptEnded(7, "enough")
+        assert await peer.until_closed() == b""
+
+
+async def test_the_last_word_arrives_though_the_peer_is_still_sending() -> None:
+    # Closing a socket with unread bytes would reset it, and the word could be lost.
+    def dismiss(connection: Connection, messages: list[UpMessage]) -> None:
+        connection.send(AttemptEnded(7, "stop"))
+        connection.close()
+
+    async with a_running_server() as house:
+        house.handler.on_messages = dismiss
+        peer = await house.a_task()
+        for seq in range(1, 200):
+            await peer.send(EventMessage(7, seq, bytes(1000)))
+        assert await peer.receive() == AttemptEnded(7, "stop")
+        assert len(house.handler.batches) == 1
+
+
+async def test_a_peer_that_does_not_take_its_last_bytes_is_dropped_in_time() -> None:  # H48
+    async with a_running_server(replace(CONFIG, close_timeout_s=0.05)) as house:
+        await house.a_task()
+        house.handler.connections[0].close()
+        await house.handler.until(lambda: bool(house.handler.reasons))
+        assert house.handler.reasons == ["closed here"]
+
+
+async def test_close_without_flush_is_at_once() -> None:
+    async with a_running_server() as house:
+        peer = await house.a_task()
+        house.handler.connections[0].send(Confirm(7, 1))
+        house.handler.connections[0].close(flush=False, reason="no more")
+        await house.handler.until(lambda: house.handler.reasons == ["no more"])
+        assert await peer.until_closed() == b""
+
+
+async def test_closing_the_server_ends_every_connection_and_tells_each_handler() -> None:
+    async with a_running_server() as house:
+        task, stranger = await house.a_task(), await house.a_stranger()
+        address = house.server.address
+        closing = asyncio.gather(house.server.close(), house.server.close())
+        assert await task.until_closed() == b""
+        assert await stranger.until_closed() == b""
+        await task.close()
+        await closing
+        assert house.handler.reasons == ["the server is closing"]
+        with pytest.raises(OSError):  # noqa: PT011 - refused, whatever the platform calls it
+            await asyncio.open_connection(*address)
+        await house.server.close()
+
+
+async def test_a_cancelled_close_drops_the_connections_at_once() -> None:
+    async with a_running_server() as house:
+        await house.a_task()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await house.server.close()
+        await house.handler.until(lambda: house.handler.reasons == ["the server is closing"])
+
+
+async def test_a_server_that_was_never_started_can_be_closed() -> None:
+    server = SubtaskServer(Recorder(), SECRET)
+    await server.close()
+    with pytest.raises(RuntimeError, match="not started"):
+        _ = server.address
+
+
+# --- strangers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 38, b"HDGT\x00\x01" + bytes(64), b"\x16\x03\x01" + bytes(200)]
+)
+async def test_garbage_is_refused_with_one_line_and_harms_nobody(garbage: bytes) -> None:  # H62
+    async with a_running_server() as house:
+        honest = await house.a_task()
+        with capture_logs() as lines:
+            stranger = await house.a_stranger()
+            stranger.writer.write(garbage)
+            answer = await stranger.until_closed()
+        assert len(answer) <= 38  # a challenge at most, never a proof
+        assert [line["event"] for line in lines] == ["connection refused"]
+        assert lines[0]["why"]
+        assert len(house.handler.connections) == 1
+        await honest.send(Opened(7, 1))
+        await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
+        assert await house.is_well()
+
+
+@pytest.mark.parametrize("length", range(38 + 32))
+async def test_a_handshake_cut_off_anywhere_leaves_nothing_behind(length: int) -> None:  # H62
+    async with a_running_server() as house:
+        stranger = await house.a_stranger()
+        handshake = ClientHandshake(SECRET, NONCE)
+        stranger.writer.write(handshake.initial_bytes()[:length])
+        if length > 38:
+            proof = handshake.receive(await stranger.reader.readexactly(38))
+            stranger.writer.write(proof[: length - 38])
+        stranger.writer.write_eof()
+        assert len(await stranger.until_closed()) in (0, 38)
+        assert house.handler.connections == []
+        assert await house.is_well()
+
+
+async def test_a_peer_with_another_secret_learns_nothing() -> None:  # H61
+    async with a_running_server() as house:
+        with capture_logs() as lines:
+            stranger = await house.a_stranger()
+            with pytest.raises((ConnectionError, HandshakeFailed)):
+                await stranger.authenticate(secret=b"x" * 32)
+        assert "secret" in lines[0]["why"]
+        assert SECRET.decode() not in str(lines)
+        assert house.handler.connections == []
+        assert await house.is_well()
+
+
+async def test_both_ends_name_both_versions() -> None:  # H60
+    async with a_running_server() as house:
+        with capture_logs() as lines:
+            peer = await house.a_stranger()
+            with pytest.raises(VersionMismatch, match="version 9 here, 1 at the peer"):
+                await peer.authenticate(version=9)
+        assert "version 1 here, 9 at the peer" in lines[0]["why"]
+        assert await house.is_well()
+
+
+async def test_a_peer_that_says_nothing_is_dropped_in_time() -> None:  # H62
+    async with a_running_server(replace(CONFIG, authenticate_timeout_s=0.05)) as house:
+        with capture_logs() as lines:
+            stranger = await house.a_stranger()
+            assert await stranger.until_closed() == b""
+        assert "not proved the secret within 0.05 s" in lines[0]["why"]
+
+
+async def test_a_task_that_never_says_which_it_is_is_dropped_in_time() -> None:  # H62
+    async with a_running_server(replace(CONFIG, authenticate_timeout_s=0.2)) as house:
+        house.handler.identify = False
+        peer = await house.a_task()
+        with capture_logs() as lines:
+            await peer.until_closed()
+        await house.handler.until(lambda: bool(house.handler.reasons))
+        assert "which attempt it is" in house.handler.reasons[0]
+        assert [line["event"] for line in lines] == ["connection dropped"]
+
+
+async def test_an_identified_task_has_no_deadline() -> None:
+    async with a_running_server(replace(CONFIG, authenticate_timeout_s=0.05)) as house:
+        peer, late = await house.a_task(), await house.a_stranger()
+        await late.until_closed()  # so the time is over
+        await peer.send(Opened(7, 1))
+        await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
+
+
+async def test_hundreds_of_half_open_connections_keep_no_honest_task_out() -> None:  # H62
+    async with a_running_server(replace(CONFIG, unauthenticated_max=50)) as house:
+        honest = await house.a_task()
+        for number in range(300):
+            stranger = await house.a_stranger()
+            if number % 2:
+                stranger.writer.write(b"HDGT\x00\x01half of a hello")
+        assert await house.is_well()
+        statistics = house.server.statistics
+        assert statistics.unauthenticated <= 50
+        assert statistics.identified == 2
+        assert statistics.turned_away_total >= 250
+        await honest.send(Opened(7, 1))
+        await house.handler.until(lambda: Opened(7, 1) in house.handler.messages)
+
+
+async def test_authenticated_but_silent_connections_are_bounded_too() -> None:  # H62
+    async with a_running_server(replace(CONFIG, unauthenticated_max=3)) as house:
+        house.handler.identify = False
+        peers = [await house.a_task() for _ in range(5)]
+        await peers[0].until_closed()
+        await peers[1].until_closed()
+        assert house.server.statistics.unidentified == 3
+
+
+async def test_one_connection_too_many_is_turned_away() -> None:  # H62
+    async with a_running_server(replace(CONFIG, connections_max=2)) as house:
+        first = await house.a_task()
+        await house.a_task()
+        third = await house.a_stranger()
+        assert await third.until_closed() == b""
+        await first.close()
+        await house.handler.until(lambda: len(house.handler.reasons) == 1)
+        assert await house.is_well()
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes"),
+        (b"\x00\x00\x00\x00", "an empty frame"),
+        (b"\x00\x00\x00\x01\xc1", "not msgpack"),
+        (b"\x00\x00\x00\x03\x92\x63\x01", "no message with tag 99"),
+        (encode_message(Resumed(7, 1)), "Resumed is no message of a task"),
+    ],
+    ids=["huge", "empty", "no-msgpack", "unknown-tag", "downward"],
+)
+async def test_a_bad_frame_closes_that_connection_with_one_line(data: bytes, why: str) -> None:  # H62
+    async with a_running_server() as house:
+        honest, bad = await house.a_task(), await house.a_task()
+        with capture_logs() as lines:
+            bad.writer.write(data)
+            await bad.until_closed()
+            await house.handler.until(lambda: bool(house.handler.reasons))
+        assert why in house.handler.reasons[0]
+        assert [(line["log_level"], line["event"]) for line in lines] == [("warning", "connection refused")]
+        await honest.send(Opened(7, 1))
+        await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
+
+
+async def test_a_handler_that_fails_loses_that_connection_only() -> None:
+    def fail(connection: Connection, messages: list[UpMessage]) -> None:
+        if Opened(7, 1) in messages:
+            raise KeyError("a defect")
+
+    async with a_running_server() as house:
+        house.handler.on_messages = fail
+        peer = await house.a_task()
+        with capture_logs() as lines:
+            await peer.send(Opened(7, 1))
+            await peer.until_closed()
+        assert lines[0]["log_level"] == "error"
+        assert await house.is_well()
+
+
+# --- back-pressure ------------------------------------------------------------------------------------------
+
+
+async def test_a_peer_that_does_not_read_is_seen_and_dropped_at_the_bound() -> None:  # H24: it is sent again
+    async with a_running_server(replace(CONFIG, write_buffer_bytes_max=5_000_000)) as house:
+        await house.a_task()
+        connection = house.handler.connections[0]
+        with capture_logs() as lines:
+            for seq in range(1, 100):
+                connection.send(EventMessage(7, seq, bytes(1_000_000)))
+                await asyncio.sleep(0)
+                if not connection.is_identified:
+                    break
+                assert connection.unsent_bytes <= 6_100_000
+        assert connection.is_write_paused
+        await house.handler.until(lambda: bool(house.handler.reasons))
+        assert "does not read" in house.handler.reasons[0]
+        assert len(lines) == 1
+
+
+async def test_writing_goes_on_when_the_peer_reads_again() -> None:
+    async with a_running_server() as house:
+        peer = await house.a_task()
+        connection = house.handler.connections[0]
+        events = [EventMessage(7, seq, bytes(1_000_000)) for seq in range(1, 21)]
+        for event in events:
+            connection.send(event)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert connection.is_write_paused
+        assert [await peer.receive() for _ in events] == events
+        assert not connection.is_write_paused
+
+
+async def test_a_message_over_the_bounds_is_the_senders_fault_and_leaves_the_connection_alone() -> None:
+    limits = WireLimits(frame_bytes_max=2**20, event_bytes_max=1000)
+    async with a_running_server(replace(CONFIG, limits=limits)) as house:
+        peer = await house.a_task()
+        with pytest.raises(LocalProtocolError):
+            house.handler.connections[0].send(EventMessage(7, 1, bytes(1001)))
+        house.handler.connections[0].send(Confirm(7, 1))
+        assert await peer.receive() == Confirm(7, 1)
+
+
+# --- addresses ----------------------------------------------------------------------------------------------
+
+
+async def test_a_port_in_use_is_a_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        server = SubtaskServer(Recorder(), SECRET, replace(CONFIG, port=port))
+        with pytest.raises(ServerStartError, match=rf"cannot listen on 127.0.0.1:{port}: .*in use.*another one"):
+            await server.start()
+        await server.close()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "x" * 70])
+async def test_an_address_that_is_not_ours_is_a_clear_error(host: str) -> None:
+    server = SubtaskServer(Recorder(), SECRET, replace(CONFIG, bind_host=host))
+    with pytest.raises(ServerStartError, match=f"cannot listen on {host}:0"):
+        await server.start()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_a_wildcard_is_never_advertised(host: str) -> None:  # H63
+    with pytest.raises(ServerStartError, match=r"bind_host .* set advertised_host"):
+        SubtaskServer(Recorder(), SECRET, replace(CONFIG, bind_host=host))
+    with pytest.raises(ServerStartError, match=r"advertised_host is .* set advertised_host"):
+        SubtaskServer(Recorder(), SECRET, replace(CONFIG, advertised_host=host))
+
+
+async def test_another_way_to_write_a_wildcard_is_not_advertised_either() -> None:  # H63
+    with pytest.raises(ServerStartError, match="set advertised_host"):
+        await SubtaskServer(Recorder(), SECRET, replace(CONFIG, bind_host="0")).start()
+
+
+async def test_bound_and_advertised_address_are_fixed_separately() -> None:  # H63
+    config = replace(CONFIG, bind_host="0.0.0.0", advertised_host="driver.example", advertised_port=7077)
+    server = SubtaskServer(Recorder(), SECRET, config)
+    await server.start()
+    assert server.address == ("driver.example", 7077)
+    await server.close()
+
+
+async def test_the_port_that_was_found_is_advertised() -> None:  # H63
+    async with a_running_server() as house:
+        host, port = house.server.address
+        assert host == "127.0.0.1"
+        assert port > 0
+
+
+BOUNDS = ["authenticate_timeout_s", "close_timeout_s", "unauthenticated_max", "connections_max"]
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_bound_of_nothing_is_refused(name: str) -> None:
+    nothing: dict[str, Any] = {name: 0}
+    with pytest.raises(ValueError, match=name):
+        ServerConfig(**nothing)
+
+
+async def test_a_short_secret_is_refused() -> None:  # H61
+    with pytest.raises(ValueError, match="16 bytes"):
+        SubtaskServer(Recorder(), b"short")
