@@ -40,7 +40,15 @@ class WaitFor:
     event: asyncio.Event
 
 
-CounterMessage = Add | GetTotal | Explode | Ignore | WaitFor
+@dataclass(frozen=True, slots=True)
+class ExplodeAfter:
+    """Keep the handler waiting until the event is set, and fail then."""
+
+    event: asyncio.Event
+    cause: BaseException
+
+
+CounterMessage = Add | GetTotal | Explode | ExplodeAfter | Ignore | WaitFor
 
 
 @dataclass(slots=True)
@@ -69,6 +77,9 @@ class Counter(Actor[CounterMessage]):
             case GetTotal(reply_to):
                 reply_to.answer(self.total)
             case Explode(cause):
+                raise cause
+            case ExplodeAfter(event, cause):
+                await event.wait()
                 raise cause
             case Ignore():
                 pass

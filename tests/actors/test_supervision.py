@@ -15,6 +15,7 @@ from actors import (
     Actor,
     ActorContext,
     ActorRef,
+    ActorStopped,
     ChildFailed,
     DeadLetterReason,
     Decision,
@@ -33,6 +34,7 @@ from tests.actors.actors_under_test import (
     CounterMessage,
     Diary,
     Explode,
+    ExplodeAfter,
     GetTotal,
     collect_dead_letters,
     running_system,
@@ -365,3 +367,63 @@ async def test_a_cancellation_that_a_handler_lets_out_is_a_failure_and_not_a_sil
         async with running_system() as system:
             system.spawn(Careless).tell("go")
             await asyncio.Event().wait()
+
+
+async def test_siblings_that_fail_at_once_under_one_for_all_are_restarted_once() -> None:
+    async with deterministic_system(schedule=lambda candidates: 0) as kit:
+        policy = Supervision(Directive.RESTART, scope=Scope.ONE_FOR_ALL, backoff_s=1.0)
+        _, _, refs, _ = a_family(kit, policy)
+        await kit.run_until_idle()
+        gate = asyncio.Event()
+        for n in range(2):
+            refs[n].tell(ExplodeAfter(gate, KeyError(n)))
+        await kit.run_until_idle()
+        gate.set()
+        await kit.advance(10.0)
+        assert [ref.statistics().restarts for ref in refs] == [1, 1, 1]
+
+
+async def test_children_that_escalate_at_once_restart_their_parent_once() -> None:
+    async with deterministic_system(seed=3) as kit:
+        own = Supervision(Directive.RESTART, backoff_s=1.0)
+        _, _, refs, parent = a_family(kit, Supervision(), own)
+        await kit.run_until_idle()
+        for ref in refs:
+            ref.tell(Explode(KeyError("boom")))
+        await kit.advance(10.0)
+        assert parent.statistics().restarts == 1
+
+
+async def test_an_instance_that_ends_can_leave_nothing_to_the_next() -> None:
+    refused: list[Exception] = []
+
+    class Hopeful(Counter):
+        async def stopped(self, context: ActorContext[CounterMessage], cause: BaseException | None) -> None:
+            try:
+                context.spawn(Counter)
+            except ActorStopped as error:
+                refused.append(error)
+
+    async with running_system() as system:
+        hopeful = system.spawn(Hopeful, supervision=Supervision(Directive.RESTART))
+        hopeful.tell(Explode(KeyError("boom")))
+        await hopeful.ask(GetTotal, timeout_s=5.0)
+        assert len(refused) == 1
+        assert system.actor_count == 1
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_in_any_order_no_message_is_lost_or_doubled_by_restarts(seed: int) -> None:
+    """Every message is handled once, or is the one that failed, whatever the order of delivery."""
+    diary = Diary()
+    async with deterministic_system(seed=seed) as kit:
+        supervision = Supervision(Directive.RESTART, max_restarts=None, backoff_s=0.5)
+        counter = kit.system.spawn(lambda: Counter(diary), supervision=supervision)
+        other = kit.system.spawn(Counter)
+        for n in range(20):
+            counter.tell(Explode(KeyError(n)) if n % 7 == 3 else Add(n))
+            other.tell(Add(n))
+            if n % 5 == seed % 5:
+                await kit.step()
+        await kit.advance(60.0)
+    assert diary.added == [n for n in range(20) if n % 7 != 3]

@@ -1,0 +1,83 @@
+"""The lanes of deadlines behave like one timer for each deadline."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.deadlines import IDLE_LANES_MAX, Deadlines
+from actors.testing import VirtualClock
+
+
+async def no_pause() -> None:
+    pass
+
+
+def advance(clock: VirtualClock, by_s: float) -> None:
+    """Without a loop: nothing here awaits."""
+    clock.between = no_pause
+    step = clock.advance(by_s)
+    try:
+        step.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("advance() waited")
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("start"), st.sampled_from([0.5, 1.0, 1.1, 3.0])),
+        st.tuples(st.just("cancel"), st.integers(0, 20)),
+        st.tuples(st.just("advance"), st.sampled_from([0.1, 0.4, 1.0, 2.5])),
+    ),
+    max_size=60,
+)
+
+
+@given(STEPS)
+def test_each_deadline_expires_once_at_its_time_unless_it_was_met(steps: list[tuple[str, float]]) -> None:
+    clock = VirtualClock()
+    deadlines = Deadlines(clock)
+    open_: dict[int, tuple[float, float]] = {}  # key: (timeout, due)
+    expired: dict[int, float] = {}
+    order: list[int] = []
+    for kind, value in steps:
+        if kind == "start":
+            number = len(order)
+            key = deadlines.start(value, partial(lambda n: expired.setdefault(n, clock.now()), number))
+            order.append(key)
+            open_[number] = (value, clock.now() + value)
+        elif kind == "cancel" and int(value) in open_ and int(value) not in expired:
+            timeout_s, _ = open_.pop(int(value))
+            deadlines.cancel(timeout_s, order[int(value)])
+        elif kind == "advance":
+            advance(clock, value)
+            now = clock.now()
+            assert set(expired) == {n for n, (_, due) in open_.items() if due <= now + 1e-6} | (
+                set(expired) & {n for n, (_, due) in open_.items() if due > now}
+            )
+            for number, at in expired.items():
+                assert abs(at - open_[number][1]) < 1e-6
+
+
+def test_timeouts_that_are_never_the_same_twice_leave_nothing_behind() -> None:
+    clock = VirtualClock()
+    deadlines = Deadlines(clock)
+    for n in range(1000):
+        timeout_s = 1.0 + n / 1000
+        deadlines.cancel(timeout_s, deadlines.start(timeout_s, lambda: None))
+    assert len(deadlines._lanes) <= IDLE_LANES_MAX + 1
+    advance(clock, 10.0)
+    assert deadlines._lanes == {}
+    assert clock.next_due_s() is None
+
+
+def test_closing_cancels_every_timer() -> None:
+    clock = VirtualClock()
+    deadlines = Deadlines(clock)
+    for timeout_s in (1.0, 2.0):
+        deadlines.start(timeout_s, lambda: None)
+    deadlines.close()
+    assert clock.next_due_s() is None

@@ -1,0 +1,74 @@
+"""Calls from other threads."""
+
+# ruff: noqa: PT012 - what raises is the end of the whole `async with`
+
+from __future__ import annotations
+
+import asyncio
+import functools
+
+import anyio
+import pytest
+
+from actors import ActorRef, SystemNotRunning
+from actors.testing import settle
+from tests.actors.actors_under_test import Add, Counter, CounterMessage, Explode, GetTotal, Ignore, running_system
+
+
+async def test_a_thread_can_ask() -> None:
+    async with running_system() as system:
+        counter = system.spawn(Counter)
+
+        def in_a_thread() -> int:
+            counter.tell_threadsafe(Add(5))
+            ask = functools.partial(counter.ask, GetTotal, timeout_s=5.0)
+            return system.run_from_thread(ask).result(10.0)
+
+        assert await anyio.to_thread.run_sync(in_a_thread) == 5
+
+
+async def test_an_error_comes_back_to_the_thread() -> None:
+    async def fail() -> None:
+        raise LookupError("nothing here")
+
+    async with running_system() as system:
+
+        def in_a_thread() -> None:
+            system.run_from_thread(fail).result(10.0)
+
+        with pytest.raises(LookupError, match="nothing here"):
+            await anyio.to_thread.run_sync(in_a_thread)
+
+
+async def test_a_call_that_the_system_outlives_not_fails() -> None:
+    async with running_system(shutdown_timeout_s=0.1) as system:
+        pending = system.run_from_thread(asyncio.Event().wait)
+        await settle()
+    with pytest.raises(SystemNotRunning, match="ended before"):
+        pending.result(0)
+    late = system.run_from_thread(asyncio.Event().wait)
+    await settle()
+    with pytest.raises(SystemNotRunning):
+        late.result(0)
+
+
+def test_a_thread_learns_that_the_loop_is_gone() -> None:
+    async def main() -> ActorRef[CounterMessage]:
+        async with running_system() as system:
+            return system.spawn(Counter)
+
+    ref = asyncio.run(main())
+    with pytest.raises(SystemNotRunning, match="loop is closed"):
+        ref.tell_threadsafe(Add(1))
+
+
+async def test_a_thread_learns_that_the_actor_failed_the_system() -> None:
+    with pytest.raises(KeyError):
+        async with running_system() as system:
+            counter = system.spawn(Counter)
+            ask = functools.partial(counter.ask, Ignore, timeout_s=60.0)
+            pending = system.run_from_thread(ask)
+            await settle()
+            counter.tell(Explode(KeyError("boom")))
+            await asyncio.Event().wait()
+    assert "is stopped" in str(pending.exception(0))
