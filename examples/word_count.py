@@ -21,7 +21,7 @@ import sys
 import sysconfig
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import add
 from pathlib import Path
@@ -221,11 +221,11 @@ def plain_count(spark: SparkSession, root: Path, files: Sequence[str], paralleli
     """The same sums by Spark alone."""
     paths = [str(root / name) for name in files]
 
-    def words(names: Iterator[str]) -> Iterator[tuple[str, int]]:
+    def words(names: Iterable[str]) -> Iterable[tuple[str, int]]:
         counts: Counter[str] = Counter()
         for name in names:
             counts += count_words(name)
-        return iter(counts.items())
+        return counts.items()
 
     rdd = spark.sparkContext.parallelize(paths, parallelism * 4).mapPartitions(words)
     return rdd.reduceByKey(add, parallelism).collectAsMap()

@@ -1,7 +1,9 @@
 """Gives the executors what a task needs: one small archive, sent with ``addPyFile``.
 
-In it are ``protocol``, the executor's half of ``spark_bridge``, and msgpack's pure-Python half for executors
-that have no msgpack. The archive is named after its content, so two releases in one application do not mix.
+In it are Headgate's packages, and msgpack's pure-Python half for executors that have no msgpack. A task itself needs
+``protocol`` and ``spark_bridge.subtask`` only; the rest is there because the archive comes first on the path of the
+executors: a module of the user's that also imports the driver's half must find it whole. The archive is named after
+its content, so two releases in one application do not mix.
 """
 
 from __future__ import annotations
@@ -24,12 +26,7 @@ from spark_bridge.subtask.bootstrap import VENDORED
 __all__ = ["archive_contents", "ship_packages", "write_archive"]
 
 _ROOT = Path(__file__).resolve().parent.parent
-_EXECUTOR_HALF = (
-    "protocol/",
-    "spark_bridge/subtask/",
-    "spark_bridge/__init__.py",
-    "spark_bridge/task_entry.py",
-)
+_PACKAGES = ("protocol/", "actors/", "spark_bridge/")
 
 _lock = threading.Lock()
 _shipped: weakref.WeakKeyDictionary[SparkContext, str] = weakref.WeakKeyDictionary()
@@ -67,7 +64,7 @@ def write_archive(folder: Path) -> Path:
 
 def archive_contents() -> dict[str, bytes]:
     """Name in the archive → content."""
-    contents = _sources(_ROOT, _EXECUTOR_HALF)
+    contents = _sources(_ROOT, _PACKAGES)
     for name, data in _sources(Path(_msgpack_file()).parent, ("",)).items():
         contents[f"{VENDORED}/msgpack/{name}"] = data
     return contents
