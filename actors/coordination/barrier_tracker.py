@@ -120,8 +120,9 @@ class OperatorPorts:
     """The operator's doors to the engine's side. All are called on the event loop.
 
     ``report`` takes what the attempt ledger must hear. ``gateway_opened`` and ``gateway_closed`` tell whoever routes
-    connections which actor serves an attempt, and until when. ``store`` makes a checkpoint durable or raises; ``discard`` removes
-    one that is not wanted any more, whole or in part. ``failed`` hears each first cause of a global failure.
+    connections which actor serves an attempt, and until when. ``store`` makes a checkpoint durable or raises;
+    ``discard`` removes one that is not wanted any more, whole or in part; what it raises is logged. ``failed`` hears
+    the first cause of each global failure.
     """
 
     report: Callable[[LedgerInput], None]
@@ -159,6 +160,7 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
         self._requests: dict[int, Reply[int]] = {}
         self._storing: Background | None = None
         self._last_checkpoint_id = 0
+        self._failed = False  # a global failure is under way: its first cause was told
         self._deadline = DeadlineTimer()
         self._coordinator_ref: ActorRef[CoordinatorMessage]
 
@@ -173,7 +175,7 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
                 report=self._ports.report,
                 tracker_ref=context.self_ref,
                 statistics=self._statistics,
-                on_failure=self._ports.failed,
+                on_failure=self._hear_failure,
             ),
             name="coordinator",
             mailbox=UNBOUNDED,
@@ -258,6 +260,8 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
                 case ReportStale(what):
                     context.log.debug("stale, ignored", what=what)
                 case RaiseGlobalFailure(cause):
+                    context.log.error("too many checkpoints failed", cause=cause)
+                    self._hear_failure(CheckpointFailed(cause))
                     self._ports.report(GlobalFailureRaised(self._config.operator_id, cause))
                 case RestoreAttempt():
                     self._open_gateway(context, effect)
@@ -267,14 +271,18 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
     def _tell_coordinator(self, effect: TrackerEffect, callback_us: int | None) -> None:
         match effect:
             case TellReady(attempt):
-                gateway = self._gateways[attempt.task_attempt_id]
-                self._coordinator_ref.tell(SubtaskReady(attempt, gateway.handle, gateway.ref))
+                gateway = self._gateways.get(attempt.task_attempt_id)
+                if (
+                    gateway is not None
+                ):  # else it has finished while its readiness was withheld: ready means alive (H11)
+                    self._coordinator_ref.tell(SubtaskReady(attempt, gateway.handle, gateway.ref))
             case TellFailed(attempt, reason):
                 self._close_gateway(attempt, f"{reason.kind.name.lower()}: {reason.text}")
                 self._coordinator_ref.tell(SubtaskFailed(attempt, reason, callback_us))
             case TellReset(subtask, checkpoint_id):
                 self._coordinator_ref.tell(SubtaskReset(subtask, checkpoint_id, callback_us))
             case TellResetToCheckpoint(checkpoint_id, state):
+                self._failed = False
                 self._coordinator_ref.tell(ResetToCheckpoint(checkpoint_id, state))
             case TellRunEnded(run_id, succeeded, reason_text):
                 for gateway in list(self._gateways.values()):
@@ -365,7 +373,19 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
         if self._storing is not None:
             self._storing.cancel()
             self._storing = None
-        context.run(self._ports.discard, checkpoint_id)
+
+        async def discard() -> None:
+            try:
+                await self._ports.discard(checkpoint_id)
+            except Exception:  # what is left over is refused or overwritten by the storage; nobody fails for it (H48)
+                context.log.exception("discarding a checkpoint failed", checkpoint_id=checkpoint_id)
+
+        context.run(discard)
+
+    def _hear_failure(self, error: BaseException) -> None:
+        if not self._failed:
+            self._failed = True
+            self._ports.failed(error)
 
 
 __all__ = [

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
 
-from actors import Actor, ActorContext, ActorRef
+from actors import Actor, ActorContext, ActorRef, SystemNotRunning
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
     CallHandler,
@@ -92,7 +93,8 @@ class _Context:
         self._context.timers.start(f"call_later-{self._timers}", CallHandler(handler), delay_s=delay_s)
 
     def call_soon_threadsafe(self, handler: Callable[[], Awaitable[None]]) -> None:
-        self._context.self_ref.tell_threadsafe(CallHandler(handler))
+        with suppress(SystemNotRunning):
+            self._context.self_ref.tell_threadsafe(CallHandler(handler))
 
 
 class CoordinatorActor(Actor[CoordinatorMessage]):
@@ -132,7 +134,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             case TakeSnapshot(checkpoint_id):
                 await self._take_snapshot(context, checkpoint_id)
             case CallHandler(handler):
-                await self._guarded(context, "call handler", handler())
+                await self._guarded(context, "call handler", handler)
             case StartCoordinator():
                 await self._start(context, message)
             case _:
@@ -162,8 +164,11 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             await self._coordinator.start(_Context(self, context))
         except Exception as error:
             message.reply_to.fail(error)
-        else:
+            return
+        if self._failure is None:
             message.reply_to.answer(None)
+        else:  # fail_job within start: there is no job yet that could fail, nor a reset that would follow
+            message.reply_to.fail(self._failure)
 
     async def _handle_lifecycle(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
         user = self._coordinator
@@ -171,7 +176,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             case SubtaskReady(attempt, gateway, gateway_ref):
                 self._live[attempt.task_attempt_id] = gateway_ref
                 self._statistics.ready += 1
-                await self._guarded(context, "subtask_ready", user.subtask_ready(attempt.subtask, gateway))
+                await self._guarded(context, "subtask_ready", user.subtask_ready, attempt.subtask, gateway)
                 gateway_ref.tell(ReadyAnnounced())
             case SubtaskFailed(attempt, reason, callback_us):
                 self._live.pop(attempt.task_attempt_id, None)
@@ -179,7 +184,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._count_failure(reason.kind.name.lower())
                 context.log.info("subtask failed", **_keys(attempt), kind=reason.kind.name, reason=reason.text)
                 await self._guarded(
-                    context, "subtask_failed", user.subtask_failed(attempt.subtask, attempt.attempt, reason)
+                    context, "subtask_failed", user.subtask_failed, attempt.subtask, attempt.attempt, reason
                 )
             case SubtaskFinished(attempt):
                 self._live.pop(attempt.task_attempt_id, None)
@@ -187,26 +192,26 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._measure_fact(callback_us)
                 self._statistics.subtask_resets += 1
                 context.log.info("subtask reset", subtask=subtask, checkpoint_id=checkpoint_id)
-                await self._guarded(context, "subtask_reset", user.subtask_reset(subtask, checkpoint_id))
+                await self._guarded(context, "subtask_reset", user.subtask_reset, subtask, checkpoint_id)
             case ResetToCheckpoint(checkpoint_id, state):
                 self._failure = None
                 self._live.clear()
                 self._statistics.operator_resets += 1
                 context.log.info("coordinator reset", checkpoint_id=checkpoint_id)
-                await self._guarded(context, "reset_to_checkpoint", user.reset_to_checkpoint(checkpoint_id, state))
+                await self._guarded(context, "reset_to_checkpoint", user.reset_to_checkpoint, checkpoint_id, state)
             case RunHasEnded(run_id, succeeded, reason_text, callback_us):
                 self._live.clear()
                 self._measure_fact(callback_us)
                 self._statistics.runs += 1
-                await self._guarded(context, "run_ended", user.run_ended(run_id, succeeded, reason_text))
+                await self._guarded(context, "run_ended", user.run_ended, run_id, succeeded, reason_text)
             case NotifyCompleted(checkpoint_id):
                 self._statistics.checkpoints_completed += 1
                 await self._guarded(
-                    context, "notify_checkpoint_complete", user.notify_checkpoint_complete(checkpoint_id)
+                    context, "notify_checkpoint_complete", user.notify_checkpoint_complete, checkpoint_id
                 )
             case NotifyAborted(checkpoint_id):
                 self._statistics.checkpoints_aborted += 1
-                await self._guarded(context, "notify_checkpoint_aborted", user.notify_checkpoint_aborted(checkpoint_id))
+                await self._guarded(context, "notify_checkpoint_aborted", user.notify_checkpoint_aborted, checkpoint_id)
             case _:
                 raise TypeError(f"no message of a coordinator: {message!r}")
 
@@ -223,7 +228,10 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         await self._guarded(
             context,
             "handle_event_from_operator",
-            self._coordinator.handle_event_from_operator(attempt.subtask, attempt.attempt, event),
+            self._coordinator.handle_event_from_operator,
+            attempt.subtask,
+            attempt.attempt,
+            event,
         )
         message.gateway_ref.tell(ItemTaken(message.seq))
 
@@ -243,28 +251,42 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         message.gateway_ref.tell(ItemTaken(message.seq))
 
     async def _take_snapshot(self, context: ActorContext[CoordinatorMessage], checkpoint_id: int) -> None:
+        timeout_s = self._snapshot_timeout_s
+        scope = anyio.CancelScope()
+        deadline = context.clock.call_later(timeout_s, scope.cancel)
+        state: object = None
         try:
-            with anyio.fail_after(self._snapshot_timeout_s):
+            with scope:
                 state = await self._coordinator.checkpoint_coordinator(checkpoint_id)
+            if scope.cancelled_caught:
+                reason = f"checkpoint_coordinator took longer than {timeout_s:g} s"
+                self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
+                return
             if not isinstance(state, bytes | bytearray | memoryview):
                 raise TypeError(
                     f"checkpoint_coordinator returned {type(state).__name__}, not bytes; return b'' for no state"
                 )
-        except TimeoutError:
-            reason = f"checkpoint_coordinator took longer than {self._snapshot_timeout_s:g} s"
-            self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
         except Exception as error:
             reason = f"checkpoint_coordinator: {type(error).__name__}: {error}"
-            self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
             self.raise_global_failure("checkpoint_coordinator", error, context)
+            self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
         else:
             for gateway_ref in self._live.values():
                 gateway_ref.tell(CutReached(checkpoint_id))
             self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, bytes(state)))
+        finally:
+            deadline.cancel()
 
-    async def _guarded(self, context: ActorContext[CoordinatorMessage], method: str, call: Awaitable[None]) -> None:
+    async def _guarded(
+        self,
+        context: ActorContext[CoordinatorMessage],
+        method: str,
+        call: Callable[..., Awaitable[None]],
+        *args: Any,
+    ) -> None:
+        """The call itself is inside the guard too: a method with the wrong arguments fails the job, not the driver."""
         try:
-            await call
+            await call(*args)
         except Exception as error:
             self.raise_global_failure(method, error, context)
 

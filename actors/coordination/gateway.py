@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actors import Actor, ActorContext, ActorRef
@@ -66,11 +66,13 @@ from protocol.machine import TimePassed
 from protocol.messages import AttemptEnded, Registered, Resumed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
 
+_UNBOUNDED = 2**63
+
 
 class SendBudget:
     """How many events and bytes one gateway may have handed over and not yet settled (H27). Waiters go in order."""
 
-    __slots__ = ("_bytes_max", "_events_max", "_waiters", "bytes", "events", "over")
+    __slots__ = ("_bytes_max", "_events_max", "_waiters", "bytes", "events", "handed_over", "over")
 
     def __init__(self, events_max: int, bytes_max: int) -> None:
         self._events_max = events_max
@@ -78,6 +80,7 @@ class SendBudget:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self.events = 0
         self.bytes = 0
+        self.handed_over: deque[Confirmation] = deque()  # not yet seen by the gateway, in the order of its mailbox
         self.over: AttemptOver | None = None  # set the moment the attempt is over: whoever sends knows at once (H14)
 
     def end(self, error: AttemptOver) -> None:
@@ -93,7 +96,8 @@ class SendBudget:
         return self.events == 0 or (self.events < self._events_max and self.bytes + size <= self._bytes_max)
 
     def try_take(self, size: int) -> bool:
-        if self._waiters or not self.has_room(size):
+        """Whoever waits comes first; but once the attempt is over there is nothing left to wait for."""
+        if self.over is None and (self._waiters or not self.has_room(size)):
             return False
         self._take(size)
         return True
@@ -186,6 +190,7 @@ class GatewayHandle:
             self._budget.give_back(len(payload))
             confirmation.settle(self._budget.over)
             return confirmation
+        self._budget.handed_over.append(confirmation)
         self._ref.tell(SendEvent(payload, loss_tolerant, confirmation, self._clock()))
         return confirmation
 
@@ -213,7 +218,9 @@ class GatewayActor(Actor[GatewayMessage]):
         statistics: OperatorStatistics,
     ) -> None:
         self._attempt = attempt
-        self._machine = GatewayMachine(attempt, limits)
+        # The budget bounds what is sent down, before it comes here. The machine, which would count answers against
+        # the same bound, must not refuse what was accepted.
+        self._machine = GatewayMachine(attempt, replace(limits, events_max=_UNBOUNDED, bytes_max=_UNBOUNDED))
         self._registered = registered
         self._budget = budget
         self._coordinator_ref = coordinator_ref
@@ -258,8 +265,13 @@ class GatewayActor(Actor[GatewayMessage]):
     async def stopped(self, context: ActorContext[GatewayMessage], cause: BaseException | None) -> None:
         if not self._over:
             self._end(AttemptIsOver("the gateway was closed"), "the gateway was closed", context.clock.now())
+        for confirmation in self._budget.handed_over:  # they lay in the mailbox, and will never be handled
+            self._statistics.events_failed += 1
+            confirmation.settle(self._budget.over)
+        self._budget.handed_over.clear()
 
     def _send_event(self, message: SendEvent, now: float) -> None:
+        self._budget.handed_over.popleft()
         self._event_count += 1
         event_id = self._event_count
         self._unsettled[event_id] = _Unsettled(message.confirmation, len(message.payload), message.sent_at)
@@ -340,7 +352,7 @@ class GatewayActor(Actor[GatewayMessage]):
                     self._statistics.messages_dropped += 1
                     self._log.info("message refused", why=why)
                 case RoomAvailable():
-                    pass  # the budget at the handle is at least as strict
+                    pass  # the machine never refuses: the budget at the handle does
                 case _:
                     self._report_to_tracker(effect)
 

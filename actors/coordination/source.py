@@ -18,8 +18,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from protocol.splits import SplitAssignmentTracker
-
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from protocol.attempts import FailureKind, FailureReason
 from protocol.codec import decode_event, encode_event
@@ -30,6 +28,10 @@ from protocol.source_events import (
     parse_source_event,
     splits_event,
 )
+from protocol.splits import SplitAssignmentTracker
+
+_Assigned = tuple[int, bytes]
+"""One assignment: its number, which tells equal splits apart, and the encoded split."""
 
 
 class SplitEnumeratorContext:
@@ -148,8 +150,9 @@ class SourceCoordinator(OperatorCoordinator):
         self._build = enumerator
         self._enumerator: SplitEnumerator | None = None
         self._restored: bytes | None = None
+        self._started = False
         self._context: CoordinatorContext
-        self._splits: SplitAssignmentTracker[bytes] = SplitAssignmentTracker()
+        self._splits: SplitAssignmentTracker[_Assigned] = SplitAssignmentTracker()
         self._gateways: dict[int, dict[int, SubtaskGateway]] = {}
         self._known_readers: set[int] = set()
         self._no_more: set[int] = set()
@@ -178,7 +181,7 @@ class SourceCoordinator(OperatorCoordinator):
             return
         event = splits_event(splits)
         encoded = [encode_event(split) for split in splits]
-        self._splits.record(subtask, encoded)
+        self._splits.record(subtask, enumerate(encoded, start=self.splits_assigned))
         self.splits_assigned += len(splits)
         await self.send(subtask, event)
 
@@ -190,6 +193,7 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def start(self, context: CoordinatorContext) -> None:
         self._context = context
+        self._started = True
         await self._start_enumerator(self._restored)
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
@@ -202,7 +206,7 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         self._gateways.setdefault(subtask, {})[gateway.attempt.attempt] = gateway
-        recorded = [decode_event(split) for split in self._splits.assigned(subtask)]
+        recorded = [decode_event(split) for _, split in self._splits.assigned(subtask)]
         if recorded:
             await gateway.send_event(splits_event(recorded))
         if subtask in self._no_more:
@@ -225,14 +229,15 @@ class SourceCoordinator(OperatorCoordinator):
         self._known_readers.discard(subtask)
         splits = self._splits.get_and_remove(subtask, checkpoint_id)
         self.splits_given_back += len(splits)
-        await self.enumerator.add_splits_back([decode_event(split) for split in splits], subtask)
+        await self.enumerator.add_splits_back([decode_event(split) for _, split in splits], subtask)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         self._splits.on_checkpoint(checkpoint_id)
         return await self.enumerator.snapshot_state(checkpoint_id)
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self._splits.on_checkpoint_complete(checkpoint_id)
+        if self._context.mode is RestoreMode.STREAMING:  # in batch mode a subtask still falls back to the beginning
+            self._splits.on_checkpoint_complete(checkpoint_id)
         await self.enumerator.notify_checkpoint_complete(checkpoint_id)
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
@@ -243,13 +248,12 @@ class SourceCoordinator(OperatorCoordinator):
         for book in (self._gateways, self._known_readers, self._no_more, self._recomputed):
             book.clear()
         self._restored = state
-        if self._enumerator is not None:
-            await self._enumerator.close()
+        if self._started:
+            await self._close_enumerator()
             await self._start_enumerator(state)
 
     async def close(self) -> None:
-        if self._enumerator is not None:
-            await self._enumerator.close()
+        await self._close_enumerator()
 
     @property
     def enumerator(self) -> SplitEnumerator:
@@ -258,6 +262,15 @@ class SourceCoordinator(OperatorCoordinator):
             raise RuntimeError("the source coordinator has not started")
         return self._enumerator
 
+    async def _close_enumerator(self) -> None:
+        """Close each one once. A failure is logged: it must not stand in the way of the next one (R113)."""
+        enumerator, self._enumerator = self._enumerator, None
+        try:
+            if enumerator is not None:
+                await enumerator.close()
+        except Exception:
+            self._context.log.exception("split enumerator close failed")
+
     async def _start_enumerator(self, state: bytes | None) -> None:
-        self._enumerator = self._build(state)
+        self._enumerator = self._build(state)  # if this raises there is none, until the next reset builds another
         await self._enumerator.start(SplitEnumeratorContext(self, self._context))

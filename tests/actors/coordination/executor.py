@@ -1,0 +1,196 @@
+"""The executor's side of a world without Spark: one attempt's task around a real ``SubtaskMachine``.
+
+Nothing arrives by itself: what was sent on a connection lies there until ``World.settle`` carries it over, and a task
+that is deaf leaves it there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from actors import ActorRef
+from actors.coordination.messages import AttachConnection, ConnectionClosed, GatewayMessage, MessagesArrived
+from protocol.codec import decode_event, encode_event
+from protocol.ids import ExecutionAttempt
+from protocol.messages import AttemptEnded, DownMessage, Registered, Resumed, UpMessage
+from protocol.subtask import SubtaskMachine
+from protocol.subtask_types import (
+    ConnectionAttached,
+    ConnectionLost,
+    EndAttempt,
+    EventSubmitted,
+    MailboxAborted,
+    MailboxBarrier,
+    MailboxCompleted,
+    MailboxEvent,
+    MailboxItem,
+    MessageReceived,
+    OperatorFinished,
+    OperatorOpened,
+    PutInMailbox,
+    RequestSubmitted,
+    ResolveRequest,
+    SendToCoordinator,
+    SnapshotRefused,
+    SnapshotTaken,
+    SubtaskEffect,
+    SubtaskInput,
+    SubtaskLimits,
+)
+
+
+class MemoryConnection:
+    """An ``AttemptConnection`` that keeps what is sent on it, in order."""
+
+    def __init__(self, connection_id: int) -> None:
+        self._connection_id = connection_id
+        self.on_the_way: deque[DownMessage] = deque()
+        self.closed = False
+
+    @property
+    def connection_id(self) -> int:
+        return self._connection_id
+
+    def send(self, message: DownMessage) -> None:
+        if not self.closed:
+            self.on_the_way.append(message)
+
+    def close(self, *, flush: bool = True) -> None:
+        self.closed = True
+        if not flush:
+            self.on_the_way.clear()
+
+
+class Task:
+    """One attempt in its executor. ``busy``: the operator leaves its mailbox alone; ``deaf``: nothing is read."""
+
+    def __init__(self, attempt: ExecutionAttempt, connection: MemoryConnection, clock: Any) -> None:
+        self.attempt = attempt
+        self.connection: MemoryConnection | None = connection
+        self.gateway_ref: ActorRef[GatewayMessage]
+        self.machine: SubtaskMachine
+        self.registered: Registered | None = None
+        self.mailbox: deque[MailboxItem] = deque()
+        self.handled: list[Any] = []  # events and what checkpoints did, in the order of the mailbox
+        self.answers: dict[int, Any] = {}
+        self.ended: list[str] = []
+        self.unsaid: list[UpMessage] = []  # kept back while mute
+        self.opens_at_once = True
+        self.busy = False
+        self.deaf = False
+        self.mute = False
+        self.declines = ""
+        self._clock = clock
+        self._requests = 0
+
+    @property
+    def events(self) -> list[Any]:
+        """The events that the operator has handled."""
+        return [item for item in self.handled if not isinstance(item, tuple)]
+
+    # --- what the operator does -----------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self._drive(OperatorOpened())
+
+    def send(self, event: Any) -> None:
+        self._drive(EventSubmitted(encode_event(event)))
+
+    def ask(self, request: Any) -> int:
+        self._requests += 1
+        self._drive(RequestSubmitted(self._requests, encode_event(request)))
+        return self._requests
+
+    def finish(self, failure: str = "", state: bytes = b"") -> None:
+        self._drive(OperatorFinished(failure, state))
+
+    def work(self) -> None:
+        """Handle all that lies in the mailbox; a barrier is answered with the list of the events handled so far."""
+        while self.mailbox:
+            match self.mailbox.popleft():
+                case MailboxEvent(payload):
+                    self.handled.append(decode_event(payload))
+                case MailboxBarrier(checkpoint_id) if self.declines:
+                    self._drive(SnapshotRefused(checkpoint_id, self.declines))
+                case MailboxBarrier(checkpoint_id):
+                    state = encode_event(self.events)
+                    self.handled.append(("snapshot", checkpoint_id))
+                    self._drive(SnapshotTaken(checkpoint_id, state))
+                case MailboxCompleted(checkpoint_id):
+                    self.handled.append(("completed", checkpoint_id))
+                case MailboxAborted(checkpoint_id):
+                    self.handled.append(("aborted", checkpoint_id))
+
+    # --- the connection -------------------------------------------------------------------------------------------
+
+    def lose_connection(self) -> None:
+        """What is on the way is lost, and both sides notice."""
+        connection, self.connection = self.connection, None
+        assert connection is not None
+        connection.close(flush=False)
+        self.unsaid.clear()
+        self._drive(ConnectionLost())
+        self.gateway_ref.tell(ConnectionClosed(connection.connection_id, "lost by the test"))
+
+    def reconnect(self, connection: MemoryConnection) -> None:
+        self.connection = connection
+        self.gateway_ref.tell(AttachConnection(connection, self.machine.resume_seq))
+
+    def speak(self) -> None:
+        """Say what was kept back while mute."""
+        self.mute = False
+        unsaid, self.unsaid = self.unsaid, []
+        for message in unsaid:
+            self._say(message)
+
+    def read(self) -> bool:
+        """Take in what has arrived; True if there was anything."""
+        moved = False
+        connection = self.connection
+        while connection is not None and connection.on_the_way and not self.deaf:
+            moved = True
+            self._take(connection.on_the_way.popleft())
+        if self.mailbox and not self.busy:
+            moved = True
+            self.work()
+        return moved
+
+    def _take(self, message: DownMessage) -> None:
+        match message:
+            case Registered():
+                self.registered = message
+                limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
+                self.machine = SubtaskMachine(message.task_attempt_id, limits, message.held)
+                self._drive(ConnectionAttached(0))
+                if self.opens_at_once:
+                    self.open()
+            case Resumed(received_seq=received_seq):
+                self._drive(ConnectionAttached(received_seq))
+            case AttemptEnded(reason=reason) if self.registered is None:
+                self.ended.append(reason)
+            case _:
+                self._drive(MessageReceived(message))
+
+    def _drive(self, fact: SubtaskInput) -> None:
+        effects = self.machine.handle(fact, self._clock.now())
+        self.machine.check_invariants()
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: SubtaskEffect) -> None:
+        match effect:
+            case SendToCoordinator(message):
+                self._say(message)
+            case PutInMailbox(item):
+                self.mailbox.append(item)
+            case ResolveRequest(request_id, error, payload):
+                self.answers[request_id] = RuntimeError(error) if error else decode_event(payload)
+            case EndAttempt(reason):
+                self.ended.append(reason)
+
+    def _say(self, message: UpMessage) -> None:
+        if self.mute:
+            self.unsaid.append(message)
+        elif self.connection is not None:
+            self.gateway_ref.tell(MessagesArrived(self.connection.connection_id, [message]))

@@ -1,0 +1,292 @@
+"""One operator's actors in a world without Spark: a deterministic system, tasks in memory, and the test as ledger."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
+
+from actors import ActorRef, Reply
+from actors.coordination import (
+    BarrierTrackerActor,
+    CoordinatorContext,
+    OperatorConfig,
+    OperatorCoordinator,
+    OperatorPorts,
+    OperatorStatistics,
+    SubtaskGateway,
+)
+from actors.coordination.barrier_tracker import UNBOUNDED
+from actors.coordination.connection import AttemptConnection
+from actors.coordination.messages import (
+    GatewayMessage,
+    LedgerDecided,
+    RequestCheckpoint,
+    StartOperator,
+    TrackerMessage,
+)
+from actors.testing import DeterministicKit, deterministic_system
+from protocol.attempts import (
+    AcceptAttempt,
+    AnnounceFailed,
+    AnnounceReady,
+    EndRun,
+    FailureKind,
+    FailureReason,
+    FinishAttempt,
+    LedgerEffect,
+    LedgerInput,
+    OperatorOpened,
+    ResetOperator,
+    ResetSubtask,
+)
+from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.gateway_types import GatewayLimits
+from protocol.ids import ExecutionAttempt
+from protocol.messages import RestoreMode
+from tests.actors.coordination.executor import MemoryConnection, Task
+
+C = TypeVar("C", bound=OperatorCoordinator)
+T = TypeVar("T")
+
+Call = tuple[Any, ...]
+Deed = Callable[..., Awaitable[Any]]
+
+
+class RecordingCoordinator(OperatorCoordinator):
+    """Writes down each call as ``(method, *arguments)``, and does inside it what the test has put into ``deeds``.
+
+    A deed is called with the method's arguments; what it returns is returned. A snapshot is b"state" by default.
+    """
+
+    def __init__(self, **deeds: Deed) -> None:
+        self.calls: list[Call] = []
+        self.deeds: dict[str, Deed] = dict(deeds)
+        self.gateways: dict[int, SubtaskGateway] = {}
+        self.context: CoordinatorContext
+
+    def named(self, *names: str) -> list[Call]:
+        return [call for call in self.calls if call[0] in names]
+
+    @property
+    def events(self) -> list[Any]:
+        """The events that were handled, in order."""
+        return [call[3] for call in self.named("handle_event_from_operator")]
+
+    async def _called(self, method: str, *args: Any, noted: Call = ()) -> Any:
+        self.calls.append((method, *(noted or args)))
+        deed = self.deeds.get(method)
+        return None if deed is None else await deed(*args)
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self.context = context
+        self.calls.append(("start",))
+        if "start" in self.deeds:
+            await self.deeds["start"](context)
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        await self._called("handle_event_from_operator", subtask, attempt, event)
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        return await self._called("handle_request", subtask, attempt, request)
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        self.gateways[subtask] = gateway
+        await self._called("subtask_ready", subtask, gateway, noted=(subtask, gateway.attempt.attempt))
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        await self._called("subtask_failed", subtask, attempt, reason, noted=(subtask, attempt, reason.kind))
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        await self._called("subtask_reset", subtask, checkpoint_id)
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        state = await self._called("checkpoint_coordinator", checkpoint_id)
+        return cast("bytes", state) if "checkpoint_coordinator" in self.deeds else b"state"
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        await self._called("notify_checkpoint_complete", checkpoint_id)
+
+    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        await self._called("notify_checkpoint_aborted", checkpoint_id)
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        await self._called("reset_to_checkpoint", checkpoint_id, state)
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        await self._called("run_ended", run_id, succeeded, reason)
+
+    async def close(self) -> None:
+        await self._called("close")
+
+
+class Answer:
+    """A ``Reply`` that only keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.errors: list[BaseException] = []
+
+    def answer(self, value: Any) -> bool:
+        self.values.append(value)
+        return True
+
+    def fail(self, error: BaseException) -> bool:
+        self.errors.append(error)
+        return True
+
+    @property
+    def open(self) -> bool:
+        return not self.values and not self.errors
+
+
+class World:
+    """The operator under test, and everything around it."""
+
+    def __init__(self, kit: DeterministicKit, coordinator: OperatorCoordinator, config: OperatorConfig) -> None:
+        self.kit = kit
+        self.config = config
+        self.statistics = OperatorStatistics(config.operator_id)
+        self.reports: list[LedgerInput] = []  # what the ledger was told, but for OperatorOpened
+        self.failures: list[BaseException] = []
+        self.stored: list[CompletedCheckpoint] = []
+        self.discarded: list[int] = []
+        self.on_store: Deed | None = None  # awaited in the storage, before it is written
+        self.on_discard: Deed | None = None
+        self.tasks: list[Task] = []
+        self.gateways: dict[int, ActorRef[GatewayMessage]] = {}  # open ones, by task attempt id
+        self._connections = 0
+        self._numbers: dict[int, int] = {}
+        ports = OperatorPorts(
+            report=self._hear_report,
+            gateway_opened=self._gateway_opened,
+            gateway_closed=lambda attempt: self.gateways.__delitem__(attempt.task_attempt_id),
+            store=self._store,
+            discard=self._discard,
+            failed=self.failures.append,
+        )
+        self.tracker: ActorRef[TrackerMessage] = kit.system.spawn(
+            lambda: BarrierTrackerActor(coordinator, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
+        )
+
+    # --- time and traffic -----------------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Until nothing moves any more: actors, connections, operators that are not busy."""
+        moved = True
+        while moved:
+            await self.kit.run_until_idle()
+            moved = sum(task.read() for task in self.tasks) > 0  # each of them, not the first that has something
+
+    async def advance(self, by_s: float) -> None:
+        await self.settle()
+        await self.kit.advance(by_s)
+        await self.settle()
+
+    def connection(self) -> MemoryConnection:
+        self._connections += 1
+        return MemoryConnection(self._connections)
+
+    # --- the test as ledger ---------------------------------------------------------------------------------------
+
+    def decide(self, effect: LedgerEffect, connection: AttemptConnection | None = None) -> None:
+        self.tracker.tell(LedgerDecided(effect, None, connection))
+
+    def accept(self, subtask: int) -> Task:
+        """The next attempt of a subtask registers. It opens and is announced ready by itself."""
+        number = self._numbers[subtask] = self._numbers.get(subtask, -1) + 1
+        attempt = ExecutionAttempt(self.config.operator_id, subtask, number, 1000 * (subtask + 1) + number)
+        connection = self.connection()
+        task = Task(attempt, connection, self.kit.clock)
+        self.tasks.append(task)
+        self.decide(AcceptAttempt(connection.connection_id, attempt, 1, self.config.mode), connection)
+        return task
+
+    async def running(self, *subtasks: int) -> list[Task]:
+        """Attempts that are ready, one for each subtask."""
+        tasks = [self.accept(subtask) for subtask in subtasks]
+        await self.settle()
+        return tasks
+
+    def fail(self, task: Task, kind: FailureKind = FailureKind.FAILED, *, reset: bool = True) -> None:
+        self.decide(AnnounceFailed(task.attempt, FailureReason(kind, "by the test")))
+        if reset:
+            self.decide(ResetSubtask(self.config.operator_id, task.attempt.subtask))
+
+    def finish(self, task: Task) -> None:
+        self.decide(FinishAttempt(task.attempt))
+
+    def reset(self, cause: str = "by the test") -> None:
+        self.decide(ResetOperator(self.config.operator_id, cause))
+
+    def end_run(self, succeeded: bool = True, reason: str = "") -> None:
+        self.decide(EndRun(self.config.operator_id, 1, succeeded, reason))
+
+    def checkpoint(self) -> Answer:
+        answer = Answer()
+        self.tracker.tell(RequestCheckpoint(cast("Reply[int]", answer)))
+        return answer
+
+    async def start(self) -> None:
+        await self.kit.drive(self.tracker.ask(StartOperator, timeout_s=1.0))
+
+    async def stop(self) -> None:
+        """Stop the operator, as a sidecar that releases it does."""
+        await self.kit.drive(self.kit.system.stop(self.tracker))
+
+    def reported(self, kind: type[T]) -> list[T]:
+        return [report for report in self.reports if isinstance(report, kind)]
+
+    # --- ports ----------------------------------------------------------------------------------------------------
+
+    def _hear_report(self, report: LedgerInput) -> None:
+        if isinstance(report, OperatorOpened):
+            task = next(task for task in self.tasks if task.attempt.task_attempt_id == report.task_attempt_id)
+            self.decide(AnnounceReady(task.attempt))
+        else:
+            self.reports.append(report)
+
+    def _gateway_opened(
+        self, attempt: ExecutionAttempt, ref: ActorRef[GatewayMessage], connection: AttemptConnection
+    ) -> None:
+        self.gateways[attempt.task_attempt_id] = ref
+        next(task for task in self.tasks if task.attempt == attempt).gateway_ref = ref
+
+    async def _store(self, checkpoint: CompletedCheckpoint) -> None:
+        if self.on_store is not None:
+            await self.on_store(checkpoint)
+        self.stored.append(checkpoint)
+
+    async def _discard(self, checkpoint_id: int) -> None:
+        self.discarded.append(checkpoint_id)
+        if self.on_discard is not None:
+            await self.on_discard(checkpoint_id)
+
+
+@asynccontextmanager
+async def running_operator(
+    coordinator: OperatorCoordinator,
+    *,
+    parallelism: int = 2,
+    mode: RestoreMode = RestoreMode.STREAMING,
+    seed: int = 0,
+    started: bool = True,
+    tolerated_failures: int = 10,
+    checkpoint_timeout_s: float = 60.0,
+    snapshot_timeout_s: float = 5.0,
+    **limits: Any,
+) -> AsyncIterator[World]:
+    """An operator that has started, in a system whose order of delivery follows from ``seed``."""
+    config = OperatorConfig(
+        "words",
+        parallelism,
+        mode,
+        GatewayLimits(**limits),
+        CheckpointConfig(checkpoint_timeout_s, tolerated_failures, mode),
+        snapshot_timeout_s,
+    )
+    async with deterministic_system(seed=seed) as kit:
+        world = World(kit, coordinator, config)
+        if started:
+            await world.start()
+        yield world

@@ -1,0 +1,302 @@
+"""How and when a coordinator's methods are called (H3, H5 to H9)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from actors.coordination.messages import StartOperator
+from protocol.attempts import FailureKind, GlobalFailureRaised
+from protocol.messages import RestoreMode
+from tests.actors.coordination.operator_world import Deed, RecordingCoordinator, World, running_operator
+
+
+def raising(error: Exception) -> Deed:
+    async def deed(*args: Any) -> None:
+        raise error
+
+    return deed
+
+
+# --- H5 -----------------------------------------------------------------------------------------------------------
+
+
+async def test_methods_are_called_one_at_a_time_in_order() -> None:  # H5
+    gate, inside, most_inside = asyncio.Event(), 0, 0
+
+    async def wait_inside(*args: Any) -> None:
+        nonlocal inside, most_inside
+        inside += 1
+        most_inside = max(most_inside, inside)
+        await gate.wait()
+        inside -= 1
+
+    coordinator = RecordingCoordinator(handle_event_from_operator=wait_inside, subtask_failed=wait_inside)
+    async with running_operator(coordinator) as world:
+        one, two = await world.running(0, 1)
+        for number in range(3):
+            one.send(number)
+            two.send(number)
+        await world.settle()
+        world.fail(two)
+        await world.settle()
+        assert len(coordinator.named("handle_event_from_operator")) == 1
+        assert not coordinator.named("subtask_failed")
+        gate.set()
+        await world.settle()
+        assert most_inside == 1
+        assert [call[3] for call in coordinator.named("handle_event_from_operator") if call[1] == 0] == [0, 1, 2]
+        assert coordinator.named("subtask_failed", "subtask_reset") == [
+            ("subtask_failed", 1, 0, FailureKind.FAILED),
+            ("subtask_reset", 1, -1),
+        ]
+
+
+async def test_what_is_sent_inside_a_method_leaves_in_the_order_of_the_calls() -> None:  # H5, H22
+    async def reply_thrice(subtask: int, attempt: int, event: Any) -> None:
+        for number in range(3):
+            coordinator.gateways[subtask].send_event_nowait([event, number])
+
+    coordinator = RecordingCoordinator(handle_event_from_operator=reply_thrice)
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        task.send("a")
+        task.send("b")
+        await world.settle()
+        assert task.events == [["a", 0], ["a", 1], ["a", 2], ["b", 0], ["b", 1], ["b", 2]]
+
+
+# --- H6 -----------------------------------------------------------------------------------------------------------
+
+
+async def test_start_comes_first_and_close_once_at_the_end() -> None:  # H6
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        await world.running(0)
+        await world.stop()
+        assert coordinator.calls[0] == ("start",)
+        assert coordinator.calls[-1] == ("close",)
+    assert len(coordinator.named("close")) == 1
+
+
+async def test_a_failure_in_start_is_raised_with_its_cause_and_what_was_built_is_closed() -> None:  # H6
+    cause = ValueError("no such topic")
+    coordinator = RecordingCoordinator(start=raising(cause))
+    async with running_operator(coordinator, started=False) as world:
+        with pytest.raises(ValueError, match="no such topic") as caught:
+            await world.kit.drive(world.tracker.ask(StartOperator, timeout_s=1.0))
+        assert caught.value is cause
+        await world.stop()
+        assert coordinator.calls == [("start",), ("close",)]
+        assert not world.reports  # there is no job yet that could fail
+
+
+async def test_fail_job_inside_start_fails_the_start() -> None:  # H6, H8
+    async def give_up(context: Any) -> None:
+        context.fail_job("the input is gone")
+
+    async with running_operator(RecordingCoordinator(start=give_up), started=False) as world:
+        with pytest.raises(RuntimeError, match="the input is gone"):
+            await world.kit.drive(world.tracker.ask(StartOperator, timeout_s=1.0))
+
+
+async def test_a_failure_in_close_is_logged_and_harms_nobody(  # H6
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    coordinator = RecordingCoordinator(close=raising(ValueError("still open")))
+    async with running_operator(coordinator) as world:
+        await world.stop()
+        assert len(coordinator.named("close")) == 1
+    assert "still open" in capsys.readouterr().out
+
+
+# --- H7, H8 -------------------------------------------------------------------------------------------------------
+
+
+async def provoke(world: World, method: str) -> None:
+    """Make the operator call ``method``."""
+    (task,) = await world.running(0)
+    if method == "handle_event_from_operator":
+        task.send("x")
+    elif method in ("subtask_failed", "subtask_reset"):
+        world.fail(task)
+    elif method == "reset_to_checkpoint":
+        world.reset()
+    elif method == "run_ended":
+        world.end_run()
+    elif method == "notify_checkpoint_aborted":
+        task.declines = "not now"
+        world.checkpoint()
+    elif method in ("checkpoint_coordinator", "notify_checkpoint_complete"):
+        world.checkpoint()
+    await world.settle()
+
+
+METHODS = (
+    "handle_event_from_operator",
+    "subtask_ready",
+    "subtask_failed",
+    "subtask_reset",
+    "checkpoint_coordinator",
+    "notify_checkpoint_complete",
+    "notify_checkpoint_aborted",
+    "reset_to_checkpoint",
+    "run_ended",
+)
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_an_exception_in_any_method_is_one_global_failure_with_its_cause(method: str) -> None:  # H7
+    cause = ValueError("the books do not balance")
+    coordinator = RecordingCoordinator(**{method: raising(cause)})
+    async with running_operator(coordinator) as world:
+        await provoke(world, method)
+        assert world.reported(GlobalFailureRaised) == [
+            GlobalFailureRaised("words", f"{method}: ValueError: the books do not balance")
+        ]
+        assert world.failures == [cause]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_method_with_the_wrong_arguments_fails_the_job_and_not_the_driver(method: str) -> None:  # H7
+    coordinator = RecordingCoordinator()
+
+    def takes_nothing() -> Awaitable[None]:
+        raise AssertionError("never called")
+
+    setattr(coordinator, method, takes_nothing)
+    async with running_operator(coordinator) as world:
+        await provoke(world, method)
+        (failure,) = world.reported(GlobalFailureRaised)
+        assert "TypeError" in failure.cause
+        assert world.tracker.is_alive
+
+
+async def test_the_first_cause_stays_until_the_reset() -> None:  # H7, H8
+    coordinator = RecordingCoordinator(
+        handle_event_from_operator=raising(ValueError("first")), subtask_failed=raising(ValueError("second"))
+    )
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        task.send("x")
+        await world.settle()
+        world.fail(task, FailureKind.GLOBAL_FAILURE, reset=False)
+        await world.settle()
+        assert [str(failure) for failure in world.failures] == ["first"]
+        world.reset()
+        (task,) = await world.running(0)
+        task.send("y")
+        await world.settle()
+        assert [str(failure) for failure in world.failures] == ["first", "first"]
+        assert len(world.reported(GlobalFailureRaised)) == 2
+
+
+async def test_fail_job_latches_until_the_reset() -> None:  # H8
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        coordinator.context.fail_job("once")
+        coordinator.context.fail_job(ValueError("twice"))
+        assert [report.cause for report in world.reported(GlobalFailureRaised)] == ["fail_job: RuntimeError: once"]
+        world.reset()
+        await world.settle()
+        coordinator.context.fail_job(ValueError("again"))
+        assert world.reported(GlobalFailureRaised)[-1].cause == "fail_job: ValueError: again"
+
+
+async def test_too_many_failed_checkpoints_are_a_global_failure_whose_cause_is_known() -> None:  # H45
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, tolerated_failures=1) as world:
+        (task,) = await world.running(0)
+        task.declines = "disk full"
+        for _ in range(2):
+            world.checkpoint()
+            await world.settle()
+        (report,) = world.reported(GlobalFailureRaised)
+        assert "disk full" in report.cause
+        assert [str(failure) for failure in world.failures] == [report.cause]
+
+
+# --- H9 -----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_context_tells_who_and_where_the_coordinator_is() -> None:
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, parallelism=3, mode=RestoreMode.BATCH):
+        context = coordinator.context
+        assert (context.operator_id, context.parallelism, context.mode) == ("words", 3, RestoreMode.BATCH)
+        context.log.debug("a coordinator may log")
+
+
+async def test_the_result_of_blocking_work_comes_in_the_coordinators_order() -> None:  # H9
+    heard: list[Any] = []
+    gate = asyncio.Event()
+
+    async def take(result: int | None, error: Exception | None) -> None:
+        heard.append((result, error))
+
+    async def ask_and_stay(*args: Any) -> None:
+        coordinator.context.call_async(divmod, 7, 2, handler=take)
+        await gate.wait()
+        heard.append("method over")
+
+    coordinator = RecordingCoordinator(subtask_ready=ask_and_stay)
+    async with running_operator(coordinator) as world:
+        await world.running(0)
+        assert heard == []
+        gate.set()
+        await world.settle()
+        assert heard == ["method over", ((3, 1), None)]
+
+
+async def test_an_error_of_blocking_work_goes_to_its_handler() -> None:  # H9
+    heard: list[Any] = []
+
+    async def take(result: Any, error: Exception | None) -> None:
+        heard.append((result, type(error)))
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        coordinator.context.call_async(int, "no number", handler=take)
+        await world.settle()
+        assert heard == [(None, ValueError)]
+        assert not world.reports
+
+
+async def test_a_handler_that_raises_is_a_global_failure() -> None:  # H7, H9
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        coordinator.context.call_async(int, "1", handler=raising(ValueError("cannot use it")))
+        await world.settle()
+        (failure,) = world.reported(GlobalFailureRaised)
+        assert "cannot use it" in failure.cause
+
+
+async def test_a_delayed_call_comes_when_its_time_has_come() -> None:  # H9
+    heard: list[str] = []
+
+    async def ring(name: str) -> None:
+        heard.append(name)
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        coordinator.context.call_later(2.0, lambda: ring("late"))
+        coordinator.context.call_later(1.0, lambda: ring("early"))
+        await world.advance(0.9)
+        assert heard == []
+        await world.advance(0.2)
+        assert heard == ["early"]
+        await world.advance(1.0)
+        assert heard == ["early", "late"]
+
+
+async def test_a_delayed_call_is_dropped_at_the_end() -> None:  # H9
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        coordinator.context.call_later(1.0, raising(AssertionError("after close")))
+        await world.stop()
+        await world.advance(2.0)
+        assert coordinator.calls[-1] == ("close",)
+        assert not world.failures
