@@ -1,0 +1,103 @@
+"""The archive for the executors holds what a task needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any, cast
+
+from pyspark import SparkContext
+
+from spark_bridge.shipping import archive_contents, ship_packages, write_archive
+from spark_bridge.subtask.bootstrap import VENDORED
+
+# What a worker has beside the archive: the standard library. `-S` leaves out site-packages.
+BARE_PYTHON = [sys.executable, "-S", "-c"]
+
+
+def in_bare_python(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*BARE_PYTHON, program], capture_output=True, text=True, timeout=60, check=False, cwd="/", env={}
+    )
+
+
+def test_the_packages_travel_and_no_tests() -> None:
+    names = set(archive_contents())
+    assert {"protocol/subtask.py", "spark_bridge/task_entry.py", "spark_bridge/subtask/runner.py"} <= names
+    assert {name.split("/")[0] for name in names} <= {"actors", "protocol", "spark_bridge", VENDORED}
+
+
+def test_the_same_content_makes_the_same_archive(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    first, second = write_archive(one), write_archive(two)
+    assert first.name == second.name
+    assert first.read_bytes() == second.read_bytes()
+    assert zipfile.ZipFile(first).testzip() is None
+
+
+def test_a_python_without_msgpack_uses_the_one_that_travels(tmp_path: Path) -> None:  # spark-facts 21, 27
+    archive = write_archive(tmp_path)
+    done = in_bare_python(
+        f"import sys; sys.path.insert(1, {str(archive)!r})\n"
+        "import spark_bridge.subtask, msgpack\n"
+        "from protocol.codec import decode_event, encode_event\n"
+        "print(decode_event(encode_event({'a': [1, None]})), msgpack.__file__)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("{'a': [1, None]}")
+    assert VENDORED in done.stdout
+
+
+def test_an_installed_msgpack_is_preferred(tmp_path: Path) -> None:
+    archive = write_archive(tmp_path)
+    installed = tmp_path / "installed"
+    (installed / "msgpack").mkdir(parents=True)
+    with zipfile.ZipFile(archive) as content:
+        for name in content.namelist():
+            if name.startswith(f"{VENDORED}/msgpack/"):
+                (installed / "msgpack" / Path(name).name).write_bytes(content.read(name))
+    done = in_bare_python(
+        f"import sys; sys.path[1:1] = [{str(archive)!r}, {str(installed)!r}]\n"
+        "import spark_bridge.subtask, msgpack\n"
+        "print(msgpack.__file__)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(installed) in done.stdout
+
+
+def test_without_any_msgpack_the_error_names_the_python_and_the_mend(tmp_path: Path) -> None:  # spark-facts 21
+    with zipfile.ZipFile(write_archive(tmp_path)) as content:
+        content.extractall(tmp_path / "bare", [name for name in content.namelist() if not name.startswith(VENDORED)])
+    done = in_bare_python(f"import sys; sys.path.insert(1, {str(tmp_path / 'bare')!r})\nimport spark_bridge.subtask\n")
+    assert done.returncode != 0
+    assert "PYSPARK_PYTHON" in done.stderr
+    assert sys.executable in done.stderr
+
+
+class _Context:
+    """As much of a SparkContext as shipping touches."""
+
+    def __init__(self) -> None:
+        self.added: list[str] = []
+
+    def addPyFile(self, path: str) -> None:  # the name is pyspark's
+        self.added.append(path)
+
+
+def test_a_context_gets_the_archive_once_and_the_file_stays() -> None:
+    context: Any = _Context()
+    ship_packages(cast(SparkContext, context))
+    ship_packages(cast(SparkContext, context))
+    (path,) = context.added
+    assert zipfile.is_zipfile(path)
+
+
+def test_each_context_gets_its_own() -> None:
+    contexts: list[Any] = [_Context(), _Context()]
+    for context in contexts:
+        ship_packages(cast(SparkContext, context))
+    assert [len(context.added) for context in contexts] == [1, 1]

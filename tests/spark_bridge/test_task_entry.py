@@ -1,0 +1,77 @@
+"""The function that Spark ships: what it carries, and which task it says that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark import TaskContext
+from pyspark.serializers import CloudPickleSerializer
+
+from protocol.messages import Register
+from spark_bridge.subtask import SubtaskOperator, TaskEndpoint
+from spark_bridge.task_entry import NotInsideTask, SubtaskTask
+from tests.spark_bridge.subtask.peer import SECRET, Peer, RunningTask, registered
+
+
+class Times(SubtaskOperator):
+    def __init__(self, factor: int, plus: int = 0) -> None:
+        self._factor = factor
+        self._plus = plus
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        for record in records:
+            yield record * self._factor + self._plus
+
+
+@pytest.fixture
+def inside_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = SimpleNamespace(
+        taskAttemptId=lambda: 71, partitionId=lambda: 2, stageId=lambda: 5, attemptNumber=lambda: 1
+    )
+    monkeypatch.setattr(TaskContext, "get", lambda: context)
+
+
+def an_endpoint() -> TaskEndpoint:
+    return TaskEndpoint("somewhere", 1, SECRET, "words", parallelism=4)
+
+
+def test_called_by_hand_it_says_where_it_belongs() -> None:
+    with pytest.raises(NotInsideTask, match="mapPartitions"):
+        SubtaskTask(Times, an_endpoint(), (2,))([1])
+
+
+def test_its_text_names_the_operator_and_not_the_secret() -> None:  # H61
+    text = repr(SubtaskTask(Times, an_endpoint(), (2,)))
+    assert "Times" in text
+    assert SECRET.decode() not in text
+
+
+@pytest.mark.usefixtures("inside_a_task")
+def test_after_the_journey_it_runs_its_operator_as_the_task_that_it_is_in() -> None:  # H1; spark-facts 14
+    with Peer() as peer:
+        sparks_own: Any = CloudPickleSerializer
+        packed = sparks_own().dumps(SubtaskTask(Times, peer.endpoint(), (2,), {"plus": 1}))
+        task = RunningTask(lambda: Times(0), peer.endpoint(), body=lambda: sparks_own().loads(packed)([1, 2, 3]))
+        connection = peer.accept()
+        register = connection.expect(Register)
+        assert (register.task_attempt_id, register.subtask) == (71, 2)
+        assert (register.run_id, register.attempt_number) == (5, 1)
+        connection.send(registered())
+        connection.receive()  # Opened
+        connection.finish()
+        assert task.outputs() == [3, 5, 7]
+
+
+@pytest.mark.usefixtures("inside_a_task")
+def test_something_else_than_an_operator_is_refused_in_words() -> None:
+    with Peer() as peer:
+        entry = SubtaskTask(dict, peer.endpoint())  # type: ignore[arg-type]
+        task = RunningTask(lambda: Times(0), peer.endpoint(), body=lambda: entry([]))
+        connection = peer.accept()
+        connection.expect(Register)
+        connection.send(registered())
+        assert "made a dict; a subtask needs a SubtaskOperator" in connection.finish().failure
+        assert isinstance(task.error(), TypeError)
