@@ -1,0 +1,410 @@
+"""The downward valve: cuts, drains, barriers, aborts, and two checkpoints at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.gateway import GatewayMachine
+from protocol.gateway_types import (
+    AnswerSubmitted,
+    AttemptIsOver,
+    BarrierRequested,
+    CheckpointOver,
+    CloseRequested,
+    ConfirmEvent,
+    ConnectionAttached,
+    ConnectionLost,
+    CutReached,
+    DeliverEvent,
+    EventSubmitted,
+    FailEvent,
+    GatewayEffect,
+    GatewayLimits,
+    ReadyAnnounced,
+    RefuseMessage,
+    ReportAcknowledged,
+    ReportClosed,
+    ReportDeclined,
+    ReportDrained,
+    SendToAttempt,
+    TimePassed,
+)
+from protocol.messages import (
+    AnswerMessage,
+    BarrierMessage,
+    CheckpointAborted,
+    CheckpointAcknowledged,
+    CheckpointCompleted,
+    CheckpointDeclined,
+    ClosedForCheckpoint,
+    CloseForCheckpoint,
+    Confirm,
+    EventMessage,
+    Finished,
+    Opened,
+    RequestMessage,
+)
+from tests.protocol.snapshots import snapshot
+from tests.protocol.test_gateway import a_gateway, hear, sent
+
+WIDE = GatewayLimits(10, 30, 100, 10_000, 100, 10_000)
+
+
+def a_wide_gateway() -> GatewayMachine:
+    return a_gateway(WIDE)
+
+
+def submit(gateway: GatewayMachine, *event_ids: int) -> list[int]:
+    """Submit events whose payload is their id; return the ids of those that left at once."""
+    left: list[object] = []
+    for event_id in event_ids:
+        left += sent(gateway.handle(EventSubmitted(event_id, b"%d" % event_id), 1.0))
+        gateway.check_invariants()
+    return ids(left)
+
+
+def ids(messages: list[object]) -> list[int]:
+    return [int(message.payload) for message in messages if isinstance(message, EventMessage)]
+
+
+def cut(gateway: GatewayMachine, checkpoint_id: int) -> list[GatewayEffect]:
+    gateway.handle(CloseRequested(checkpoint_id), 1.0)
+    effects = gateway.handle(CutReached(checkpoint_id), 1.0)
+    gateway.check_invariants()
+    return effects
+
+
+def test_closing_is_asked_of_the_subtask_and_events_go_on_until_the_cut() -> None:
+    # H40, R42
+    gateway = a_wide_gateway()
+    assert gateway.handle(CloseRequested(5), 1.0) == [SendToAttempt(CloseForCheckpoint(7, 1, 5))]
+    assert submit(gateway, 1) == [1]
+    assert gateway.handle(CutReached(5), 1.0) == []
+    assert submit(gateway, 2) == []
+    assert gateway.statistics().closed_for == (5,)
+    assert gateway.statistics().held_events == 1
+
+
+def test_events_sent_after_the_cut_wait_for_the_acknowledge() -> None:
+    # H41
+    gateway = a_wide_gateway()
+    assert cut(gateway, 5) == [ReportDrained(5)]
+    assert submit(gateway, 1, 2) == []
+    assert sent(gateway.handle(BarrierRequested(5), 1.0)) == [BarrierMessage(7, 2, 5, 0)]
+    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"state", (b"h",)))
+    assert effects == [
+        ReportAcknowledged(5, b"state", (b"h",)),
+        SendToAttempt(EventMessage(7, 3, b"1")),
+        SendToAttempt(EventMessage(7, 4, b"2")),
+        SendToAttempt(Confirm(7, 1)),
+    ]
+    assert submit(gateway, 3) == [3]
+
+
+def test_held_events_run_no_confirm_clock_until_they_leave() -> None:
+    # H25, H41
+    gateway = a_wide_gateway()
+    cut(gateway, 5)
+    submit(gateway, 1)
+    assert gateway.next_deadline() is None
+    assert gateway.handle(TimePassed(), 100.0) == []
+    gateway.handle(CheckpointOver(5, completed=False), 100.0)
+    assert gateway.next_deadline() == 110.0
+
+
+def test_held_events_count_against_the_bound() -> None:
+    # H27, G11
+    gateway = a_gateway()
+    cut(gateway, 5)
+    submit(gateway, 1, 2, 3)
+    with pytest.raises(GatewayFull, match="3 events held"):
+        submit(gateway, 4)
+
+
+def test_the_drain_waits_for_every_event_of_before_the_cut_and_for_no_later_one() -> None:
+    # H42
+    gateway = a_wide_gateway()
+    submit(gateway, 1, 2)
+    assert cut(gateway, 5) == []
+    submit(gateway, 3)
+    assert hear(gateway, Confirm(7, 1)) == [ConfirmEvent(1)]
+    assert hear(gateway, Confirm(7, 2)) == [ConfirmEvent(2), ReportDrained(5)]
+    assert hear(gateway, Confirm(7, 3)) == []
+
+
+def test_the_drain_waits_for_events_of_before_an_aborted_checkpoint_too() -> None:
+    # H42, G3: Flink's tracker forgets them
+    gateway = a_wide_gateway()
+    submit(gateway, 1)
+    cut(gateway, 5)
+    submit(gateway, 2)
+    gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    assert cut(gateway, 6) == []
+    assert hear(gateway, Confirm(7, 1)) == [ConfirmEvent(1)]
+    # item 2 asks to close for 5, item 3 aborts it, item 4 is the event that was held
+    assert hear(gateway, Confirm(7, 4)) == [ConfirmEvent(2), ReportDrained(6)]
+
+
+def test_the_drain_is_seen_on_a_resumed_connection_too() -> None:
+    # H24, H42
+    gateway = a_wide_gateway()
+    submit(gateway, 1)
+    gateway.handle(ConnectionLost(), 1.0)
+    cut(gateway, 5)
+    assert gateway.handle(ConnectionAttached(1), 2.0)[:2] == [ConfirmEvent(1), ReportDrained(5)]
+
+
+def test_a_drain_ends_without_a_report_when_the_attempt_is_over() -> None:
+    # H26, H42: the event fails, and with it the checkpoint
+    gateway = a_wide_gateway()
+    submit(gateway, 1)
+    cut(gateway, 5)
+    effects = gateway.handle(AttemptIsOver("killed"), 2.0)
+    assert [type(effect) for effect in effects] == [FailEvent]
+
+
+def test_a_loss_tolerant_event_is_not_waited_for_but_keeps_its_place() -> None:
+    # H28, G10, H23
+    gateway = a_wide_gateway()
+    gateway.handle(EventSubmitted(1, b"1", loss_tolerant=True), 1.0)
+    assert cut(gateway, 5) == [ReportDrained(5)]
+    assert sent(gateway.handle(BarrierRequested(5), 1.0)) == [BarrierMessage(7, 3, 5, 1)]
+
+
+def test_the_barrier_names_the_last_event_of_before_the_cut() -> None:
+    # H23
+    gateway = a_wide_gateway()
+    submit(gateway, 1, 2)
+    gateway.handle(CloseRequested(5), 1.0)
+    submit(gateway, 3)
+    gateway.handle(CutReached(5), 1.0)
+    submit(gateway, 4)
+    hear(gateway, Confirm(7, 4))
+    assert sent(gateway.handle(BarrierRequested(5), 1.0)) == [BarrierMessage(7, 5, 5, 4)]
+
+
+def test_a_barrier_never_leaves_before_the_drain() -> None:
+    # H23, H40
+    gateway = a_wide_gateway()
+    submit(gateway, 1)
+    gateway.handle(CloseRequested(5), 1.0)
+    for _ in range(2):
+        before = snapshot(gateway)
+        with pytest.raises(LocalProtocolError, match="barrier of checkpoint 5"):
+            gateway.handle(BarrierRequested(5), 1.0)
+        assert snapshot(gateway) == before
+        if gateway.statistics().closed_for == ():
+            gateway.handle(CutReached(5), 1.0)
+
+
+def test_the_peers_report_of_its_closing_comes_behind_what_it_sent_before() -> None:
+    # H40
+    gateway = a_wide_gateway()
+    gateway.handle(CloseRequested(5), 1.0)
+    effects = gateway.handle_batch([EventMessage(7, 1, b"x"), ClosedForCheckpoint(7, 2, 5)], 1.0)
+    assert effects == [DeliverEvent(1, b"x"), ReportClosed(5)]
+
+
+def test_a_closing_waits_behind_events_that_the_coordinator_may_not_hear_yet() -> None:
+    # H10, H40: else the coordinator's snapshot could come before an event that the subtask has let go of
+    gateway = a_gateway(WIDE, ready=False)
+    gateway.handle(CloseRequested(5), 1.0)
+    assert hear(gateway, EventMessage(7, 1, b"restored")) == []
+    assert hear(gateway, Opened(7, 2)) != []
+    assert hear(gateway, ClosedForCheckpoint(7, 3, 5)) == []
+    assert gateway.handle(ReadyAnnounced(), 1.0) == [DeliverEvent(1, b"restored"), ReportClosed(5)]
+
+
+def test_an_aborted_checkpoint_reopens_and_tells_the_subtask() -> None:
+    # H44, H45
+    gateway = a_wide_gateway()
+    cut(gateway, 5)
+    submit(gateway, 1)
+    effects = gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    assert sent(effects) == [CheckpointAborted(7, 2, 5), EventMessage(7, 3, b"1")]
+    assert gateway.handle(CheckpointOver(5, completed=False), 1.0) == []
+
+
+def test_a_completed_checkpoint_reopens_a_gateway_whose_subtask_never_acknowledged() -> None:
+    # H47, H49, G6: a finished subtask took part with its final state
+    gateway = a_wide_gateway()
+    cut(gateway, 5)
+    submit(gateway, 1)
+    effects = gateway.handle(CheckpointOver(5, completed=True), 1.0)
+    assert sent(effects) == [CheckpointCompleted(7, 2, 5), EventMessage(7, 3, b"1")]
+
+
+def test_unknown_checkpoints_change_nothing() -> None:
+    # H44, G5
+    gateway = a_wide_gateway()
+    before = snapshot(gateway)
+    assert gateway.handle(CutReached(5), 1.0) == []
+    assert gateway.handle(BarrierRequested(5), 1.0) == []
+    assert gateway.handle(CheckpointOver(5, completed=True), 1.0) == []
+    assert gateway.handle(CheckpointOver(-1, completed=False), 1.0) == []
+    assert snapshot(gateway) == before
+
+
+def test_a_cut_that_comes_after_the_abort_closes_nothing() -> None:
+    # H44, R35: the coordinator was still at its snapshot when the checkpoint was given up
+    gateway = a_wide_gateway()
+    gateway.handle(CloseRequested(5), 1.0)
+    gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    assert gateway.handle(CutReached(5), 1.0) == []
+    assert submit(gateway, 1) == [1]
+
+
+def test_a_late_acknowledgement_opens_nothing() -> None:
+    # H44
+    gateway = a_wide_gateway()
+    cut(gateway, 5)
+    gateway.handle(BarrierRequested(5), 1.0)
+    gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    cut(gateway, 6)
+    submit(gateway, 1)
+    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"", ()))
+    assert isinstance(effects[0], RefuseMessage)
+    assert sent(effects) == [Confirm(7, 1)]
+    assert gateway.statistics().closed_for == (6,)
+
+
+def test_an_acknowledgement_before_the_barrier_opens_nothing() -> None:
+    gateway = a_wide_gateway()
+    cut(gateway, 5)
+    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"", ()))
+    assert isinstance(effects[0], RefuseMessage)
+    assert gateway.statistics().closed_for == (5,)
+
+
+def test_a_declining_subtask_stays_closed_until_the_checkpoint_is_over() -> None:
+    # H45
+    gateway = a_wide_gateway()
+    cut(gateway, 5)
+    gateway.handle(BarrierRequested(5), 1.0)
+    assert hear(gateway, CheckpointDeclined(7, 1, 5, "disk full"))[0] == ReportDeclined(5, "disk full")
+    assert submit(gateway, 1) == []
+
+
+def test_a_finished_subtask_still_says_that_it_closes() -> None:
+    # H47
+    gateway = a_wide_gateway()
+    gateway.handle(CloseRequested(5), 1.0)
+    hear(gateway, Finished(7, 1, "", b"s"))
+    assert hear(gateway, ClosedForCheckpoint(7, 2, 5))[0] == ReportClosed(5)
+
+
+def test_ids_must_rise() -> None:
+    # H4
+    gateway = a_wide_gateway()
+    gateway.handle(CloseRequested(5), 1.0)
+    gateway.handle(CheckpointOver(5, completed=True), 1.0)
+    for checkpoint_id in (5, 4):
+        with pytest.raises(LocalProtocolError, match="ids must rise"):
+            gateway.handle(CloseRequested(checkpoint_id), 1.0)
+
+
+def test_a_checkpoint_is_cut_once() -> None:
+    gateway = a_wide_gateway()
+    cut(gateway, 5)
+    with pytest.raises(LocalProtocolError, match="cut twice"):
+        gateway.handle(CutReached(5), 1.0)
+
+
+def test_answers_obey_the_valve_and_the_drain() -> None:
+    # H33
+    gateway = a_wide_gateway()
+    hear(gateway, RequestMessage(7, 1, 1, b"?"))
+    hear(gateway, RequestMessage(7, 2, 2, b"?"))
+    gateway.handle(AnswerSubmitted(1, "", b"!"), 1.0)
+    assert cut(gateway, 5) == []
+    assert gateway.handle(AnswerSubmitted(2, "", b"!"), 1.0) == []
+    assert hear(gateway, Confirm(7, 1)) == [ReportDrained(5)]
+    effects = gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    assert sent(effects) == [CheckpointAborted(7, 3, 5), AnswerMessage(7, 4, 2, "", b"!")]
+
+
+def test_held_events_of_a_dead_attempt_fail_with_it() -> None:
+    # H26, G19
+    gateway = a_wide_gateway()
+    submit(gateway, 1)
+    cut(gateway, 5)
+    submit(gateway, 2, 3)
+    effects = gateway.handle(AttemptIsOver("killed"), 2.0)
+    assert [effect.event_id for effect in effects if isinstance(effect, FailEvent)] == [1, 2, 3]
+
+
+# --- two at a time (H43) ----------------------------------------------------------------------------------
+
+
+def a_gateway_closed_twice() -> GatewayMachine:
+    """Closed for 5, then for 6; events 1 and 2 held for 5, events 3 and 4 for 6."""
+    gateway = a_wide_gateway()
+    cut(gateway, 5)
+    submit(gateway, 1, 2)
+    assert cut(gateway, 6) == []
+    submit(gateway, 3, 4)
+    return gateway
+
+
+def over(gateway: GatewayMachine, checkpoint_id: int) -> list[int]:
+    effects = gateway.handle(CheckpointOver(checkpoint_id, completed=False), 1.0)
+    gateway.check_invariants()
+    return ids(sent(effects))
+
+
+def test_when_the_lower_one_opens_first_only_its_events_leave() -> None:
+    # H43, R34
+    gateway = a_gateway_closed_twice()
+    assert over(gateway, 5) == [1, 2]
+    assert submit(gateway, 5) == []
+    assert over(gateway, 6) == [3, 4, 5]
+
+
+def test_when_the_higher_one_opens_first_its_events_wait_behind_those_of_the_lower() -> None:
+    # H43, R34
+    gateway = a_gateway_closed_twice()
+    assert over(gateway, 6) == []
+    assert submit(gateway, 5) == []
+    assert over(gateway, 5) == [1, 2, 3, 4, 5]
+
+
+def test_a_third_close_keeps_the_order_of_all() -> None:
+    # H43
+    gateway = a_gateway_closed_twice()
+    assert over(gateway, 6) == []
+    submit(gateway, 5)
+    cut(gateway, 7)
+    submit(gateway, 6)
+    assert over(gateway, 5) == [1, 2, 3, 4, 5]
+    assert over(gateway, 7) == [6]
+
+
+def test_the_drain_of_the_higher_waits_for_what_the_lower_holds() -> None:
+    # H42, R46
+    gateway = a_gateway_closed_twice()
+    over(gateway, 5)
+    # items: 1 close 5, 2 close 6, 3 abort 5, 4 and 5 the events that 5 held
+    assert hear(gateway, Confirm(7, 4)) == [ConfirmEvent(1)]
+    assert hear(gateway, Confirm(7, 5)) == [ConfirmEvent(2), ReportDrained(6)]
+    assert sent(gateway.handle(BarrierRequested(6), 1.0)) == [BarrierMessage(7, 6, 6, 5)]
+
+
+def test_a_barrier_does_not_overtake_a_held_loss_tolerant_event_either() -> None:
+    # H23, H28
+    gateway = a_wide_gateway()
+    cut(gateway, 5)
+    gateway.handle(EventSubmitted(1, b"1", loss_tolerant=True), 1.0)
+    assert cut(gateway, 6) == []
+    effects = gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    assert effects[-2:] == [SendToAttempt(EventMessage(7, 4, b"1")), ReportDrained(6)]
+
+
+def test_cuts_come_in_the_order_of_the_ids() -> None:
+    # H43: the coordinator takes one snapshot after the other
+    gateway = a_wide_gateway()
+    gateway.handle(CloseRequested(5), 1.0)
+    gateway.handle(CloseRequested(6), 1.0)
+    gateway.handle(CutReached(6), 1.0)
+    with pytest.raises(LocalProtocolError, match="the cut of 5 comes after"):
+        gateway.handle(CutReached(5), 1.0)

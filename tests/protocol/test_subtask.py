@@ -1,0 +1,364 @@
+"""The subtask without checkpoints: mailbox, sending, requests, reconnecting, ending."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.messages import (
+    AnswerMessage,
+    AttemptEnded,
+    Confirm,
+    DownMessage,
+    EventMessage,
+    Finished,
+    Opened,
+    Refused,
+    Registered,
+    RequestMessage,
+    Resumed,
+)
+from protocol.subtask import SubtaskMachine, SubtaskState
+from protocol.subtask_types import (
+    ConnectionAttached,
+    ConnectionLost,
+    DropConnection,
+    EndAttempt,
+    EventSubmitted,
+    MailboxEvent,
+    MessageReceived,
+    OperatorFinished,
+    OperatorOpened,
+    PutInMailbox,
+    RefuseMessage,
+    RequestSubmitted,
+    ResolveRequest,
+    RoomAvailable,
+    SendToCoordinator,
+    SubtaskEffect,
+    SubtaskLimits,
+    SubtaskStatistics,
+    TimePassed,
+)
+from tests.protocol.snapshots import snapshot
+
+LIMITS = SubtaskLimits(window_events=3, window_bytes=100, reconnect_timeout_s=30)
+
+
+def a_subtask(
+    held: tuple[bytes, ...] = (), limits: SubtaskLimits = LIMITS, connected: bool = True, opened: bool = True
+) -> SubtaskMachine:
+    """An attempt of task 7; when it is opened, ``Opened`` has been confirmed."""
+    subtask = SubtaskMachine(7, limits, held)
+    if connected:
+        subtask.handle(ConnectionAttached(0), 0.0)
+    if opened:
+        subtask.handle(OperatorOpened(), 0.0)
+        if connected and not held:
+            hear(subtask, Confirm(7, 1))
+    return subtask
+
+
+def sent(effects: Sequence[SubtaskEffect]) -> list[object]:
+    return [effect.message for effect in effects if isinstance(effect, SendToCoordinator)]
+
+
+def hear(subtask: SubtaskMachine, message: DownMessage, now: float = 0.0) -> list[SubtaskEffect]:
+    effects = subtask.handle(MessageReceived(message), now)
+    subtask.check_invariants()
+    return effects
+
+
+# --- down -------------------------------------------------------------------------------------------------
+
+
+def test_an_event_is_in_the_mailbox_before_it_is_confirmed() -> None:
+    # H23
+    subtask = a_subtask()
+    assert hear(subtask, EventMessage(7, 1, b"a")) == [
+        PutInMailbox(MailboxEvent(b"a")),
+        SendToCoordinator(Confirm(7, 1)),
+    ]
+
+
+def test_one_read_of_many_frames_costs_one_confirm_behind_all_of_them() -> None:
+    # H23
+    subtask = a_subtask()
+    batch: list[DownMessage] = [
+        EventMessage(7, 1, b"a"),
+        Confirm(7, 1),
+        EventMessage(7, 2, b"b"),
+        EventMessage(7, 2, b"b"),
+    ]
+    assert subtask.handle_batch(batch, 1.0) == [
+        PutInMailbox(MailboxEvent(b"a")),
+        PutInMailbox(MailboxEvent(b"b")),
+        SendToCoordinator(Confirm(7, 2)),
+    ]
+
+
+def test_a_duplicate_is_dropped_and_confirmed_again() -> None:
+    # H22
+    subtask = a_subtask()
+    hear(subtask, EventMessage(7, 1, b"a"))
+    assert hear(subtask, EventMessage(7, 1, b"a")) == [SendToCoordinator(Confirm(7, 1))]
+
+
+def test_a_hole_is_the_peers_fault_and_changes_nothing() -> None:
+    # H22
+    subtask = a_subtask()
+    before = snapshot(subtask)
+    with pytest.raises(RemoteProtocolError, match="item 3 came, but 1"):
+        hear(subtask, EventMessage(7, 3, b"a"))
+    assert snapshot(subtask) == before
+
+
+def test_a_batch_stops_at_the_message_that_breaks_the_protocol_and_keeps_what_came_before() -> None:
+    # H62
+    subtask = a_subtask()
+    effects = subtask.handle_batch([EventMessage(7, 1, b"a"), Confirm(7, 99), EventMessage(7, 2, b"b")], 1.0)
+    assert effects[:2] == [PutInMailbox(MailboxEvent(b"a")), SendToCoordinator(Confirm(7, 1))]
+    assert isinstance(effects[2], DropConnection)
+    assert len(effects) == 3
+
+
+def test_a_message_of_another_attempt_is_refused_before_anything_else() -> None:
+    # H3
+    subtask = a_subtask()
+    for message in (EventMessage(8, 1, b"a"), Confirm(8, 99), AttemptEnded(8, "x"), Resumed(8, 0)):
+        [effect] = hear(subtask, message)
+        assert isinstance(effect, RefuseMessage)
+    assert subtask.state is SubtaskState.OPEN
+
+
+@pytest.mark.parametrize("plain", [Resumed(7, 0), Registered(7, 0, -1, None, (), 30.0, 3, 100)])
+def test_a_handshake_in_the_middle_of_a_connection_is_the_peers_fault(plain: DownMessage) -> None:
+    with pytest.raises(RemoteProtocolError, match="in the middle"):
+        hear(a_subtask(), plain)
+
+
+# --- up ---------------------------------------------------------------------------------------------------
+
+
+def test_an_operator_opens_once_and_says_so() -> None:
+    # H11
+    subtask = a_subtask(opened=False)
+    assert subtask.handle(OperatorOpened(), 1.0) == [SendToCoordinator(Opened(7, 1))]
+    with pytest.raises(LocalProtocolError, match="OperatorOpened when the operator is open"):
+        subtask.handle(OperatorOpened(), 1.0)
+
+
+def test_events_leave_in_order_and_wait_for_a_connection() -> None:
+    # H24, H30
+    subtask = a_subtask(connected=False)
+    assert subtask.handle(EventSubmitted(b"a"), 1.0) == []
+    assert sent(subtask.handle(ConnectionAttached(0), 2.0)) == [Opened(7, 1), EventMessage(7, 2, b"a")]
+    assert sent(subtask.handle(EventSubmitted(b"b"), 3.0)) == [EventMessage(7, 3, b"b")]
+
+
+def test_a_resumed_connection_carries_only_what_the_coordinator_does_not_have() -> None:
+    # H24, H30
+    subtask = a_subtask()
+    subtask.handle(EventSubmitted(b"a"), 1.0)
+    subtask.handle(EventSubmitted(b"b"), 1.0)
+    hear(subtask, EventMessage(7, 1, b"x"))
+    subtask.handle(ConnectionLost(), 2.0)
+    assert subtask.resume_seq == 1
+    effects = subtask.handle(ConnectionAttached(2), 3.0)
+    assert sent(effects) == [EventMessage(7, 3, b"b"), Confirm(7, 1)]
+
+
+def test_at_the_window_the_operator_is_refused_and_told_once_when_there_is_room() -> None:
+    # H27
+    subtask = a_subtask()
+    for _ in range(3):
+        subtask.handle(EventSubmitted(b"x"), 1.0)
+    before = snapshot(subtask)
+    for _ in range(2):
+        with pytest.raises(GatewayFull, match="3 unconfirmed"):
+            subtask.handle(EventSubmitted(b"x"), 1.0)
+    assert snapshot(subtask) == before
+    assert hear(subtask, Confirm(7, 2)) == [RoomAvailable()]
+    assert hear(subtask, Confirm(7, 3)) == []
+
+
+def test_an_event_larger_than_the_window_passes_alone() -> None:
+    # H27, H48
+    subtask = a_subtask()
+    assert len(subtask.handle(EventSubmitted(b"x" * 1000), 1.0)) == 1
+    with pytest.raises(GatewayFull):
+        subtask.handle(EventSubmitted(b"x"), 1.0)
+
+
+def test_restored_events_leave_first_even_before_the_operator_is_open() -> None:
+    # H31
+    subtask = a_subtask((b"r1", b"r2"), connected=False, opened=False)
+    subtask.handle(EventSubmitted(b"new"), 1.0)
+    assert sent(subtask.handle(ConnectionAttached(0), 2.0)) == [
+        EventMessage(7, 1, b"r1"),
+        EventMessage(7, 2, b"r2"),
+        EventMessage(7, 3, b"new"),
+    ]
+
+
+def test_restored_events_beyond_the_window_wait_for_confirmations() -> None:
+    # H27, H31
+    subtask = a_subtask((b"1", b"2", b"3", b"4", b"5"), opened=False)
+    with pytest.raises(GatewayFull):
+        subtask.handle(EventSubmitted(b"new"), 1.0)
+    assert sent(hear(subtask, Confirm(7, 2))) == [EventMessage(7, 4, b"4"), EventMessage(7, 5, b"5")]
+    effects = hear(subtask, Confirm(7, 3))
+    assert effects == [RoomAvailable()]
+
+
+def test_the_figures_are_visible() -> None:
+    # H27
+    subtask = a_subtask()
+    subtask.handle(RequestSubmitted(1, b"??"), 1.0)
+    assert subtask.statistics() == SubtaskStatistics(0, 0, 1, 2, 1, ())
+
+
+# --- requests ---------------------------------------------------------------------------------------------
+
+
+def test_a_request_gets_its_answer_once() -> None:
+    # H33
+    subtask = a_subtask()
+    assert sent(subtask.handle(RequestSubmitted(5, b"?"), 1.0)) == [RequestMessage(7, 2, 5, b"?")]
+    assert hear(subtask, AnswerMessage(7, 1, 5, "", b"!")) == [
+        ResolveRequest(5, "", b"!"),
+        SendToCoordinator(Confirm(7, 1)),
+    ]
+    effects = hear(subtask, AnswerMessage(7, 2, 5, "", b"!"))
+    assert isinstance(effects[0], RefuseMessage)
+    assert sent(effects) == [Confirm(7, 2)]
+
+
+def test_open_requests_are_bounded_although_they_are_confirmed() -> None:
+    # H27, H33
+    subtask = a_subtask()
+    for request_id in (1, 2, 3):
+        subtask.handle(RequestSubmitted(request_id, b"?"), 1.0)
+    hear(subtask, Confirm(7, 4))
+    with pytest.raises(GatewayFull, match="3 open requests"):
+        subtask.handle(RequestSubmitted(4, b"?"), 1.0)
+    assert len(sent(subtask.handle(EventSubmitted(b"x"), 1.0))) == 1
+    assert RoomAvailable() in hear(subtask, AnswerMessage(7, 1, 2, "", b"!"))
+
+
+def test_a_request_id_in_use_is_refused() -> None:
+    subtask = a_subtask()
+    subtask.handle(RequestSubmitted(5, b"?"), 1.0)
+    before = snapshot(subtask)
+    with pytest.raises(LocalProtocolError, match="request id 5"):
+        subtask.handle(RequestSubmitted(5, b"?"), 1.0)
+    assert snapshot(subtask) == before
+
+
+# --- the end ----------------------------------------------------------------------------------------------
+
+
+def test_the_goodbye_is_the_last_item_and_no_event_follows_it() -> None:
+    subtask = a_subtask()
+    assert sent(subtask.handle(OperatorFinished("", b"s"), 1.0)) == [Finished(7, 2, "", b"s")]
+    assert not subtask.all_confirmed
+    with pytest.raises(LocalProtocolError, match="EventSubmitted when the operator is finished"):
+        subtask.handle(EventSubmitted(b"x"), 1.0)
+    hear(subtask, Confirm(7, 2))
+    assert subtask.all_confirmed
+
+
+def test_an_operator_does_not_end_well_while_something_that_it_sent_waits() -> None:
+    # H30, H31
+    subtask = a_subtask((b"1", b"2", b"3", b"4"))
+    before = snapshot(subtask)
+    with pytest.raises(LocalProtocolError, match="1 events have not left"):
+        subtask.handle(OperatorFinished("", b""), 1.0)
+    assert snapshot(subtask) == before
+    hear(subtask, Confirm(7, 1))
+    assert subtask.may_finish
+    assert isinstance(sent(subtask.handle(OperatorFinished("", b""), 1.0))[0], Finished)
+
+
+def test_a_failed_operator_takes_with_it_what_waited() -> None:
+    # The attempt is reset to a snapshot that has its own events in it.
+    subtask = a_subtask((b"1", b"2", b"3", b"4"), opened=False)
+    assert sent(subtask.handle(OperatorFinished("ValueError", b""), 1.0)) == [Finished(7, 4, "ValueError", b"")]
+
+
+def test_an_operator_that_was_never_opened_cannot_have_ended_well() -> None:
+    with pytest.raises(LocalProtocolError, match="without being opened"):
+        a_subtask(opened=False).handle(OperatorFinished("", b""), 1.0)
+
+
+def test_an_event_that_comes_after_the_end_of_the_operator_is_never_confirmed() -> None:
+    # H23: nobody will handle it, so it must fail at its sender (H26)
+    subtask = a_subtask()
+    hear(subtask, EventMessage(7, 1, b"a"))
+    subtask.handle(OperatorFinished("", b""), 1.0)
+    effects = hear(subtask, EventMessage(7, 2, b"late"))
+    assert isinstance(effects[0], RefuseMessage)
+    assert sent(effects) == [Confirm(7, 1)]
+    assert subtask.resume_seq == 1
+    assert sent(hear(subtask, EventMessage(7, 2, b"late"))) == [Confirm(7, 1)]
+
+
+@pytest.mark.parametrize("last", [AttemptEnded(7, "superseded"), Refused(7, 4, "superseded")])
+def test_when_the_coordinator_ends_the_attempt_the_operator_is_stopped_once(last: DownMessage) -> None:
+    # H3, H57
+    subtask = a_subtask()
+    subtask.handle(RequestSubmitted(5, b"?"), 1.0)
+    assert hear(subtask, last) == [
+        ResolveRequest(5, "the attempt is over: superseded", b""),
+        EndAttempt("superseded"),
+    ]
+    [effect] = hear(subtask, last)
+    assert isinstance(effect, RefuseMessage)
+    with pytest.raises(AttemptOver):
+        subtask.handle(EventSubmitted(b"x"), 2.0)
+    with pytest.raises(AttemptOver):
+        subtask.handle(RequestSubmitted(6, b"x"), 2.0)
+    assert subtask.next_deadline() is None
+
+
+def test_what_follows_the_end_in_the_same_read_is_refused() -> None:
+    # H3
+    subtask = a_subtask()
+    effects = subtask.handle_batch([AttemptEnded(7, "x"), EventMessage(7, 1, b"a")], 1.0)
+    assert [type(effect) for effect in effects] == [EndAttempt, RefuseMessage]
+
+
+def test_a_coordinator_out_of_reach_for_too_long_ends_the_attempt() -> None:
+    # H24, H48
+    subtask = a_subtask()
+    assert subtask.next_deadline() is None
+    subtask.handle(ConnectionLost(), 4.0)
+    subtask.handle(ConnectionLost(), 20.0)
+    assert subtask.next_deadline() == 34.0
+    assert subtask.handle(TimePassed(), 33.9) == []
+    assert subtask.handle(TimePassed(), 34.0) == [EndAttempt("the coordinator was out of reach for 30 s")]
+    assert subtask.handle(TimePassed(), 99.0) == []
+
+
+def test_a_reconnect_in_time_stops_the_clock() -> None:
+    # H24
+    subtask = a_subtask()
+    subtask.handle(ConnectionLost(), 4.0)
+    subtask.handle(ConnectionAttached(1), 33.0)
+    assert subtask.next_deadline() is None
+    assert subtask.handle(TimePassed(), 99.0) == []
+
+
+def test_a_subtask_that_never_gets_a_connection_does_not_wait_for_ever() -> None:
+    # H48
+    subtask = a_subtask(connected=False)
+    assert subtask.next_deadline() == 30.0
+
+
+@pytest.mark.parametrize("field", list(SubtaskLimits.__slots__))
+def test_limits_that_nothing_could_keep_are_refused(field: str) -> None:
+    values = dict.fromkeys(SubtaskLimits.__slots__, 1)
+    with pytest.raises(ValueError, match="must be"):
+        SubtaskLimits(**{**values, field: 0})

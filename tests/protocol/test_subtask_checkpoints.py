@@ -1,0 +1,282 @@
+"""The upward valve: closing, snapshots with what is held, aborts, and two checkpoints at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.messages import (
+    AnswerMessage,
+    BarrierMessage,
+    CheckpointAborted,
+    CheckpointAcknowledged,
+    CheckpointCompleted,
+    CheckpointDeclined,
+    ClosedForCheckpoint,
+    CloseForCheckpoint,
+    Confirm,
+    DownMessage,
+    EventMessage,
+    Finished,
+    RequestMessage,
+)
+from protocol.subtask import SubtaskMachine
+from protocol.subtask_types import (
+    ConnectionLost,
+    EventSubmitted,
+    MailboxAborted,
+    MailboxBarrier,
+    MailboxCompleted,
+    MailboxEvent,
+    OperatorFinished,
+    PutInMailbox,
+    RequestSubmitted,
+    SnapshotRefused,
+    SnapshotTaken,
+    SubtaskEffect,
+    SubtaskLimits,
+)
+from tests.protocol.snapshots import snapshot
+from tests.protocol.test_subtask import a_subtask, hear, sent
+
+WIDE = SubtaskLimits(100, 10_000, 30)
+
+
+def a_closed_subtask(*checkpoint_ids: int) -> SubtaskMachine:
+    """Open, and then closed for these; the items of the coordinator are numbered from 1."""
+    subtask = a_subtask(limits=WIDE)
+    for seq, checkpoint_id in enumerate(checkpoint_ids, start=1):
+        hear(subtask, CloseForCheckpoint(7, seq, checkpoint_id))
+    return subtask
+
+
+def send(subtask: SubtaskMachine, *payloads: bytes) -> list[bytes]:
+    left: list[SubtaskEffect] = []
+    for payload in payloads:
+        left += subtask.handle(EventSubmitted(payload), 1.0)
+        subtask.check_invariants()
+    return events(left)
+
+
+def events(effects: list[SubtaskEffect]) -> list[bytes]:
+    return [message.payload for message in sent(effects) if isinstance(message, EventMessage)]
+
+
+def take_snapshot(subtask: SubtaskMachine, checkpoint_id: int) -> tuple[tuple[bytes, ...], list[bytes]]:
+    """What the acknowledgement carries, and what leaves behind it."""
+    effects = subtask.handle(SnapshotTaken(checkpoint_id, b"s"), 1.0)
+    subtask.check_invariants()
+    first = sent(effects)[0]
+    assert isinstance(first, CheckpointAcknowledged)
+    return first.held, events(effects)
+
+
+def test_the_valve_closes_at_once_behind_everything_that_was_sent_before() -> None:
+    # H40
+    subtask = a_subtask(limits=WIDE)
+    assert send(subtask, b"before") == [b"before"]
+    effects = hear(subtask, CloseForCheckpoint(7, 1, 5))
+    assert sent(effects) == [ClosedForCheckpoint(7, 3, 5), Confirm(7, 1)]
+    assert send(subtask, b"after") == []
+    assert subtask.statistics().closed_for == (5,)
+
+
+def test_what_is_held_is_in_the_snapshot_in_order_and_leaves_behind_it() -> None:
+    # H31, G1
+    subtask = a_closed_subtask(5)
+    send(subtask, b"a", b"b")
+    assert hear(subtask, BarrierMessage(7, 2, 5, 0))[0] == PutInMailbox(MailboxBarrier(5))
+    assert send(subtask, b"c") == []
+    assert take_snapshot(subtask, 5) == ((b"a", b"b", b"c"), [b"a", b"b", b"c"])
+    assert send(subtask, b"d") == [b"d"]
+
+
+def test_the_snapshot_names_its_checkpoint_and_state() -> None:
+    subtask = a_closed_subtask(5)
+    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    effects = subtask.handle(SnapshotTaken(5, b"state"), 1.0)
+    assert sent(effects) == [CheckpointAcknowledged(7, 3, 5, b"state", ())]
+
+
+def test_a_snapshot_taken_without_a_connection_waits_for_one() -> None:
+    # H24
+    subtask = a_closed_subtask(5)
+    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    subtask.handle(ConnectionLost(), 1.0)
+    assert subtask.handle(SnapshotTaken(5, b""), 2.0) == []
+    assert not subtask.all_confirmed
+
+
+def test_a_barrier_lies_in_the_mailbox_behind_the_events_that_came_before_it() -> None:
+    # H23
+    subtask = a_closed_subtask(5)
+    batch: list[DownMessage] = [EventMessage(7, 2, b"a"), BarrierMessage(7, 3, 5, 2), EventMessage(7, 4, b"b")]
+    effects = subtask.handle_batch(batch, 1.0)
+    assert [effect.item for effect in effects if isinstance(effect, PutInMailbox)] == [
+        MailboxEvent(b"a"),
+        MailboxBarrier(5),
+        MailboxEvent(b"b"),
+    ]
+
+
+def test_a_barrier_without_a_close_is_the_peers_fault() -> None:
+    # H40
+    subtask = a_closed_subtask()
+    before = snapshot(subtask)
+    with pytest.raises(RemoteProtocolError, match="nothing was closed"):
+        hear(subtask, BarrierMessage(7, 1, 5, 0))
+    assert snapshot(subtask) == before
+
+
+def test_a_barrier_that_names_an_event_behind_itself_is_the_peers_fault() -> None:
+    # H23
+    subtask = a_closed_subtask(5)
+    before = snapshot(subtask)
+    with pytest.raises(RemoteProtocolError, match="has overtaken item 2"):
+        hear(subtask, BarrierMessage(7, 2, 5, 2))
+    assert snapshot(subtask) == before
+
+
+def test_ids_must_rise() -> None:
+    # H4
+    subtask = a_closed_subtask(5)
+    hear(subtask, CheckpointAborted(7, 2, 5))
+    with pytest.raises(RemoteProtocolError, match="ids must rise"):
+        hear(subtask, CloseForCheckpoint(7, 3, 5))
+
+
+def test_an_abort_reopens_and_is_told_to_the_operator() -> None:
+    # H44, H45
+    subtask = a_closed_subtask(5)
+    send(subtask, b"a")
+    effects = hear(subtask, CheckpointAborted(7, 2, 5))
+    assert effects[0] == PutInMailbox(MailboxAborted(5))
+    assert events(effects) == [b"a"]
+
+
+def test_a_completion_reopens_and_is_told_to_the_operator() -> None:
+    # H49
+    subtask = a_closed_subtask(5)
+    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    take_snapshot(subtask, 5)
+    assert hear(subtask, CheckpointCompleted(7, 3, 5))[0] == PutInMailbox(MailboxCompleted(5))
+
+
+def test_a_snapshot_that_comes_after_the_abort_changes_nothing() -> None:
+    # H44
+    subtask = a_closed_subtask(5)
+    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    hear(subtask, CheckpointAborted(7, 3, 5))
+    hear(subtask, CloseForCheckpoint(7, 4, 6))
+    send(subtask, b"a")
+    before = snapshot(subtask)
+    assert subtask.handle(SnapshotTaken(5, b"late"), 1.0) == []
+    assert subtask.handle(SnapshotRefused(5, "late"), 1.0) == []
+    assert snapshot(subtask) == before
+
+
+def test_unknown_checkpoints_are_ignored() -> None:
+    # H44, G5
+    subtask = a_closed_subtask(5)
+    send(subtask, b"a")
+    assert sent(hear(subtask, CheckpointAborted(7, 2, 4))) == [Confirm(7, 2)]
+    assert sent(hear(subtask, CheckpointCompleted(7, 3, 9))) == [Confirm(7, 3)]
+    assert subtask.handle(SnapshotTaken(4, b""), 1.0) == []
+    assert subtask.statistics().closed_for == (5,)
+
+
+def test_a_snapshot_cannot_come_before_its_barrier_nor_twice() -> None:
+    # H23
+    subtask = a_closed_subtask(5)
+    with pytest.raises(LocalProtocolError, match="which is at closed"):
+        subtask.handle(SnapshotTaken(5, b""), 1.0)
+    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    take_snapshot(subtask, 5)
+    with pytest.raises(LocalProtocolError, match="which is at snapshot"):
+        subtask.handle(SnapshotTaken(5, b""), 1.0)
+
+
+def test_a_refused_snapshot_is_declined_and_the_valve_waits_for_the_abort() -> None:
+    # H45
+    subtask = a_closed_subtask(5)
+    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    assert sent(subtask.handle(SnapshotRefused(5, "disk full"), 1.0)) == [CheckpointDeclined(7, 3, 5, "disk full")]
+    assert send(subtask, b"a") == []
+    assert events(hear(subtask, CheckpointAborted(7, 3, 5))) == [b"a"]
+
+
+def test_requests_obey_the_valve_and_are_stored_as_events() -> None:
+    # H33, G14
+    subtask = a_closed_subtask(5)
+    send(subtask, b"a")
+    assert subtask.handle(RequestSubmitted(1, b"?"), 1.0) == []
+    send(subtask, b"b")
+    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    effects = subtask.handle(SnapshotTaken(5, b""), 1.0)
+    assert sent(effects) == [
+        CheckpointAcknowledged(7, 3, 5, b"", (b"a", b"?", b"b")),
+        EventMessage(7, 4, b"a"),
+        RequestMessage(7, 5, 1, b"?"),
+        EventMessage(7, 6, b"b"),
+    ]
+    assert len(hear(subtask, AnswerMessage(7, 3, 1, "", b"!"))) == 2
+
+
+def test_restored_events_that_have_not_left_are_in_the_next_snapshot() -> None:
+    # H31
+    subtask = a_subtask((b"1", b"2", b"3", b"4", b"5"))
+    hear(subtask, CloseForCheckpoint(7, 1, 5))
+    assert events(hear(subtask, Confirm(7, 3))) == []
+    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    assert take_snapshot(subtask, 5) == ((b"4", b"5"), [b"4", b"5"])
+
+
+def test_an_operator_cannot_end_well_while_the_valve_holds_what_it_sent() -> None:
+    # H31: what is held is in no snapshot yet, and the goodbye must not overtake it
+    subtask = a_closed_subtask(5)
+    send(subtask, b"a")
+    assert not subtask.may_finish
+    with pytest.raises(LocalProtocolError, match="serve the mailbox"):
+        subtask.handle(OperatorFinished("", b""), 1.0)
+
+
+def test_an_operator_that_has_nothing_held_ends_in_the_middle_of_a_checkpoint() -> None:
+    # H47: its final state is its part in the checkpoint
+    subtask = a_closed_subtask(5)
+    assert sent(subtask.handle(OperatorFinished("", b"s"), 1.0)) == [Finished(7, 3, "", b"s")]
+    assert sent(hear(subtask, BarrierMessage(7, 2, 5, 0))) == [Confirm(7, 2)]
+    assert subtask.handle(SnapshotTaken(5, b""), 1.0) == []
+    assert sent(hear(subtask, CheckpointCompleted(7, 3, 5))) == [Confirm(7, 3)]
+
+
+def test_a_finished_subtask_answers_that_it_is_closed() -> None:
+    # H47
+    subtask = a_subtask(limits=WIDE)
+    subtask.handle(OperatorFinished("", b"s"), 1.0)
+    assert sent(hear(subtask, CloseForCheckpoint(7, 1, 5))) == [ClosedForCheckpoint(7, 3, 5), Confirm(7, 1)]
+
+
+# --- two at a time (H43) ----------------------------------------------------------------------------------
+
+
+def test_upward_an_event_leaves_only_when_no_checkpoint_is_closed() -> None:
+    # H43: it reaches the coordinator after its snapshot 6, so it must still be here for snapshot 6 (draft
+    # rule D9)
+    subtask = a_closed_subtask(5)
+    send(subtask, b"a")
+    hear(subtask, CloseForCheckpoint(7, 2, 6))
+    send(subtask, b"b")
+    hear(subtask, BarrierMessage(7, 3, 5, 0))
+    assert take_snapshot(subtask, 5) == ((b"a", b"b"), [])
+    hear(subtask, BarrierMessage(7, 4, 6, 0))
+    send(subtask, b"c")
+    assert take_snapshot(subtask, 6) == ((b"a", b"b", b"c"), [b"a", b"b", b"c"])
+
+
+@pytest.mark.parametrize("order", [(5, 6), (6, 5)])
+def test_each_abort_opens_its_own_only(order: tuple[int, int]) -> None:
+    # H43, H44, G4
+    subtask = a_closed_subtask(5, 6)
+    send(subtask, b"a")
+    assert events(hear(subtask, CheckpointAborted(7, 3, order[0]))) == []
+    assert events(hear(subtask, CheckpointAborted(7, 4, order[1]))) == [b"a"]
