@@ -51,6 +51,7 @@ from protocol.messages import (
     Resume,
     Resumed,
 )
+from protocol.wire_format import BY_KIND
 
 SMALL = WireLimits(
     frame_bytes_max=4096,
@@ -116,9 +117,7 @@ def test_every_message_of_the_protocol_has_a_sample_here() -> None:
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 2**63 - 1), st.binary(max_size=300))
-def test_events_and_confirmations_of_any_number_come_out_as_they_went_in(
-    task: int, seq: int, data: bytes
-) -> None:
+def test_events_and_confirmations_of_any_number_come_out_as_they_went_in(task: int, seq: int, data: bytes) -> None:
     for message in (EventMessage(task, seq, data), Confirm(task, seq)):
         assert decode_message(body_of(message)) == message
 
@@ -143,9 +142,7 @@ def test_an_unknown_tag_is_named() -> None:  # H60
 
 
 @pytest.mark.usefixtures("either_msgpack")
-@pytest.mark.parametrize(
-    "body", [packed(), packed("1", 2), packed(True, 1, 2), b"\x01", b"\xc0", b"\x80", b"\xc1"]
-)
+@pytest.mark.parametrize("body", [packed(), packed("1", 2), packed(True, 1, 2), b"\x01", b"\xc0", b"\x80", b"\xc1"])
 def test_a_body_that_is_no_tagged_list_is_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_message(body)
@@ -155,9 +152,7 @@ def test_a_body_that_is_no_tagged_list_is_refused(body: bytes) -> None:
 def test_a_message_with_a_field_too_many_or_too_few_is_refused(message: Message) -> None:
     values = msgpack.unpackb(body_of(message))
     for wrong in (values[:-1], [*values, 0]):
-        with pytest.raises(
-            RemoteProtocolError, match=rf"{type(message).__name__} must have {len(values) - 1}"
-        ):
+        with pytest.raises(RemoteProtocolError, match=rf"{type(message).__name__} must have {len(values) - 1}"):
             decode_message(packed(*wrong))
 
 
@@ -194,9 +189,7 @@ def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
         decode_message(codec._CONFIRM_BODY.pack(0x93, 2, 0xCF, 2**63, 0xCF, 1))
 
 
-@pytest.mark.parametrize(
-    "message", [EventMessage(1, 0, b""), EventMessage(-1, 1, b""), Confirm(1, -1), Opened(1, 0)]
-)
+@pytest.mark.parametrize("message", [EventMessage(1, 0, b""), EventMessage(-1, 1, b""), Confirm(1, -1), Opened(1, 0)])
 def test_a_number_out_of_range_does_not_leave(message: Message) -> None:
     with pytest.raises(LocalProtocolError, match="must be from"):
         encode_message(message)
@@ -230,7 +223,7 @@ def test_what_is_over_a_bound_neither_leaves_nor_arrives(message: Message) -> No
     with pytest.raises(LocalProtocolError):
         encode_message(message, SMALL)
     values = [getattr(message, field.name) for field in fields(message)]
-    tag = codec._BY_KIND[type(message)][0]
+    tag = BY_KIND[type(message)][0]
     if type(message) is not Finished:  # its frame is what is too large
         with pytest.raises(RemoteProtocolError, match="must have"):
             decode_message(packed(tag, *values), SMALL)
@@ -293,9 +286,7 @@ scalars = (
 )
 values = st.recursive(
     scalars,
-    lambda inner: (
-        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5) | st.integers(0, 9), inner)
-    ),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5) | st.integers(0, 9), inner),
     max_leaves=20,
 )
 
