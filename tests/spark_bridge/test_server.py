@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -285,6 +286,30 @@ async def test_a_peer_that_does_not_take_its_last_bytes_is_dropped_in_time() -> 
         house.handler.connections[0].close()
         await house.handler.until(lambda: bool(house.handler.reasons))
         assert house.handler.reasons == ["closed here"]
+
+
+async def test_a_peer_that_resets_while_we_close_is_simply_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shut_down() -> None:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    async with a_running_server() as house:
+        await house.a_task()
+        connection = house.handler.connections[0]
+        monkeypatch.setattr(connection._transport, "write_eof", shut_down)
+        connection.close()
+        await house.handler.until(lambda: house.handler.reasons == ["closed here"])
+        assert house.server.statistics.closing == 0
+
+
+async def test_a_peer_that_only_stops_sending_gets_what_was_sent_to_it() -> None:
+    async with a_running_server() as house:
+        peer = await house.a_task()
+        payload = bytes(1_000_000)
+        for seq in range(1, 6):
+            house.handler.connections[0].send(EventMessage(7, seq, payload))
+        peer.writer.write_eof()
+        assert [await peer.receive() for _ in range(5)][4] == EventMessage(7, 5, payload)
+        await house.handler.until(lambda: house.handler.reasons == ["the peer closed the connection"])
 
 
 async def test_close_without_flush_is_at_once() -> None:
