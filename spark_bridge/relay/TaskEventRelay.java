@@ -372,13 +372,9 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         if (context.taskScheduler() instanceof TaskSchedulerImpl) {
             TaskSchedulerImpl scheduler = (TaskSchedulerImpl) context.taskScheduler();
             synchronized (scheduler) { // the lock that guards the task sets
-                scala.collection.Iterator sets = scheduler.rootPool().getSortedTaskSetQueue().iterator();
-                while (sets.hasNext()) {
-                    scala.Option found = ((TaskSetManager) sets.next()).taskInfos().get(Long.valueOf(taskId));
-                    if (found.isDefined()) {
-                        TaskInfo task = (TaskInfo) found.get();
-                        return !task.finished() ? 0 : task.successful() ? 1 : 2;
-                    }
+                TaskInfo task = findTask(scheduler.rootPool(), taskId);
+                if (task != null) {
+                    return !task.finished() ? 0 : task.successful() ? 1 : 2;
                 }
             }
         }
@@ -391,6 +387,20 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         } catch (Throwable absent) {
             return 3;
         }
+    }
+
+    /** Not getSortedTaskSetQueue(): that leaves out the sets which have nothing more to launch. */
+    private static TaskInfo findTask(Schedulable place, long taskId) {
+        if (place instanceof TaskSetManager) {
+            scala.Option found = ((TaskSetManager) place).taskInfos().get(Long.valueOf(taskId));
+            return found.isDefined() ? (TaskInfo) found.get() : null;
+        }
+        TaskInfo task = null;
+        java.util.Iterator inside = place.schedulableQueue().iterator();
+        while (task == null && inside.hasNext()) {
+            task = findTask((Schedulable) inside.next(), taskId);
+        }
+        return task;
     }
 
     // ---- one record -----------------------------------------------------------------------------------------

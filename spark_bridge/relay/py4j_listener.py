@@ -334,12 +334,23 @@ def _look(java_context: Any, task_attempt_ids: frozenset[int], job_ids: frozense
     active = java_context.dagScheduler().jobIdToActiveJob()
     jobs = {job_id: any(active.contains(job_id) for _ in range(3)) for job_id in job_ids}
     states = dict.fromkeys(task_attempt_ids, TaskState.UNKNOWN)
-    for task_set in _each(java_context.taskScheduler().rootPool().getSortedTaskSetQueue()):
+    for task_set in _task_sets(java_context.taskScheduler().rootPool()):
         infos = task_set.taskInfos()
         for task_attempt_id, state in states.items():
             if state is TaskState.UNKNOWN:
                 states[task_attempt_id] = _state(infos, task_attempt_id)
     return StatusReported(jobs, states)
+
+
+def _task_sets(place: Any) -> Iterator[Any]:
+    """Every task set below a scheduling pool. (Its sorted queue leaves out those with nothing to launch.)"""
+    inside = place.schedulableQueue()
+    if inside is None:
+        yield place
+        return
+    iterator = inside.iterator()
+    while iterator.hasNext():
+        yield from _task_sets(iterator.next())
 
 
 def _state(infos: Any, task_attempt_id: int) -> TaskState:
