@@ -31,6 +31,11 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    gate: asyncio.Event
+
+
+@dataclass(frozen=True, slots=True)
 class CancelAll:
     pass
 
@@ -51,6 +56,8 @@ class Worker(Actor[Any]):
                     work.cancel()
             case Fail():
                 raise OSError("worker")
+            case Pause(gate):
+                await gate.wait()
             case other:
                 self.heard.append(other)
 
@@ -130,6 +137,28 @@ async def test_background_work_ends_with_its_actor_and_says_nothing_more(end: st
                 worker.tell(CancelAll())
         await settle()
         assert ended == ["cancelled"]
+    assert heard == []
+
+
+async def test_a_result_that_waits_already_is_void_once_its_work_is_cancelled() -> None:
+    heard: list[object] = []
+    workers: list[Worker] = []
+    gate = asyncio.Event()
+
+    def build() -> Worker:
+        workers.append(Worker(heard))
+        return workers[-1]
+
+    async with running_system() as system:
+        worker = system.spawn(build)
+        worker.tell(Work(hello))
+        worker.tell(Pause(gate))
+        await settle()
+        assert worker.statistics().queued == 1
+        workers[0].works[0].cancel()
+        gate.set()
+        await settle()
+        assert worker.statistics().handled == 2
     assert heard == []
 
 

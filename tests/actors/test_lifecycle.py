@@ -422,3 +422,36 @@ async def test_in_any_order_of_delivery_a_watcher_gets_what_was_sent_before_the_
         ended = [signal for signal in probe.signals if isinstance(signal, Terminated)]
         assert {signal.ref for signal in ended} == set(refs)
         assert len(ended) == 4
+
+
+class Tidy(Actor[str]):
+    """Hangs in its handler, and needs to await while it closes."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.lines = lines
+
+    async def receive(self, context: ActorContext[str], message: str) -> None:
+        await asyncio.Event().wait()
+
+    async def stopped(self, context: ActorContext[str], cause: BaseException | None) -> None:
+        await asyncio.sleep(0)
+        self.lines.append("tidied up")
+
+
+async def test_part_of_the_shutdown_time_is_kept_for_stopped() -> None:
+    lines: list[str] = []
+    async with running_system(shutdown_timeout_s=0.3) as system:
+        system.spawn(lambda: Tidy(lines)).tell("hang")
+        await settle()
+    assert lines == ["tidied up"]
+
+
+async def test_stopped_is_shielded_from_a_cancellation_from_outside() -> None:
+    lines: list[str] = []
+    with anyio.CancelScope() as scope:
+        async with running_system() as system:
+            system.spawn(lambda: Tidy(lines)).tell("hang")
+            await settle()
+            scope.cancel()
+            await asyncio.Event().wait()
+    assert lines == ["tidied up"]

@@ -350,9 +350,12 @@ async def test_a_failure_that_comes_first_wins_over_the_body_and_the_other_way_r
                 await asyncio.Event().wait()
             finally:
                 raise ValueError("body")
+    gate = asyncio.Event()
     with pytest.raises(ValueError, match="body"):
         async with running_system() as system:
-            system.spawn(Counter).tell(Explode(KeyError("actor")))
+            system.spawn(Counter).tell(ExplodeAfter(gate, KeyError("actor")))
+            await settle()
+            gate.set()
             raise ValueError("body")
 
 
