@@ -33,6 +33,7 @@ class AttemptEntry:
     beside: frozenset[int]  # task ids of the attempts that were alive when this one was accepted (H13)
     state: AttemptState = AttemptState.ACCEPTED
     failure: FailureKind | None = None  # why it is OVER
+    finished_at: float = 0.0
 
     @property
     def task_attempt_id(self) -> int:
@@ -106,6 +107,7 @@ class HeldRegistration:
     conflict: bool = False  # another run of the operator is going on
     beside: set[int] = field(default_factory=set)  # rivals that were seen running although this one runs
     seen_running: bool = False  # the engine was asked, and did not say that it is over
+    outlived_finish: bool = False  # the same, when a rival had finished for long: so it is no mere copy of it
 
     @property
     def task_attempt_id(self) -> int:

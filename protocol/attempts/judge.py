@@ -121,7 +121,7 @@ def _judge_rivals(operator: OperatorLedger, held: HeldRegistration, run: Run, ta
         relation = relate(rival, task, barrier=stage.barrier)
         if relation is Relation.UNDECIDED and entry.task_attempt_id in held.beside:
             relation = Relation.BESIDE
-        if relation is Relation.UNDECIDED and finished and held.seen_running:
+        if relation is Relation.UNDECIDED and finished and held.outlived_finish:
             relation = Relation.SUCCESSION  # Spark would have killed a mere copy long ago
         if relation is Relation.BESIDE and finished:
             copy = task.speculative or task.launched_before_end_of(rival)
@@ -277,3 +277,8 @@ def _held_reported(operator: OperatorLedger, held: HeldRegistration, state: Task
             operator.task_ended(task)
     elif held.asked:
         held.seen_running = True  # it is connected, and the engine does not say that it is over
+        run = operator.run
+        if run is not None and run.run_id == held.message.run_id:
+            finished = run.subtask(held.message.subtask).finished
+            if finished is not None and operator.now - finished.finished_at >= operator.config.heal_after_s:
+                held.outlived_finish = True

@@ -67,6 +67,7 @@ class AttemptLedger:
         self._out = []
         for operator in self._operators.values():
             operator.out = self._out
+            operator.now = now
         self._dispatch(input, now)
         for operator in self._operators.values():
             judge.settle(operator, now)
@@ -155,7 +156,6 @@ class AttemptLedger:
                 f"operator {input.operator_id!r}: parallelism must be at least 1, not {input.parallelism}"
             )
         operator = OperatorLedger(input.operator_id, input.parallelism, self._books, self._config)
-        operator.out = self._out
         self._operators[input.operator_id] = operator
 
     def _operator_removed(self, operator_id: str, reason: str) -> None:

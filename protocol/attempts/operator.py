@@ -43,6 +43,12 @@ _KINDS = {
     TaskOutcome.FETCH_FAILED: FailureKind.FETCH_FAILED,
 }
 
+_GIVEN_UP_BY_US = (
+    FailureKind.CONFIRMATION_TIMEOUT,
+    FailureKind.CONNECTION_LOST,
+    FailureKind.SUPERSEDED,
+)
+
 _LEGAL_WORDS: frozenset[tuple[AttemptState, type]] = frozenset(
     {
         # in this state       this may be said; anything else is stale
@@ -74,6 +80,7 @@ class OperatorLedger:
         self.ended_runs = RecentIds()
         self.look_at: float | None = None
         self.out: list[LedgerEffect] = []
+        self.now = 0.0
 
     # --- small things ---------------------------------------------------------------------------------------
 
@@ -230,25 +237,34 @@ class OperatorLedger:
     def _fail_barrier_stage(self, run: Run, attempt: ExecutionAttempt, text: str) -> None:
         """One failed task of a barrier stage fails them all: a global failover inside the run (H15)."""
         task = self.books.task(run.run_id, attempt.task_attempt_id)
-        failed = self.books.stage(run.run_id).latest_attempt
-        if task is not None and task.stage_attempt is not None:
-            failed = task.stage_attempt
-        if run.barrier_failed is not None and failed <= run.barrier_failed:
-            return  # an echo of the failover that has been
+        failed = None if task is None else task.stage_attempt
+        if failed is None:
+            failed = self.books.stage(run.run_id).latest_attempt
         self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed: {attempt}: {text}")
+
+    def _is_echo_of_barrier_failure(self, run: Run, task_attempt_id: int) -> bool:
+        """A task without a gateway died with a stage attempt whose failover has been; there is nothing to add."""
+        if run.barrier_failed is None:
+            return False
+        task = self.books.task(run.run_id, task_attempt_id)
+        return task is None or task.stage_attempt is None or task.stage_attempt <= run.barrier_failed
 
     def barrier_attempt_failed(self, failed: int) -> None:
         """The stage's own end or a later attempt of it shows it, should the tasks' facts be lost (H19)."""
         run = self.run
         if run is None or run.failed_cause is not None:
             return
-        if run.barrier_failed is None or run.barrier_failed < failed:
+        known = run.barrier_failed is not None and run.barrier_failed >= failed
+        if not known or any(
+            entry.state is not AttemptState.OVER and 0 <= self._stage_attempt(run, entry, -1) <= failed
+            for entry in run.entries()
+        ):
             self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed (attempt {failed})")
 
     def _fail_over_barrier_stage(self, run: Run, failed: int, cause: str) -> None:
-        run.barrier_failed = failed
+        run.barrier_failed = max(failed, -1 if run.barrier_failed is None else run.barrier_failed)
         for entry in run.entries():
-            if entry.state is AttemptState.OVER or self._stage_attempt(run, entry) > failed:
+            if entry.state is AttemptState.OVER or self._stage_attempt(run, entry, 0) > failed:
                 continue
             # The stage is run again as a whole, and with it what has finished already.
             revoked = entry.state is AttemptState.FINISHED
@@ -261,9 +277,9 @@ class OperatorLedger:
         if self.reset_due is None and coordinator_knows and not run.living():
             self.reset_due = cause
 
-    def _stage_attempt(self, run: Run, entry: AttemptEntry) -> int:
+    def _stage_attempt(self, run: Run, entry: AttemptEntry, unknown: int) -> int:
         task = self.books.task(run.run_id, entry.task_attempt_id)
-        return 0 if task is None or task.stage_attempt is None else task.stage_attempt
+        return unknown if task is None or task.stage_attempt is None else task.stage_attempt
 
     def _finish(self, entry: AttemptEntry, subtask: SubtaskEntry) -> None:
         """A subtask has one success: whatever else of it is alive is superseded, and dies.
@@ -272,6 +288,7 @@ class OperatorLedger:
         may use the output of either; killing the rival at once makes it the one that the coordinator knows.
         """
         entry.state = AttemptState.FINISHED
+        entry.finished_at = self.now
         self.out.append(FinishAttempt(entry.attempt))
         for rival in subtask.living:
             self.fail(rival, FailureKind.SUPERSEDED, f"{entry.attempt} has succeeded", kill=True)
@@ -351,7 +368,7 @@ class OperatorLedger:
     def _tell_death_before_accept(self, subtask: int, task_attempt_id: int, kind: FailureKind, text: str) -> None:
         run = self.run
         assert run is not None
-        if task_attempt_id in run.told:
+        if task_attempt_id in run.told or self._is_echo_of_barrier_failure(run, task_attempt_id):
             return
         run.told.add(task_attempt_id)
         attempt = self._mint(subtask, task_attempt_id)
@@ -364,7 +381,7 @@ class OperatorLedger:
         It cannot happen to a task that waits for the confirmation of its goodbye. A newer plain task of the
         subtask shows that Spark has lost the output since, and all is well.
         """
-        if entry.failure not in (FailureKind.CONFIRMATION_TIMEOUT, FailureKind.CONNECTION_LOST):
+        if entry.failure not in _GIVEN_UP_BY_US:
             return
         stage = self.books.stage(run.run_id)
         newer = any(

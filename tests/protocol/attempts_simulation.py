@@ -19,6 +19,7 @@ from protocol.attempts import (
     AttemptLedger,
     CancelJobs,
     ConnectionExpired,
+    GlobalFailureRaised,
     KillTask,
     LedgerEffect,
     LedgerInput,
@@ -62,6 +63,8 @@ class Chances:
     executor_lost: float = 0.25  # per stage
     fetch_fails: float = 0.25  # per stage
     job_cancelled: float = 0.15
+    coordinator_fails: float = 0.0  # per job
+    overlaps: float = 0.0  # the next job does not wait for this one
     barrier: bool = False
 
 
@@ -78,6 +81,7 @@ class Task:
     started_at: float = 0.0
     ended_at: float | None = None
     answered: bool = False
+    superseded: bool = False  # Spark has ordered its death because a copy succeeded; a success of it counts no more
 
 
 @dataclass
@@ -89,6 +93,7 @@ class Stage:
     tasks: dict[int, Task] = field(default_factory=dict)
     winners: dict[int, int] = field(default_factory=dict)  # partition -> task whose output counts
     over: bool = False
+    failures: int = 0
 
     def running(self, partition: int | None = None, attempt: int | None = None) -> list[Task]:
         return [
@@ -101,12 +106,19 @@ class Stage:
 
 
 class Simulation:
-    """``observe`` is called for each effect, in order, and ``step`` after each input."""
+    """``observe`` is called for each effect, in order, and ``after_step`` after each input."""
 
-    def __init__(self, seed: int, chances: Chances, observe: Callable[[LedgerEffect], None]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        chances: Chances,
+        observe: Callable[[LedgerEffect], None],
+        after_step: Callable[[Simulation], None],
+    ) -> None:
         self.dice = random.Random(seed)
         self.chances = chances
         self.observe = observe
+        self.after_step = after_step
         self.now = 0.0
         self.parallelism = self.dice.randint(1, 4)
         self.ledger = AttemptLedger()
@@ -149,6 +161,7 @@ class Simulation:
             self.observe(effect)
             self._carry_out(effect)
         self.ledger.check_invariants()
+        self.after_step(self)
 
     # --- the bus and the sockets --------------------------------------------------------------------------
 
@@ -189,6 +202,11 @@ class Simulation:
             self.at(dice.uniform(0.5, 8.0), lambda: self._lose_executor(stage, f"e{dice.randint(0, 1)}"))
         if dice.random() < chances.fetch_fails and not chances.barrier:
             self.at(dice.uniform(0.5, 6.0), lambda: self._fail_fetch(stage))
+        if dice.random() < chances.coordinator_fails:
+            self.at(dice.uniform(0.1, 8.0), lambda: self.feed(GlobalFailureRaised(OPERATOR, "it raised")))
+        if dice.random() < chances.overlaps and self._next_run_at is not None:
+            self.at(dice.uniform(0.1, 12.0), self._next_run_at)
+            self._next_run_at = None
         if dice.random() < chances.job_cancelled:
             self.at(dice.uniform(0.1, 8.0), lambda: self._end_job(stage, False, "cancelled"))
 
@@ -247,12 +265,16 @@ class Simulation:
     def _succeed(self, stage: Stage, task: Task) -> None:
         if task.state is not TaskState.RUNNING or task.id not in self._said_goodbye:
             return  # the goodbye was stale: the task is about to fail for it
+        if task.superseded:
+            self.end(stage, task, TaskOutcome.KILLED, "did not commit: another attempt succeeded")
+            return
         self.end(stage, task, TaskOutcome.SUCCESS)
         if stage.over:
             return
         stage.winners[task.partition] = task.id
         for copy in stage.running(task.partition):
             if copy.stage_attempt == task.stage_attempt:
+                copy.superseded = True
                 self._kill(stage, copy, "another attempt succeeded")
         if len(stage.winners) == stage.partitions:
             self.at(self.dice.choice((0.0, 0.5, 2.0)), lambda: self._end_job(stage, True, ""))
@@ -265,7 +287,10 @@ class Simulation:
         self.post(TaskEnded(task.id, stage.id, task.stage_attempt, task.partition, task.number, outcome, reason))
         if task.state is TaskState.SUCCEEDED or stage.over:
             return
-        if self.chances.barrier:
+        stage.failures += outcome is TaskOutcome.FAILED
+        if stage.failures >= 4 * stage.partitions:
+            self._end_job(stage, False, "a task failed too often")
+        elif self.chances.barrier:
             self._restart_barrier(stage, task.stage_attempt)
         elif task.stage_attempt == stage.attempt and not stage.running(task.partition, stage.attempt):
             self._launch(stage, task.partition)

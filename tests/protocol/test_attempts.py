@@ -321,7 +321,7 @@ def test_when_no_fact_decides_the_engine_is_asked() -> None:
         (TaskState.RUNNING, ["accept 1#1 task 11"]),
         (TaskState.ENDED, ["failed 1#0 LOST_FACT", "reset 1", "accept 1#1 task 11"]),
         (TaskState.UNKNOWN, ["kill 10", "failed 1#0 LOST_FACT", "reset 1", "accept 1#1 task 11"]),
-        (TaskState.SUCCEEDED, ["finish 1#0", "failed 1#0 REVOKED", "reset 1", "accept 1#1 task 11"]),
+        (TaskState.SUCCEEDED, ["finish 1#0"]),
     ],
 )
 def test_each_answer_of_the_engine_decides(old: TaskState, answers: list[str]) -> None:
@@ -329,6 +329,16 @@ def test_each_answer_of_the_engine_decides(old: TaskState, answers: list[str]) -
     book.feed(reg(11, 1, number=1))
     book.wait(5)
     assert book.feed(StatusReported({}, {10: old, 11: TaskState.RUNNING})) == answers
+
+
+def test_a_task_that_long_outlives_a_success_is_no_copy_but_a_rerun() -> None:
+    book = a_running_attempt()  # H17, H19: Spark kills mere copies within seconds
+    book.feed(reg(11, 1, number=1), end(10, 1, OK))
+    book.wait(4.9)
+    assert book.feed(StatusReported({}, {11: TaskState.RUNNING})) == []
+    book.wait(0.2)
+    revoked = ["failed 1#0 REVOKED", "reset 1", "accept 1#1 task 11"]
+    assert book.feed(StatusReported({}, {11: TaskState.RUNNING})) == revoked
 
 
 def test_an_answer_to_a_look_from_before_the_registration_decides_nothing() -> None:
