@@ -1,0 +1,235 @@
+"""The simulation as a test: fresh worlds each time, and proof that its checkers can see.
+
+A failing run prints its seed; ``python -m tests.simulation --seed N`` replays it with its story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random, SystemRandom
+from typing import Any
+
+import pytest
+
+from protocol.attempts import AttemptLedger, ResetSubtask
+from protocol.barrier_tracker import (
+    AbortCheckpoint,
+    AttemptFailed,
+    AttemptReady,
+    BarrierTracker,
+    TellReady,
+    TellReset,
+    tracker,
+)
+from protocol.barrier_tracker.pending import PendingCheckpoint
+from protocol.gateway import GatewayMachine
+from protocol.gateway_types import ConfirmEvent, EventSubmitted, FailEvent, SendToAttempt
+from protocol.messages import CheckpointAcknowledged, EventMessage
+from protocol.streams import ConnectionAttached
+from protocol.subtask import SubtaskMachine
+from protocol.subtask_types import PutInMailbox, SendToCoordinator
+from tests.simulation.__main__ import main
+from tests.simulation.coordinator import Coordinator
+from tests.simulation.driver import Driver
+from tests.simulation.world import World, run_world
+
+WORLDS = 60
+HUNT_MAX = 400  # worlds until a broken machine must have been caught
+
+
+def test_fresh_worlds_keep_the_contract() -> None:
+    # The invariant, H10-H24, H30, H31, H40-H49, H55, H57
+    first = SystemRandom().randrange(1_000_000_000)
+    print(f"seeds {first}..{first + WORLDS - 1}")
+    for seed in range(first, first + WORLDS):
+        world, error = run_world(seed)
+        if error is not None:
+            print("\n".join(world.story[-100:]))
+            raise AssertionError(f"python -m tests.simulation --seed {seed}") from error
+
+
+def test_a_seed_tells_the_same_story_twice() -> None:
+    seed = Random().randrange(1_000_000)
+    print(f"seed {seed}")
+    first, second = World(seed), World(seed)
+    first.run()
+    second.run()
+    assert first.story == second.story
+    assert first.totals() == second.totals()
+
+
+def test_the_command_says_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--first", "0", "--seeds", "3"]) == 0
+    assert "no rule was broken" in capsys.readouterr().out
+
+
+def test_the_command_names_the_seed_that_broke_a_rule(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    break_duplicates(monkeypatch)
+    seed = hunt()[0]
+    assert main(["--first", str(seed), "--seeds", "5"]) == 1
+    assert f"python -m tests.simulation --seed {seed}" in capsys.readouterr().out
+    assert main(["--seed", str(seed)]) == 1
+
+
+# --- machines that are broken on purpose --------------------------------------------------------------------------
+
+
+def hunt() -> tuple[int, str]:
+    """The first world that a broken machine does not survive, and how it was seen."""
+    for seed in range(HUNT_MAX):
+        _, error = run_world(seed)
+        if error is not None:
+            return seed, str(error)
+    raise AssertionError(f"{HUNT_MAX} worlds, and nobody has noticed")
+
+
+def edit(monkeypatch: pytest.MonkeyPatch, machine: type, change: Callable[[Any, list[Any]], list[Any]]) -> None:
+    """Put ``change(input, effects)`` behind everything that a kind of machine says."""
+    for name in ("handle", "handle_batch"):
+        if (method := getattr(machine, name, None)) is None:
+            continue
+
+        def edited(self: Any, input: Any, now: float, method: Callable[..., Any] = method) -> list[Any]:
+            return change(input, list(method(self, input, now)))
+
+        monkeypatch.setattr(machine, name, edited)
+
+
+def break_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some events reach the operator twice (H22)."""
+
+    def twice(_: Any, effects: list[Any]) -> list[Any]:
+        events = [e for e in effects if isinstance(e, PutInMailbox) and b"|d3" in getattr(e.item, "payload", b"")]
+        return [*effects, *events]
+
+    edit(monkeypatch, SubtaskMachine, twice)
+
+
+def break_resend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a reconnect, the first of what is unconfirmed is forgotten (H24)."""
+
+    def forgetful(input: Any, effects: list[Any]) -> list[Any]:
+        resent = [e for e in effects if isinstance(e, SendToAttempt) and isinstance(e.message, EventMessage)]
+        if isinstance(input, ConnectionAttached) and resent:
+            effects.remove(resent[0])
+        return effects
+
+    edit(monkeypatch, GatewayMachine, forgetful)
+
+
+def break_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event counts as confirmed when it is sent (H23)."""
+
+    def hasty(input: Any, effects: list[Any]) -> list[Any]:
+        return [ConfirmEvent(input.event_id), *effects] if isinstance(input, EventSubmitted) else effects
+
+    edit(monkeypatch, GatewayMachine, hasty)
+
+
+def break_settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is unconfirmed at the end of an attempt is forgotten, not failed (H26)."""
+    edit(monkeypatch, GatewayMachine, lambda _, effects: [e for e in effects if not isinstance(e, FailEvent)])
+
+
+def break_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the upward valve holds is left out of the snapshot (H31)."""
+
+    def lossy(_: Any, effects: list[Any]) -> list[Any]:
+        return [
+            SendToCoordinator(replace(e.message, held=()))
+            if isinstance(e, SendToCoordinator) and isinstance(e.message, CheckpointAcknowledged)
+            else e
+            for e in effects
+        ]
+
+    edit(monkeypatch, SubtaskMachine, lossy)
+
+
+def break_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateways hear of the cut a moment late: an event slips in between (H40, H41)."""
+    end_snapshot, state = Driver.end_snapshot, Coordinator.state
+
+    def late(self: Driver) -> None:
+        taken = state(self.coordinator)
+        if self.senders():
+            self.send_something()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.coordinator, "state", lambda: taken, raising=False)
+            end_snapshot(self)
+
+    monkeypatch.setattr(Driver, "end_snapshot", late)
+
+
+def break_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failure gives the pending checkpoint up, and nobody is told (H16, H45)."""
+
+    def silent(input: Any, effects: list[Any]) -> list[Any]:
+        return [e for e in effects if not (isinstance(input, AttemptFailed) and isinstance(e, AbortCheckpoint))]
+
+    edit(monkeypatch, BarrierTracker, silent)
+
+
+def break_reset_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reset names the next checkpoint, not the last one (H18)."""
+
+    def wrong(_: Any, effects: list[Any]) -> list[Any]:
+        return [TellReset(e.subtask, e.checkpoint_id + 1) if isinstance(e, TellReset) else e for e in effects]
+
+    edit(monkeypatch, BarrierTracker, wrong)
+
+
+def break_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is told that a subtask has to be reset (H10)."""
+    edit(monkeypatch, AttemptLedger, lambda _, effects: [e for e in effects if not isinstance(e, ResetSubtask)])
+
+
+def break_withholding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt is announced while the others are closing, ahead of the coordinator's snapshot."""
+
+    def eager(self: BarrierTracker, input: AttemptReady, now: float, out: list[Any]) -> None:
+        self._attempts[input.attempt.task_attempt_id].ready = True
+        out.append(TellReady(input.attempt))
+
+    monkeypatch.setitem(tracker._HANDLERS, AttemptReady, eager)
+
+
+def break_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subtask that waits for its restart takes part as empty, though it will restore something (H47)."""
+    init = PendingCheckpoint.__init__
+
+    def forgetful(self: PendingCheckpoint, checkpoint_id: int, deadline: float, parts: Any, at_rest: Any) -> None:
+        init(self, checkpoint_id, deadline, parts, {})
+
+    monkeypatch.setattr(PendingCheckpoint, "__init__", forgetful)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "rules"),
+    [
+        (break_duplicates, ("H22",)),
+        (break_resend, ("H22",)),
+        (break_confirmation, ("H23", "H21")),
+        (break_settling, ("H26",)),
+        (break_held, ("invariant, up",)),
+        (break_cut, ("invariant, down",)),
+        (break_abort, ("H16", "H43")),
+        (break_reset_id, ("H18",)),
+        (break_reset, ("H10",)),
+        (break_withholding, ("invariant",)),
+        (break_at_rest, ("invariant", "exactly once")),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_broken_machine_is_caught(
+    break_it: Callable[[pytest.MonkeyPatch], None], rules: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without the machines' own invariants: the checkers stand on their own feet.
+    for machine in (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine):
+        monkeypatch.setattr(machine, "check_invariants", lambda self: None)
+    break_it(monkeypatch)
+    seed, what = hunt()
+    print(f"seed {seed}: {what}")
+    assert any(rule in what for rule in rules), what
