@@ -162,12 +162,10 @@ class GatewayHandle:
 
     @property
     def events_pending(self) -> int:
-        """Events handed over and neither confirmed nor failed."""
         return self._budget.events
 
     @property
     def bytes_pending(self) -> int:
-        """Their payloads' bytes."""
         return self._budget.bytes
 
     async def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:

@@ -27,6 +27,16 @@ class SubtaskGateway(Protocol):
     @property
     def attempt(self) -> ExecutionAttempt: ...
 
+    @property
+    def events_pending(self) -> int:
+        """Events handed over and neither confirmed nor failed: what the bound of H27 counts."""
+        ...
+
+    @property
+    def bytes_pending(self) -> int:
+        """The bytes of their payloads."""
+        ...
+
     async def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
         """Hand an event over, waiting for room where the bound of H27 is reached, and return its confirmation.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
@@ -25,7 +25,7 @@ from actors.coordination.messages import (
     StartOperator,
     TrackerMessage,
 )
-from actors.testing import DeterministicKit, deterministic_system
+from actors.testing import Candidate, DeterministicKit, Schedule, deterministic_system
 from protocol.attempts import (
     AcceptAttempt,
     AnnounceFailed,
@@ -88,6 +88,8 @@ class RecordingCoordinator(OperatorCoordinator):
         await self._called("handle_event_from_operator", subtask, attempt, event)
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        if "handle_request" not in self.deeds:
+            return await super().handle_request(subtask, attempt, request)
         return await self._called("handle_request", subtask, attempt, request)
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
@@ -263,6 +265,16 @@ class World:
             await self.on_discard(checkpoint_id)
 
 
+def the_turn_of(*names: str) -> Schedule:
+    """Whenever one of these actors has something to do it is its turn, the first one's before the second's."""
+
+    def choose(candidates: Sequence[Candidate]) -> int:
+        ranks = [names.index(candidate.actor) if candidate.actor in names else len(names) for candidate in candidates]
+        return ranks.index(min(ranks))
+
+    return choose
+
+
 @asynccontextmanager
 async def running_operator(
     coordinator: OperatorCoordinator,
@@ -270,6 +282,7 @@ async def running_operator(
     parallelism: int = 2,
     mode: RestoreMode = RestoreMode.STREAMING,
     seed: int = 0,
+    schedule: Schedule | None = None,
     started: bool = True,
     tolerated_failures: int = 10,
     checkpoint_timeout_s: float = 60.0,
@@ -285,7 +298,7 @@ async def running_operator(
         CheckpointConfig(checkpoint_timeout_s, tolerated_failures, mode),
         snapshot_timeout_s,
     )
-    async with deterministic_system(seed=seed) as kit:
+    async with deterministic_system(seed=seed, schedule=schedule) as kit:
         world = World(kit, coordinator, config)
         if started:
             await world.start()

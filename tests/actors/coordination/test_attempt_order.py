@@ -1,0 +1,244 @@
+"""In which order a coordinator hears of attempts, and what it can still do then (H3, H10 to H15, H57)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.coordination import Confirmation
+from protocol.attempts import FailureKind
+from protocol.errors import AttemptOver
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, the_turn_of
+
+
+async def test_an_attempt_is_ready_then_failed_then_its_subtask_reset_then_the_next_one_ready() -> None:  # H10
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        world.fail(task)
+        await world.running(0)
+        assert coordinator.calls[1:] == [
+            ("subtask_ready", 0, 0),
+            ("subtask_failed", 0, 0, FailureKind.FAILED),
+            ("subtask_reset", 0, -1),
+            ("subtask_ready", 0, 1),
+        ]
+
+
+async def test_an_attempt_that_dies_before_it_opens_is_reported_failed_and_never_ready() -> None:  # H11
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        task = world.accept(0)
+        task.opens_at_once = False
+        await world.settle()
+        world.fail(task)
+        await world.settle()
+        assert coordinator.calls[1:] == [("subtask_failed", 0, 0, FailureKind.FAILED), ("subtask_reset", 0, -1)]
+
+
+async def test_inside_failed_and_reset_the_old_gateway_refuses_at_once() -> None:  # H14, H26
+    tried: list[tuple[str, Confirmation]] = []
+
+    async def try_to_send(subtask: int, *args: Any) -> None:
+        gateway = coordinator.gateways[subtask]
+        tried.append(("awaited", await gateway.send_event("too late")))
+        tried.append(("nowait", gateway.send_event_nowait("too late")))
+
+    coordinator = RecordingCoordinator(subtask_failed=try_to_send, subtask_reset=try_to_send)
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        world.fail(task)
+        await world.settle()
+        assert [name for name, _ in tried] == ["awaited", "nowait"] * 2
+        assert all(isinstance(confirmation.error(), AttemptOver) for _, confirmation in tried)
+        assert task.events == []
+        assert not world.reports  # H26: no failover follows
+
+
+async def test_a_gateway_never_reaches_a_later_attempt() -> None:  # H20
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (old,) = await world.running(0)
+        old_gateway = coordinator.gateways[0]
+        world.fail(old)
+        (new,) = await world.running(0)
+        confirmation = await old_gateway.send_event("for the old one")
+        await world.settle()
+        assert isinstance(confirmation.error(), AttemptOver)
+        assert new.events == []
+        assert old_gateway.attempt == old.attempt
+        assert coordinator.gateways[0].attempt == new.attempt
+
+
+async def test_an_event_of_an_attempt_that_is_over_is_dropped_and_counted() -> None:  # H3
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, schedule=the_turn_of("operator")) as world:
+        (task,) = await world.running(0)
+        task.send("from the dead")  # waits at the gateway while the tracker announces the failure
+        world.fail(task)
+        await world.settle()
+        assert coordinator.events == []
+        assert world.statistics.messages_dropped == 1
+        assert ("subtask_failed", 0, 0, FailureKind.FAILED) in coordinator.calls
+
+
+async def test_an_event_that_came_before_the_end_of_its_attempt_is_handled_before_it() -> None:  # H3, H30
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        task.send("last words")
+        await world.settle()
+        world.fail(task)
+        await world.settle()
+        assert [call[0] for call in coordinator.calls[2:4]] == ["handle_event_from_operator", "subtask_failed"]
+
+
+async def test_a_task_that_is_over_is_told_to_be_mute() -> None:  # H3
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        world.fail(task, FailureKind.KILLED)
+        await world.settle()
+        assert task.ended == ["killed: by the test"]
+        assert task.connection is not None
+        assert task.connection.closed
+
+
+async def test_a_connection_that_comes_after_the_end_is_told_so() -> None:  # H3
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        world.fail(task, reset=False)
+        connection = world.connection()
+        task.lose_connection()
+        task.reconnect(connection)
+        await world.settle()
+        assert connection.closed or not task.gateway_ref.is_alive
+        assert len(world.gateways) == 0
+
+
+async def test_events_go_to_the_attempt_whose_gateway_was_used() -> None:  # H13
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (first,) = await world.running(0)
+        first_gateway = coordinator.gateways[0]
+        (second,) = await world.running(0)
+        await first_gateway.send_event("to the first")
+        await coordinator.gateways[0].send_event("to the second")
+        await world.settle()
+        assert (first.events, second.events) == (["to the first"], ["to the second"])
+        world.fail(first, FailureKind.SUPERSEDED, reset=False)
+        await world.settle()
+        assert coordinator.named("subtask_failed", "subtask_reset") == [
+            ("subtask_failed", 0, 0, FailureKind.SUPERSEDED)
+        ]
+
+
+async def test_a_global_failover_reports_each_attempt_and_resets_once() -> None:  # H15
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        for task in await world.running(0, 1):
+            world.fail(task, FailureKind.GLOBAL_FAILURE, reset=False)
+        world.reset()
+        await world.settle()
+        assert coordinator.calls[-3:] == [
+            ("subtask_failed", 0, 0, FailureKind.GLOBAL_FAILURE),
+            ("subtask_failed", 1, 0, FailureKind.GLOBAL_FAILURE),
+            ("reset_to_checkpoint", -1, None),
+        ]
+
+
+async def test_the_end_of_a_run_ends_its_gateways_and_is_told() -> None:  # H57
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        done, left = await world.running(0, 1)
+        done.finish(state=b"final")
+        await world.settle()
+        world.finish(done)
+        world.end_run(False, "the job was cancelled")
+        await world.settle()
+        assert coordinator.calls[-1] == ("run_ended", 1, False, "the job was cancelled")
+        assert world.gateways == {}
+        assert left.ended == ["the run has ended"]
+        assert not done.gateway_ref.is_alive
+        assert not left.gateway_ref.is_alive
+        confirmation = coordinator.gateways[1].send_event_nowait("after the run")
+        assert isinstance(confirmation.error(), AttemptOver)
+
+
+async def test_a_coordinator_can_be_used_for_the_next_run() -> None:  # H55, H57
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        await world.running(0)
+        world.end_run()
+        world.reset("a new run")
+        (task,) = await world.running(0)
+        await coordinator.gateways[0].send_event("hello again")
+        await world.settle()
+        assert coordinator.calls[-3:] == [
+            ("run_ended", 1, True, ""),
+            ("reset_to_checkpoint", -1, None),
+            ("subtask_ready", 0, 1),
+        ]
+        assert task.events == ["hello again"]
+
+
+async def test_a_finished_attempt_may_be_failed_later() -> None:  # H17
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        task.finish()
+        await world.settle()
+        world.finish(task)
+        await world.settle()
+        assert coordinator.calls[1:] == [("subtask_ready", 0, 0)]
+        world.fail(task, FailureKind.REVOKED)
+        await world.settle()
+        assert coordinator.calls[2:] == [("subtask_failed", 0, 0, FailureKind.REVOKED), ("subtask_reset", 0, -1)]
+
+
+async def test_an_attempt_that_finished_while_its_readiness_was_withheld_is_not_announced() -> None:  # H11, H40
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (slow,) = await world.running(0)
+        slow.deaf = True
+        answer = world.checkpoint()
+        await world.settle()
+        (quick,) = await world.running(1)
+        quick.finish(state=b"nothing to do")
+        await world.settle()
+        world.finish(quick)
+        await world.settle()
+        slow.deaf = False
+        await world.settle()
+        assert answer.values == [1]
+        assert not [call for call in coordinator.named("subtask_ready") if call[1] == 1]
+
+
+async def test_the_figures_of_an_operator_are_kept() -> None:  # H27
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        await coordinator.gateways[0].send_event("one")
+        task.send("two")
+        await world.settle()
+        world.fail(task)
+        world.reset()
+        world.end_run()
+        await world.settle()
+        figures = world.statistics.snapshot()
+        expected: dict[str, Any] = {
+            "attempts": 1,
+            "ready": 1,
+            "failures": 1,
+            "failures_by_kind": {"failed": 1},
+            "subtask_resets": 1,
+            "operator_resets": 1,
+            "resets": 2,
+            "runs": 1,
+            "events_sent": 1,
+            "events_confirmed": 1,
+            "events_failed": 0,
+            "events_received": 1,
+        }
+        assert {name: figures[name] for name in expected} == expected
+        assert figures["confirm_us"]["count"] == 1
