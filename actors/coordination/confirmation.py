@@ -20,7 +20,7 @@ class Confirmation:
         self._done = False
         self._error: AttemptOver | None = None
         self._waiters: list[asyncio.Future[None]] = []
-        self._callbacks: list[Callable[[Confirmation], None]] = []
+        self._callbacks: list[Callable[[Confirmation], object]] = []
 
     def __await__(self) -> Generator[object, None, None]:
         if not self._done:
@@ -46,7 +46,7 @@ class Confirmation:
         """Why the event will never be confirmed, if so."""
         return self._error
 
-    def add_done_callback(self, callback: Callable[[Confirmation], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Confirmation], object]) -> None:
         """Call ``callback(self)`` on the loop once the fate is known; at once if it is known already."""
         if self._done:
             callback(self)
