@@ -123,6 +123,7 @@ class EngineBooks:
         self.stages: dict[int, StageRecord] = {}
         self.job_stages: dict[int, tuple[int, ...]] = {}
         self.job_seen_at: dict[int, float] = {}
+        self.job_over_since: dict[int, float] = {}  # a look said that it is over, and its end has not come
         self.ended_jobs = RecentIds()
         self.ended_stages = RecentIds()
         self._order = 0  # counts facts about tasks, in the order in which the bus brought them
@@ -167,6 +168,7 @@ class EngineBooks:
         """
         self.ended_jobs.add(job_id)
         self.job_seen_at.pop(job_id, None)
+        self.job_over_since.pop(job_id, None)
         over: list[int] = []
         for stage_id in self.job_stages.pop(job_id, ()):
             stage = self.stages.get(stage_id)

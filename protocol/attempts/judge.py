@@ -193,20 +193,39 @@ def look(operator: OperatorLedger, now: float) -> tuple[set[int], set[int]]:
     run = operator.run
     tasks = set(operator.held)
     jobs: set[int] = set()
-    operator.look_at = now + config.query_every_s if operator.held else None
+    operator.look_at = None
     if run is not None:
         living = {entry.task_attempt_id for entry in run.living()}
         tasks |= living
         _, known = _known_jobs(operator, run)
         jobs = {job for job in known if now - operator.books.job_seen_at[job] >= config.heal_after_s}
-        if living or known:
-            operator.want_look(now + config.audit_every_s)
         for held in operator.held.values():
             patience = config.conflict_wait_s if held.hurried else config.heal_after_s
-            held.asked = held.asked or (now - held.since >= patience and (bool(jobs) or not held.conflict or not known))
+            in_time = now - held.since >= patience
+            held.asked = held.asked or (in_time and (bool(jobs) or not held.conflict or not known))
         if not known and not living and any(held.conflict and held.asked for held in operator.held.values()):
             _end_run_without_facts(operator, run)
+    if tasks or jobs:
+        operator.asked_again_at = now + config.query_every_s
+        operator.want_look(operator.asked_again_at)
+    else:
+        want_audit(operator)
     return tasks, jobs
+
+
+def want_audit(operator: OperatorLedger) -> None:
+    """The next look without cause, as long as there is something that could have ended unnoticed."""
+    run = operator.run
+    if run is not None and (run.living() or _known_jobs(operator, run)[1]):
+        operator.want_look(operator.now + operator.config.audit_every_s)
+
+
+def answered(operator: OperatorLedger) -> None:
+    """There is no hurry to ask again, unless something is undecided still."""
+    if operator.asked_again_at is not None and operator.look_at == operator.asked_again_at and not operator.held:
+        operator.look_at = None
+        want_audit(operator)
+    operator.asked_again_at = None
 
 
 def tasks_reported(operator: OperatorLedger, fact: StatusReported) -> None:

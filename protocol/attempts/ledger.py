@@ -37,6 +37,7 @@ from protocol.facts import (
     TaskEnded,
     TaskOutcome,
     TaskStarted,
+    TaskState,
 )
 from protocol.machine import TimePassed
 from protocol.messages import RefusalCode, RestoreMode
@@ -345,12 +346,30 @@ class AttemptLedger:
         for operator in self._operators.values():
             judge.tasks_reported(operator, fact)
         for job_id in sorted(job_id for job_id, active in fact.jobs.items() if not active):
-            runs = [o.run for s in self._books.job_stages.get(job_id, ()) for o in self._in_stage(s)]
-            if runs:  # of any other job only its own end says something
-                whole = all(run is None or run.looks_whole() for run in runs)
-                self._job_ended(job_id, whole, "" if whole else f"job {job_id} is over, but how it ended was lost")
+            self._job_reported_over(job_id, fact, now)
         for operator in self._operators.values():
             judge.conflicts_reported(operator, fact)
+            judge.answered(operator)
+
+    def _job_reported_over(self, job_id: int, fact: StatusReported, now: float) -> None:
+        """The second such report counts: the fact, which alone says how the job ended, may be on its way."""
+        operators = [o for s in self._books.job_stages.get(job_id, ()) for o in self._in_stage(s)]
+        if not operators:
+            return  # of any other job only its own end says something
+        since = self._books.job_over_since.setdefault(job_id, now)
+        if now - since < self._config.query_every_s:
+            for operator in operators:
+                operator.want_look(since + self._config.query_every_s)
+            return
+        whole = all(
+            operator.run is None
+            or (
+                operator.run.looks_whole()
+                and not any(fact.tasks.get(e.task_attempt_id) is TaskState.RUNNING for e in operator.run.living())
+            )
+            for operator in operators
+        )
+        self._job_ended(job_id, whole, "" if whole else f"job {job_id} is over, but how it ended was lost")
 
 
 __all__ = ["AttemptLedger"]

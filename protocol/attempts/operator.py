@@ -79,6 +79,7 @@ class OperatorLedger:
         self.reset_due: str | None = None  # the coordinator is to be reset, for this first cause, before an accept
         self.ended_runs = RecentIds()
         self.look_at: float | None = None
+        self.asked_again_at: float | None = None  # an answer is awaited, and this is when to ask again
         self.out: list[LedgerEffect] = []
         self.now = 0.0
 

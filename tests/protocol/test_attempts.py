@@ -533,7 +533,28 @@ def test_a_lost_end_of_the_first_job_is_healed_by_a_look() -> None:
     book.feed(job(1, (2,)), reg(20, 1, run=2))
     assert book.wait(1) == ["query tasks [20] jobs [0]"]
     healed = ["end run 1 well", "reset all", "start run 2", "accept 1#1 task 20"]
-    assert book.feed(StatusReported({0: False}, {20: TaskState.RUNNING})) == healed
+    answer = StatusReported({0: False}, {20: TaskState.RUNNING})
+    assert book.feed(answer) == [], "its end may be on its way"
+    assert book.wait(2) == ["query tasks [20] jobs [0]"]
+    assert book.feed(answer) == healed
+
+
+def test_a_look_that_overtakes_the_end_of_a_job_does_not_say_how_it_ended() -> None:
+    book = a_running_attempt()  # H19 (found by the simulation, seed 53822)
+    book.feed(goodbye(10))
+    book.wait(5)
+    assert book.feed(StatusReported({0: False}, {10: TaskState.RUNNING})) == []
+    assert book.feed(job_end(succeeded=False, reason="cancelled")) == ["failed 1#0 RUN_ENDED", "end run 1 badly"]
+
+
+def test_a_look_without_an_answer_is_repeated_soon() -> None:
+    book = a_running_attempt()  # H19
+    look = ["query tasks [10] jobs [0]"]
+    assert book.wait(30) == look
+    assert book.wait(2) == look
+    assert book.feed(StatusReported({0: True}, {10: TaskState.RUNNING})) == []
+    assert book.wait(29.9) == []
+    assert book.wait(0.2) == look
 
 
 def test_a_job_that_has_just_started_is_not_asked_about_yet() -> None:
