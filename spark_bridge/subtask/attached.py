@@ -68,13 +68,13 @@ def attach(attempt: Attachable, switch_interval_s: float) -> None:
                 _process.our_interval_s = sys.getswitchinterval()
 
 
-def detach(attempt: Attachable) -> None:
+def detach(key: tuple[int, str], attempt: object) -> None:
     """Take ``attempt`` off the list; the last one restores the switch interval, if nobody else has changed
     it.
     """
     with _process.lock:
-        if _process.attached.get(attempt.key) is attempt:
-            del _process.attached[attempt.key]
+        if _process.attached.get(key) is attempt:
+            del _process.attached[key]
         if not _process.attached and _process.usual_interval_s is not None:
             if sys.getswitchinterval() == _process.our_interval_s:
                 sys.setswitchinterval(_process.usual_interval_s)

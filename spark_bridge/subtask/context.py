@@ -13,7 +13,8 @@ from protocol.subtask_types import MailboxAborted, MailboxBarrier, MailboxComple
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
 from spark_bridge.subtask.operator import SubtaskOperator
-from spark_bridge.subtask.valve_io import ValveIo, ValveStatistics
+from spark_bridge.subtask.valve_core import ValveStatistics
+from spark_bridge.subtask.valve_io import ValveIo
 
 __all__ = ["SubtaskContext"]
 
@@ -95,6 +96,7 @@ class SubtaskContext:
     def handle_pending(self) -> int:
         """Handle what is in the mailbox now, without waiting; return how many items that were."""
         self._enter("handle_pending")
+        self._io.poll()
         return self._handle_items(events_only=False)
 
     # --- used by the runner ---
@@ -103,6 +105,7 @@ class SubtaskContext:
         """``records``, with the mailbox looked at before each of them."""
         io = self._io
         while True:
+            io.poll()
             if io.mailbox or io.over is not None:
                 self._handle_items(events_only=False)
             try:
@@ -113,6 +116,7 @@ class SubtaskContext:
 
     def between_outputs(self) -> None:
         """An output was yielded: handle events, and snapshots if the operator allows them here."""
+        self._io.poll()
         if self._io.mailbox or self._io.over is not None:
             self._handle_items(events_only=not self._operator.snapshot_anywhere)
 

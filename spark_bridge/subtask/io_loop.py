@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 from protocol.codec import encode_message
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
 from protocol.messages import AttemptEnded, Refused, Resumed
-from spark_bridge.subtask.connection import READ_BYTES, Connection
+from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.waker import Interrupted
 
 if TYPE_CHECKING:
-    from spark_bridge.subtask.valve_io import ValveIo
+    from spark_bridge.subtask.valve_core import ValveCore
 
 __all__ = ["serve"]
 
@@ -25,7 +25,7 @@ LONGEST_PAUSE_S: Final = 2.0
 BROKEN_IN_A_ROW_MAX: Final = 8  # so many connections may break the protocol before the attempt is given up
 
 
-def serve(valve: ValveIo) -> None:
+def serve(valve: ValveCore) -> None:
     """The body of the I/O thread. Returns when the valve is closed or its attempt is over; raises nothing."""
     try:
         _Loop(valve).run()
@@ -39,7 +39,7 @@ def serve(valve: ValveIo) -> None:
 
 
 class _Loop:
-    def __init__(self, valve: ValveIo) -> None:
+    def __init__(self, valve: ValveCore) -> None:
         self._valve = valve
         self._broken_in_a_row = 0
 
@@ -83,21 +83,9 @@ class _Loop:
                         valve.waker.answer()
                         continue
                     if events & selectors.EVENT_WRITE:
-                        valve.write_outgoing()
-                    if events & selectors.EVENT_READ:
-                        self._read(connection)
-
-    def _read(self, connection: Connection) -> None:
-        try:
-            data = connection.sock.recv(READ_BYTES)
-        except (BlockingIOError, InterruptedError):
-            return
-        if not data:
-            raise ConnectionResetError("the sidecar closed the connection")
-        messages = connection.decode(data)
-        if messages:
-            self._valve.take_messages(messages)
-            self._broken_in_a_row = 0
+                        valve.write()
+                    if events & selectors.EVENT_READ and valve.read():
+                        self._broken_in_a_row = 0
 
     def _reconnect(self) -> None:
         """Try until a connection stands, with growing pauses; the machine's deadline ends the attempt (H24)."""

@@ -1,113 +1,65 @@
 """The shell around ``SubtaskMachine``: one socket, one thread, one lock for each execution attempt.
 
-The task's own thread submits events, takes items out of the mailbox and writes to the socket itself, so an
-event leaves without waiting for another thread. The I/O thread reads, puts what came into the mailbox and
-confirms it at once, however long the task computes (H23); it also reconnects (H24) and keeps the machine's
-deadlines.
-
-Every use of the machine, the outgoing buffer and the mailbox happens under the one lock, so the order of the
-bytes on the socket is the order of the machine's effects. Nothing waits while it holds the lock, but on its
-own condition.
-
-Whichever way an attempt ends, ``over`` becomes the reason, everybody who waits is woken, and the thread ends.
+The task's own thread submits events, takes items out of the mailbox and writes to the socket itself, so an event
+leaves without waiting for another thread. Between records it also looks whether something has come. The I/O thread
+reads when the task does not, puts what came into the mailbox and confirms it at once, however long the task computes
+(H23); it also reconnects (H24) and keeps the machine's deadlines.
 """
 
 from __future__ import annotations
 
 import logging
-import selectors
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Final
 
-from protocol.codec import encode_message
-from protocol.errors import AttemptOver, GatewayFull, ProtocolError, RemoteProtocolError
-from protocol.machine import TimePassed
-from protocol.messages import Confirm, DownMessage, Finished, Registered, Resume
-from protocol.streams import (
-    ConnectionAttached,
-    ConnectionLost,
-    DropConnection,
-    RefuseMessage,
-    RoomAvailable,
-)
-from protocol.subtask import SubtaskMachine
+from protocol.errors import AttemptOver, GatewayFull, RemoteProtocolError
+from protocol.messages import Registered
 from protocol.subtask_types import (
-    EndAttempt,
     EventSubmitted,
-    MailboxEvent,
     MailboxItem,
     OperatorFinished,
     OperatorOpened,
-    PutInMailbox,
     RequestSubmitted,
-    ResolveRequest,
-    SendToCoordinator,
     SnapshotRefused,
     SnapshotTaken,
-    SubtaskEffect,
     SubtaskInput,
-    SubtaskLimits,
 )
-from spark_bridge.subtask.attached import attach, detach
-from spark_bridge.subtask.connection import Connection
+from spark_bridge.subtask.attached import attach
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import RequestFailed, TimedOut
 from spark_bridge.subtask.io_loop import serve
-from spark_bridge.subtask.mailbox import Mailbox
 from spark_bridge.subtask.registration import register
-from spark_bridge.subtask.waker import Waker
+from spark_bridge.subtask.valve_core import ValveCore
 
-__all__ = ["ValveIo", "ValveStatistics"]
+__all__ = ["ValveIo"]
 
 _log = logging.getLogger(__name__)
 
-WRITE_BYTES: Final = 256 * 1024
 JOIN_S: Final = 10.0
+POLL_S: Final = 0.0001  # between two looks of the task at its socket: a look costs about a microsecond
 
 
-@dataclass(slots=True)
-class ValveStatistics:
-    """Counts of one attempt, for logs and tests."""
+class ValveIo(ValveCore):
+    """One execution attempt's end of the wire, as its task uses it.
 
-    events_received: int = 0
-    events_submitted: int = 0
-    reconnects: int = 0
-    messages_refused: int = 0
-
-
-class ValveIo:
-    """One execution attempt's end of the wire.
-
-    Built, opened, used and closed by the task's own thread; ``submit_event`` and ``ask`` may be called by
-    other threads of the task too. Every method that waits has a deadline and raises ``AttemptOver`` as soon
-    as the attempt is over; after ``close()`` all of them raise it.
+    Built, opened, used and closed by the task's own thread; ``submit_event`` and ``ask`` may be called by other
+    threads of the task too. Every method that waits has a deadline and raises ``AttemptOver`` as soon as the attempt
+    is over; after ``close()`` all of them raise it.
     """
 
     def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity) -> None:
-        self.key = (identity.task_attempt_id, endpoint.operator_id)
-        self.owner_thread = threading.get_ident()
-        self.over: str | None = None
-        self.mailbox = Mailbox(endpoint.mailbox_events_max, endpoint.mailbox_bytes_max)
-        self.statistics = ValveStatistics()
+        super().__init__(endpoint, identity)
         self.at_barrier: Callable[[], None] = self.decline_barriers
-        self.endpoint = endpoint
-        self._identity = identity
-        self._changed = threading.Condition(threading.Lock())
-        self.waker = Waker(lambda: self.stopping)
-        self.connection: Connection | None = None
-        self._outgoing = bytearray()
-        self._finished_seq: int | None = None
-        self._heard = False
-        self._reading_paused = False
-        self._closing = False
-        self._orphaned = False
         self._next_request_id = 1
-        self._answers: dict[int, tuple[str, bytes] | None] = {}
+        self._polled_at = 0.0
         self._thread: threading.Thread | None = None
-        self._machine: SubtaskMachine
+
+    @property
+    def on_task_thread(self) -> bool:
+        """Whether the caller is the thread that made this valve."""
+        return threading.get_ident() == self.owner_thread
 
     # --- the life of the attempt ---
 
@@ -118,16 +70,8 @@ class ValveIo:
         attach(self, self.endpoint.switch_interval_s)
         try:
             connection, registered, rest = register(self.endpoint, self._identity, self.waker)
-            self.connection = connection
-            limits = SubtaskLimits(
-                window_events=registered.window_events,
-                window_bytes=registered.window_bytes,
-                reconnect_timeout_s=registered.reconnect_timeout_s,
-            )
-            self._machine = SubtaskMachine(self._identity.task_attempt_id, limits, held=registered.held)
             with self._changed:
-                self._handle(ConnectionAttached(received_seq=0))
-                self._take(rest)
+                self._begin(connection, registered, rest)
             self._thread = threading.Thread(target=serve, args=(self,), name=f"headgate-{self.key[0]}", daemon=True)
             self._thread.start()
         except BaseException:
@@ -155,7 +99,7 @@ class ValveIo:
                 _log.error("the I/O thread of task %s did not end within %s s", self.key[0], JOIN_S)
                 return
         with self._changed:
-            self._drop_connection()
+            self._wire.drop()
             self._changed.notify_all()
         self._release()
 
@@ -167,9 +111,7 @@ class ValveIo:
         self.over = "this process was forked from the task; only the task itself may talk to its coordinator"
         self._closing = True
         self._thread = None
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
+        self._wire.drop()
         self.waker.close()
 
     def check(self) -> None:
@@ -276,6 +218,26 @@ class ValveIo:
 
     # --- what the task takes ---
 
+    def poll(self) -> None:
+        """Read what has come, without waiting, unless that was done a moment ago.
+
+        While the task computes in pure Python the I/O thread gets its turn only after a switch interval; a task that
+        passes here between its records is faster than that.
+        """
+        now = time.monotonic()
+        if now - self._polled_at < POLL_S:
+            return
+        self._polled_at = now
+        with self._changed:
+            if self.stopping or self.mailbox.full:
+                return
+            try:
+                messages = self._wire.receive()
+                if messages:
+                    self._take(messages)
+            except (OSError, RemoteProtocolError):
+                self._wire.break_off()
+
     def take(self, *, events_only: bool = False) -> MailboxItem | None:
         """The next mailbox item, or None; with ``events_only``, None too if that item is no event."""
         with self._changed:
@@ -334,165 +296,3 @@ class ValveIo:
         if left_s <= 0:
             raise TimedOut(failure)
         self._changed.wait(left_s)
-
-    def _take(self, messages: Sequence[DownMessage]) -> None:
-        if self._finished_seq is not None:
-            # The end of the attempt may come in the same read as the confirmation, and the machine forgets
-            # then.
-            self._heard |= any(
-                isinstance(message, Confirm) and message.seq >= self._finished_seq for message in messages
-            )
-        self._carry_out(self._machine.handle_batch(messages, time.monotonic()))
-
-    def _handle(self, input: SubtaskInput) -> None:
-        self._carry_out(self._machine.handle(input, time.monotonic()))
-
-    def _carry_out(self, effects: Sequence[SubtaskEffect]) -> None:
-        """In the machine's order: the mailbox has an event before its confirmation leaves (H23)."""
-        frames: list[bytes] = []
-        broken = ""
-        for effect in effects:
-            if isinstance(effect, SendToCoordinator):
-                frames.append(self._encoded(effect))
-            elif isinstance(effect, PutInMailbox):
-                self.mailbox.put(effect.item)
-                self.statistics.events_received += isinstance(effect.item, MailboxEvent)
-            elif isinstance(effect, ResolveRequest):
-                if effect.request_id in self._answers:
-                    self._answers[effect.request_id] = (effect.error, effect.payload)
-            elif isinstance(effect, RefuseMessage):
-                self.statistics.messages_refused += 1
-                _log.warning("task %s refused a message: %s", self.key[0], effect.why)
-            elif isinstance(effect, EndAttempt):
-                self._end(effect.reason)
-            elif isinstance(effect, DropConnection):
-                broken = effect.why
-            else:
-                assert isinstance(effect, RoomAvailable)  # whoever waits is woken below
-        if frames:
-            self._send(b"".join(frames))
-        self._changed.notify_all()
-        if broken:
-            raise RemoteProtocolError(broken)
-
-    def _encoded(self, effect: SendToCoordinator) -> bytes:
-        if isinstance(effect.message, Finished):
-            self._finished_seq = effect.message.seq
-        try:
-            return encode_message(effect.message)
-        except ProtocolError as error:
-            # The machine has it in its stream already and would try for ever: this attempt cannot go on.
-            self._end(str(error))
-            raise
-
-    def _send(self, data: bytes) -> None:
-        """Write at once what the socket takes; the I/O thread writes the rest, and notices what is broken."""
-        if self.connection is None:
-            return
-        if not self._outgoing:
-            try:
-                sent = self.connection.sock.send(data)
-            except (BlockingIOError, InterruptedError):
-                sent = 0
-            except OSError:
-                self.waker.wake()
-                return
-            if sent == len(data):
-                return
-            data = data[sent:]
-        self._outgoing += data
-        self.waker.wake()
-
-    def _end(self, reason: str) -> None:
-        if self.over is None:
-            self.over = reason
-        self._changed.notify_all()
-        self.waker.wake()
-
-    def _drop_connection(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
-        self._outgoing.clear()
-
-    # --- what the I/O loop uses (each takes the lock itself) ---
-
-    @property
-    def on_task_thread(self) -> bool:
-        """Whether the caller is the thread that made this valve."""
-        return threading.get_ident() == self.owner_thread
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the I/O thread should end."""
-        return self._closing or self.over is not None
-
-    @property
-    def interests(self) -> int:
-        """What to wait for on the socket: not reading while the mailbox is full is what stops the sender
-        (H27).
-        """
-        with self._changed:  # or a task that empties the mailbox meanwhile would not know that it must wake us
-            self._reading_paused = self.mailbox.full
-            events = 0 if self._reading_paused else selectors.EVENT_READ
-            return events | selectors.EVENT_WRITE if self._outgoing else events
-
-    def pass_time(self) -> float | None:
-        """Tell the machine the time if it wants to know; return the seconds until its next deadline."""
-        with self._changed:
-            now = time.monotonic()
-            deadline = self._machine.next_deadline()
-            if deadline is not None and deadline <= now:
-                self._carry_out(self._machine.handle(TimePassed(), now))
-                deadline = self._machine.next_deadline()
-            return None if deadline is None else max(0.0, deadline - now)
-
-    def take_messages(self, messages: Sequence[DownMessage]) -> None:
-        """Hand what came to the machine. Raises ``RemoteProtocolError``: the connection is to be dropped."""
-        with self._changed:
-            self._take(messages)
-
-    def write_outgoing(self) -> None:
-        """Write what the socket takes of what is left. Raises ``OSError`` when it is broken."""
-        with self._changed:
-            if self._outgoing and self.connection is not None:
-                sent = self.connection.sock.send(memoryview(self._outgoing)[:WRITE_BYTES])
-                del self._outgoing[:sent]
-
-    def lose_connection(self) -> None:
-        """The connection broke: from now on the machine keeps what is sent."""
-        with self._changed:
-            self._drop_connection()
-            self._handle(ConnectionLost())
-
-    def attach_connection(self, connection: Connection, received_seq: int, rest: Sequence[DownMessage]) -> None:
-        """A new connection stands; the machine sends again what the peer has not received (H24)."""
-        with self._changed:
-            self.connection = connection
-            self.statistics.reconnects += 1
-            if self._finished_seq is not None and received_seq >= self._finished_seq:
-                self._heard = True
-            self._handle(ConnectionAttached(received_seq))
-            self._take(rest)
-
-    def resume_message(self) -> Resume:
-        """The first word on a new connection: what has arrived here."""
-        with self._changed:
-            return Resume(self.key[0], self.key[1], self._machine.resume_seq)
-
-    def end(self, reason: str) -> None:
-        """The attempt is over."""
-        with self._changed:
-            self._end(reason)
-
-    def loop_ended(self) -> None:
-        """The last act of the I/O thread."""
-        with self._changed:
-            self._drop_connection()
-            self._changed.notify_all()
-        if self._orphaned:
-            self._release()
-
-    def _release(self) -> None:
-        self.waker.close()
-        detach(self)

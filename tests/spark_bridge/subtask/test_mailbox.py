@@ -85,8 +85,11 @@ def test_a_full_mailbox_stops_the_reading_until_half_of_it_is_handled() -> None:
 
 
 def test_a_checkpoint_that_meets_a_waiting_sender_is_declined_rather_than_stuck() -> None:  # H48
+    sending = threading.Event()
+
     def body(context: SubtaskContext) -> None:
         context.wait_for_event()
+        sending.set()
         for number in range(3):
             context.send_event(number)
 
@@ -96,6 +99,7 @@ def test_a_checkpoint_that_meets_a_waiting_sender_is_declined_rather_than_stuck(
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
         _next(connection, ClosedForCheckpoint)
         connection.confirmed(2)
+        assert sending.wait(PATIENCE_S)
         connection.send(BarrierMessage(TASK_ID, 3, 6, 2))
         assert "snapshot_anywhere" in _next(connection, CheckpointDeclined).reason
         connection.send(CheckpointAborted(TASK_ID, 4, 6))
@@ -109,8 +113,11 @@ def test_an_operator_that_allows_it_takes_the_snapshot_while_it_waits() -> None:
     class Anywhere(Calling):
         snapshot_anywhere = True
 
+    sending = threading.Event()
+
     def body(context: SubtaskContext) -> None:
         context.wait_for_event()
+        sending.set()
         for number in range(3):
             context.send_event(number)
 
@@ -120,6 +127,7 @@ def test_an_operator_that_allows_it_takes_the_snapshot_while_it_waits() -> None:
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
         _next(connection, ClosedForCheckpoint)
         connection.confirmed(2)
+        assert sending.wait(PATIENCE_S)
         connection.send(BarrierMessage(TASK_ID, 3, 6, 2))
         assert len(_next(connection, CheckpointAcknowledged).held) == 2
         for _ in range(3):

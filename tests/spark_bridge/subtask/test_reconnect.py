@@ -7,7 +7,7 @@ import pytest
 from protocol.codec import decode_event
 from protocol.errors import HandshakeFailed
 from protocol.messages import AttemptEnded, Confirm, EventMessage, Finished, RefusalCode, Refused, Resume
-from spark_bridge.subtask import AttemptOver, SubtaskContext
+from spark_bridge.subtask import AttemptOver, SubtaskContext, io_loop
 from tests.spark_bridge.subtask.operators import Calling, EventSource
 from tests.spark_bridge.subtask.peer import TASK_ID, Peer, RunningTask
 
@@ -153,7 +153,8 @@ def test_a_hole_in_the_stream_costs_the_connection_and_is_filled_by_the_next() -
         assert task.outputs() == ["a", "b", "c"]
 
 
-def test_a_peer_that_only_breaks_the_protocol_is_given_up() -> None:  # H48
+def test_a_peer_that_only_breaks_the_protocol_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:  # H48
+    monkeypatch.setattr(io_loop, "LONGEST_PAUSE_S", 0.01)
     with Peer() as peer:
         task = RunningTask(EventSource, peer.endpoint())
         connection = peer.take_task()

@@ -359,13 +359,14 @@ def test_a_snapshot_that_is_not_bytes_is_an_error_that_says_so() -> None:  # H46
 
 @pytest.mark.parametrize("allowed", [False, True])
 def test_a_checkpoint_between_the_outputs_of_one_record_waits_unless_allowed(allowed: bool) -> None:
-    barrier_sent = threading.Event()
+    in_the_record, barrier_sent = threading.Event(), threading.Event()
 
     class TwoOutputs(Recorder):
         snapshot_anywhere = allowed
 
         def process(self, records: Iterator[Any]) -> Iterator[Any]:
             for record in records:
+                in_the_record.set()
                 yield record
                 self.calls.append("first half")
                 assert barrier_sent.wait(PATIENCE_S)
@@ -376,6 +377,7 @@ def test_a_checkpoint_between_the_outputs_of_one_record_waits_unless_allowed(all
     with Peer() as peer:
         task = RunningTask(lambda: operator, peer.endpoint(), [1])
         connection = peer.take_task()
+        assert in_the_record.wait(PATIENCE_S)
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
         _next_item(connection, ClosedForCheckpoint)
         connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
