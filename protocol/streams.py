@@ -2,9 +2,8 @@
 
 Theory of operation
 -------------------
-Each direction of an attempt is one stream of *items*, numbered from
-1 without holes. The sender's half, ``OutgoingStream``, keeps every item until the peer has confirmed it; a
-confirmation is cumulative. When a connection breaks, items simply stay. When a new one is up, the peer says
+Each direction of an attempt is one stream of *items*, numbered from 1 without holes. The sender's half,
+``OutgoingStream``, keeps every item until the peer has confirmed it; a confirmation is cumulative. When a connection breaks, items simply stay. When a new one is up, the peer says
 up to where it has them; the sender trims that far and sends the rest again, in order. The receiver's half,
 ``IncomingStream``, takes exactly the next number: a lower one is a duplicate (dropped, confirmed again), a
 higher one is a hole, which only a broken peer can cause. Together: in order, each once, across any number of

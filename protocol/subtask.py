@@ -2,9 +2,9 @@
 
 Theory of operation
 -------------------
-Two lives run side by side. The operator's: it restores
-(``OPENING``), is ``OPEN``, has ``FINISHED``; or the attempt is ``OVER`` before that. And the connection's,
-up or down, which is only a matter of waiting (H24): the table below is about the first.
+Two lives run side by side. The operator's: it restores (``OPENING``), is ``OPEN``, has ``FINISHED``; or the
+attempt is ``OVER`` before that. And the connection's, up or down, which is only a matter of waiting (H24): the
+table below is about the first.
 
 *Down.* An item that comes for the first time goes into the operator's mailbox, and the confirmation leaves
 behind it, one for all that one read has brought (H23). The mailbox is one queue, so no barrier overtakes an

@@ -109,7 +109,7 @@ class UpwardValve:
             if submitted.request_id in self._open_requests:
                 raise LocalProtocolError(f"request id {submitted.request_id} is in use")
             self._open_requests.add(submitted.request_id)
-        if self._closed or self._held:
+        if self._closed:  # what waits for the window alone leaves no room here, so nothing is overtaken
             self._held.append(submitted)
             self._held_bytes += len(submitted.payload)
         else:

@@ -219,6 +219,9 @@ def test_the_confirm_clock_stands_still_while_the_reconnect_clock_runs() -> None
     assert gateway.next_deadline() == 31.0  # three seconds had gone by before the break
     hear(gateway, Confirm(7, 1), 25.0)
     assert gateway.next_deadline() == 34.0  # the second one has had a connection since 24
+    hear(gateway, Confirm(7, 2), 26.0)
+    gateway.handle(EventSubmitted(3, b"c"), 27.0)
+    assert gateway.next_deadline() == 37.0  # the break was before this one
 
 
 def test_a_peer_that_stays_away_too_long_ends_its_attempt() -> None:
