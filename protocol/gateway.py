@@ -2,9 +2,8 @@
 
 Theory of operation
 -------------------
-A gateway belongs to one attempt for ever (H20). It has three states,
-which are about the connection only; what a checkpoint does to it is a matter of the *downward valve*
-(``protocol.downward_valve``).
+A gateway belongs to one attempt for ever (H20). It has three states, which are about the connection only; what a
+checkpoint does to it is a matter of the *downward valve* (``protocol.downward_valve``).
 
 *Down.* An event is held while the valve is closed; else it becomes the next item of the downward stream, and
 is sent if a connection is up (``protocol.streams``). It is confirmed when the peer has put it into its

@@ -3,11 +3,11 @@
 Theory of operation
 -------------------
 Each direction of an attempt is one stream of *items*, numbered from 1 without holes. The sender's half,
-``OutgoingStream``, keeps every item until the peer has confirmed it; a confirmation is cumulative. When a connection breaks, items simply stay. When a new one is up, the peer says
-up to where it has them; the sender trims that far and sends the rest again, in order. The receiver's half,
-``IncomingStream``, takes exactly the next number: a lower one is a duplicate (dropped, confirmed again), a
-higher one is a hole, which only a broken peer can cause. Together: in order, each once, across any number of
-connections (H22, H24, H30).
+``OutgoingStream``, keeps every item until the peer has confirmed it; a confirmation is cumulative. When a
+connection breaks, items simply stay. When a new one is up, the peer says up to where it has them; the sender
+trims that far and sends the rest again, in order. The receiver's half, ``IncomingStream``, takes exactly the
+next number: a lower one is a duplicate (dropped, confirmed again), a higher one is a hole, which only a
+broken peer can cause. Together: in order, each once, across any number of connections (H22, H24, H30).
 
 Received is not yet confirmed. A receiver that hands an item on may keep back the confirmation until the item
 is *taken*; the confirmation never passes an item that is not taken. So the sender's window also bounds what
