@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import importlib.util
 import shutil
 import tempfile
 import threading
 import weakref
 import zipfile
 from pathlib import Path
-from typing import Any
 
-import msgpack
 from pyspark import SparkContext
 
 from spark_bridge.subtask.bootstrap import VENDORED
@@ -65,7 +64,7 @@ def write_archive(folder: Path) -> Path:
 def archive_contents() -> dict[str, bytes]:
     """Name in the archive → content."""
     contents = _sources(_ROOT, _PACKAGES)
-    for name, data in _sources(Path(_msgpack_file()).parent, ("",)).items():
+    for name, data in _sources(_msgpack_folder(), ("",)).items():
         contents[f"{VENDORED}/msgpack/{name}"] = data
     return contents
 
@@ -78,6 +77,9 @@ def _sources(root: Path, prefixes: tuple[str, ...]) -> dict[str, bytes]:
     }
 
 
-def _msgpack_file() -> str:
-    module: Any = msgpack
-    return str(module.__file__)
+def _msgpack_folder() -> Path:
+    """Where msgpack lies, without importing it: only ``protocol.codec`` does that."""
+    spec = importlib.util.find_spec("msgpack")
+    origin = spec.origin if spec is not None else None
+    assert origin is not None, "the driver itself cannot run without msgpack"
+    return Path(origin).parent

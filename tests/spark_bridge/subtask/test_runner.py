@@ -32,6 +32,7 @@ from spark_bridge.subtask import (
     TimedOut,
     run_subtask,
 )
+from spark_bridge.subtask.valve_core import ValveCore
 from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, RunningTask, registered
 
@@ -139,6 +140,27 @@ def test_an_event_is_confirmed_while_the_task_computes() -> None:  # H23: the ma
         stop.set()
         connection.finish()
         assert task.outputs() == [[]]
+
+
+def test_a_task_that_passes_between_records_takes_what_has_come_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H23, spark-facts 23: it need not wait until the I/O thread gets its turn, which here never reads."""
+    monkeypatch.setattr(ValveCore, "interests", 0)
+    operator = Recorder()
+
+    def records() -> Iterator[int]:
+        while ("event", "seen") not in operator.calls:
+            yield 0
+
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint(), records())
+        connection = peer.take_task()
+        connection.send(connection.event(1, "seen"))
+        connection.confirmed(1)
+        monkeypatch.undo()
+        operator.context._io.waker.wake()  # from now on the I/O thread reads
+        connection.finish()
+        task.outputs()
+    assert ("event", "seen") in operator.calls
 
 
 def test_a_task_that_ends_well_waits_until_everything_is_taken() -> None:  # H30: a success loses no event
