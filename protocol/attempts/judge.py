@@ -79,11 +79,11 @@ def _judge(operator: OperatorLedger, held: HeldRegistration, now: float) -> Verd
             RefusalCode.COORDINATOR_FAILED,
             f"the coordinator of {operator.operator_id!r} failed: {run.failed_cause}",
         )
-    if run.barrier_failed is not None:
-        if task.stage_attempt is not None and task.stage_attempt <= run.barrier_failed:
-            return Refusal(RefusalCode.ATTEMPT_OVER, f"attempt {task.stage_attempt} of barrier stage {run_id} failed")
-        if task.stage_attempt is None and not held.seen_running:
-            return Wait.WAIT
+    if task.stage_attempt is None:
+        if operator.books.stage(run_id).barrier and not held.seen_running:
+            return Wait.WAIT  # only its start says whether its stage attempt is the one that has just failed
+    elif run.barrier_failed is not None and task.stage_attempt <= run.barrier_failed:
+        return Refusal(RefusalCode.ATTEMPT_OVER, f"attempt {task.stage_attempt} of barrier stage {run_id} failed")
     return _judge_rivals(operator, held, run, task)
 
 

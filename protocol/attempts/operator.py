@@ -256,16 +256,19 @@ class OperatorLedger:
         if run is None or run.failed_cause is not None:
             return
         known = run.barrier_failed is not None and run.barrier_failed >= failed
-        if not known or any(
-            entry.state is not AttemptState.OVER and 0 <= self._stage_attempt(run, entry, -1) <= failed
-            for entry in run.entries()
-        ):
+        if not known or any(self._is_of_stage_attempt(run, entry, failed) for entry in run.entries()):
             self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed (attempt {failed})")
+
+    def _is_of_stage_attempt(self, run: Run, entry: AttemptEntry, last: int) -> bool:
+        """Not over, and known to be of stage attempt ``last`` or an earlier one."""
+        task = self.books.task(run.run_id, entry.task_attempt_id)
+        known = None if task is None else task.stage_attempt
+        return entry.state is not AttemptState.OVER and known is not None and known <= last
 
     def _fail_over_barrier_stage(self, run: Run, failed: int, cause: str) -> None:
         run.barrier_failed = max(failed, -1 if run.barrier_failed is None else run.barrier_failed)
         for entry in run.entries():
-            if entry.state is AttemptState.OVER or self._stage_attempt(run, entry, 0) > failed:
+            if entry.state is AttemptState.OVER:
                 continue
             # The stage is run again as a whole, and with it what has finished already.
             revoked = entry.state is AttemptState.FINISHED
@@ -275,12 +278,8 @@ class OperatorLedger:
         for subtask in run.subtasks.values():
             subtask.owes_reset = False
         coordinator_knows = bool(run.told or run.by_task)
-        if self.reset_due is None and coordinator_knows and not run.living():
+        if self.reset_due is None and coordinator_knows:
             self.reset_due = cause
-
-    def _stage_attempt(self, run: Run, entry: AttemptEntry, unknown: int) -> int:
-        task = self.books.task(run.run_id, entry.task_attempt_id)
-        return unknown if task is None or task.stage_attempt is None else task.stage_attempt
 
     def _finish(self, entry: AttemptEntry, subtask: SubtaskEntry) -> None:
         """A subtask has one success: whatever else of it is alive is superseded, and dies.

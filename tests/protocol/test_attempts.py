@@ -232,6 +232,14 @@ def test_a_success_that_spark_counts_after_we_gave_the_attempt_up_fails_the_job_
     assert book.feed(end(10, 1, OK)) == ["failed 2#0 GLOBAL_FAILURE", "cancel [0]"]
 
 
+def test_a_success_of_a_superseded_attempt_after_the_winner_was_revoked_fails_the_job_too() -> None:
+    book = a_running_attempt()  # the invariant: we have told the coordinator that it is over
+    book.feed(stage(attempt=1), start(20, 1, stage_attempt=1), reg(20, 1))
+    assert book.feed(end(10, 1, OK)) == ["finish 1#0", "kill 20", "failed 1#1 SUPERSEDED"]
+    assert book.feed(end(10, 1, TaskOutcome.RESUBMITTED)) == ["failed 1#0 REVOKED", "reset 1"]
+    assert book.feed(end(20, 1, OK, stage_attempt=1)) == ["cancel [0]"]
+
+
 # --- success and its revocation ---------------------------------------------------------------------------
 
 
@@ -476,6 +484,21 @@ def test_a_barrier_task_of_the_failed_stage_attempt_is_not_accepted_any_more() -
     assert book.feed(start(21, 1, stage_attempt=1)) == ["reset all", "accept 1#0 task 21"]
 
 
+def test_a_barrier_task_waits_for_its_start_because_a_failure_may_be_on_its_way() -> None:
+    book = Playbook()  # H15
+    book.feed(job(), stage(barrier=True), start(10, 0), reg(10, 0))
+    assert book.feed(reg(21, 1)) == [], "it may be of the next stage attempt"
+    assert book.feed(end(10, 0)) == ["failed 0#0 FAILED"]
+    assert book.feed(start(21, 1, stage_attempt=1)) == ["reset all", "accept 1#0 task 21"]
+
+
+def test_late_deaths_of_a_barrier_stage_attempt_that_failed_over_are_an_echo() -> None:
+    book = a_running_barrier_stage()  # H15
+    book.feed(end(10, 0), start(20, 0, stage_attempt=1), reg(20, 0), opened(20))
+    assert book.feed(start(9, 1), end(9, 1, KILLED)) == []
+    assert book.feed(StageCompleted(1, 0, "failed")) == []
+
+
 def test_a_barrier_stage_that_starts_again_shows_that_it_failed() -> None:
     book = a_running_barrier_stage()  # H15, H19
     assert book.feed(stage(attempt=1, barrier=True)) == ["failed 0#0 GLOBAL_FAILURE", "failed 1#0 GLOBAL_FAILURE"]
@@ -616,6 +639,20 @@ def test_a_task_of_a_run_that_has_ended_is_refused() -> None:
     assert book.feed(reg(11, 2)) == ["refuse task 11 ATTEMPT_OVER"]
 
 
+def test_a_task_whose_job_ended_before_its_registration_opens_no_run() -> None:
+    book = a_running_attempt()  # H57
+    book.feed(end(10, 1, OK), job_end(), job(1, (2,)), start(20, 1, stage=2))
+    assert book.feed(StageCompleted(2, 0), job_end(1)) == []
+    assert book.feed(reg(20, 1, run=2)) == ["refuse task 20 ATTEMPT_OVER"]
+
+
+def test_of_two_that_wait_the_older_is_accepted_first() -> None:
+    book = a_running_attempt()  # H2, H10
+    book.feed(end(10, 1, OK), reg(21, 1, run=2, number=1), reg(20, 1, run=2))
+    assert book.feed(job_end())[-1] == "accept 1#1 task 20"
+    assert book.feed(start(21, 1, number=1, stage=2)) == ["failed 1#1 LOST_FACT", "reset 1", "accept 1#2 task 21"]
+
+
 def test_an_attempt_whose_success_was_lost_finishes_with_its_job() -> None:
     book = a_running_attempt()  # H19
     book.feed(goodbye(10))
@@ -718,6 +755,9 @@ def test_stages_without_an_operator_leave_nothing_behind() -> None:
             book.ledger.handle(end(stage_id, 0, OK, stage=stage_id), book.now)
             book.ledger.handle(job_end(stage_id), book.now)
     assert len(books.stages) <= 600
+    assert all(len(books.stages[stage_id].tasks) == 1 for stage_id in books.stages)
+    book.feed(end(1900, 0, OK, stage=1900))
+    assert not books.stages[1900].tasks
     book.feed(*(job_end(stage_id) for stage_id in range(100, 2000)))
     assert list(books.stages) == [1]
     assert list(books.job_stages) == [0]
