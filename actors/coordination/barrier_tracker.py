@@ -272,9 +272,7 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
         match effect:
             case TellReady(attempt):
                 gateway = self._gateways.get(attempt.task_attempt_id)
-                if (
-                    gateway is not None
-                ):  # else it has finished while its readiness was withheld: ready means alive (H11)
+                if gateway is not None:  # else it finished while its readiness was withheld, and is not alive (H11)
                     self._coordinator_ref.tell(SubtaskReady(attempt, gateway.handle, gateway.ref))
             case TellFailed(attempt, reason):
                 self._close_gateway(attempt, f"{reason.kind.name.lower()}: {reason.text}")

@@ -81,6 +81,17 @@ async def test_an_event_of_an_attempt_that_is_over_is_dropped_and_counted() -> N
         assert ("subtask_failed", 0, 0, FailureKind.FAILED) in coordinator.calls
 
 
+async def test_an_event_that_comes_after_its_attempt_has_finished_is_dropped() -> None:  # H3
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, schedule=the_turn_of("operator")) as world:
+        (task,) = await world.running(0)
+        task.send("too late")
+        world.finish(task)
+        await world.settle()
+        assert coordinator.events == []
+        assert world.statistics.messages_dropped == 1
+
+
 async def test_an_event_that_came_before_the_end_of_its_attempt_is_handled_before_it() -> None:  # H3, H30
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:

@@ -414,8 +414,10 @@ async def test_storage_that_fails_aborts_the_checkpoint() -> None:  # H45
 
 
 async def test_a_checkpoint_aborted_while_it_is_stored_is_taken_back() -> None:  # H44, H51
-    async def never(checkpoint: Any) -> None:
-        await asyncio.Event().wait()
+    disk = asyncio.Event()
+
+    async def slowly(checkpoint: Any) -> None:
+        await disk.wait()
 
     async def fail(checkpoint_id: int) -> None:
         raise OSError("it is gone already")
@@ -423,13 +425,15 @@ async def test_a_checkpoint_aborted_while_it_is_stored_is_taken_back() -> None: 
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         (task,) = await world.running(0)
-        world.on_store, world.on_discard = never, fail
+        world.on_store, world.on_discard = slowly, fail
         answer = world.checkpoint()
         await world.settle()
         world.fail(task)
         await world.settle()
         assert answer.errors
         assert world.discarded == [1]
+        disk.set()
+        await world.settle()
         assert world.stored == []
         assert world.tracker.is_alive  # H48: storage that cannot delete ends nobody
         world.on_store = None

@@ -10,7 +10,9 @@ import anyio.lowlevel
 import pytest
 
 from actors.coordination import Confirmation
+from actors.coordination.gateway import SendBudget
 from actors.coordination.messages import MessagesArrived
+from actors.testing import settle
 from protocol.attempts import AttemptCondemned, ConnectionExpired, FailureKind
 from protocol.errors import AttemptOver, ConfirmationTimeout, EventEncodeError, GatewayFull
 from protocol.messages import EventMessage
@@ -25,7 +27,6 @@ class OneThatWaits:
         self.confirmation: Confirmation | None = None
         tasks.start_soon(self._send, gateway, event)
 
-    @property
     def waits(self) -> bool:
         return self.confirmation is None
 
@@ -95,17 +96,28 @@ async def test_sending_never_raises_because_the_attempt_is_over() -> None:  # H2
         task.deaf = True
         gateway = coordinator.gateways[0]
         first = await gateway.send_event("held")
+        late: list[Confirmation] = []
+        # In the moment of the end one still stands in line: nobody behind it may be refused for that.
+        first.add_done_callback(lambda _: late.append(gateway.send_event_nowait("no room, and others before")))
         async with anyio.create_task_group() as tasks:
             waiting = OneThatWaits(tasks, gateway, "waits for room")
             await world.settle()
             world.fail(task)
-            await world.kit.step()  # the tracker only: the one that waits has not come to its turn
-            late = gateway.send_event_nowait("with no room left, and others waiting for it")
-            assert isinstance(late.error(), AttemptOver)
             await world.settle()
         assert waiting.confirmation is not None
-        assert isinstance(waiting.confirmation.error(), AttemptOver)
-        assert isinstance(first.error(), AttemptOver)
+        for confirmation in (waiting.confirmation, first, *late):
+            assert isinstance(confirmation.error(), AttemptOver)
+
+
+async def test_one_that_stands_in_line_refuses_nobody_once_the_attempt_is_over() -> None:  # H14, H21
+    budget = SendBudget(1, 100)
+    assert budget.try_take(1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(budget.take, 1)
+        await settle()
+        assert not budget.try_take(1)
+        budget.end(AttemptOver("over"))
+        assert budget.try_take(1)
 
 
 async def test_held_and_unconfirmed_events_fail_at_the_end_and_nothing_follows() -> None:  # H26
@@ -205,11 +217,15 @@ async def test_at_the_bound_a_sender_waits_and_nowait_is_refused() -> None:  # H
         async with anyio.create_task_group() as tasks:
             third, fourth = OneThatWaits(tasks, gateway, 3), OneThatWaits(tasks, gateway, 4)
             await world.settle()
-            assert third.waits
+            assert third.waits()
+            task.deaf = False
+            task.read()
+            task.deaf = True
+            await world.settle()  # one confirmation for two events has made room for two
+            assert not third.waits()
+            assert not fourth.waits()
             task.deaf = False
             await world.settle()
-            assert third.confirmation is not None
-            assert fourth.confirmation is not None
         assert task.events == [1, 2, 3, 4]
         assert (gateway.events_pending, gateway.bytes_pending) == (0, 0)
 
@@ -259,7 +275,7 @@ async def test_one_that_is_cancelled_while_it_waits_sends_nothing_and_the_others
             await world.settle()
             cancelled.scope.cancel()
             await world.settle()
-            assert patient.waits
+            assert patient.waits()
             task.deaf = False
             await world.settle()
         assert cancelled.confirmation is None
