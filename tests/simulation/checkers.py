@@ -23,6 +23,7 @@ class CallbackOrder:
 
     parallelism: int
     batch: bool
+    copies: bool  # several attempts of a subtask may be alive at once, or look so when facts are lost
     live: dict[int, set[int]] = field(default_factory=dict)
     last_ready: dict[int, int] = field(default_factory=dict)
     failed: dict[int, set[int]] = field(default_factory=dict)
@@ -37,11 +38,11 @@ class CallbackOrder:
 
     def ready(self, subtask: int, attempt: int) -> None:
         live = self._live(subtask)
-        demand(attempt > self.last_ready.get(subtask, -1) or bool(live), f"H2: {subtask}#{attempt} does not rise")
+        copy = bool(live) or attempt in self.beside.get(subtask, set())  # several at once have no order (H13)
+        demand(copy or attempt > self.last_ready.get(subtask, -1), f"H2: {subtask}#{attempt} does not rise")
         demand(attempt not in self.failed.get(subtask, set()), f"H11: {subtask}#{attempt} is ready after its failure")
-        excused = bool(live) or attempt in self.beside.get(subtask, set())
-        demand(excused or subtask not in self.reset_owed, f"H10: {subtask}#{attempt} is ready before the reset")
-        demand(self.batch or not live, f"H10: {subtask}#{attempt} is ready beside {live}")
+        demand(copy or subtask not in self.reset_owed, f"H10: {subtask}#{attempt} is ready before the reset")
+        demand(self.copies or not live, f"H10: {subtask}#{attempt} is ready beside {live}")
         self.last_ready[subtask] = max(attempt, self.last_ready.get(subtask, -1))
         live.add(attempt)
 
@@ -50,7 +51,7 @@ class CallbackOrder:
 
         One that was never accepted may be told of late, when its successor is there already (H11).
         """
-        demand(self.batch or not (accepted and beside), f"H10: {subtask}#{attempt} failed beside {beside}")
+        demand(self.copies or not (accepted and beside), f"H10: {subtask}#{attempt} failed beside {beside}")
         known = self.failed.setdefault(subtask, set())
         demand(attempt not in known, f"H10: {subtask}#{attempt} failed twice")
         known.add(attempt)

@@ -121,7 +121,7 @@ class Driver:
         self.all_gateways: list[Gateway] = []
         self.by_connection: dict[int, Gateway] = {}
         self.coordinator = Coordinator(to_send)
-        self.order = CallbackOrder(parallelism, mode is RestoreMode.BATCH)
+        self.order = CallbackOrder(parallelism, mode is RestoreMode.BATCH, world.engine.copies or world.engine.barrier)
         self.storing: CompletedCheckpoint | None = None
         self.stored: dict[int, CompletedCheckpoint] = {}
         self.triggered: set[int] = set()

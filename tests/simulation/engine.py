@@ -39,6 +39,7 @@ class EngineTask:
     attempt_number: int
     speculative: bool
     executor_id: str
+    stage_attempt: int = 0
     outcome: TaskOutcome | None = None
     kill_reason: str | None = None
 
@@ -68,6 +69,8 @@ class Engine:
     launch: Callable[[EngineTask], None]
     kill_process: Callable[[int], None]
     copies: bool
+    barrier: bool = False  # a stage that fails and is started again as a whole (spark-facts 19)
+    stage_attempt: int = 0
     tasks: dict[int, EngineTask] = field(default_factory=dict)
     bus: deque[EngineFact] = field(default_factory=deque)
     late: list[TaskEnded] = field(default_factory=list)
@@ -94,11 +97,24 @@ class Engine:
         self.jobs[self.job_id] = True
         self.finished.clear()
         self.failures = 0
-        self.attempt_numbers = dict.fromkeys(range(self.partitions), -1)
+        self.stage_attempt = -1
         self.post(JobStarted(self.job_id, (self.stage_id,)))
-        self.post(StageSubmitted(self.stage_id, 0, self.partitions))
+        self._start_stage()
+
+    def _start_stage(self) -> None:
+        self.stage_attempt += 1
+        self.attempt_numbers = dict.fromkeys(range(self.partitions), -1)
+        self.post(StageSubmitted(self.stage_id, self.stage_attempt, self.partitions, self.barrier))
         for partition in range(self.partitions):
             self._launch(partition)
+
+    def _restart_stage(self) -> None:
+        """All or none: the others are killed, and what had succeeded is thrown away."""
+        for task in self.running():
+            self._process_gone(task, TaskOutcome.KILLED, "the barrier stage failed", late=True)
+        self.finished.clear()
+        self.post(StageCompleted(self.stage_id, self.stage_attempt, "a task failed"))
+        self._start_stage()
 
     def _end_job(self, succeeded: bool, reason: str = "") -> None:
         self.active = False
@@ -107,7 +123,7 @@ class Engine:
         for task in self.running():
             task.kill_reason = reason or "the job has ended"
             self._process_gone(task, TaskOutcome.KILLED, task.kill_reason, late=True)
-        self.post(StageCompleted(self.stage_id, 0, None if succeeded else reason))
+        self.post(StageCompleted(self.stage_id, self.stage_attempt, None if succeeded else reason))
         self.post(JobEnded(self.job_id, succeeded, reason))
 
     def cancel(self, job_ids: tuple[int, ...], reason: str) -> None:
@@ -123,15 +139,16 @@ class Engine:
         self.attempt_numbers[partition] += 1
         executor = f"executor-{self.random.randrange(2)}"
         number = self.attempt_numbers[partition]
-        task = EngineTask(self.next_task, self.stage_id, partition, number, speculative, executor)
+        tid, stage, stage_attempt = self.next_task, self.stage_id, self.stage_attempt
+        task = EngineTask(tid, stage, partition, number, speculative, executor, stage_attempt)
         self.next_task += 1
-        self.tasks[task.task_attempt_id] = task
-        self.post(TaskStarted(task.task_attempt_id, self.stage_id, 0, partition, number, speculative, executor, "host"))
+        self.tasks[tid] = task
+        self.post(TaskStarted(tid, stage, stage_attempt, partition, number, speculative, executor, "host"))
         self.launch(task)
 
     def _post_end(self, task: EngineTask, outcome: TaskOutcome, reason: str, *, late: bool = False) -> None:
-        tid, stage = task.task_attempt_id, task.stage_id
-        fact = TaskEnded(tid, stage, 0, task.partition, task.attempt_number, outcome, reason)
+        tid, stage, stage_attempt = task.task_attempt_id, task.stage_id, task.stage_attempt
+        fact = TaskEnded(tid, stage, stage_attempt, task.partition, task.attempt_number, outcome, reason)
         if late and self.random.random() < 0.5:
             self.late.append(fact)
         else:
@@ -164,6 +181,10 @@ class Engine:
             self._end_job(True)
 
     def _retry(self, partition: int) -> None:
+        if self.barrier:
+            if self.active:
+                self._restart_stage()
+            return
         alive = any(task.partition == partition for task in self.running())
         if self.active and not alive and partition not in self.finished:
             self._launch(partition)
@@ -199,6 +220,10 @@ class Engine:
             self._process_gone(task, TaskOutcome.EXECUTOR_LOST, f"{executor} is gone")
         if self.random.random() < 0.7:
             self.post(ExecutorLost(executor, "gone"))
+        if self.barrier:
+            if victims:
+                self._retry(victims[0].partition)
+            return
         lost = [tid for tid in self.finished.values() if self.tasks[tid].executor_id == executor]
         for tid in lost:
             task = self.tasks[tid]

@@ -11,7 +11,7 @@ from protocol.barrier_tracker import AbortRequested, Phase
 from protocol.gateway import GatewayState
 from protocol.machine import TimePassed
 from protocol.messages import RestoreMode
-from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand
+from tests.simulation.checkers import END, AttemptRecord, Violation, check_whole, demand
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
 from tests.simulation.gateways import OPERATOR
@@ -64,19 +64,21 @@ class World:
         self.reconnects = 0
         self.mode = random.choice(list(RestoreMode))
         self.parallelism = random.randint(1, 3)
-        self.to_send = random.randint(1, 12)
+        self.to_send = random.choice([1, 3, 12, 40])
         self.faults = Faults(
-            drop=random.choice([0.0, 0.02, 0.1]),
-            double=random.choice([0.0, 0.05]),
-            break_connection=random.choice([0.0, 0.005, 0.02]),
-            crash=random.choice([0.0, 0.002, 0.006]),
-            budget=random.choice([0, 3, 8, 15]),
+            drop=random.choice([0.0, 0.02, 0.1, 0.3]),
+            double=random.choice([0.0, 0.05, 0.2]),
+            break_connection=random.choice([0.0, 0.005, 0.02, 0.05]),
+            crash=random.choice([0.0, 0.004, 0.01, 0.03]),
+            budget=random.choice([0, 3, 8, 15, 40]),
         )
         self.eager = random.choice([0.0, 0.004, 0.02])  # how often somebody asks for a checkpoint
-        copies = self.mode is RestoreMode.BATCH and random.random() < 0.5
-        self.engine = Engine(random, self.parallelism, self.faults, self.launch, self.kill_process, copies)
+        barrier = random.random() < 0.2
+        copies = self.mode is RestoreMode.BATCH and not barrier and random.random() < 0.5
+        self.engine = Engine(random, self.parallelism, self.faults, self.launch, self.kill_process, copies, barrier)
         self.driver = Driver(self, self.parallelism, self.mode, self.to_send)
         self.tell(f"{self.mode.name}, parallelism {self.parallelism}, {self.to_send} events, {self.faults}")
+        self.tell(f"a barrier stage: {barrier}; copies: {copies}; requests for checkpoints: {self.eager}")
 
     # --- what the parts may touch ---
 
@@ -218,9 +220,12 @@ class World:
 
     def hang(self) -> None:
         """Deaf: only a missing confirmation can show it, so there must be one to miss."""
-        victims = [
-            p for p in self.victims() if p.life is Life.RUNNING and p.log.received and p.log.received[-1] != "end"
-        ]
+
+        def still_to_come(process: Process) -> bool:
+            came = self.record(process.tid).down_came
+            return process.life is Life.RUNNING and bool(came) and not came[-1].endswith(END)
+
+        victims = [process for process in self.victims() if still_to_come(process)]
         if victims:
             process = self.random.choice(victims)
             self.tell(f"task {process.tid} goes deaf")
