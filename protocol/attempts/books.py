@@ -154,7 +154,7 @@ class EngineBooks:
         """False for a job that has ended already, or that is known."""
         if fact.job_id in self.ended_jobs or fact.job_id in self.job_stages:
             return False
-        self.job_stages[fact.job_id] = fact.stage_ids
+        self.job_stages[fact.job_id] = tuple(dict.fromkeys(fact.stage_ids))
         self.job_seen_at[fact.job_id] = now
         for stage_id in fact.stage_ids:
             if stage_id in self.stages:
@@ -241,11 +241,12 @@ class EngineBooks:
             record = TaskRecord(fact.task_attempt_id, fact.stage_id, fact.partition, fact.attempt_number)
             stage.tasks[fact.task_attempt_id] = record
         record.stage_attempt = fact.stage_attempt
+        if record.end_order is None:  # also of an end that a look has told before
+            self._order += 1
+            record.end_order = self._order
         revoked = record.end is TaskOutcome.SUCCESS and fact.outcome is TaskOutcome.RESUBMITTED
         if record.end is not None and not revoked:
             return None
-        self._order += 1
-        record.end_order = self._order
         record.end = fact.outcome
         record.end_reason = fact.reason
         if not stage.hosts_operator and fact.outcome is TaskOutcome.SUCCESS:

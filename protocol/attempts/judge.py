@@ -121,16 +121,24 @@ def _judge_rivals(operator: OperatorLedger, held: HeldRegistration, run: Run, ta
         relation = relate(rival, task, barrier=stage.barrier)
         if relation is Relation.UNDECIDED and entry.task_attempt_id in held.beside:
             relation = Relation.BESIDE
-        if relation is Relation.UNDECIDED and finished and held.outlived_finish:
-            relation = Relation.SUCCESSION  # Spark would have killed a mere copy long ago
-        if relation is Relation.BESIDE and finished:
-            copy = task.speculative or task.launched_before_end_of(rival)
-            relation = Relation.UNDECIDED if copy else Relation.SUCCESSION
+        if finished:
+            relation = _relate_to_success(relation, held, task, rival)
         if relation is Relation.SUCCESSION:
             predecessors.append(entry)  # H17: what has succeeded runs again only when its output is lost
         elif relation is Relation.UNDECIDED:
             verdict = Wait.WAIT
     return verdict if verdict is Wait.WAIT else Acceptance(tuple(predecessors))
+
+
+def _relate_to_success(relation: Relation, held: HeldRegistration, task: TaskRecord, rival: TaskRecord) -> Relation:
+    """Whether a newer task reruns what has succeeded (H17), or is a copy of it, which is of no use (UNDECIDED)."""
+    if relation is Relation.BESIDE:
+        if task.speculative or task.launched_before_end_of(rival):
+            return Relation.UNDECIDED
+        relation = Relation.UNDECIDED if rival.end_order is None else Relation.SUCCESSION
+    if relation is Relation.UNDECIDED and held.outlived_finish:
+        return Relation.SUCCESSION  # Spark would have killed a mere copy long ago
+    return relation
 
 
 # --- two runs -----------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from protocol.attempts import judge
 from protocol.attempts.books import EngineBooks, StageRecord, TaskRecord
 from protocol.attempts.entries import AttemptState, HeldRegistration
+from protocol.attempts.invariants import check_operator
 from protocol.attempts.operator import OperatorLedger
 from protocol.attempts.types import (
     AttemptCondemned,
@@ -91,7 +92,7 @@ class AttemptLedger:
         For tests and the simulator, after each step.
         """
         for operator in self._operators.values():
-            operator.check_invariants()
+            check_operator(operator)
             if operator.run is not None:
                 stage = self._books.stages.get(operator.run.run_id)
                 assert stage is not None, "a run without its stage's facts"

@@ -6,7 +6,7 @@ What is decided here is explained at the top of the package. ``judge.py`` decide
 from __future__ import annotations
 
 from protocol.attempts.books import EngineBooks, RecentIds, TaskRecord
-from protocol.attempts.entries import ALIVE, AttemptEntry, AttemptState, HeldRegistration, Run, SubtaskEntry
+from protocol.attempts.entries import AttemptEntry, AttemptState, HeldRegistration, Run, SubtaskEntry
 from protocol.attempts.types import (
     AcceptAttempt,
     AnnounceFailed,
@@ -395,36 +395,6 @@ class OperatorLedger:
                 f"Spark counts {entry.attempt} as a success after the coordinator gave it up"
                 " and took back what it had handed out"
             )
-
-    def check_invariants(self) -> None:
-        """Raises AssertionError when the state is impossible."""
-        run = self.run
-        for task_attempt_id, held in self.held.items():
-            assert held.task_attempt_id == task_attempt_id
-            assert held.message.run_id not in self.ended_runs, "held for a run that is over"
-            assert run is not None or not self.held, "held although nothing runs"
-            assert self.look_at is not None, "held without a deadline"
-            assert run is None or run.find(task_attempt_id) is None, "held and accepted"
-        if run is None:
-            return
-        assert run.run_id not in self.ended_runs
-        assert {id(entry) for entry in run.entries()} == {id(entry) for entry in run.by_task.values()}
-        if self.reset_due is not None or run.failed_cause is not None:
-            assert not run.living(), "alive across a global failover"
-        for index, subtask in run.subtasks.items():
-            numbers = [entry.attempt.attempt for entry in subtask.attempts.values()]
-            assert numbers == sorted(set(numbers)), "attempt numbers do not rise (H2)"
-            assert all(number < self.next_attempt[index] for number in numbers)
-            assert 0 <= index < self.parallelism
-            living = subtask.living
-            assert not (living and subtask.finished), "alive beside a success"
-            for position, entry in enumerate(living):
-                older = {other.task_attempt_id for other in living[:position]}
-                assert older <= entry.beside, "two alive that are no copies of one another (H10)"
-            assert not subtask.owes_reset or living or subtask.finished, "a reset is owed (H10)"
-            for entry in subtask.attempts.values():
-                assert (entry.failure is not None) == (entry.state is AttemptState.OVER)
-                assert entry.alive == (entry.state in ALIVE)
 
 
 __all__ = ["OperatorLedger"]

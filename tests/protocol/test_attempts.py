@@ -646,6 +646,16 @@ def test_a_task_whose_job_ended_before_its_registration_opens_no_run() -> None:
     assert book.feed(reg(20, 1, run=2)) == ["refuse task 20 ATTEMPT_OVER"]
 
 
+def test_an_end_that_a_look_told_first_keeps_its_place_among_the_facts() -> None:
+    book = a_running_attempt()  # H17, H19 (found by the simulation, seed 80838)
+    book.feed(goodbye(10))
+    book.wait(5)
+    assert book.feed(StatusReported({}, {10: TaskState.SUCCEEDED})) == ["finish 1#0"]
+    book.feed(start(20, 1, stage_attempt=1))
+    assert book.feed(reg(20, 1)) == [], "the end may have come before or after its launch"
+    assert book.feed(end(10, 1, OK), job_end()) == ["end run 1 well", "refuse task 20 ATTEMPT_OVER"]
+
+
 def test_of_two_that_wait_the_older_is_accepted_first() -> None:
     book = a_running_attempt()  # H2, H10
     book.feed(end(10, 1, OK), reg(21, 1, run=2, number=1), reg(20, 1, run=2))
