@@ -47,6 +47,8 @@ _GIVEN_UP_BY_US = (
     FailureKind.CONFIRMATION_TIMEOUT,
     FailureKind.CONNECTION_LOST,
     FailureKind.SUPERSEDED,
+    FailureKind.GLOBAL_FAILURE,
+    FailureKind.LOST_FACT,
 )
 
 _LEGAL_WORDS: frozenset[tuple[AttemptState, type]] = frozenset(
@@ -384,6 +386,9 @@ class OperatorLedger:
         if entry.failure not in _GIVEN_UP_BY_US:
             return
         stage = self.books.stage(run.run_id)
+        own = stage.tasks[entry.task_attempt_id].stage_attempt
+        if run.barrier_failed is not None and own is not None and own <= run.barrier_failed:
+            return  # Spark has thrown it away with the rest of its stage attempt
         newer = any(
             task.partition == entry.attempt.subtask
             and task.task_attempt_id > entry.task_attempt_id

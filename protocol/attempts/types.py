@@ -132,6 +132,8 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FailureReason:
+    """Why an attempt is over: the kind to decide by, the text for people. ``str()`` gives both."""
+
     kind: FailureKind
     text: str
 
@@ -161,6 +163,8 @@ class RefuseRegistration:
 
 @dataclass(frozen=True, slots=True)
 class AnnounceReady:
+    """Tell the coordinator that the attempt is ready: started, registered, restored and alive (H11)."""
+
     attempt: ExecutionAttempt
 
 
@@ -200,6 +204,8 @@ class ResetOperator:
 
 @dataclass(frozen=True, slots=True)
 class StartRun:
+    """A new run of the operator begins; a ``ResetOperator`` stands before it if there was one before (H55)."""
+
     operator_id: str
     run_id: int
 
@@ -224,6 +230,8 @@ class KillTask:
 
 @dataclass(frozen=True, slots=True)
 class CancelJobs:
+    """Have Spark cancel these jobs, after a global failure (H8). They may be over already."""
+
     job_ids: tuple[int, ...]
     reason: str
 

@@ -240,6 +240,12 @@ def test_a_success_of_a_superseded_attempt_after_the_winner_was_revoked_fails_th
     assert book.feed(end(20, 1, OK, stage_attempt=1)) == ["cancel [0]"]
 
 
+def test_a_success_of_a_barrier_stage_attempt_that_failed_is_thrown_away_by_spark_too() -> None:
+    book = a_running_barrier_stage()  # H15
+    book.feed(goodbye(11), goodbye(10, "ValueError"))
+    assert book.feed(end(11, 1, OK), end(10, 0)) == []
+
+
 # --- success and its revocation ---------------------------------------------------------------------------
 
 
