@@ -219,11 +219,11 @@ class SourceCoordinator(OperatorCoordinator):
         self._gateways.get(subtask, {}).pop(attempt, None)
         if reason.kind is FailureKind.REVOKED and self._context.mode is RestoreMode.BATCH:
             self._recomputed.add(subtask)
+            await self.signal_no_more_splits(subtask)  # to an attempt that may still run beside it, and to the next
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         self._gateways.pop(subtask, None)
         if subtask in self._recomputed:
-            self._no_more.add(subtask)
             return
         self._no_more.discard(subtask)
         self._known_readers.discard(subtask)

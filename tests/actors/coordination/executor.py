@@ -91,6 +91,9 @@ class Task:
 
     # --- what the operator does -----------------------------------------------------------------------------------
 
+    def restore(self, registered: Registered) -> None:
+        """Before the operator opens."""
+
     def open(self) -> None:
         self._drive(OperatorOpened())
 
@@ -116,11 +119,14 @@ class Task:
                 case MailboxBarrier(checkpoint_id):
                     state = encode_event(self.events)
                     self.handled.append(("snapshot", checkpoint_id))
-                    self._drive(SnapshotTaken(checkpoint_id, state))
+                    self.acknowledge(checkpoint_id, state)
                 case MailboxCompleted(checkpoint_id):
                     self.handled.append(("completed", checkpoint_id))
                 case MailboxAborted(checkpoint_id):
                     self.handled.append(("aborted", checkpoint_id))
+
+    def acknowledge(self, checkpoint_id: int, state: bytes) -> None:
+        self._drive(SnapshotTaken(checkpoint_id, state))
 
     # --- the connection -------------------------------------------------------------------------------------------
 
@@ -162,6 +168,7 @@ class Task:
                 self.registered = message
                 limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
                 self.machine = SubtaskMachine(message.task_attempt_id, limits, message.held)
+                self.restore(message)
                 self._drive(ConnectionAttached(0))
                 if self.opens_at_once:
                     self.open()

@@ -156,6 +156,7 @@ class World:
         self.on_store: Deed | None = None  # awaited in the storage, before it is written
         self.on_discard: Deed | None = None
         self.tasks: list[Task] = []
+        self.task_type: type[Task] = Task
         self.gateways: dict[int, ActorRef[GatewayMessage]] = {}  # open ones, by task attempt id
         self._connections = 0
         self._numbers: dict[int, int] = {}
@@ -199,7 +200,7 @@ class World:
         number = self._numbers[subtask] = self._numbers.get(subtask, -1) + 1
         attempt = ExecutionAttempt(self.config.operator_id, subtask, number, 1000 * (subtask + 1) + number)
         connection = self.connection()
-        task = Task(attempt, connection, self.kit.clock)
+        task = self.task_type(attempt, connection, self.kit.clock)
         self.tasks.append(task)
         self.decide(AcceptAttempt(connection.connection_id, attempt, 1, self.config.mode), connection)
         return task
@@ -213,7 +214,10 @@ class World:
     def fail(self, task: Task, kind: FailureKind = FailureKind.FAILED, *, reset: bool = True) -> None:
         self.decide(AnnounceFailed(task.attempt, FailureReason(kind, "by the test")))
         if reset:
-            self.decide(ResetSubtask(self.config.operator_id, task.attempt.subtask))
+            self.reset_subtask(task.attempt.subtask)
+
+    def reset_subtask(self, subtask: int) -> None:
+        self.decide(ResetSubtask(self.config.operator_id, subtask))
 
     def finish(self, task: Task) -> None:
         self.decide(FinishAttempt(task.attempt))
