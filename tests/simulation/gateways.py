@@ -15,7 +15,7 @@ from protocol.barrier_tracker import (
     SubtaskDeclined,
     SubtaskFinalState,
 )
-from protocol.errors import AttemptOver
+from protocol.errors import AttemptOver, RemoteProtocolError
 from protocol.gateway import GatewayMachine
 from protocol.gateway_types import (
     AttemptIsOver,
@@ -133,15 +133,20 @@ class Gateway:
             connection.send_down(AttemptEnded(self.attempt.task_attempt_id, "the attempt is over"))
             connection.close_by_server()
             return
+        resume_seq = self.machine.resume_seq
+        try:
+            effects = self.machine.handle(ConnectionAttached(received_seq or 0), now)
+        except RemoteProtocolError:  # a resume that was overtaken by the one of a later connection
+            connection.close_by_server()
+            return
         if self.connection is not None:
             self.connection.close_by_server()
-            self.carry_out(self.machine.handle(ConnectionLost(), now))
         self.connection = connection
         if received_seq is None:
             connection.send_down(self.registered)
         else:
-            connection.send_down(Resumed(self.attempt.task_attempt_id, self.machine.resume_seq))
-        self.carry_out(self.machine.handle(ConnectionAttached(received_seq or 0), now))
+            connection.send_down(Resumed(self.attempt.task_attempt_id, resume_seq))
+        self.carry_out(effects)
 
     def carry_out(self, effects: Sequence[GatewayEffect]) -> None:
         driver, attempt = self.driver, self.attempt

@@ -81,6 +81,7 @@ class Process:
         self.to_send = to_send
         self.life = Life.NEW
         self.hung = False
+        self.slowness = world.random.choice([0.0, 0.0, 0.5, 0.95])  # how likely it lets its turn pass
         self.connection: Connection | None = None
         self.resuming = False
         self.machine: SubtaskMachine | None = None

@@ -35,7 +35,7 @@ from tests.simulation.driver import Driver
 from tests.simulation.world import World, run_world
 
 WORLDS = 60
-HUNT_MAX = 400  # worlds until a broken machine must have been caught
+HUNT_MAX = 1000  # worlds until a broken machine must have been caught
 
 
 def test_fresh_worlds_keep_the_contract() -> None:
@@ -77,10 +77,10 @@ def test_the_command_names_the_seed_that_broke_a_rule(
 # --- machines that are broken on purpose --------------------------------------------------------------------------
 
 
-def hunt() -> tuple[int, str]:
+def hunt(eager: float | None = None) -> tuple[int, str]:
     """The first world that a broken machine does not survive, and how it was seen."""
     for seed in range(HUNT_MAX):
-        _, error = run_world(seed)
+        _, error = run_world(seed, eager)
         if error is not None:
             return seed, str(error)
     raise AssertionError(f"{HUNT_MAX} worlds, and nobody has noticed")
@@ -230,6 +230,6 @@ def test_a_broken_machine_is_caught(
     for machine in (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine):
         monkeypatch.setattr(machine, "check_invariants", lambda self: None)
     break_it(monkeypatch)
-    seed, what = hunt()
+    seed, what = hunt(eager=0.1)
     print(f"seed {seed}: {what}")
     assert any(rule in what for rule in rules), what
