@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from benchmarks.event_confirm import event_confirm, event_echo
+from benchmarks.event_confirm import event_confirm, event_confirm_busy, event_echo, event_pipelined
 from benchmarks.harness import Figure
 from benchmarks.local_messages import local_ask, local_tell
 
@@ -23,6 +23,8 @@ FIGURES: dict[str, Callable[[bool, Callable[[str], None]], Figure]] = {
     "local_ask": local_ask,
     "event_confirm": event_confirm,
     "event_echo": event_echo,
+    "event_confirm_busy": event_confirm_busy,
+    "event_pipelined": event_pipelined,
 }
 
 
@@ -36,6 +38,10 @@ def host_facts() -> dict[str, Any]:
     }
 
 
+def progress_of(name: str) -> Callable[[str], None]:
+    return lambda text: print(f"{name}: {text}", file=sys.stderr)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("--only", choices=sorted(FIGURES), action="append", help="measure this one (may be repeated)")
@@ -47,10 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, measure in FIGURES.items():
         if options.only and name not in options.only:
             continue
-        figure = measure(options.quick, lambda text, name=name: print(f"{name}: {text}", file=sys.stderr)).as_dict()
+        figure = measure(options.quick, progress_of(name)).as_dict()
         figures.append(figure)
         print(
-            f"{name:<14} p50 {figure['p50']:8.1f} p99 {figure['p99']:8.1f} {figure['unit']:<3}"
+            f"{name:<18} p50 {figure['p50']:8.1f} p99 {figure['p99']:8.1f} {figure['unit']:<3}"
             f" baseline {figure['baseline_p50']:8.1f} / {figure['baseline_p99']:8.1f}"
             f" ratio {figure['ratio_p50']:.2f} / {figure['ratio_p99']:.2f}",
             flush=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,25 @@ def interleave(
     for done in range(1, rounds + 1):
         baseline_samples += baseline()
         samples += subject()
+        ratio = statistics.median(samples) / statistics.median(baseline_samples)
+        progress(f"round {done}/{rounds}: ratio so far {ratio:.2f}")
+    return samples, baseline_samples
+
+
+async def interleave_async(
+    rounds: int,
+    baseline: Callable[[], Awaitable[list[float]]],
+    subject: Callable[[], Awaitable[list[float]]],
+    progress: Callable[[str], None],
+) -> tuple[list[float], list[float]]:
+    """``interleave`` on a loop that is running already, because both ends stay connected from round to round."""
+    await baseline()
+    await subject()
+    baseline_samples: list[float] = []
+    samples: list[float] = []
+    for done in range(1, rounds + 1):
+        baseline_samples += await baseline()
+        samples += await subject()
         ratio = statistics.median(samples) / statistics.median(baseline_samples)
         progress(f"round {done}/{rounds}: ratio so far {ratio:.2f}")
     return samples, baseline_samples
