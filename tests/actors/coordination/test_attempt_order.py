@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from actors.coordination import Confirmation
 from protocol.attempts import FailureKind
 from protocol.errors import AttemptOver
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, the_turn_of
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, the_turn_of
 
 
 async def test_an_attempt_is_ready_then_failed_then_its_subtask_reset_then_the_next_one_ready() -> None:  # H10
@@ -87,6 +90,20 @@ async def test_an_event_that_comes_after_its_attempt_has_finished_is_dropped() -
         (task,) = await world.running(0)
         task.send("too late")
         world.finish(task)
+        await world.settle()
+        assert coordinator.events == []
+        assert world.statistics.messages_dropped == 1
+
+
+@pytest.mark.parametrize("ending", [World.reset, World.end_run])
+async def test_an_event_that_comes_after_a_reset_or_the_end_of_the_run_is_dropped(  # H3, H15, H57
+    ending: Callable[[World], None],
+) -> None:
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, schedule=the_turn_of("operator")) as world:
+        (task,) = await world.running(0)
+        task.send("too late")
+        ending(world)
         await world.settle()
         assert coordinator.events == []
         assert world.statistics.messages_dropped == 1

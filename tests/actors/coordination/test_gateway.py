@@ -11,9 +11,10 @@ import pytest
 
 from actors.coordination import Confirmation
 from actors.coordination.gateway import SendBudget
-from actors.coordination.messages import MessagesArrived
+from actors.coordination.messages import ConnectionClosed, MessagesArrived
 from actors.testing import settle
 from protocol.attempts import AttemptCondemned, ConnectionExpired, FailureKind
+from protocol.codec import encode_event
 from protocol.errors import AttemptOver, ConfirmationTimeout, EventEncodeError, GatewayFull
 from protocol.messages import EventMessage
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
@@ -118,6 +119,22 @@ async def test_one_that_stands_in_line_refuses_nobody_once_the_attempt_is_over()
         assert not budget.try_take(1)
         budget.end(AttemptOver("over"))
         assert budget.try_take(1)
+
+
+async def test_room_for_two_wakes_two() -> None:  # H27
+    budget = SendBudget(2, 100)
+    assert budget.try_take(1)
+    assert budget.try_take(1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(budget.take, 1)
+        tasks.start_soon(budget.take, 1)
+        await settle()
+        budget.give_back(1)
+        budget.give_back(1)
+        await settle()
+        assert budget.events == 2
+        tasks.cancel_scope.cancel()
+    assert budget.events == 2
 
 
 async def test_held_and_unconfirmed_events_fail_at_the_end_and_nothing_follows() -> None:  # H26
@@ -413,6 +430,26 @@ async def test_a_second_connection_replaces_the_first() -> None:  # H24
         await coordinator.gateways[0].send_event("on the new one")
         await world.settle()
         assert task.events == ["on the new one"]
+
+
+async def test_what_a_replaced_connection_brings_is_dropped_and_its_end_means_nothing() -> None:  # H3, H24
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, reconnect_timeout_s=5.0) as world:
+        (task,) = await world.running(0)
+        assert task.connection is not None
+        old_id = task.connection.connection_id
+        task.reconnect(world.connection())
+        await world.settle()
+        stray = EventMessage(task.attempt.task_attempt_id, 2, encode_event("stray"))
+        task.gateway_ref.tell(MessagesArrived(old_id, [stray]))
+        task.gateway_ref.tell(ConnectionClosed(old_id, "at last"))
+        await world.advance(10.0)
+        assert coordinator.events == []
+        assert world.statistics.messages_dropped == 1
+        assert not world.reports
+        await coordinator.gateways[0].send_event("still connected")
+        await world.settle()
+        assert task.events == ["still connected"]
 
 
 async def test_a_peer_that_breaks_the_protocol_loses_its_connection_and_harms_nobody() -> None:  # H24, H62
