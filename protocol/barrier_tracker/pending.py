@@ -46,6 +46,8 @@ from protocol.ids import ExecutionAttempt
 
 
 class Phase(Enum):
+    """Where an operator's one checkpoint is; IDLE when there is none."""
+
     IDLE = "idle"
     CLOSING = "closing"
     SNAPSHOTTING = "snapshotting"

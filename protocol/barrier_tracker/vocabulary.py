@@ -189,6 +189,8 @@ class CheckpointStored:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStoreFailed:
+    """It could not be written; nothing of it may be restored (H45, H50)."""
+
     checkpoint_id: int
     reason: str
 
@@ -307,11 +309,15 @@ class RestoreAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TellReady:
+    """``subtask_ready``, with the gateway of this attempt (H11, H20)."""
+
     attempt: ExecutionAttempt
 
 
 @dataclass(frozen=True, slots=True)
 class TellFailed:
+    """``subtask_failed``; the gateway of the attempt ends first (H14, H26)."""
+
     attempt: ExecutionAttempt
     reason: FailureReason
 
@@ -334,6 +340,8 @@ class TellResetToCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class TellRunEnded:
+    """The run is over, and what is left of its gateways ends with it (H57)."""
+
     run_id: int
     succeeded: bool
     reason: str
