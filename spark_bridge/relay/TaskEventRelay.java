@@ -144,8 +144,8 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             record.out.writeInt(stage.numTasks());
             boolean barrier = false;
             scala.collection.Iterator rdds = stage.rddInfos().iterator();
-            while (rdds.hasNext()) {
-                barrier = barrier || ((RDDInfo) rdds.next()).isBarrier();
+            while (!barrier && rdds.hasNext()) {
+                barrier = ((RDDInfo) rdds.next()).isBarrier();
             }
             record.out.writeBoolean(barrier);
             submit(record);
