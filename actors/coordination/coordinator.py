@@ -8,6 +8,7 @@ the checkpoint, to the event (H40, H41).
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -142,7 +143,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
     async def stopped(self, context: ActorContext[CoordinatorMessage], cause: BaseException | None) -> None:
         try:
-            await self._coordinator.close()
+            await _call("close", self._coordinator.close)
         except Exception:
             context.log.exception("coordinator close failed")
 
@@ -161,7 +162,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
 
     async def _start(self, context: ActorContext[CoordinatorMessage], message: StartCoordinator) -> None:
         try:
-            await self._coordinator.start(_Context(self, context))
+            await _call("start", self._coordinator.start, _Context(self, context))
         except Exception as error:
             message.reply_to.fail(error)
             return
@@ -242,7 +243,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         error, payload = "", b""
         try:
             request = decode_event(message.payload)
-            answer = await self._coordinator.handle_request(attempt.subtask, attempt.attempt, request)
+            method = self._coordinator.handle_request
+            answer = await _call("handle_request", method, attempt.subtask, attempt.attempt, request)
             payload = encode_event(answer)
         except Exception as failure:  # the asking task's trouble, as R97; the coordinator's state is its own
             error = f"{type(failure).__name__}: {failure}"
@@ -257,7 +259,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         state: object = None
         try:
             with scope:
-                state = await self._coordinator.checkpoint_coordinator(checkpoint_id)
+                state = await _call("checkpoint_coordinator", self._coordinator.checkpoint_coordinator, checkpoint_id)
             if scope.cancelled_caught:
                 reason = f"checkpoint_coordinator took longer than {timeout_s:g} s"
                 self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
@@ -286,7 +288,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     ) -> None:
         """The call itself is inside the guard too: a method with the wrong arguments fails the job, not the driver."""
         try:
-            await call(*args)
+            await _call(method, call, *args)
         except Exception as error:
             self.raise_global_failure(method, error, context)
 
@@ -305,6 +307,17 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     def _measure_fact(self, callback_us: int | None) -> None:
         if callback_us is not None:
             self._statistics.fact_us.record(time.time_ns() / 1000 - callback_us)
+
+
+async def _call(method: str, call: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Call a method of the user's. One that awaits something which was cancelled has failed; it is not cancelled."""
+    try:
+        return await call(*args)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise RuntimeError(f"{method} awaited something that was cancelled") from error
 
 
 def _keys(attempt: ExecutionAttempt) -> dict[str, int]:

@@ -175,6 +175,28 @@ async def test_a_method_with_the_wrong_arguments_fails_the_job_and_not_the_drive
         assert world.tracker.is_alive
 
 
+async def wait_for_what_is_cancelled(*args: Any) -> None:
+    gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    gone.cancel()
+    await gone
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_method_that_awaits_what_was_cancelled_fails_the_job_and_not_the_driver(method: str) -> None:  # H7
+    coordinator = RecordingCoordinator(**{method: wait_for_what_is_cancelled})
+    async with running_operator(coordinator) as world:
+        await provoke(world, method)
+        (failure,) = world.reported(GlobalFailureRaised)
+        assert failure.cause == f"{method}: RuntimeError: {method} awaited something that was cancelled"
+        assert world.tracker.is_alive
+
+
+async def test_a_start_that_awaits_what_was_cancelled_is_a_failed_start() -> None:  # H6
+    async with running_operator(RecordingCoordinator(start=wait_for_what_is_cancelled), started=False) as world:
+        with pytest.raises(RuntimeError, match="start awaited something that was cancelled"):
+            await world.kit.drive(world.tracker.ask(StartOperator, timeout_s=1.0))
+
+
 async def test_the_first_cause_stays_until_the_reset() -> None:  # H7, H8
     coordinator = RecordingCoordinator(
         handle_event_from_operator=raising(ValueError("first")), subtask_failed=raising(ValueError("second"))
