@@ -1,12 +1,13 @@
 """Count the words of a source tree on Spark, with a coordinator that hands out the files.
 
-The files of ``--input`` are splits; ``--parallelism`` long-running Spark tasks ask for them, one after the other. On
-the way (``--faults``) one task's process is killed with SIGKILL while it holds unfinished splits, and one attempt goes
+The files of ``--input`` are splits; ``--parallelism`` long-running Spark tasks ask for them, a few at a time. On the
+way (``--faults``) one task's process is killed with SIGKILL while it holds unfinished splits, and one attempt goes
 deaf: its process is stopped with SIGSTOP, so it confirms nothing, its confirmation times out, and exactly that attempt
 is killed through Spark. Their splits go to others. The counts are then compared, word by word, with those of a plain
 Spark job over the same files.
 
-Exit status: 0 if every word agrees, 1 if not, 2 for wrong arguments or an unusable environment, 130 after Ctrl-C.
+Exit status: 0 if every word agrees; 1 if not, or if the job failed; 2 for wrong arguments or an unusable environment;
+130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -30,31 +31,31 @@ from typing import Any, TextIO
 import structlog
 from pyspark.sql import SparkSession
 
-from actors.coordination import (
-    LatencyRecorder,
-    SourceCoordinator,
-    StaticSplitEnumerator,
-)
+from actors.coordination import LatencyRecorder, SourceCoordinator, StaticSplitEnumerator
+from examples.quiet_spark import SPARK_ERRORS, JobFailed, SparkDidNotStart, start_spark
 from protocol.attempts import FailureReason
 from protocol.gateway_types import GatewayLimits
-from spark_bridge import Sidecar, SidecarConfig
+from spark_bridge import OperatorHandle, Sidecar, SidecarConfig, SidecarError
+from spark_bridge.relay import RelayError
 from spark_bridge.subtask import SplitReader
 
 WORD = re.compile(r"\w+")
 KILL, DEAF = "kill", "deaf"
 FAULTS = (KILL, DEAF)
-SPLITS_BEFORE_FAULT = 3  # a victim has finished so many, and so has something to lose
+BATCH_MAX = 8  # splits handed out at once: a small file costs less than asking for it
 CONFIRM_TIMEOUT_S = 2.0
 POKE_EVERY_S = 0.2
+SHOW_EVERY_S = 0.05
 SNIFFED_BYTES = 8192
+FOLDERS_LEFT_OUT = ("__pycache__", "site-packages", "dist-packages", ".git")
 
 
 # --- in the tasks -------------------------------------------------------------------------------------------------
 
 
-def count_words(path: str) -> Counter[str]:
+def words_of(path: str) -> list[str]:
     """The words of one file; what is not UTF-8 in it counts as replacement characters, that is, not at all."""
-    return Counter(WORD.findall(Path(path).read_text(encoding="utf-8", errors="replace")))
+    return WORD.findall(Path(path).read_text(encoding="utf-8", errors="replace"))
 
 
 class CountWords(SplitReader):
@@ -66,7 +67,7 @@ class CountWords(SplitReader):
         self._counts: Counter[str] = Counter()
 
     def read_split(self, split: str) -> None:
-        self._counts += count_words(str(self._root / split))
+        self._counts.update(words_of(str(self._root / split)))
         self.context.send_event(["done", split])
 
     def finish(self) -> Iterable[tuple[str, int]]:
@@ -89,7 +90,6 @@ class CountWords(SplitReader):
 class Progress:
     """What the coordinator tells the person who watches. Written on the sidecar's loop."""
 
-    total: int
     bar: ProgressBar
     done: dict[int, int] = field(default_factory=dict)  # subtask -> splits read by its current attempt
     echo_us: LatencyRecorder = field(default_factory=LatencyRecorder)
@@ -107,9 +107,10 @@ class Progress:
 class WordSplits(StaticSplitEnumerator):
     """Hands out files, measures echoes, and tells two of the readers to fail."""
 
-    def __init__(self, files: Sequence[str], faults: Iterable[str], progress: Progress) -> None:
-        super().__init__(files)
-        self._faults = list(faults)
+    def __init__(self, files: Sequence[str], faults: list[str], batch_size: int, progress: Progress) -> None:
+        super().__init__(files, batch_size=batch_size)
+        self._faults = faults
+        self._ripe_after = 2 * batch_size  # a victim has read so many, and so has something to lose
         self._victims: set[int] = set()
         self._progress = progress
 
@@ -140,10 +141,11 @@ class WordSplits(StaticSplitEnumerator):
         self._progress.note(f"subtask {subtask} is reset: {len(splits)} splits given back")
 
     def _is_ripe(self, subtask: int) -> bool:
-        if subtask in self._victims and self._context.parallelism > 1:
-            return False
-        enough = min(SPLITS_BEFORE_FAULT, max(1, self._progress.total // 8))
-        return self._progress.done.get(subtask, 0) >= enough or not self.pending_count
+        """It has something to lose and was spared so far; or else these are the last splits, and it must be it."""
+        if not self.pending_count:
+            return True
+        spared = subtask not in self._victims or self._context.parallelism == 1
+        return spared and self._progress.done.get(subtask, 0) >= self._ripe_after
 
     def _poke(self, subtask: int, attempts: list[int]) -> None:
         """Send the deaf attempt something to confirm, for as long as it is taken for alive."""
@@ -159,8 +161,9 @@ class WordSplits(StaticSplitEnumerator):
 class WordCoordinator(SourceCoordinator):
     """A source coordinator that says aloud which attempts were lost."""
 
-    def __init__(self, files: Sequence[str], faults: Iterable[str], progress: Progress) -> None:
-        super().__init__(lambda state: WordSplits(files, faults, progress))
+    def __init__(self, files: Sequence[str], faults: Iterable[str], batch_size: int, progress: Progress) -> None:
+        self.faults_left = list(faults)
+        super().__init__(lambda state: WordSplits(files, self.faults_left, batch_size, progress))
         self._progress = progress
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
@@ -177,9 +180,13 @@ class ProgressBar:
         self._total = total
         self._out = out
         self._tenth = 0
+        self._shown_at = 0.0
 
     def show(self, done: int) -> None:
         if self._out.isatty():
+            if done < self._total and time.monotonic() - self._shown_at < SHOW_EVERY_S:
+                return
+            self._shown_at = time.monotonic()
             filled = self.WIDTH * done // self._total
             bar = "#" * filled + "-" * (self.WIDTH - filled)
             self._write(f"\r\033[K[{bar}] {done}/{self._total} splits")
@@ -199,49 +206,87 @@ class ProgressBar:
         self._out.flush()
 
 
-def find_files(root: Path) -> tuple[list[str], int]:
-    """The text files under ``root``, relative to it, and how many others were left out as binary or unreadable."""
-    files, left_out = [], 0
+def find_files(root: Path) -> tuple[dict[str, int], int]:
+    """The text files under ``root``, relative to it, with their times of change, and how many others were left out."""
+    files: dict[str, int] = {}
+    left_out = 0
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in ("__pycache__", "site-packages", ".git"))
+        folders[:] = sorted(name for name in folders if name not in FOLDERS_LEFT_OUT)
         for name in sorted(names):
             path = Path(folder, name)
-            try:
-                is_text = path.is_file() and b"\0" not in path.open("rb").read(SNIFFED_BYTES)
-            except OSError:
-                is_text = False
-            if is_text:
-                files.append(str(path.relative_to(root)))
+            if is_text(path):
+                files[str(path.relative_to(root))] = path.stat().st_mtime_ns
             else:
                 left_out += 1
     return files, left_out
 
 
-def plain_count(spark: SparkSession, root: Path, files: Sequence[str], parallelism: int) -> dict[str, int]:
+def is_text(path: Path) -> bool:
+    try:
+        str(path).encode()  # a name that is not UTF-8 cannot travel as a split
+        if not path.is_file():  # reading a pipe would wait for ever
+            return False
+        with path.open("rb") as file:
+            return b"\0" not in file.read(SNIFFED_BYTES)
+    except (OSError, UnicodeEncodeError):
+        return False
+
+
+def changed_since(root: Path, files: dict[str, int]) -> list[str]:
+    """Those of ``files`` that are gone or were written meanwhile: their words cannot be compared."""
+
+    def changed(name: str) -> bool:
+        try:
+            return (root / name).stat().st_mtime_ns != files[name]
+        except OSError:
+            return True
+
+    return [name for name in files if changed(name)]
+
+
+def count_coordinated(
+    sidecar: Sidecar, spark: SparkSession, coordinator: WordCoordinator, root: Path, parallelism: int
+) -> tuple[dict[str, int], OperatorHandle]:
+    """The sums of one coordinated Spark job."""
+    words = sidecar.coordinate("words", coordinator, parallelism=parallelism)
+    subtasks = spark.sparkContext.parallelize(range(parallelism), parallelism)
+    counted = subtasks.mapPartitions(words.subtask(CountWords, str(root)))
+    try:
+        return counted.reduceByKey(add, parallelism).collectAsMap(), words
+    except SPARK_ERRORS as error:
+        raise JobFailed(words.failure or error) from error
+
+
+def count_plainly(spark: SparkSession, root: Path, files: Iterable[str], parallelism: int) -> dict[str, int]:
     """The same sums by Spark alone."""
     paths = [str(root / name) for name in files]
 
     def words(names: Iterable[str]) -> Iterable[tuple[str, int]]:
         counts: Counter[str] = Counter()
         for name in names:
-            counts += count_words(name)
+            counts.update(words_of(name))
         return counts.items()
 
     rdd = spark.sparkContext.parallelize(paths, parallelism * 4).mapPartitions(words)
-    return rdd.reduceByKey(add, parallelism).collectAsMap()
+    try:
+        return rdd.reduceByKey(add, parallelism).collectAsMap()
+    except SPARK_ERRORS as error:
+        raise JobFailed(error) from error
 
 
 def report(summary: dict[str, Any], out: TextIO) -> None:
     def latency(figures: dict[str, float | None]) -> str:
         if figures["p50"] is None:
             return "none measured"
-        return f"p50 {figures['p50']:g} µs, p99 {figures['p99']:g} µs"
+        return f"p50 {figures['p50']:.0f} µs, p99 {figures['p99']:.0f} µs"
 
+    kinds = ", ".join(f"{count} {kind}" for kind, count in summary["failures_by_kind"].items())
     rows = [
         ("subtasks", summary["subtasks"]),
         ("splits", summary["splits"]),
+        ("words", f"{summary['words']} ({summary['distinct_words']} different ones)"),
         ("execution attempts", summary["attempts"]),
-        ("failures", summary["failures"]),
+        ("failures", f"{summary['failures']} ({kinds})" if kinds else summary["failures"]),
         ("resets", summary["resets"]),
         ("splits given back", summary["splits_given_back"]),
         ("events, both ways", summary["events"]),
@@ -254,44 +299,41 @@ def report(summary: dict[str, Any], out: TextIO) -> None:
         print(f"  {name:<32} {value}", file=out)
 
 
-def run(options: argparse.Namespace, files: Sequence[str]) -> dict[str, Any]:
+def run(options: argparse.Namespace, files: dict[str, int]) -> dict[str, Any]:
     """Both jobs; returns the summary that ``--json`` writes."""
     root, parallelism = options.input, options.parallelism
-    spark = build_session(options.master)
+    bar = ProgressBar(len(files), sys.stderr)
+    progress = Progress(bar)
+    batch_size = max(1, min(BATCH_MAX, len(files) // (parallelism * BATCH_MAX)))
+    coordinator = WordCoordinator(list(files), options.faults, batch_size, progress)
+    config = SidecarConfig(
+        port=options.port, relay=options.relay, gateway=GatewayLimits(confirm_timeout_s=CONFIRM_TIMEOUT_S)
+    )
+    spark = start_spark(options.master, "headgate word count", verbose=options.verbose)
     try:
-        bar = ProgressBar(len(files), sys.stderr)
-        progress = Progress(len(files), bar)
-        coordinator = WordCoordinator(files, options.faults, progress)
-        config = SidecarConfig(
-            port=options.port,
-            relay=options.relay,
-            gateway=GatewayLimits(confirm_timeout_s=CONFIRM_TIMEOUT_S),
-        )
         with Sidecar(spark, config) as sidecar:
-            words = sidecar.coordinate("words", coordinator, parallelism=parallelism)
             print(f"counting the words of {len(files)} files with {parallelism} subtasks", file=sys.stderr)
             began = time.perf_counter()
-            subtasks = spark.sparkContext.parallelize(range(parallelism), parallelism)
-            counted = subtasks.mapPartitions(words.subtask(CountWords, str(root)))
-            counts = counted.reduceByKey(add, parallelism).collectAsMap()
+            counts, words = count_coordinated(sidecar, spark, coordinator, root, parallelism)
             seconds = time.perf_counter() - began
-            bar.end()
+        bar.end()
         statistics = words.statistics()
         print("counting them again with plain Spark", file=sys.stderr)
         began = time.perf_counter()
-        plain = plain_count(spark, root, files, parallelism)
+        plain = count_plainly(spark, root, files, parallelism)
         plain_seconds = time.perf_counter() - began
     finally:
         spark.stop()
-    differences = [word for word in counts.keys() | plain.keys() if counts.get(word) != plain.get(word)]
-    for word in sorted(differences)[:10]:
-        print(f"  {word!r}: {counts.get(word)} here, {plain.get(word)} by plain Spark", file=sys.stderr)
+    for fault in coordinator.faults_left:
+        print(f"nobody was left to {'kill' if fault == KILL else 'deafen'}", file=sys.stderr)
+    explain(counts, plain, changed_since(root, files))
     return {
-        "exactly_once": not differences,
+        "exactly_once": counts == plain,
         "splits": len(files),
         "subtasks": parallelism,
         "attempts": statistics["attempts"],
         "failures": statistics["failures"],
+        "failures_by_kind": statistics["failures_by_kind"],
         "resets": statistics["resets"],
         "splits_given_back": coordinator.splits_given_back,
         "events": statistics["events_sent"] + statistics["events_received"],
@@ -301,81 +343,83 @@ def run(options: argparse.Namespace, files: Sequence[str]) -> dict[str, Any]:
         "seconds": seconds,
         "plain_seconds": plain_seconds,
         "words": sum(plain.values()),
+        "distinct_words": len(plain),
+        "faults": [fault for fault in options.faults if fault not in coordinator.faults_left],
         "happened": progress.happened,
     }
 
 
-def build_session(master: str) -> SparkSession:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder: SparkSession.Builder = SparkSession.builder
-    spark = (
-        builder.master(master)
-        .appName("headgate word count")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.task.maxFailures", "4")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("FATAL")
-    return spark
+def explain(counts: dict[str, int], plain: dict[str, int], changed: Sequence[str]) -> None:
+    """Say which words differ, and whether the input is to blame."""
+    differences = sorted(word for word in counts.keys() | plain.keys() if counts.get(word) != plain.get(word))
+    for word in differences[:10]:
+        print(f"  {word!r}: {counts.get(word)} here, {plain.get(word)} by plain Spark", file=sys.stderr)
+    if differences and changed:
+        print(f"{len(changed)} files have changed meanwhile, {changed[0]} among them: run it again", file=sys.stderr)
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="word_count", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--input",
-        type=Path,
-        default=Path(sysconfig.get_paths()["stdlib"]),
-        metavar="DIR",
-        help="folder whose text files are counted (default: the standard library of this Python, %(default)s)",
-    )
-    parser.add_argument("--parallelism", type=int, default=4, metavar="N", help="subtasks (default: %(default)s)")
-    parser.add_argument("--master", help="Spark master (default: local[N,4], N being the parallelism)", metavar="URL")
-    parser.add_argument(
-        "--faults",
-        default="kill,deaf",
-        help="comma-separated: kill (SIGKILL), deaf (SIGSTOP); or none (default: %(default)s)",
-    )
-    parser.add_argument("--relay", choices=("jvm", "py4j"), default="jvm", help="how Spark's facts are fetched")
-    parser.add_argument("--port", type=int, default=0, help="port that tasks connect to (default: a free one)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the summary there too")
-    parser.add_argument("--verbose", action="store_true", help="log what the sidecar does")
+    option = parser.add_argument
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    text = "folder whose text files are counted (default: the standard library of this Python, %(default)s)"
+    option("--input", type=Path, default=stdlib, metavar="DIR", help=text)
+    option("--parallelism", type=int, default=4, metavar="N", help="subtasks (default: %(default)s)")
+    option("--master", metavar="URL", help="Spark master (default: local[N,4], N being the parallelism)")
+    text = "comma-separated: kill (SIGKILL), deaf (SIGSTOP); or none (default: %(default)s)"
+    option("--faults", default=",".join(FAULTS), help=text)
+    option("--relay", choices=("jvm", "py4j"), default="jvm", help="how Spark's facts are fetched")
+    option("--port", type=int, default=0, help="port that tasks connect to (default: a free one)")
+    option("--json", type=Path, metavar="FILE", help="write the summary there too")
+    option("--verbose", action="store_true", help="log what the sidecar and Spark say")
     options = parser.parse_args(arguments)
     if options.parallelism < 1:
         parser.error(f"--parallelism must be at least 1, not {options.parallelism}")
+    if not 0 <= options.port <= 65535:
+        parser.error(f"--port must be between 0 and 65535, not {options.port}")
     options.faults = [fault for fault in options.faults.split(",") if fault not in ("", "none")]
     for fault in options.faults:
         if fault not in FAULTS:
             parser.error(f"--faults: {fault!r} is none of {', '.join(FAULTS)} and none")
     options.master = options.master or f"local[{options.parallelism},4]"
+    if options.faults and re.fullmatch(r"local(\[[^,]*\])?", options.master):
+        parser.error(f"--master: {options.master} retries no task: write local[N,4], or --faults none")
     options.input = options.input.absolute()
     if not options.input.is_dir():
         parser.error(f"--input: {options.input} is no folder")
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"--json: the folder of {options.json} does not exist")
-    files, left_out = find_files(options.input)
-    if not files:
+    options.files, left_out = find_files(options.input)
+    if not options.files:
         parser.error(f"--input: {options.input} holds no text files ({left_out} binary or unreadable)")
     if left_out:
         print(f"{left_out} binary or unreadable files are left out", file=sys.stderr)
-    return options, files
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options, files = parse_arguments(arguments)
-    level = logging.INFO if options.verbose else logging.ERROR
+    options = parse_arguments(arguments)
+    level = logging.INFO if options.verbose else logging.CRITICAL
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     try:
-        summary = run(options, files)
+        summary = run(options, options.files)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except JobFailed as error:
+        print(f"the Spark job has failed: {error}", file=sys.stderr)
+        return 1
+    except SparkDidNotStart as error:
+        print(f"Spark did not start: {error}", file=sys.stderr)
+        return 2
+    except (SidecarError, RelayError) as error:
+        print(f"the sidecar refuses: {error}", file=sys.stderr)
+        return 2
     report(summary, sys.stdout)
     print(f"exactly once: {'yes' if summary['exactly_once'] else 'no'}")
     if options.json:
