@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 from actors import ActorRef, Reply
 from actors.coordination import (
     BarrierTrackerActor,
+    CheckpointFailed,
     CoordinatorContext,
     OperatorConfig,
     OperatorCoordinator,
@@ -140,6 +141,13 @@ class Answer:
     @property
     def open(self) -> bool:
         return not self.values and not self.errors
+
+    def reason(self) -> str:
+        """Why the checkpoint failed that was asked for."""
+        assert not self.values
+        (error,) = self.errors
+        assert isinstance(error, CheckpointFailed)
+        return str(error)
 
 
 class World:

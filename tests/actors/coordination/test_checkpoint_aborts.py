@@ -1,0 +1,258 @@
+"""How a checkpoint is given up, and what a reset then refers to (H16, H18, H43 to H48)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anyio
+import pytest
+
+from actors import ActorStopped
+from actors.coordination.messages import RequestCheckpoint
+from protocol.attempts import GlobalFailureRaised
+from protocol.messages import RestoreMode
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+
+
+async def assert_that_all_goes_on(world: World, coordinator: RecordingCoordinator) -> None:
+    """After an abort every valve is open, in both directions, and the next checkpoint completes."""
+    living = [task for task in world.tasks if not task.ended]
+    for task in living:
+        subtask = task.attempt.subtask
+        task.send("up again")
+        assert (await coordinator.gateways[subtask].send_event("down again")).done() is False
+    await world.settle()
+    for task in living:
+        assert task.events[-1] == "down again"
+    assert coordinator.events[-len(living) :] == ["up again"] * len(living)
+    answer = world.checkpoint()
+    await world.settle()
+    assert len(answer.values) == 1
+
+
+async def test_a_subtask_that_declines_aborts_the_checkpoint_on_both_sides() -> None:  # H45
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        task, other = await world.running(0, 1)
+        task.declines = "my files are open"
+        answer = world.checkpoint()
+        await world.settle()
+        assert "declined: my files are open" in answer.reason()
+        assert coordinator.calls[-1] == ("notify_checkpoint_aborted", 1)
+        assert task.handled[-1] == ("aborted", 1)
+        assert other.handled[-1] == ("aborted", 1)
+        assert world.statistics.checkpoints_aborted == 1
+        task.declines = ""
+        await assert_that_all_goes_on(world, coordinator)
+
+
+async def test_a_checkpoint_that_takes_too_long_is_aborted_on_both_sides() -> None:  # H45, H48
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, checkpoint_timeout_s=10.0) as world:
+        task, other = await world.running(0, 1)
+        task.busy = True
+        answer = world.checkpoint()
+        await world.advance(9.9)
+        assert answer.open
+        await world.advance(0.2)
+        assert "10 s" in answer.reason()
+        assert str(task.attempt) in answer.reason()
+        task.busy = False
+        await world.settle()
+        assert coordinator.named("notify_checkpoint_aborted") == [("notify_checkpoint_aborted", 1)]
+        assert other.handled[-1] == ("aborted", 1)
+        await assert_that_all_goes_on(world, coordinator)
+
+
+async def test_an_attempt_that_fails_aborts_the_checkpoint_before_anybody_hears_of_it() -> None:  # H16, H45
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        task, other = await world.running(0, 1)
+        task.busy = True
+        answer = world.checkpoint()
+        await world.settle()
+        world.fail(task)
+        await world.settle()
+        assert [call[0] for call in coordinator.calls[-3:]] == [
+            "notify_checkpoint_aborted",
+            "subtask_failed",
+            "subtask_reset",
+        ]
+        assert answer.errors
+        assert other.handled[-1] == ("aborted", 1)
+        await assert_that_all_goes_on(world, coordinator)
+
+
+async def test_storage_that_fails_aborts_the_checkpoint() -> None:  # H45
+    async def fail(checkpoint: Any) -> None:
+        raise OSError("no space left")
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        world.on_store = fail
+        answer = world.checkpoint()
+        await world.settle()
+        assert "OSError: no space left" in answer.reason()
+        assert task.handled[-1] == ("aborted", 1)
+        world.on_store = None
+        await assert_that_all_goes_on(world, coordinator)
+
+
+async def test_a_checkpoint_aborted_while_it_is_stored_is_taken_back() -> None:  # H44, H51
+    disk = asyncio.Event()
+
+    async def slowly(checkpoint: Any) -> None:
+        await disk.wait()
+
+    async def fail(checkpoint_id: int) -> None:
+        raise OSError("it is gone already")
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        world.on_store, world.on_discard = slowly, fail
+        answer = world.checkpoint()
+        await world.settle()
+        world.fail(task)
+        await world.settle()
+        assert answer.errors
+        assert world.discarded == [1]
+        disk.set()
+        await world.settle()
+        assert world.stored == []
+        assert world.tracker.is_alive  # H48: storage that cannot delete ends nobody
+        world.on_store = None
+        await world.running(0)
+        await assert_that_all_goes_on(world, coordinator)
+
+
+async def test_a_coordinator_that_returns_nothing_is_told_to_return_bytes() -> None:  # H46
+    async def forget(checkpoint_id: int) -> None:
+        return None
+
+    coordinator = RecordingCoordinator(checkpoint_coordinator=forget)
+    async with running_operator(coordinator) as world:
+        await world.running(0)
+        answer = world.checkpoint()
+        await world.settle()
+        assert "returned NoneType, not bytes" in answer.reason()
+        (failure,) = world.reported(GlobalFailureRaised)
+        assert "return b''" in failure.cause
+
+
+@pytest.mark.parametrize("state", [b"", bytearray(b"x"), memoryview(b"y")])
+async def test_any_bytes_will_do_and_empty_ones_too(state: Any) -> None:  # H46
+    async def snapshot(checkpoint_id: int) -> Any:
+        return state
+
+    async with running_operator(RecordingCoordinator(checkpoint_coordinator=snapshot)) as world:
+        await world.running(0)
+        world.checkpoint()
+        await world.settle()
+        assert world.stored[0].coordinator_state == bytes(state)
+
+
+async def test_a_coordinator_that_takes_too_long_for_its_snapshot_aborts_it() -> None:  # H46, H48
+    async def never(checkpoint_id: int) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    coordinator = RecordingCoordinator(checkpoint_coordinator=never)
+    async with running_operator(coordinator, snapshot_timeout_s=5.0) as world:
+        (task,) = await world.running(0)
+        answer = world.checkpoint()
+        await world.advance(4.9)
+        assert answer.open
+        await world.advance(0.2)
+        assert "longer than 5 s" in answer.reason()
+        assert task.handled == [("aborted", 1)]
+        assert not world.failures
+        del coordinator.deeds["checkpoint_coordinator"]
+        await assert_that_all_goes_on(world, coordinator)
+
+
+async def test_a_timeout_of_the_coordinators_own_is_an_exception_like_any_other() -> None:  # H7, H46
+    async def give_up(checkpoint_id: int) -> bytes:
+        raise TimeoutError("the broker did not answer")
+
+    coordinator = RecordingCoordinator(checkpoint_coordinator=give_up)
+    async with running_operator(coordinator) as world:
+        await world.running(0)
+        answer = world.checkpoint()
+        await world.settle()
+        assert "the broker did not answer" in answer.reason()
+        assert "the broker did not answer" in str(world.failures[0])
+
+
+async def test_a_second_request_waits_for_the_first_and_a_third_is_refused() -> None:  # H43
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        task.busy = True
+        first, second, third = (world.checkpoint() for _ in range(3))
+        await world.settle()
+        assert "only one may" in third.reason()
+        task.busy = False
+        await world.settle()
+        assert (first.values, second.values) == ([1], [2])
+        assert not coordinator.named("notify_checkpoint_aborted")  # the third never began
+
+
+async def test_the_id_of_a_reset_is_the_last_one_that_the_coordinator_was_told() -> None:  # H18
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        world.checkpoint()
+        await world.settle()
+        world.fail(task)
+        (task,) = await world.running(0)
+        assert coordinator.named("subtask_reset") == [("subtask_reset", 0, 1)]
+        task.busy = True
+        world.checkpoint()
+        await world.settle()
+        world.fail(task)
+        await world.settle()
+        assert coordinator.named("subtask_reset")[-1] == ("subtask_reset", 0, 1)
+        world.reset()
+        await world.settle()
+        assert coordinator.calls[-1] == ("reset_to_checkpoint", 1, b"state")
+
+
+async def test_in_batch_mode_every_reset_goes_to_the_beginning() -> None:  # H18, H55
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, mode=RestoreMode.BATCH) as world:
+        (task,) = await world.running(0)
+        world.checkpoint()
+        await world.settle()
+        world.fail(task)
+        (task,) = await world.running(0)
+        world.reset()
+        await world.settle()
+        assert coordinator.named("subtask_reset", "reset_to_checkpoint") == [
+            ("subtask_reset", 0, -1),
+            ("reset_to_checkpoint", -1, None),
+        ]
+        assert task.registered is not None
+        assert (task.registered.checkpoint_id, task.registered.state) == (-1, None)
+
+
+async def test_a_request_that_is_pending_at_the_stop_is_failed() -> None:  # H48
+    ended: list[Exception] = []
+
+    async def ask() -> None:
+        try:
+            await world.tracker.ask(RequestCheckpoint, timeout_s=1000.0)
+        except ActorStopped as stopped:
+            ended.append(stopped)
+
+    async with running_operator(RecordingCoordinator()) as world:
+        (task,) = await world.running(0)
+        task.busy = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            await world.settle()
+            assert not ended
+            await world.stop()
+    assert len(ended) == 1

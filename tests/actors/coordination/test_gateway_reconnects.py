@@ -1,0 +1,153 @@
+"""A gateway and its connections (H24, H62)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.coordination.messages import ConnectionClosed, MessagesArrived
+from protocol.attempts import AttemptCondemned, ConnectionExpired
+from protocol.codec import encode_event
+from protocol.errors import AttemptOver
+from protocol.messages import EventMessage
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+
+
+async def test_a_broken_connection_loses_and_doubles_nothing() -> None:  # H24, H22, H30
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        gateway = coordinator.gateways[0]
+        sent = []
+        for number in range(12):
+            sent.append(await gateway.send_event(number))
+            task.send(number)
+            if number % 4 == 1:
+                await world.settle()
+            if number % 4 == 3:
+                task.lose_connection()
+                await world.kit.run_until_idle()
+                sent.append(await gateway.send_event(f"while away {number}"))
+                task.send(f"while away {number}")
+                task.reconnect(world.connection())
+        await world.settle()
+        expected: list[Any] = []
+        for number in range(12):
+            expected += [number, f"while away {number}"] if number % 4 == 3 else [number]
+        assert task.events == expected
+        assert coordinator.events == expected
+        assert all(confirmation.confirmed() for confirmation in sent)
+        assert not world.reports
+
+
+async def test_a_confirmation_that_is_lost_with_its_connection_is_made_good() -> None:  # H24, H22
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        task.mute = True
+        confirmation = await coordinator.gateways[0].send_event("once")
+        await world.settle()
+        assert task.events == ["once"]
+        assert not confirmation.done()
+        task.lose_connection()
+        task.mute = False
+        task.reconnect(world.connection())
+        await world.settle()
+        assert confirmation.confirmed()
+        assert task.events == ["once"]
+
+
+async def test_an_attempt_that_does_not_come_back_in_time_is_reported() -> None:  # H24
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, reconnect_timeout_s=5.0) as world:
+        (task,) = await world.running(0)
+        confirmation = await coordinator.gateways[0].send_event("on the way")
+        task.deaf = True
+        await world.settle()
+        task.lose_connection()
+        await world.advance(4.9)
+        assert not world.reports
+        await world.advance(0.2)
+        assert world.reports == [ConnectionExpired("words", task.attempt.task_attempt_id)]
+        assert isinstance(confirmation.error(), AttemptOver)
+
+
+async def test_the_confirm_clock_stands_still_while_the_connection_is_down() -> None:  # H24, H25
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, confirm_timeout_s=3.0, reconnect_timeout_s=60.0) as world:
+        (task,) = await world.running(0)
+        task.deaf = True
+        confirmation = await coordinator.gateways[0].send_event("patience")
+        await world.advance(2.0)
+        task.lose_connection()
+        await world.advance(30.0)
+        task.deaf = False
+        task.reconnect(world.connection())
+        await world.settle()
+        assert confirmation.confirmed()
+        assert not world.reports
+
+
+async def test_a_second_connection_replaces_the_first() -> None:  # H24
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        old = task.connection
+        assert old is not None
+        task.reconnect(world.connection())
+        await world.settle()
+        assert old.closed
+        await coordinator.gateways[0].send_event("on the new one")
+        await world.settle()
+        assert task.events == ["on the new one"]
+
+
+async def test_what_a_replaced_connection_brings_is_dropped_and_its_end_means_nothing() -> None:  # H3, H24
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, reconnect_timeout_s=5.0) as world:
+        (task,) = await world.running(0)
+        assert task.connection is not None
+        old_id = task.connection.connection_id
+        task.reconnect(world.connection())
+        await world.settle()
+        stray = EventMessage(task.attempt.task_attempt_id, 2, encode_event("stray"))
+        task.gateway_ref.tell(MessagesArrived(old_id, [stray]))
+        task.gateway_ref.tell(ConnectionClosed(old_id, "at last"))
+        await world.advance(10.0)
+        assert coordinator.events == []
+        assert world.statistics.messages_dropped == 1
+        assert not world.reports
+        await coordinator.gateways[0].send_event("still connected")
+        await world.settle()
+        assert task.events == ["still connected"]
+
+
+async def test_a_peer_that_breaks_the_protocol_loses_its_connection_and_harms_nobody() -> None:  # H24, H62
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        bad, good = await world.running(0, 1)
+        assert bad.connection is not None
+        bad.gateway_ref.tell(
+            MessagesArrived(bad.connection.connection_id, [EventMessage(bad.attempt.task_attempt_id, 99, b"\xc0")])
+        )
+        await world.settle()
+        assert bad.connection.closed
+        good.send("fine")
+        await world.settle()
+        assert coordinator.events == ["fine"]
+        assert not world.failures
+
+
+async def test_an_unreadable_event_condemns_its_attempt_only() -> None:  # H62
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        bad, good = await world.running(0, 1)
+        assert bad.connection is not None
+        bad.gateway_ref.tell(  # 0xc1 is no msgpack; item 1 was Opened
+            MessagesArrived(bad.connection.connection_id, [EventMessage(bad.attempt.task_attempt_id, 2, b"\xc1")])
+        )
+        good.send("fine")
+        await world.settle()
+        (condemned,) = world.reports
+        assert isinstance(condemned, AttemptCondemned)
+        assert condemned.task_attempt_id == bad.attempt.task_attempt_id
+        assert coordinator.events == ["fine"]
