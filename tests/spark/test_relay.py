@@ -3,37 +3,60 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
+import structlog.testing
 from pyspark import SparkContext, TaskContext
 from pyspark.sql import SparkSession
 
 from protocol.facts import (
+    ApplicationEnded,
+    ExecutorLost,
+    FactsDropped,
     JobEnded,
     JobStarted,
+    StageSubmitted,
     TaskEnded,
     TaskOutcome,
     TaskStarted,
+    TaskState,
 )
-from spark_bridge.relay.janino import JaninoRelay
+from spark_bridge.relay import Relay, RelayError, RelayStopped, open_relay
+from spark_bridge.relay import janino as janino_relay
+from tests.spark.conftest import SparkOn
 from tests.spark.facts_log import FactsLog
 
 pytestmark = pytest.mark.spark
 
+T = TypeVar("T")
+
+LOCAL_CLUSTER = "local-cluster[2,1,1024]"
+
 
 @asynccontextmanager
-async def a_relay(spark: SparkSession, **options: Any) -> AsyncIterator[tuple[JaninoRelay, FactsLog]]:
+async def a_relay(spark: SparkSession, **options: Any) -> AsyncIterator[tuple[Relay, FactsLog]]:
     log = FactsLog()
-    relay = JaninoRelay(spark, log.receive, **options)
+    relay = open_relay(spark, log.receive, **options)
     await relay.start()
     try:
         yield relay, log
     finally:
         await relay.close()
+
+
+def our_listeners(spark: SparkSession) -> list[str]:
+    """The class names of our own listeners on Spark's bus; a Python one is a proxy there."""
+    listeners = spark.sparkContext._jsc.sc().listenerBus().listeners()
+    names = [str(listener.getClass().getName()) for listener in listeners]
+    return [name for name in names if "headgate" in name or "Proxy" in name]
 
 
 def fail_one_and_hang_one(rows: Iterable[int]) -> Iterable[int]:
@@ -43,7 +66,7 @@ def fail_one_and_hang_one(rows: Iterable[int]) -> Iterable[int]:
     if context.attemptNumber() == 0 and context.partitionId() == 1:
         raise ValueError("the first attempt of partition 1 fails")
     if context.attemptNumber() == 0 and context.partitionId() == 2:
-        threading.Event().wait(120)
+        threading.Event().wait(30)
     yield sum(rows)
 
 
@@ -51,10 +74,25 @@ def run_three_tasks(context: SparkContext) -> list[int]:
     return context.parallelize(range(9), 3).mapPartitions(fail_one_and_hang_one).collect()
 
 
-async def test_a_job_with_a_failure_and_a_kill_is_told_attempt_by_attempt(spark: SparkSession) -> None:
+def one_row_each(context: SparkContext, tasks: int) -> int:
+    return context.parallelize(range(tasks), tasks).count()
+
+
+def hang(rows: Iterable[int]) -> Iterable[int]:
+    threading.Event().wait(30)
+    yield from rows
+
+
+def in_a_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+    """Spark's actions block."""
+    return asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+
+
+@pytest.mark.parametrize("kind", ["jvm", "py4j"])
+async def test_a_job_with_a_failure_and_a_kill_is_told_attempt_by_attempt(spark: SparkSession, kind: str) -> None:
     # spark-facts 16: exactly the attempt that was named is killed, and another one takes its place.
-    async with a_relay(spark) as (relay, log):
-        job = asyncio.get_running_loop().run_in_executor(None, run_three_tasks, spark.sparkContext)
+    async with a_relay(spark, kind=kind) as (relay, log):
+        job = in_a_thread(run_three_tasks, spark.sparkContext)
         hanging = await log.wait_for(TaskStarted, lambda fact: fact.partition == 2)
         await relay.kill_task(hanging.task_attempt_id, "it went deaf")
         assert await job == [3, 12, 21]
@@ -62,9 +100,7 @@ async def test_a_job_with_a_failure_and_a_kill_is_told_attempt_by_attempt(spark:
 
         [started] = log.of(JobStarted)
         assert ended == JobEnded(started.job_id, succeeded=True)
-        outcomes = sorted(
-            (fact.partition, fact.attempt_number, fact.outcome.name) for fact in log.of(TaskEnded)
-        )
+        outcomes = sorted((fact.partition, fact.attempt_number, fact.outcome.name) for fact in log.of(TaskEnded))
         assert outcomes == [
             (0, 0, "SUCCESS"),
             (1, 0, "FAILED"),
@@ -76,3 +112,168 @@ async def test_a_job_with_a_failure_and_a_kill_is_told_attempt_by_attempt(spark:
         assert (killed.task_attempt_id, killed.reason) == (hanging.task_attempt_id, "it went deaf")
         failed = next(fact for fact in log.of(TaskEnded) if fact.outcome is TaskOutcome.FAILED)
         assert "the first attempt of partition 1 fails" in failed.reason
+
+
+async def hear_one_job_twice(spark: SparkSession) -> tuple[FactsLog, FactsLog]:
+    """Both relays listen to the same job, with a failure and a kill in it."""
+    async with a_relay(spark, kind="jvm") as (relay, by_jvm), a_relay(spark, kind="py4j") as (_, by_py4j):
+        job = in_a_thread(run_three_tasks, spark.sparkContext)
+        hanging = await by_jvm.wait_for(TaskStarted, lambda fact: fact.partition == 2)
+        await relay.kill_task(hanging.task_attempt_id, "it went deaf")
+        assert await job == [3, 12, 21]
+        await by_jvm.wait_for(JobEnded)
+        await by_py4j.wait_for(JobEnded)
+        return by_jvm, by_py4j
+
+
+@pytest.mark.parametrize("master", ["local[2,3]", LOCAL_CLUSTER])
+async def test_both_relays_tell_the_same_facts_of_one_job(spark_on: SparkOn, master: str) -> None:
+    by_jvm, by_py4j = await hear_one_job_twice(spark_on(master))
+    assert by_jvm.facts == by_py4j.facts
+    assert {type(fact) for fact in by_jvm.facts} >= {JobStarted, StageSubmitted, TaskStarted, TaskEnded}
+
+
+async def test_a_lost_executor_is_told_and_its_tasks_end_with_it(spark_on: SparkOn, tmp_path: Path) -> None:
+    # spark-facts 9: the running task ends with the executor; finished map tasks may be resubmitted (H17).
+    spark = spark_on(LOCAL_CLUSTER)
+    fuse = tmp_path / "fuse"
+    fuse.touch()
+    async with a_relay(spark) as (_, log):
+        pairs = spark.sparkContext.parallelize(range(4), 4).map(lambda row: (row % 2, row))
+        dying = pairs.groupByKey(2).mapPartitions(lambda rows: burn(str(fuse), rows))
+        job = in_a_thread(dying.count)
+        lost = await log.wait_for(ExecutorLost)
+        assert await job == 2
+        await log.wait_for(JobEnded)
+        there = {task.task_attempt_id for task in log.of(TaskStarted) if task.executor_id == lost.executor_id}
+        gone = (TaskOutcome.EXECUTOR_LOST, TaskOutcome.RESUBMITTED)
+        ended = {fact.task_attempt_id: fact.outcome for fact in log.of(TaskEnded) if fact.outcome in gone}
+        assert TaskOutcome.EXECUTOR_LOST in ended.values()
+        assert set(ended) <= there
+
+
+def burn(fuse: str, rows: Iterable[Any]) -> Iterable[Any]:
+    """Whoever removes the fuse takes its executor with it: the parent of the daemon that forked this worker."""
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(fuse)
+        daemon = os.getppid()
+        with open(f"/proc/{daemon}/stat", encoding="ascii", errors="replace") as stat:
+            executor = int(stat.read().rsplit(")", 1)[1].split()[1])
+        os.kill(executor, signal.SIGKILL)
+        threading.Event().wait(30)
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["jvm", "py4j"])
+async def test_a_look_at_spark_tells_what_runs_and_what_is_over(spark: SparkSession, kind: str) -> None:
+    # H19: the answer does not depend on the bus.
+    async with a_relay(spark, kind=kind) as (relay, log):
+        job = in_a_thread(lambda: spark.sparkContext.parallelize(range(1), 1).mapPartitions(hang).collect())
+        task = await log.wait_for(TaskStarted)
+        [job_id] = [fact.job_id for fact in log.of(JobStarted)]
+        status = await relay.query_status(frozenset({task.task_attempt_id, 10**12}), frozenset({job_id, 10**6}))
+        assert status.jobs == {job_id: True, 10**6: False}
+        assert status.tasks == {task.task_attempt_id: TaskState.RUNNING, 10**12: TaskState.UNKNOWN}
+
+        await relay.cancel_job(job_id, "the test has seen enough")
+        with pytest.raises(Exception, match="the test has seen enough"):
+            await job
+        ended = await log.wait_for(JobEnded)
+        assert not ended.succeeded
+        assert "the test has seen enough" in ended.reason
+        await log.wait_for(TaskEnded)
+        status = await relay.query_status(frozenset({task.task_attempt_id}), frozenset({job_id}))
+        assert status.jobs == {job_id: False}
+        assert status.tasks[task.task_attempt_id] in (TaskState.ENDED, TaskState.UNKNOWN)
+
+
+async def test_a_stage_can_be_cancelled(spark: SparkSession) -> None:
+    async with a_relay(spark) as (relay, log):
+        job = in_a_thread(lambda: spark.sparkContext.parallelize(range(1), 1).mapPartitions(hang).collect())
+        task = await log.wait_for(TaskStarted)
+        await relay.cancel_stage(task.stage_id, "no more of this stage")
+        with pytest.raises(Exception, match="no more of this stage"):
+            await job
+
+
+async def test_a_barrier_stage_is_told_as_one(spark: SparkSession) -> None:  # H15
+    async with a_relay(spark) as (_, log):
+        rows = spark.sparkContext.parallelize(range(2), 2)
+        await in_a_thread(lambda: rows.barrier().mapPartitions(list).collect())
+        await in_a_thread(rows.count)
+        await log.wait_for(JobEnded, lambda fact: fact.job_id == log.of(JobStarted)[-1].job_id)
+        assert [stage.barrier for stage in log.of(StageSubmitted)] == [True, False]
+
+
+def told(log: FactsLog) -> int:
+    return len(log.facts) - len(log.of(FactsDropped))
+
+
+async def test_a_sidecar_that_does_not_read_costs_facts_and_they_are_counted(spark: SparkSession) -> None:
+    # H19: the buffer in the JVM is bounded; it never makes Spark's bus wait.
+    async with a_relay(spark, buffer_capacity=1) as (relay, log):
+        tasks = 8
+        await in_a_thread(one_row_each, spark.sparkContext, tasks)
+        # Every event that the relay cares for was told or counted: the job, its stage and its tasks, twice each.
+        await log.wait_until(lambda: told(log) + relay.statistics.dropped == 2 * tasks + 4)
+        assert relay.statistics.dropped == sum(fact.count for fact in log.of(FactsDropped))
+
+
+async def test_the_jvm_comes_back_after_a_broken_connection(spark: SparkSession) -> None:
+    async with a_relay(spark) as (relay, log):
+        server = relay._relay._server  # type: ignore[attr-defined]
+        server._link.close("the test breaks it")
+        await in_a_thread(one_row_each, spark.sparkContext, 4)
+        ended = await log.wait_for(JobEnded)
+        status = await relay.query_status(frozenset(), frozenset({ended.job_id}))
+        assert status.jobs == {ended.job_id: False}
+        assert relay.statistics.reconnects == 1
+        assert len(log.of(TaskStarted)) + relay.statistics.dropped >= 4
+
+
+@pytest.mark.parametrize("kind", ["jvm", "py4j"])
+async def test_a_closed_relay_has_left_the_bus(spark: SparkSession, kind: str) -> None:
+    async with a_relay(spark, kind=kind) as (relay, log):
+        assert len(our_listeners(spark)) == 1
+    assert our_listeners(spark) == []
+    one_row_each(spark.sparkContext, 2)
+    assert log.facts == []
+    await relay.close()
+    with pytest.raises(RelayStopped):
+        await relay.kill_task(1, "nobody hears this")
+
+
+async def test_without_janino_the_py4j_listener_takes_over(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janino_relay, "source", lambda: "this is no Java")
+    with structlog.testing.capture_logs() as lines:
+        async with a_relay(spark) as (relay, log):
+            assert relay.kind == "py4j"
+            await in_a_thread(one_row_each, spark.sparkContext, 2)
+            await log.wait_for(JobEnded)
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["relay falls back to py4j"]
+
+
+@pytest.mark.parametrize("kind", ["jvm", "py4j"])
+async def test_the_context_may_stop_before_the_relay(spark_on: SparkOn, kind: str) -> None:
+    spark = spark_on("local[1]")
+    async with a_relay(spark, kind=kind) as (relay, log):
+        await in_a_thread(one_row_each, spark.sparkContext, 2)
+        await in_a_thread(spark.stop)
+        await log.wait_for(ApplicationEnded)
+        with pytest.raises(RelayStopped, match="has stopped"):
+            await relay.kill_task(1, "too late")
+    with pytest.raises(RelayStopped, match="has stopped"):
+        open_relay(spark, log.receive)
+
+
+async def test_a_connect_session_is_refused_with_a_word_on_what_to_do() -> None:  # spark-facts 5
+    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(RelayError, match=r"SparkSession\.builder\.master"):
+        open_relay(connect, FactsLog().receive)
+
+
+async def test_a_kind_that_does_not_exist_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ValueError, match="'jvm' and 'py4j'"):
+        open_relay(spark, FactsLog().receive, kind="smoke signals")  # type: ignore[arg-type]
