@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from benchmarks.event_confirm import event_confirm, event_confirm_busy, event_echo, event_pipelined
+from benchmarks.event_confirm import event_confirm, event_confirm_busy, event_echo, event_flood_up, event_pipelined
 from benchmarks.harness import Figure
 from benchmarks.local_messages import local_ask, local_tell
 
@@ -25,6 +25,7 @@ FIGURES: dict[str, Callable[[bool, Callable[[str], None]], Figure]] = {
     "event_echo": event_echo,
     "event_confirm_busy": event_confirm_busy,
     "event_pipelined": event_pipelined,
+    "event_flood_up": event_flood_up,
 }
 
 

@@ -3,7 +3,8 @@
 ``event_confirm``: ``send_event`` until its confirmation, which comes once the event is in the operator's mailbox.
 ``event_echo``: ``send_event`` until the event with which the operator's ``handle_event`` answers has reached
 ``handle_event_from_operator``. Both with one in flight. ``event_confirm_busy``: as the first, while the task computes
-pure Python. ``event_pipelined``: time for one event where many are in flight.
+pure Python. ``event_pipelined``: time for one confirmed event where many are in flight. ``event_flood_up``: for one
+event of many that a task sends in a row, each a write of its own, as far as the window lets it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from benchmarks.harness import Figure, interleave_async
 from benchmarks.pair import Pair, running_pair
-from benchmarks.raw_frames import ECHO, EVENT
+from benchmarks.raw_frames import ECHO, EVENT, FLOOD
 
 PAYLOAD_BYTES = 100
 IN_FLIGHT = 64
@@ -99,6 +100,40 @@ async def _windows(send: Callable[[int], Awaitable[Any]], events: int, batches: 
             await answer
         samples.append((time.perf_counter() - began) / events * 1e6)
     return samples
+
+
+async def _floods(send: Callable[[], Awaitable[object]], events: int, batches: int) -> list[float]:
+    samples = []
+    for _ in range(batches):
+        began = time.perf_counter()
+        await send()
+        samples.append((time.perf_counter() - began) / events * 1e6)
+    return samples
+
+
+async def _measure_flood(progress: Progress, rounds: int, events: int, batches: int) -> Figure:
+    async with running_pair() as pair:
+
+        async def subject() -> None:
+            answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            pair.coordinator.answers[0] = answer
+            await pair.gateway.send_event([FLOOD, 0, PAYLOAD, events])
+            await answer
+
+        samples, baseline = await interleave_async(
+            rounds,
+            lambda: _floods(lambda: pair.raw.send_flood(events, PAYLOAD), events, batches),
+            lambda: _floods(subject, events, batches),
+            progress,
+        )
+    params = {"payload_bytes": PAYLOAD_BYTES, "events": events, "rounds": rounds}
+    return Figure("event_flood_up", "µs", samples, baseline, {**params, "baseline": "as event_confirm"})
+
+
+def event_flood_up(quick: bool, progress: Progress) -> Figure:
+    """Microseconds for one event from the task to the coordinator's method, many in a row."""
+    rounds, events, batches = (2, 256, 2) if quick else (8, 4096, 2)
+    return asyncio.run(_measure_flood(progress, rounds, events, batches))
 
 
 async def _measure_pipelined(progress: Progress, rounds: int, events: int, batches: int) -> Figure:

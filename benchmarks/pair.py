@@ -32,7 +32,7 @@ from actors.coordination import (
 )
 from actors.coordination.barrier_tracker import UNBOUNDED
 from actors.coordination.messages import StartOperator
-from benchmarks.raw_frames import LENGTH
+from benchmarks.raw_frames import FLOOD, LENGTH
 from protocol.attempts import LedgerConfig
 from protocol.facts import JobStarted, StageSubmitted, StatusReported, TaskStarted, TaskState
 from spark_bridge.bridge import AddOperator, BridgeActor, ConnectionRouter
@@ -56,7 +56,9 @@ class BenchCoordinator(OperatorCoordinator):
         self.gateway.set_result(gateway)
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        self.answers.pop(event[1]).set_result(None)
+        answer = self.answers.pop(event[1], None)  # of a flood, only the last one is waited for
+        if answer is not None:
+            answer.set_result(None)
 
 
 class RawProtocol(asyncio.Protocol):
@@ -79,13 +81,23 @@ class RawProtocol(asyncio.Protocol):
         while len(buffer) >= 4 and len(buffer) >= 4 + (size := LENGTH.unpack_from(buffer)[0]):
             _, seq, _ = msgpack.unpackb(buffer[4 : 4 + size])
             del buffer[: 4 + size]
-            self._waiting.pop(seq).set_result(None)
+            answer = self._waiting.pop(seq, None)
+            if answer is not None:
+                answer.set_result(None)
 
     def send(self, kind: int, payload: Any) -> asyncio.Future[None]:
         self._seq += 1
         answer: asyncio.Future[None] = self._loop.create_future()
         self._waiting[self._seq] = answer
         body = msgpack.packb([kind, self._seq, payload])
+        self._transport.write(LENGTH.pack(len(body)) + body)
+        return answer
+
+    def send_flood(self, count: int, payload: bytes) -> asyncio.Future[None]:
+        """Resolved by the last of ``count`` answers."""
+        answer: asyncio.Future[None] = self._loop.create_future()
+        self._waiting[0] = answer
+        body = msgpack.packb([FLOOD, 0, [count, payload]])
         self._transport.write(LENGTH.pack(len(body)) + body)
         return answer
 

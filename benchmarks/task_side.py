@@ -14,7 +14,7 @@ from typing import Any
 
 import msgpack
 
-from benchmarks.raw_frames import ANSWER, CONFIRM, ECHO, LENGTH
+from benchmarks.raw_frames import ANSWER, CONFIRM, ECHO, FLOOD, LENGTH
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.subtask.runner import run_subtask
@@ -48,6 +48,10 @@ class EchoOperator(SubtaskOperator):
             self._stopped = True
         elif event[0] == ECHO:
             self._context.send_event(event)
+        elif event[0] == FLOOD:
+            _, _, payload, count = event
+            for place in range(count - 1, -1, -1):
+                self._context.send_event([ANSWER, place, payload])
 
     def records(self) -> Iterator[int]:
         """As many as it takes."""
@@ -75,10 +79,20 @@ def raw_loop(host: str, port: int) -> None:
             while len(buffer) >= 4 and len(buffer) >= 4 + (size := LENGTH.unpack_from(buffer)[0]):
                 kind, seq, payload = msgpack.unpackb(buffer[4 : 4 + size])
                 del buffer[: 4 + size]
+                if kind == FLOOD:
+                    flood_back(sock, *payload)
+                    continue
                 body = msgpack.packb([ANSWER, seq, payload] if kind == ECHO else [CONFIRM, seq, None])
                 answers.append(LENGTH.pack(len(body)) + body)
             if answers:
                 sock.sendall(b"".join(answers))
+
+
+def flood_back(sock: socket.socket, count: int, payload: bytes) -> None:
+    """One write for each, as ``send_event`` does: nobody knows that another one follows."""
+    for place in range(count - 1, -1, -1):
+        body = msgpack.packb([ANSWER, place, payload])
+        sock.sendall(LENGTH.pack(len(body)) + body)
 
 
 def main() -> None:

@@ -142,27 +142,32 @@ class Connection(asyncio.Protocol):
             self._cancel_deadline()
             self._enter(ConnectionState.IDENTIFIED)
 
-    def send(self, message: DownMessage) -> None:
+    def send(self, message: DownMessage, *, at_once: bool = False) -> None:
         """Queue a message. All that is sent in one turn of the loop leaves in one write, in order.
+
+        With ``at_once`` it leaves before this returns, together with what is queued: for the last message of a batch,
+        which would gain nothing from waiting for the end of the turn.
 
         After ``close``, or when the peer is gone, it is dropped: what was not confirmed is sent again on the next
         connection (H24). A peer that does not read is dropped here. Raises ``LocalProtocolError`` for a message that
         the wire cannot carry.
         """
         if self.state in (ConnectionState.UNIDENTIFIED, ConnectionState.IDENTIFIED):
-            self.send_frames(encode_message(message, self._config.limits))
+            self.send_frames(encode_message(message, self._config.limits), at_once=at_once)
 
-    def send_frames(self, frames: bytes) -> None:
+    def send_frames(self, frames: bytes, *, at_once: bool = False) -> None:
         """Like ``send``, for one or more frames that are encoded already."""
         if self.state not in (ConnectionState.UNIDENTIFIED, ConnectionState.IDENTIFIED):
             return
         if self.unsent_bytes > self._config.write_buffer_bytes_max:
             self.drop(f"the peer does not read: {self.unsent_bytes} bytes wait for it")
             return
-        if not self._outgoing:
+        if not self._outgoing and not at_once:
             self._loop.call_soon(self._flush)
         self._outgoing.append(frames)
         self._outgoing_bytes += len(frames)
+        if at_once:
+            self._flush()
 
     def close(self, *, flush: bool = True, reason: str = "closed here") -> None:
         """Close once all that was sent has left, at the latest after ``close_timeout_s``; without ``flush`` at once.

@@ -13,8 +13,11 @@ class AttemptConnection(Protocol):
     @property
     def connection_id(self) -> int: ...
 
-    def send(self, message: DownMessage) -> None:
-        """Queue a message; after close it is dropped (what is unconfirmed is sent again on the next connection)."""
+    def send(self, message: DownMessage, *, at_once: bool = False) -> None:
+        """Queue a message; after close it is dropped (what is unconfirmed is sent again on the next connection).
+
+        What is queued leaves at the end of this turn of the loop; ``at_once``: with this message, for nothing follows.
+        """
         ...
 
     def close(self, *, flush: bool = True) -> None:

@@ -275,7 +275,8 @@ class GatewayActor(Actor[GatewayMessage]):
         self._unsettled[event_id] = _Unsettled(message.confirmation, len(message.payload), message.sent_at)
         self._statistics.events_sent += 1
         effects = self._machine.handle(EventSubmitted(event_id, message.payload, message.loss_tolerant), now)
-        self._carry_out(effects, now)
+        # The last event that was handed over need not wait for company; the ones before it leave in the same write.
+        self._carry_out(effects, now, at_once=not self._budget.handed_over)
 
     def _take_messages(self, connection_id: int, messages: Sequence[Any], now: float) -> None:
         connection = self._connection
@@ -322,13 +323,13 @@ class GatewayActor(Actor[GatewayMessage]):
             self._connection.close()
             self._connection = None
 
-    def _carry_out(self, effects: Sequence[GatewayEffect], now: float) -> None:
+    def _carry_out(self, effects: Sequence[GatewayEffect], now: float, *, at_once: bool = False) -> None:
         attempt = self._attempt
         for effect in effects:
             match effect:
                 case SendToAttempt(message):
                     if self._connection is not None:
-                        self._connection.send(message)
+                        self._connection.send(message, at_once=at_once)
                 case ConfirmEvent(event_id):
                     self._settle_confirmed(event_id, now)
                 case DeliverEvent(seq, payload):

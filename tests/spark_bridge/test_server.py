@@ -198,6 +198,26 @@ async def test_what_is_sent_in_one_turn_of_the_loop_leaves_in_one_write(monkeypa
         assert peer.received == [Confirm(7, seq) for seq in range(10)]
 
 
+async def test_a_message_that_is_to_leave_at_once_takes_with_it_what_was_sent_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with a_running_server() as house:
+        peer = await house.a_task()
+        connection = house.handler.connections[0]
+        written: list[bytes] = []
+        monkeypatch.setattr(connection._transport, "write", written.append)
+        connection.send(Confirm(7, 1))
+        connection.send(Confirm(7, 2), at_once=True)
+        assert len(written) == 1  # before the loop has turned
+        connection.send(Confirm(7, 3), at_once=True)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(written) == 2
+        for frames in written:
+            peer._take(frames)
+        assert peer.received == [Confirm(7, 1), Confirm(7, 2), Confirm(7, 3)]
+
+
 async def test_a_peer_that_sends_byte_by_byte_is_heard() -> None:
     async with a_running_server() as house:
         peer = await house.a_stranger()

@@ -52,7 +52,7 @@ class MemoryConnection:
     def connection_id(self) -> int:
         return self._connection_id
 
-    def send(self, message: DownMessage) -> None:
+    def send(self, message: DownMessage, *, at_once: bool = False) -> None:
         if not self.closed:
             self.on_the_way.append(message)
 
