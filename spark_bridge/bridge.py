@@ -33,6 +33,7 @@ from protocol.attempts import (
     ConnectionExpired,
     EndRun,
     FinishAttempt,
+    GlobalFailureRaised,
     KillTask,
     LedgerConfig,
     LedgerEffect,
@@ -47,7 +48,7 @@ from protocol.attempts import (
     ResetSubtask,
     StartRun,
 )
-from protocol.errors import LocalProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import FactsDropped
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
@@ -75,6 +76,20 @@ class RemoveOperator:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitRunsOver:
+    """Answered once no operator has a run, now or later."""
+
+    reply_to: Reply[None]
+
+
+@dataclass(frozen=True, slots=True)
+class FailRuns:
+    """Every run that is under way is to fail, with its Spark job, for this cause."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class RegistrationReceived:
     connection: AttemptConnection
     message: Register
@@ -96,7 +111,15 @@ class _NotDone:
 
 
 BridgeMessage = (
-    AddOperator | RemoveOperator | RegistrationReceived | RegistrationAbandoned | RelayedFact | LedgerInput | _NotDone
+    AddOperator
+    | RemoveOperator
+    | AwaitRunsOver
+    | FailRuns
+    | RegistrationReceived
+    | RegistrationAbandoned
+    | RelayedFact
+    | LedgerInput
+    | _NotDone
 )
 
 
@@ -197,6 +220,8 @@ class BridgeActor(Actor[BridgeMessage]):
         self._on_facts_dropped = on_facts_dropped
         self._trackers: dict[str, ActorRef[TrackerMessage]] = {}
         self._registering: dict[int, tuple[AttemptConnection, Register]] = {}
+        self._running: set[str] = set()  # operators that have a run
+        self._awaiting_end: list[Reply[None]] = []
         self._deadline = DeadlineTimer()
 
     async def receive(self, context: ActorContext[BridgeMessage], message: BridgeMessage) -> None:
@@ -207,10 +232,8 @@ class BridgeActor(Actor[BridgeMessage]):
                     context.log.warning("facts dropped; the ledger will heal", count=fact.count)
                     self._on_facts_dropped(fact.count)
                 self._carry_out(context, self._ledger.handle(fact, now), callback_us)
-            case RegistrationReceived(connection, register):
-                self._registering[connection.connection_id] = (connection, register)
-                arrived = RegistrationArrived(connection.connection_id, register)
-                self._carry_out(context, self._ledger.handle(arrived, now), None)
+            case RegistrationReceived():
+                self._register(context, message, now)
             case RegistrationAbandoned(connection_id):
                 abandoned = self._registering.pop(connection_id, None)
                 if abandoned is not None:
@@ -223,6 +246,11 @@ class BridgeActor(Actor[BridgeMessage]):
                 self._trackers.pop(operator_id, None)
                 self._carry_out(context, self._ledger.handle(OperatorRemoved(operator_id), now), None)
                 reply_to.answer(None)
+            case AwaitRunsOver(reply_to):
+                self._awaiting_end.append(reply_to)
+            case FailRuns(cause):
+                for operator_id in sorted(self._running):
+                    self._carry_out(context, self._ledger.handle(GlobalFailureRaised(operator_id, cause), now), None)
             case _NotDone(what, error):
                 context.log.warning("Spark refused", what=what, error=repr(error))
             case _:
@@ -230,6 +258,14 @@ class BridgeActor(Actor[BridgeMessage]):
                     self._deadline.fired()
                 self._carry_out(context, self._ledger.handle(message, now), None)
         self._deadline.arm(context, self._ledger.next_deadline(), now)
+        if not self._running:
+            self._answer_those_who_await_the_end()
+
+    def _answer_those_who_await_the_end(self) -> None:
+        waiting, self._awaiting_end = self._awaiting_end, []
+        for reply_to in waiting:
+            if reply_to.open:
+                reply_to.answer(None)
 
     def _add_operator(self, context: ActorContext[BridgeMessage], message: AddOperator, now: float) -> None:
         added = OperatorAdded(message.operator_id, message.parallelism)
@@ -241,6 +277,18 @@ class BridgeActor(Actor[BridgeMessage]):
         self._trackers[message.operator_id] = message.tracker_ref
         self._carry_out(context, effects, None)
         message.reply_to.answer(None)
+
+    def _register(self, context: ActorContext[BridgeMessage], message: RegistrationReceived, now: float) -> None:
+        connection_id = message.connection.connection_id
+        self._registering[connection_id] = (message.connection, message.message)
+        try:
+            effects = self._ledger.handle(RegistrationArrived(connection_id, message.message), now)
+        except RemoteProtocolError as error:
+            context.log.warning("connection closed: a registration that makes no sense", error=str(error))
+            del self._registering[connection_id]
+            message.connection.close(flush=False)
+        else:
+            self._carry_out(context, effects, None)
 
     def _carry_out(
         self,
@@ -256,6 +304,10 @@ class BridgeActor(Actor[BridgeMessage]):
                 case AnnounceReady(attempt) | AnnounceFailed(attempt) | FinishAttempt(attempt):
                     self._tell_operator(attempt.operator_id, LedgerDecided(effect, callback_us))
                 case ResetSubtask() | ResetOperator() | StartRun() | EndRun():
+                    if isinstance(effect, StartRun):
+                        self._running.add(effect.operator_id)
+                    elif isinstance(effect, EndRun):
+                        self._running.discard(effect.operator_id)
                     self._tell_operator(effect.operator_id, LedgerDecided(effect, callback_us))
                 case RefuseRegistration():
                     self._refuse(context, effect)

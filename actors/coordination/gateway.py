@@ -67,6 +67,8 @@ from protocol.messages import AttemptEnded, Registered, Resumed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
 
 _UNBOUNDED = 2**63
+TAKEN_EVERY = 64
+"""Of events that come together, so many are taken before the task hears of it: its window must not stand still."""
 
 
 class SendBudget:
@@ -290,18 +292,20 @@ class GatewayActor(Actor[GatewayMessage]):
             connection.send(AttemptEnded(self._attempt.task_attempt_id, "the attempt is over"))
             connection.close()
             return
+        try:
+            effects = self._machine.handle(ConnectionAttached(received_seq or 0), now)
+        except RemoteProtocolError as error:  # only the new connection goes: the one before may be healthy
+            self._log.warning("connection dropped", why=str(error))
+            connection.close(flush=False)
+            return
         if self._connection is not None:
             self._connection.close(flush=False)
-            self._carry_out(self._machine.handle(ConnectionLost(), now), now)
         self._connection = connection
         if received_seq is None:
             connection.send(self._registered)
         else:
             connection.send(Resumed(self._attempt.task_attempt_id, self._machine.resume_seq))
-        try:
-            self._carry_out(self._machine.handle(ConnectionAttached(received_seq or 0), now), now)
-        except RemoteProtocolError as error:
-            self._drop_connection(str(error), now)
+        self._carry_out(effects, now)
 
     def _drop_connection(self, why: str, now: float) -> None:
         """The peer broke the protocol; what can be healed is healed by its resume (H24)."""
@@ -325,6 +329,7 @@ class GatewayActor(Actor[GatewayMessage]):
 
     def _carry_out(self, effects: Sequence[GatewayEffect], now: float, *, at_once: bool = False) -> None:
         attempt = self._attempt
+        last_seq = 0  # of the events that came together: when it is taken, all are
         for effect in effects:
             match effect:
                 case SendToAttempt(message):
@@ -333,7 +338,9 @@ class GatewayActor(Actor[GatewayMessage]):
                 case ConfirmEvent(event_id):
                     self._settle_confirmed(event_id, now)
                 case DeliverEvent(seq, payload):
-                    self._coordinator_ref.tell(EventArrived(attempt, seq, payload, self._self_ref))
+                    last_seq = last_seq or max(other.seq for other in effects if isinstance(other, DeliverEvent))
+                    report_taken = seq == last_seq or seq % TAKEN_EVERY == 0
+                    self._coordinator_ref.tell(EventArrived(attempt, seq, payload, self._self_ref, report_taken))
                 case DeliverRequest(seq, request_id, payload):
                     self._coordinator_ref.tell(RequestArrived(attempt, seq, request_id, payload, self._self_ref))
                 case FailEvent(event_id, error):
@@ -368,7 +375,8 @@ class GatewayActor(Actor[GatewayMessage]):
             case ReportOpened():
                 self._report(OperatorOpened(attempt.operator_id, attempt.task_attempt_id))
             case ReportFinished(failure, state):
-                self._tracker_ref.tell(SubtaskFinalState(attempt, state))
+                if not failure:
+                    self._tracker_ref.tell(SubtaskFinalState(attempt, state))
                 self._report(LedgerSubtaskFinished(attempt.operator_id, attempt.task_attempt_id, failure))
             case ReportClosed(checkpoint_id):
                 self._tracker_ref.tell(SubtaskClosed(attempt, checkpoint_id))

@@ -74,6 +74,7 @@ def _judge(operator: OperatorLedger, held: HeldRegistration, now: float) -> Verd
     assert run is not None
     if run.run_id != run_id:
         return _judge_second_run(operator, held, run, now)
+    held.conflict = False  # it may have waited for another run, which has ended since
     if run.failed_cause is not None:
         return Refusal(
             RefusalCode.COORDINATOR_FAILED,

@@ -373,6 +373,8 @@ class OperatorLedger:
         if task_attempt_id in run.told or self._is_echo_of_barrier_failure(run, task_attempt_id):
             return
         run.told.add(task_attempt_id)
+        if any(entry.task_attempt_id > task_attempt_id for entry in run.subtask(subtask).living):
+            return  # known too late: a failure told now would come between its successor's ready and failed (H10)
         attempt = self._mint(subtask, task_attempt_id)
         self._announce_failed(attempt, kind, text)
         self._after_failure(run, attempt, text or kind.value)

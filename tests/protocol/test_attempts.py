@@ -128,6 +128,13 @@ def test_a_death_before_any_registration_of_the_stage_is_told_when_the_first_com
     assert book.feed(reg(11, 1, number=1)) == ["start run 1", "failed 1#0 FAILED", "reset 1", "accept 1#1 task 11"]
 
 
+def test_a_death_that_is_known_only_after_the_successor_was_accepted_is_not_told_any_more() -> None:
+    book = Playbook()  # H10 before H11: the successor's ready and failed have nothing between them
+    book.feed(job(), start(11, 1, number=1), reg(11, 1, number=1), opened(11))
+    assert book.feed(start(10, 1), end(10, 1)) == []
+    assert book.feed(end(11, 1, number=1)) == ["failed 1#0 FAILED", "reset 1"]
+
+
 def test_a_registration_of_a_task_that_has_ended_is_refused() -> None:
     book = a_running_attempt()  # H11
     book.feed(start(11, 2), end(11, 2))
@@ -547,6 +554,15 @@ def test_two_runs_at_the_same_time_are_refused_and_the_message_says_the_mend() -
         "operator 'words' is in use by stage 1 of job 0; "
         "run the two actions one after the other, or coordinate two operators"
     )
+
+
+def test_a_registration_that_waited_for_another_run_does_not_end_its_own() -> None:
+    book = a_running_attempt()  # H55; found by simulation: its run, whose jobs were not known, was ended under it
+    assert book.feed(reg(20, 1, run=2), reg(21, 1, number=1, run=2)) == []
+    book.feed(end(10, 1, OK))
+    assert book.feed(job_end())[-2:] == ["start run 2", "accept 1#1 task 20"]
+    book.feed(opened(20), end(20, 1, OK, stage=2))
+    assert not [effect for effect in book.wait(20) if effect.startswith("end run")]
 
 
 def test_an_operator_in_two_stages_of_one_job_is_refused_at_once() -> None:
