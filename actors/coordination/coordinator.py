@@ -234,7 +234,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             attempt.attempt,
             event,
         )
-        message.gateway_ref.tell(ItemTaken(message.seq))
+        if message.report_taken:
+            message.gateway_ref.tell(ItemTaken(message.seq))
 
     async def _handle_request(self, context: ActorContext[CoordinatorMessage], message: RequestArrived) -> None:
         attempt = message.attempt

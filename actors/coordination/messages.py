@@ -69,10 +69,14 @@ class StartCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class EventArrived:
+    """``report_taken``: tell the gateway that all up to this one are taken. Not asked for with each event: the word
+    goes through two mailboxes and to the task, and the next one says as much."""
+
     attempt: ExecutionAttempt
     seq: int
     payload: bytes
     gateway_ref: ActorRef[GatewayMessage]
+    report_taken: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
+from actors.coordination.gateway import TAKEN_EVERY
+from actors.coordination.messages import MessagesArrived
 from protocol.messages import Confirm, DownMessage, EventMessage
-from tests.actors.coordination.executor import MemoryConnection
+from tests.actors.coordination.executor import MemoryConnection, Task
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
 
 
@@ -39,6 +43,16 @@ def watch(world: World) -> list[WatchedConnection]:
     return made
 
 
+def together(task: Task, events: Iterable[Any]) -> None:
+    """The task sends these events, and all of them come in one read."""
+    assert task.connection is not None
+    task.mute = True
+    for event in events:
+        task.send(event)
+    task.gateway_ref.tell(MessagesArrived(task.connection.connection_id, task.unsaid))
+    task.mute, task.unsaid = False, []
+
+
 async def test_a_lone_event_does_not_wait_for_the_end_of_the_turn() -> None:
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
@@ -58,3 +72,29 @@ async def test_of_many_events_only_the_last_one_leaves_at_once_and_takes_the_oth
             await coordinator.gateways[0].send_event(number)
         await world.settle()
         assert connections[0].events() == [(1, False), (2, False), (3, False), (4, False), (5, True)]
+
+
+async def test_a_task_hears_once_of_events_that_came_together_and_were_taken() -> None:
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        connections = watch(world)
+        (task,) = await world.running(0)
+        opened_seq = connections[0].confirms()[-1]
+        together(task, range(10))
+        await world.settle()
+        assert coordinator.events == list(range(10))
+        assert connections[0].confirms() == [opened_seq, opened_seq + 10]
+
+
+async def test_of_very_many_events_that_came_together_the_task_hears_on_the_way_so_that_its_window_moves() -> None:
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        connections = watch(world)
+        (task,) = await world.running(0)
+        together(task, range(10 * TAKEN_EVERY))
+        await world.settle()
+        confirms = connections[0].confirms()
+        steps = [later - earlier for earlier, later in pairwise(confirms)]
+        assert max(steps) <= TAKEN_EVERY
+        assert len(confirms) <= 13
+        assert confirms[-1] == confirms[0] + 10 * TAKEN_EVERY
