@@ -155,6 +155,7 @@ class RelayServer:
         self._unproven: set[RelayLink] = set()
         self._link: RelayLink | None = None
         self._was_connected = False
+        self._end_expected = False
         self._lost_timer: asyncio.TimerHandle | None = None
         self._last_sequence = 0
         self._last_request = 0
@@ -167,6 +168,10 @@ class RelayServer:
         self._server = await loop.create_server(lambda: RelayLink(self), "127.0.0.1", 0)
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
+
+    def expect_end(self) -> None:
+        """The JVM's end is about to be told to close: its going is no loss."""
+        self._end_expected = True
 
     async def close(self) -> None:
         """Close every connection; pending commands fail with ``RelayStopped``. Idempotent."""
@@ -240,7 +245,7 @@ class RelayServer:
         if link is not self._link:
             return
         self._link = None
-        if self._over is None:
+        if self._over is None and not self._end_expected:
             _log.warning("relay connection lost, waiting for the driver's JVM", cause=repr(exc))
             self._lost_timer = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._give_up)
 

@@ -80,6 +80,7 @@ class JaninoRelay:
         """See ``Relay.close``."""
         listener, self._listener = self._listener, None
         if listener is not None:
+            self._server.expect_end()
             await anyio.to_thread.run_sync(_close_listener, listener)
         await self._server.close()
 

@@ -32,6 +32,16 @@ class Script(Recorder):
         for event in self._script.get((subtask, nth), self._otherwise):
             self.confirmations.append(await gateway.send_event(event))
 
+    def say(self, events: list[Any]) -> None:
+        """From the test's thread: send these to every subtask that is ready."""
+
+        async def send() -> None:
+            for gateway in self.gateways.values():
+                for event in events:
+                    await gateway.send_event(event)
+
+        self.context.call_soon_threadsafe(send)
+
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         await super().reset_to_checkpoint(checkpoint_id, state)
         self._seen.clear()

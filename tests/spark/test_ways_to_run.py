@@ -1,0 +1,200 @@
+"""Every way in which Spark takes a subtask: RDDs, DataFrames, barrier stages, both relays, both kinds of sidecar."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import pytest
+from pyspark.sql import SparkSession
+
+from actors.coordination import SourceCoordinator, StaticSplitEnumerator
+from spark_bridge import Sidecar, SidecarConfig
+from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
+from tests.spark.operators import Listening
+from tests.spark.recorder import Recorder
+from tests.spark.test_end_to_end import Script
+
+pytestmark = pytest.mark.spark
+
+SPLITS = list(range(100))
+
+
+class Squares(SplitReader):
+    """Yields the square of each split."""
+
+    def read_split(self, split: int) -> Iterator[int]:
+        yield split * split
+
+
+class PandasSquares(SplitReader):
+    def read_split(self, split: int) -> Iterator[Any]:
+        import pandas as pd
+
+        yield pd.DataFrame({"square": [split * split]})
+
+
+class ArrowSquares(SplitReader):
+    def read_split(self, split: int) -> Iterator[Any]:
+        import pyarrow as pa
+
+        yield pa.RecordBatch.from_pydict({"square": [split * split]})
+
+
+def source() -> SourceCoordinator:
+    return SourceCoordinator(lambda state: StaticSplitEnumerator(SPLITS, state, batch_size=3))
+
+
+@pytest.mark.parametrize("relay", ["jvm", "py4j"])
+def test_splits_are_read_once_each_whichever_relay_brings_the_facts(spark: SparkSession, relay: Any) -> None:
+    with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
+        squares = sidecar.coordinate("squares", source(), parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(squares.subtask(Squares))
+        assert sorted(rdd.collect()) == [n * n for n in SPLITS]
+        assert rdd.count() == len(SPLITS)  # H55: a second action starts from the beginning
+
+
+@pytest.mark.parametrize(("method", "operator"), [("mapInPandas", PandasSquares), ("mapInArrow", ArrowSquares)])
+def test_a_dataframe_takes_a_subtask(spark: SparkSession, method: str, operator: Any) -> None:
+    with Sidecar(spark) as sidecar:
+        squares = sidecar.coordinate("squares", source(), parallelism=2)
+        frame = spark.range(2, numPartitions=2)
+        rows = getattr(frame, method)(squares.subtask(operator), "square long").collect()
+    assert sorted(row.square for row in rows) == [n * n for n in SPLITS]
+
+
+class Reporting(SplitReader):
+    """Tells the coordinator what it read, for there is no output."""
+
+    def read_split(self, split: int) -> None:
+        self.context.send_event(split)
+
+
+@pytest.mark.parametrize("of", ["rdd", "dataframe"])
+def test_foreach_partition_takes_a_subtask(spark: SparkSession, of: str) -> None:
+    """The task ends only when the coordinator has taken all that it sent."""
+    seen: list[int] = []
+
+    class Listens(StaticSplitEnumerator):
+        async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
+            seen.append(event)
+
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", SourceCoordinator(lambda state: Listens(SPLITS)), parallelism=2)
+        frame = spark.range(2, numPartitions=2)
+        (frame.rdd if of == "rdd" else frame).foreachPartition(handle.subtask(Reporting))
+    assert sorted(seen) == SPLITS
+
+
+def test_a_barrier_stage_takes_a_subtask(spark: SparkSession) -> None:
+    script = Script({}, ["hello", "stop"])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).barrier()
+        results = sorted(rdd.mapPartitions(handle.subtask(Listening)).collect())
+    assert [received for _, _, received in results] == [["hello"], ["hello"]]
+
+
+class FirstLifeFails(Recorder):
+    """Lets a subtask raise once all are ready, and all of them end after the reset."""
+
+    async def subtask_ready(self, subtask: int, gateway: Any) -> None:
+        await super().subtask_ready(subtask, gateway)
+        if self.named("reset_to_checkpoint"):
+            await gateway.send_event("hello")
+            await gateway.send_event("stop")
+        elif len(self.gateways) == 2:
+            await self.gateways[0].send_event("raise")
+
+
+def test_one_failed_task_of_a_barrier_stage_is_a_global_failover(spark: SparkSession) -> None:
+    """H15: every live attempt is reported failed, then one reset of the coordinator, and no reset of a subtask.
+
+    A shuffle follows, for Spark retries a barrier stage only where it has committed nothing of it yet.
+    """
+    script = FirstLifeFails()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(handle.subtask(Listening))
+        results = sorted(rdd.keyBy(lambda row: row[0]).partitionBy(2).values().collect())
+    assert [received for _, _, received in results] == [["hello"], ["hello"]]
+    story = script.named("ready", "failed", "reset", "reset_to_checkpoint")
+    assert not [callback for callback in story if callback[0] == "reset"]
+    at = story.index(("reset_to_checkpoint", -1, None))
+    assert {callback[:2] for callback in story[:at] if callback[0] == "failed"} == {("failed", 0), ("failed", 1)}
+    assert [callback[0] for callback in story[at + 1 :]] == ["ready", "ready"]
+
+
+def test_a_request_gets_its_answer(spark: SparkSession) -> None:
+    """H33."""
+    recorder = Recorder()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", recorder, parallelism=1)
+        rdd = spark.sparkContext.parallelize([1], 1).mapPartitions(handle.subtask(Asking))
+        assert rdd.collect() == [[["question", 7], "answered"]]
+
+
+class Asking(SubtaskOperator):
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        yield self.context.request(["question", 7])
+
+
+def test_an_abandoned_iterator_ends_cleanly(spark: SparkSession) -> None:
+    """take(1) draws one row and leaves; the next action finds everything ready for it."""
+    with Sidecar(spark) as sidecar:
+        squares = sidecar.coordinate("squares", source(), parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(squares.subtask(Squares))
+        assert len(rdd.take(1)) == 1
+        assert sorted(rdd.collect()) == [n * n for n in SPLITS]
+
+
+def test_more_subtasks_than_slots_run_in_waves(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        squares = sidecar.coordinate("squares", source(), parallelism=7)
+        rdd = spark.sparkContext.parallelize(range(7), 7).mapPartitions(squares.subtask(Squares))
+        assert sorted(rdd.collect()) == [n * n for n in SPLITS]
+
+
+def test_two_operators_in_one_stage_have_a_coordinator_each(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        first = sidecar.coordinate("first", source(), parallelism=2)
+        second = sidecar.coordinate("second", Script({}, ["hello", "stop"]), parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(first.subtask(Squares))
+        results = sorted(rdd.mapPartitions(second.subtask(Listening)).collect())
+    assert [received for _, _, received in results] == [["hello"], ["hello"]]
+
+
+async def test_the_sidecar_runs_on_the_callers_loop_too(spark: SparkSession) -> None:
+    async with Sidecar(spark) as sidecar:
+        squares = await sidecar.coordinate("squares", source(), parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(squares.subtask(Squares))
+        rows = await anyio.to_thread.run_sync(rdd.collect)
+    assert sorted(rows) == [n * n for n in SPLITS]
+
+
+def test_one_two_way_checkpoint_runs(spark: SparkSession) -> None:
+    """H40: traffic both ways, then a checkpoint by hand, then traffic again; nothing lost, nothing doubled."""
+    script = Script({}, ["before"])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(Listening))
+        results: list[Any] = []
+        action = threading.Thread(target=lambda: results.extend(sorted(rdd.collect())))
+        action.start()
+        script.wait_for(lambda story: len([c for c in story if c[0] == "event"]) == 2)
+        assert sidecar.checkpoint("op") == 1
+        assert sidecar.checkpoint("op") == 2
+        script.say(["after", "stop"])
+        action.join(60)
+    assert [received for _, _, received in results] == [["before", "after"], ["before", "after"]]
+    assert script.named("checkpoint", "complete", "aborted") == [
+        ("checkpoint", 1),
+        ("complete", 1),
+        ("checkpoint", 2),
+        ("complete", 2),
+    ]
