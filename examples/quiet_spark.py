@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import structlog
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -29,21 +31,35 @@ class JobFailed(Exception):
     """A Spark job has failed; the text is its cause without the stack of the JVM."""
 
     def __init__(self, cause: BaseException) -> None:
-        super().__init__(without_jvm_stack(cause))
+        super().__init__(cause_of(cause))
 
 
-def without_jvm_stack(error: BaseException) -> str:
-    said = str(getattr(error, "java_exception", None) or f"{type(error).__name__}: {error}")
-    before_the_stack, *_ = said.partition("Driver stacktrace:")
-    lines = [line for line in before_the_stack.splitlines() if line.strip() and not line.startswith("\tat ")]
-    return "\n  ".join(lines)
+def cause_of(error: BaseException) -> str:
+    return readable(str(getattr(error, "java_exception", None) or f"{type(error).__name__}: {error}"))
+
+
+def readable(text: str) -> str:
+    """What Java says, without its stacks."""
+    before_the_stack, *_ = text.partition("Driver stacktrace:")
+    noise = ("\tat ", "\t... ", "WARNING: Using incubator modules")
+    return "\n  ".join(line for line in before_the_stack.splitlines() if line.strip() and not line.startswith(noise))
+
+
+def set_log_level(level: int) -> None:
+    """Log to standard error from ``level`` on."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def start_spark(master: str, name: str, *, verbose: bool = False) -> SparkSession:
     """A session whose Python workers run already, so that the first job is as quick as the second.
 
-    Raises ``SparkDidNotStart`` where there is no Java, or one that is too old, or no such master.
+    It also silences Headgate's log, but for ``verbose``. Raises ``SparkDidNotStart`` where there is no Java, or one
+    that is too old, or no such master.
     """
+    set_log_level(logging.INFO if verbose else logging.CRITICAL)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder: SparkSession.Builder = SparkSession.builder
@@ -55,11 +71,11 @@ def start_spark(master: str, name: str, *, verbose: bool = False) -> SparkSessio
                 spark = builder.master(master).appName(name).getOrCreate()
         except (*SPARK_ERRORS, OSError) as error:
             launcher_log.seek(0)
-            said = launcher_log.read().decode(errors="replace").strip()
-            if "JAVA_GATEWAY_EXITED" in str(error):
+            said = readable(launcher_log.read().decode(errors="replace"))
+            if "SparkException" not in said:
                 java_home = os.environ.get("JAVA_HOME") or "not set"
                 said += f"\n  Spark needs Java 17 or later, and JAVA_HOME is {java_home}"
-            raise SparkDidNotStart(f"{without_jvm_stack(error)}\n  {said}") from error
+            raise SparkDidNotStart(f"{cause_of(error)}\n  {said}") from error
     spark.sparkContext.setLogLevel("WARN" if verbose else "OFF")
     spark.sparkContext.parallelize(range(8), 8).map(str).count()
     return spark

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import re
 import signal
@@ -28,7 +27,6 @@ from operator import add
 from pathlib import Path
 from typing import Any, TextIO
 
-import structlog
 from pyspark.sql import SparkSession
 
 from actors.coordination import LatencyRecorder, SourceCoordinator, StaticSplitEnumerator
@@ -179,27 +177,35 @@ class ProgressBar:
     def __init__(self, total: int, out: TextIO) -> None:
         self._total = total
         self._out = out
-        self._tenth = 0
+        self._on_terminal = out.isatty()
+        self._shown = 0
         self._shown_at = 0.0
 
     def show(self, done: int) -> None:
-        if self._out.isatty():
-            if done < self._total and time.monotonic() - self._shown_at < SHOW_EVERY_S:
-                return
-            self._shown_at = time.monotonic()
-            filled = self.WIDTH * done // self._total
-            bar = "#" * filled + "-" * (self.WIDTH - filled)
-            self._write(f"\r\033[K[{bar}] {done}/{self._total} splits")
-        elif 10 * done // self._total > self._tenth:
-            self._tenth = 10 * done // self._total
+        if self._on_terminal:
+            now = time.monotonic()
+            if done == self._total or now - self._shown_at >= SHOW_EVERY_S:
+                self._shown, self._shown_at = done, now
+                self._draw()
+        elif 10 * done // self._total > 10 * self._shown // self._total:
+            self._shown = done
             self._write(f"{done}/{self._total} splits\n")
 
     def say(self, text: str) -> None:
-        self._write(f"\r\033[K  {text}\n" if self._out.isatty() else f"  {text}\n")
+        if self._on_terminal:
+            self._write(f"\r\033[K  {text}\n")
+            self._draw()
+        else:
+            self._write(f"  {text}\n")
 
     def end(self) -> None:
-        if self._out.isatty():
+        if self._on_terminal:
             self._write("\n")
+
+    def _draw(self) -> None:
+        filled = self.WIDTH * self._shown // self._total
+        bar = "#" * filled + "-" * (self.WIDTH - filled)
+        self._write(f"\r\033[K[{bar}] {self._shown}/{self._total} splits")
 
     def _write(self, text: str) -> None:
         self._out.write(text)
@@ -314,9 +320,11 @@ def run(options: argparse.Namespace, files: dict[str, int]) -> dict[str, Any]:
         with Sidecar(spark, config) as sidecar:
             print(f"counting the words of {len(files)} files with {parallelism} subtasks", file=sys.stderr)
             began = time.perf_counter()
-            counts, words = count_coordinated(sidecar, spark, coordinator, root, parallelism)
+            try:
+                counts, words = count_coordinated(sidecar, spark, coordinator, root, parallelism)
+            finally:
+                bar.end()
             seconds = time.perf_counter() - began
-        bar.end()
         statistics = words.statistics()
         print("counting them again with plain Spark", file=sys.stderr)
         began = time.perf_counter()
@@ -401,11 +409,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
-    level = logging.INFO if options.verbose else logging.CRITICAL
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
     try:
         summary = run(options, options.files)
     except KeyboardInterrupt:

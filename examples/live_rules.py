@@ -1,0 +1,122 @@
+"""Rules that change while the tasks run: a word that all tasks together have passed too often is blocked everywhere.
+
+Each task sends its counts up after every batch. The coordinator alone sees the sum; when a word has passed ``LIMIT``
+times it sends the rule to all tasks, and only then lets this one go on. Events of one gateway keep their order, so the
+task that tipped the scales has the rule before its next batch. An attempt that starts later gets all rules at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from examples.quiet_spark import SparkDidNotStart, start_spark
+from protocol.attempts import FailureReason
+from spark_bridge import Sidecar
+from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+
+LIMIT = 500
+BATCH = 100
+SUBTASKS = 3
+WORDS = ("spam", "gate", "river", "spam", "weir", "sluice", "spam", "lock", "spam", "dam")
+RECORDS = 3000
+
+
+class WordFilter(SubtaskOperator):
+    """In the tasks: passes words on, but for those that are blocked, and reports after every batch."""
+
+    def __init__(self) -> None:
+        self.context: SubtaskContext
+        self.blocked: set[str] = set()
+        self.may_go_on = False
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def handle_event(self, event: Any) -> None:
+        match event:
+            case ["block", word]:
+                self.blocked.add(word)
+            case ["go on"]:
+                self.may_go_on = True
+
+    def process(self, records: Iterator[str]) -> Iterator[tuple[str, int, int]]:
+        passed: Counter[str] = Counter()
+        dropped: Counter[str] = Counter()
+        batch: Counter[str] = Counter()
+        for word in records:
+            if word in self.blocked:
+                dropped[word] += 1
+            else:
+                batch[word] += 1
+            if batch.total() == BATCH:
+                passed.update(batch)
+                self._report(batch)
+                batch.clear()
+        passed.update(batch)
+        for word in passed.keys() | dropped.keys():
+            yield word, passed[word], dropped[word]
+
+    def _report(self, batch: Counter[str]) -> None:
+        self.may_go_on = False
+        self.context.send_event(["passed", dict(batch)])
+        while not self.may_go_on:
+            self.context.wait_for_event()
+
+
+class RuleBook(OperatorCoordinator):
+    """In the driver: sums up, and blocks."""
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+        self._totals: Counter[str] = Counter()
+        self._gateways: dict[int, SubtaskGateway] = {}
+
+    async def start(self, context: CoordinatorContext) -> None:
+        print(f"a word may pass about {LIMIT} times")
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        self._gateways[subtask] = gateway
+        for word in self.rules:
+            await gateway.send_event(["block", word])
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        self._gateways.pop(subtask, None)
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        _, batch = event
+        self._totals.update(batch)
+        for word in batch:
+            if self._totals[word] >= LIMIT and word not in self.rules:
+                self.rules.append(word)
+                print(f"subtask {subtask} tips the scales: {word!r} has passed {self._totals[word]} times")
+                for gateway in self._gateways.values():
+                    await gateway.send_event(["block", word])
+        await self._gateways[subtask].send_event(["go on"])
+
+
+def main(arguments: Sequence[str]) -> int:
+    try:
+        spark = start_spark(arguments[0] if arguments else f"local[{SUBTASKS},4]", "headgate live rules")
+    except SparkDidNotStart as error:
+        print(f"Spark did not start: {error}", file=sys.stderr)
+        return 2
+    try:
+        with Sidecar(spark) as sidecar:
+            rule_book = RuleBook()
+            rules = sidecar.coordinate("rules", rule_book, parallelism=SUBTASKS)
+            words = spark.sparkContext.parallelize([WORDS[n % len(WORDS)] for n in range(RECORDS)], SUBTASKS)
+            outputs = words.mapPartitions(rules.subtask(WordFilter)).collect()
+    finally:
+        spark.stop()
+    for word in sorted(set(WORDS)):
+        passed, dropped = (sum(output[n] for output in outputs if output[0] == word) for n in (1, 2))
+        print(f"  {word:<8} {passed:>5} passed {dropped:>5} dropped")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,51 @@
+"""The small examples run by themselves and show what they say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from examples.rate_limit import CALLS, PermitBucket
+from tests.examples.conftest import RunExample
+
+
+@pytest.mark.spark
+def test_a_rule_that_is_made_while_the_tasks_run_reaches_them(run_example: RunExample) -> None:
+    """H22: the rule is sent before the leave to go on, so the task that tipped the scales obeys at once."""
+    ended = run_example("live_rules")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("tips the scales: 'spam'") == 1
+    rows = {
+        word: (int(passed), int(dropped))
+        for word, passed, dropped in re.findall(r"(\w+) +(\d+) passed +(\d+)", ended.stdout)
+    }
+    assert sum(rows["spam"]) == 1200
+    assert 500 <= rows["spam"][0] < 1200
+    assert [row for word, row in rows.items() if word != "spam"] == [(300, 0)] * 6
+    assert ended.stderr == ""
+
+
+@pytest.mark.spark
+def test_no_task_calls_without_a_permit(run_example: RunExample) -> None:
+    """H33: every request is answered, and the answers add up to the budget."""
+    ended = run_example("rate_limit")
+
+    assert ended.returncode == 0, ended.stderr
+    found = re.search(r"(\d+) calls in ([\d.]+) s, where (\d+) were allowed", ended.stdout)
+    assert found is not None
+    assert int(found[1]) == CALLS <= int(found[3])
+    assert ended.stderr == ""
+
+
+async def test_an_empty_bucket_says_how_long_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("examples.rate_limit.time.monotonic", lambda: now[0])
+    bucket = PermitBucket()
+
+    answers = [await bucket.handle_request(0, 0, "permit") for _ in range(11)]
+    now[0] += answers[-1]
+
+    assert answers == [0.0] * 10 + [1 / 20]
+    assert await bucket.handle_request(0, 0, "permit") < 1e-6
