@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-InputT = TypeVar("InputT", contravariant=True)
-EffectT = TypeVar("EffectT", covariant=True)
+InputT_contra = TypeVar("InputT_contra", contravariant=True)
+EffectT_co = TypeVar("EffectT_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,10 @@ class TimePassed:
     """The clock has reached a deadline (or any later moment)."""
 
 
-class Machine(Protocol[InputT, EffectT]):
+class Machine(Protocol[InputT_contra, EffectT_co]):
     """What the shells and the simulator know of a machine."""
 
-    def handle(self, input: InputT, now: float) -> Sequence[EffectT]: ...
+    def handle(self, input: InputT_contra, now: float) -> Sequence[EffectT_co]: ...
 
     def next_deadline(self) -> float | None: ...
 

@@ -243,9 +243,7 @@ UpItem = (
     | CheckpointDeclined
     | Finished
 )
-DownItem = (
-    EventMessage | AnswerMessage | CloseForCheckpoint | BarrierMessage | CheckpointCompleted | CheckpointAborted
-)
+DownItem = EventMessage | AnswerMessage | CloseForCheckpoint | BarrierMessage | CheckpointCompleted | CheckpointAborted
 UpMessage = Register | Resume | Confirm | UpItem
 DownMessage = Registered | Resumed | Refused | AttemptEnded | Confirm | DownItem
 Message = UpMessage | DownMessage

@@ -7,7 +7,7 @@ this is, and hands that to ``spark_bridge.subtask``, which does not know Spark a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class SubtaskTask:
         self._args = args
         self._kwargs = kwargs or {}
 
-    def __call__(self, records: Iterable[Any]) -> Iterator[Any]:
+    def __call__(self, records: Iterable[Any]) -> Any:
         """Run the operator in this task over ``records``. See ``run_subtask`` for what it raises.
 
         Raises:

@@ -111,9 +111,7 @@ def violations(path: str, source: str) -> list[str]:
 
 
 def every_module() -> list[str]:
-    return sorted(
-        str(file.relative_to(ROOT)) for package in PACKAGES for file in (ROOT / package).rglob("*.py")
-    )
+    return sorted(str(file.relative_to(ROOT)) for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", every_module())
