@@ -17,6 +17,7 @@ import structlog
 from benchmarks.event_confirm import event_confirm, event_confirm_busy, event_echo, event_flood_up, event_pipelined
 from benchmarks.harness import Figure
 from benchmarks.local_messages import local_ask, local_tell
+from benchmarks.spark_fact import spark_fact
 
 FIGURES: dict[str, Callable[[bool, Callable[[str], None]], Figure]] = {
     "local_tell": local_tell,
@@ -26,6 +27,7 @@ FIGURES: dict[str, Callable[[bool, Callable[[str], None]], Figure]] = {
     "event_confirm_busy": event_confirm_busy,
     "event_pipelined": event_pipelined,
     "event_flood_up": event_flood_up,
+    "spark_fact": spark_fact,
 }
 
 

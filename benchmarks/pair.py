@@ -14,14 +14,15 @@ import asyncio
 import json
 import secrets
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import msgpack
 
-from actors import ActorSystem
+from actors import ActorRef, ActorSystem
 from actors.coordination import (
     BarrierTrackerActor,
     OperatorConfig,
@@ -35,10 +36,11 @@ from actors.coordination.messages import StartOperator
 from benchmarks.raw_frames import FLOOD, LENGTH
 from protocol.attempts import LedgerConfig
 from protocol.facts import JobStarted, StageSubmitted, StatusReported, TaskStarted, TaskState
-from spark_bridge.bridge import AddOperator, BridgeActor, ConnectionRouter
+from spark_bridge.bridge import AddOperator, BridgeActor, BridgeMessage, ConnectionRouter
 from spark_bridge.facts import RelayedFact
 from spark_bridge.relay import Relay
 from spark_bridge.server import SubtaskServer
+from spark_bridge.subtask.endpoint import TaskEndpoint
 
 OPERATOR, JOB, STAGE, TASK = "bench", 1, 1, 1
 READY_TIMEOUT_S = 30.0
@@ -117,6 +119,12 @@ class Pair:
 class _NoSpark:
     """A relay whose engine says that everything runs as it should."""
 
+    async def start(self) -> None:
+        """There is no bus to attach to."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
     async def query_status(self, tasks: frozenset[int], jobs: frozenset[int]) -> StatusReported:
         return StatusReported(dict.fromkeys(jobs, True), dict.fromkeys(tasks, TaskState.RUNNING))
 
@@ -127,44 +135,68 @@ class _NoSpark:
         raise AssertionError(f"the benchmark's coordinator failed: {reason}")
 
 
+@dataclass(frozen=True, slots=True)
+class DriverHalf:
+    """What stands beside a Spark driver, for one operator of one subtask."""
+
+    bridge: ActorRef[BridgeMessage]
+    statistics: OperatorStatistics
+    endpoint: TaskEndpoint
+
+
 @asynccontextmanager
-async def running_pair(*, busy: bool = False) -> AsyncIterator[Pair]:
-    """``busy``: the child computes pure Python all the time, and looks at its mailbox between records."""
-    loop = asyncio.get_running_loop()
+async def running_driver_half(
+    coordinator: OperatorCoordinator, relay: Callable[[ActorRef[BridgeMessage]], Relay]
+) -> AsyncIterator[DriverHalf]:
+    """Put together as the sidecar does it; ``relay`` makes the relay whose facts the bridge is told."""
     secret = secrets.token_bytes(32)
     router = ConnectionRouter()
     server = SubtaskServer(router, secret)
     await server.start()
-    raw = RawProtocol()
-    raw_server = await loop.create_server(lambda: raw, "127.0.0.1", 0)
     try:
         async with ActorSystem("bench") as system:
-            relay = cast(Relay, _NoSpark())
-            bridge = system.spawn(lambda: BridgeActor(LedgerConfig(), lambda: relay), name="bridge", mailbox=UNBOUNDED)
-            router.attach(bridge)
-            coordinator = BenchCoordinator()
-            ports = OperatorPorts(bridge.tell, router.gateway_opened, router.gateway_closed, _none, _none, _fail)
-            tracker = system.spawn(
-                lambda: BarrierTrackerActor(
-                    coordinator, OperatorConfig(OPERATOR, 1), ports, OperatorStatistics(OPERATOR)
-                ),
-                name="operator",
-                mailbox=UNBOUNDED,
+            bridge = system.spawn(
+                lambda: BridgeActor(LedgerConfig(), lambda: the_relay), name="bridge", mailbox=UNBOUNDED
             )
-            await tracker.ask(StartOperator, timeout_s=10)
-            await bridge.ask(lambda reply_to: AddOperator(OPERATOR, 1, tracker, reply_to), timeout_s=10)
+            the_relay = relay(bridge)
+            await the_relay.start()
+            try:
+                statistics = OperatorStatistics(OPERATOR)
+                ports = OperatorPorts(bridge.tell, router.gateway_opened, router.gateway_closed, _none, _none, _fail)
+                tracker = system.spawn(
+                    lambda: BarrierTrackerActor(coordinator, OperatorConfig(OPERATOR, 1), ports, statistics),
+                    name="operator",
+                    mailbox=UNBOUNDED,
+                )
+                router.attach(bridge)
+                await tracker.ask(StartOperator, timeout_s=10)
+                await bridge.ask(lambda reply_to: AddOperator(OPERATOR, 1, tracker, reply_to), timeout_s=10)
+                yield DriverHalf(bridge, statistics, TaskEndpoint(*server.address, secret, OPERATOR, 1))
+            finally:
+                await the_relay.close()
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def running_pair(*, busy: bool = False) -> AsyncIterator[Pair]:
+    """``busy``: the child computes pure Python all the time, and looks at its mailbox between records."""
+    raw = RawProtocol()
+    raw_server = await asyncio.get_running_loop().create_server(lambda: raw, "127.0.0.1", 0)
+    coordinator = BenchCoordinator()
+    try:
+        async with running_driver_half(coordinator, lambda bridge: cast(Relay, _NoSpark())) as driver:
             for fact in (
                 JobStarted(JOB, (STAGE,)),
                 StageSubmitted(STAGE, 0, 1),
                 TaskStarted(TASK, STAGE, 0, 0, 0),
             ):
-                bridge.tell(RelayedFact(fact, 0))
-            host, port = server.address
+                driver.bridge.tell(RelayedFact(fact, 0))
             task = {
-                "host": host,
-                "port": port,
+                "host": driver.endpoint.host,
+                "port": driver.endpoint.port,
                 "raw_port": raw_server.sockets[0].getsockname()[1],
-                "secret": secret.hex(),
+                "secret": driver.endpoint.secret.hex(),
                 "operator_id": OPERATOR,
                 "task_attempt_id": TASK,
                 "stage_id": STAGE,
@@ -179,7 +211,6 @@ async def running_pair(*, busy: bool = False) -> AsyncIterator[Pair]:
             raw.close()
     finally:
         raw_server.close()
-        await server.close()
 
 
 @asynccontextmanager

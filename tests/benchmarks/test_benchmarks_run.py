@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import structlog
 from benchmarks.__main__ import FIGURES, main
 from benchmarks.harness import Figure, interleave, percentile
 
+ROOT = Path(__file__).resolve().parents[2]
 KEYS = {
     "name",
     "unit",
@@ -39,10 +42,23 @@ def logging_as_it_was() -> Iterator[None]:
         structlog.reset_defaults()
 
 
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("name", [name for name in FIGURES if name != "spark_fact"])
 def test_a_quick_run_writes_its_figure_and_the_host_as_json(name: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     assert main(["--quick", "--only", name, "--json", str(file)]) == 0
+    check(file, name)
+
+
+@pytest.mark.spark
+def test_the_figure_of_a_real_spark_is_written_too(tmp_path: Path) -> None:
+    """In a process of its own: it starts a Spark, and stops it."""
+    file = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--only", "spark_fact", "--json", str(file)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=100, stderr=subprocess.DEVNULL)
+    check(file, "spark_fact")
+
+
+def check(file: Path, name: str) -> None:
     written = json.loads(file.read_text())
     assert written["host"]["cpus"] >= 1
     (figure,) = written["figures"]
