@@ -26,11 +26,12 @@ def advance(clock: VirtualClock, by_s: float) -> None:
     raise AssertionError("advance() waited")
 
 
+# Binary fractions: their sums are exact, so that a deadline and the clock meet to the bit.
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("start"), st.sampled_from([0.5, 1.0, 1.1, 3.0])),
+        st.tuples(st.just("start"), st.sampled_from([0.5, 1.0, 1.125, 3.0])),
         st.tuples(st.just("cancel"), st.integers(0, 20)),
-        st.tuples(st.just("advance"), st.sampled_from([0.1, 0.4, 1.0, 2.5])),
+        st.tuples(st.just("advance"), st.sampled_from([0.125, 0.375, 1.0, 2.5])),
     ),
     max_size=60,
 )
@@ -55,11 +56,7 @@ def test_each_deadline_expires_once_at_its_time_unless_it_was_met(steps: list[tu
         elif kind == "advance":
             advance(clock, value)
             now = clock.now()
-            assert set(expired) == {n for n, (_, due) in open_.items() if due <= now + 1e-6} | (
-                set(expired) & {n for n, (_, due) in open_.items() if due > now}
-            )
-            for number, at in expired.items():
-                assert abs(at - open_[number][1]) < 1e-6
+            assert expired == {n: due for n, (_, due) in open_.items() if due <= now}
 
 
 def test_timeouts_that_are_never_the_same_twice_leave_nothing_behind() -> None:
