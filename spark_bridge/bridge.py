@@ -243,8 +243,8 @@ class BridgeActor(Actor[BridgeMessage]):
             case AddOperator():
                 self._add_operator(context, message, now)
             case RemoveOperator(operator_id, reply_to):
-                self._trackers.pop(operator_id, None)
                 self._carry_out(context, self._ledger.handle(OperatorRemoved(operator_id), now), None)
+                self._trackers.pop(operator_id, None)  # only now: it is told that its run has ended
                 reply_to.answer(None)
             case AwaitRunsOver(reply_to):
                 self._awaiting_end.append(reply_to)

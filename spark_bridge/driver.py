@@ -8,9 +8,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pyspark import SparkContext
+
 from spark_bridge.errors import SidecarError
+from spark_bridge.relay import require_driver
 
 _PROBE = "import sys, msgpack; print('%d.%d' % sys.version_info[:2])"
+
+
+def driver_context(spark: Any) -> Any:
+    """The classic, running ``SparkContext`` behind a session or a context.
+
+    Raises ``TypeError`` for something else, and what ``require_driver`` raises: a Connect session, a stopped context.
+    """
+    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    if not is_connect and not isinstance(getattr(spark, "sparkContext", spark), SparkContext):
+        raise TypeError(f"{spark!r} is neither a SparkSession nor a SparkContext")
+    return require_driver(spark)
 
 
 def advertised_and_bind_host(context: Any, bind_host: str | None, advertised_host: str | None) -> tuple[str, str]:

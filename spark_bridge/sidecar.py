@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, suppress
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +17,7 @@ import anyio
 import structlog
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from actors import ActorRef, ActorSystem
+from actors import ActorError, ActorRef, ActorSystem, AskTimeout
 from actors.coordination import (
     BarrierTrackerActor,
     OperatorConfig,
@@ -30,11 +30,20 @@ from actors.coordination.messages import RequestCheckpoint, StartOperator, Track
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.gateway_types import GatewayLimits
 from protocol.messages import RestoreMode
-from spark_bridge.bridge import AddOperator, BridgeActor, BridgeMessage, ConnectionRouter, RemoveOperator
+from spark_bridge.bridge import (
+    AddOperator,
+    AwaitRunsOver,
+    BridgeActor,
+    BridgeMessage,
+    ConnectionRouter,
+    FailRuns,
+    RemoveOperator,
+)
 from spark_bridge.config import SidecarConfig
-from spark_bridge.driver import advertised_and_bind_host, check_worker_python
+from spark_bridge.driver import advertised_and_bind_host, check_worker_python, driver_context
 from spark_bridge.errors import CoordinatorStartError, SidecarError, SidecarNotRunning
-from spark_bridge.relay import Relay, RelayError, open_relay, require_driver
+from spark_bridge.interrupts import interrupts_held_back
+from spark_bridge.relay import Relay, RelayError, open_relay
 from spark_bridge.server import ServerConfig, SubtaskServer
 from spark_bridge.shipping import ship_packages
 from spark_bridge.subtask.endpoint import TaskEndpoint
@@ -42,6 +51,12 @@ from spark_bridge.subtask.operator import SubtaskOperator
 from spark_bridge.task_entry import SubtaskTask
 
 log = structlog.get_logger("headgate.sidecar")
+
+RUN_END_GRACE_S = 1.0
+RUN_FAIL_S = 5.0
+CLOSED_WHILE_RUNNING = (
+    "the sidecar was closed while this job was running; leave the `with` block only when the action has returned"
+)
 
 
 class OperatorHandle:
@@ -78,7 +93,16 @@ class OperatorHandle:
 
         ``operator(*args, **kwargs)`` is called in each task; all three must be picklable. The partition is the subtask,
         so the RDD or DataFrame must have exactly ``parallelism`` partitions.
+
+        Raises ``TypeError`` for what cannot make a ``SubtaskOperator``, as far as that shows here.
         """
+        if not callable(operator):
+            raise TypeError(
+                f"{operator!r} cannot be called to make an operator: pass the class and its arguments, "
+                "subtask(MyOperator, ...), for every task makes its own"
+            )
+        if isinstance(operator, type) and not issubclass(operator, SubtaskOperator):
+            raise TypeError(f"{operator!r} is no SubtaskOperator: derive it from that class")
         return SubtaskTask(operator, self._endpoint, args, kwargs)
 
     def statistics(self) -> dict[str, Any]:
@@ -100,7 +124,7 @@ class SidecarRuntime:
     """The sidecar on the running event loop. ``Sidecar`` makes it; its methods are for that loop only."""
 
     def __init__(self, spark: Any, config: SidecarConfig) -> None:
-        self._context = require_driver(spark)
+        self._context = driver_context(spark)
         self._config = config
         self._secret = secrets.token_bytes(32)
         self._router = ConnectionRouter()
@@ -150,6 +174,7 @@ class SidecarRuntime:
             await self._relay.start()
             await anyio.to_thread.run_sync(ship_packages, self._context)
             self._router.attach(self._bridge_ref)
+            stack.push_async_callback(self._end_runs)
             self._stack = stack.pop_all()
         self._running = True
         host, port = self._server.address
@@ -188,12 +213,7 @@ class SidecarRuntime:
     ) -> OperatorHandle:
         """See ``Sidecar.coordinate``."""
         self._require_running()
-        if not operator_id:
-            raise ValueError("operator_id must be a name, not the empty string")
-        if parallelism < 1:
-            raise ValueError(f"parallelism must be the number of subtasks, at least 1, not {parallelism!r}")
-        if not isinstance(coordinator, OperatorCoordinator):
-            raise TypeError(f"{coordinator!r} is no OperatorCoordinator: derive it from that class")
+        _check_arguments(operator_id, coordinator, parallelism)
         if operator_id in self._operators:
             raise SidecarError(f"operator {operator_id!r} is coordinated already: choose another name")
         config = OperatorConfig(
@@ -297,6 +317,23 @@ class SidecarRuntime:
     def _relay_lost(self, error: RelayError) -> None:
         log.error("the relay is lost: no more facts of Spark; the ledger asks Spark's books", error=str(error))
 
+    async def _end_runs(self) -> None:
+        """Leave no job behind whose tasks would look for their coordinator in vain (H57).
+
+        The fact of a job's end may come a moment after the user's action has returned.
+        """
+        with anyio.CancelScope(shield=True):
+            try:
+                with suppress(AskTimeout):
+                    await self._bridge_ref.ask(AwaitRunsOver, timeout_s=RUN_END_GRACE_S)
+                    return
+                self._bridge_ref.tell(FailRuns(CLOSED_WHILE_RUNNING))
+                await self._bridge_ref.ask(AwaitRunsOver, timeout_s=min(RUN_FAIL_S, self._config.shutdown_timeout_s))
+            except ActorError as error:
+                log.warning(
+                    "a job was running while the sidecar was closed, and its end is not known", error=str(error)
+                )
+
     async def _close_relay(self) -> None:
         try:
             with anyio.CancelScope(shield=True), anyio.fail_after(self._config.shutdown_timeout_s):
@@ -309,16 +346,33 @@ class SidecarRuntime:
             raise SidecarNotRunning("the sidecar is closed: enter it with `with Sidecar(spark) as sidecar:`")
 
 
+def _check_arguments(operator_id: object, coordinator: object, parallelism: object) -> None:
+    """Users need not have a type checker."""
+    if not isinstance(operator_id, str):
+        raise TypeError(f"operator_id must be a str, not {operator_id!r}")
+    if not operator_id or "/" in operator_id:
+        raise ValueError(f"operator_id must be a name without a slash, and not the empty string: {operator_id!r}")
+    if not isinstance(parallelism, int) or isinstance(parallelism, bool):
+        raise TypeError(f"parallelism must be an int, the number of subtasks, not {parallelism!r}")
+    if parallelism < 1:
+        raise ValueError(f"parallelism must be the number of subtasks, at least 1, not {parallelism}")
+    if isinstance(coordinator, type):
+        raise TypeError(f"{coordinator!r} is a class: give an instance of it")
+    if not isinstance(coordinator, OperatorCoordinator):
+        raise TypeError(f"{coordinator!r} is no OperatorCoordinator: derive it from that class")
+
+
 class Sidecar:
     """Headgate's half of a Spark driver; see the module.
 
     ``spark`` is a classic SparkSession or SparkContext. ``config`` sets addresses, times and bounds. The object can be
     entered again after it was left, also with the same SparkContext; never twice at once.
 
-    Raises on entering: ``RelayError`` for a Spark Connect session or a stopped context, ``SidecarError`` for a wrong
-    worker Python, ``ServerStartError`` where the port is in use. Leaving it ends every operator: live tasks are told,
-    coordinators are closed, and no thread, socket or listener stays, whether the job runs, has failed, or the context
-    is stopped already.
+    Raises on entering: ``RelayError`` for a Spark Connect session or a stopped context, ``TypeError`` for no session at
+    all, ``SidecarError`` for a wrong worker Python, ``ServerStartError`` where the port is in use. Leaving it ends
+    every operator: a job that still runs fails with a text that says so, coordinators are closed, and no thread, socket
+    or listener stays, whether the job runs, has failed, or the context is stopped already. Ctrl-C while it is entered
+    or left still ends it whole; it comes out as the usual ``KeyboardInterrupt``.
     """
 
     def __init__(self, spark: Any, config: SidecarConfig | None = None) -> None:
@@ -332,9 +386,10 @@ class Sidecar:
 
     def __enter__(self) -> Sidecar:
         self._require_idle()
-        require_driver(self._spark)
+        driver_context(self._spark)
         with ExitStack() as stack:
-            self._portal = stack.enter_context(start_blocking_portal("asyncio", name="headgate-sidecar"))
+            with interrupts_held_back():  # or the thread that has just been started would never be told to end
+                self._portal = stack.enter_context(start_blocking_portal("asyncio", name="headgate-sidecar"))
             runtime = SidecarRuntime(self._spark, self._config)
             manager: AbstractContextManager[SidecarRuntime] = self._portal.wrap_async_context_manager(runtime)
             self._runtime = stack.enter_context(manager)
@@ -428,5 +483,9 @@ class Sidecar:
 
     def _entered(self) -> tuple[BlockingPortal, SidecarRuntime]:
         if self._portal is None or self._runtime is None:
+            if self._runtime is not None:
+                raise SidecarNotRunning(
+                    "this sidecar was entered with `async with`: await the methods of what that gave you"
+                )
             raise SidecarNotRunning("the sidecar is not running: enter it with `with Sidecar(spark) as sidecar:`")
         return self._portal, self._runtime

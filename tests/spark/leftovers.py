@@ -1,0 +1,94 @@
+"""What a sidecar may leave behind, and a check that it does not."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkContext
+
+SETTLE_S = 5.0  # a thread that has been told to end may take a moment to do so
+LISTENING = "0A"
+
+
+def sockets() -> dict[str, str]:
+    """This process's TCP sockets, inode -> local address, remote address and state; Spark's own are left out.
+
+    Py4J keeps one connection for each thread that ever spoke to the JVM, until the thread is collected; the JVM keeps
+    one to the accumulators of the driver.
+    """
+    open_inodes = set()
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            target = os.readlink(entry.path)
+        except FileNotFoundError:  # the one that the scan itself has used
+            continue
+        if target.startswith("socket:["):
+            open_inodes.add(target[len("socket:[") : -1])
+    gateway: Any = SparkContext._gateway
+    jvm_port = gateway.gateway_parameters.port if gateway is not None else -1
+    context: Any = SparkContext._active_spark_context
+    accumulators_port = context._accumulatorServer.server_address[1] if context is not None else -1
+    found = {}
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, remote, state, *rest = line.split()
+            inode = rest[5]
+            sparks_own = port(remote) == jvm_port or port(local) == accumulators_port
+            if inode in open_inodes and not sparks_own:
+                found[inode] = f"{local} {remote} {'listening' if state == LISTENING else state}"
+    return found
+
+
+def port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
+
+
+def threads() -> set[threading.Thread]:
+    return set(threading.enumerate())
+
+
+def listeners(context: SparkContext) -> list[str]:
+    """The class names of Headgate's listeners on Spark's bus: the Java one, and proxies of Python ones.
+
+    Spark adds listeners of its own as it goes.
+    """
+    java_context: Any = context._jsc
+    names = (str(listener.getClass().getName()) for listener in java_context.sc().listenerBus().listeners())
+    return [name for name in names if "headgate" in name or "Proxy" in name]
+
+
+def jvm_threads() -> list[str]:
+    """Headgate's threads in the driver's JVM."""
+    jvm: Any = SparkContext._jvm
+    stacks = jvm.java.lang.Thread.getAllStackTraces().keySet()
+    return [name for thread in stacks if "headgate" in (name := str(thread.getName()))]
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Fails where the block leaves a thread or a socket, or a listener or a thread in the driver's JVM.
+
+    If the SparkContext of before still runs, it must also be able to run a plain job.
+    """
+    context = SparkContext._active_spark_context
+    threads_before, sockets_before = threads(), sockets()
+    yield
+    deadline = time.monotonic() + SETTLE_S
+    for thread in threads() - threads_before:
+        if not thread.name.startswith(("Thread-", "pydevd")):  # Spark's and Py4J's own, for as long as they like
+            thread.join(max(0.0, deadline - time.monotonic()))
+            assert not thread.is_alive(), f"left behind: {thread}"
+    gc.collect()
+    new = sockets().keys() - sockets_before.keys()
+    assert not new, f"left behind: {[sockets()[inode] for inode in new]}"
+    if context is not None and context is SparkContext._active_spark_context:
+        assert not listeners(context)
+        assert context.parallelize(range(10), 2).sum() == 45
+        assert not jvm_threads()

@@ -1,0 +1,512 @@
+"""Wrong use, one way after the other, on a real Spark: each is told in words that name the cause, and none hangs.
+
+After every one of these tests the driver is as it was before: no thread, no socket, no listener, and Spark works.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import RDD
+from pyspark.sql import SparkSession
+
+from actors.coordination import CoordinatorContext, SubtaskGateway
+from protocol.attempts import FailureReason
+from spark_bridge import CoordinatorStartError, Sidecar, SidecarConfig, SidecarError
+from spark_bridge.relay import RelayError
+from spark_bridge.server import ServerStartError
+from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from spark_bridge.task_entry import NotInsideTask
+from tests.spark.leftovers import nothing_left
+from tests.spark.operators import Listening
+from tests.spark.recorder import Recorder
+from tests.spark.test_end_to_end import Script
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(spark: SparkSession) -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+def one_task_each(spark: SparkSession, partitions: int) -> RDD[int]:
+    return spark.sparkContext.parallelize(range(partitions), partitions)
+
+
+def what_the_user_reads(action: Callable[[], Any]) -> str:
+    """The text of the exception that the action raises."""
+    try:
+        result = action()
+    except Exception as error:
+        return str(error)
+    raise AssertionError(f"it was to fail, and gave {result!r}")
+
+
+class Action(threading.Thread):
+    """A Spark action in a thread of its own."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        super().__init__(name="action", daemon=True)
+        self._action = action
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._result = self._action()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self.join(60)
+        assert not self.is_alive(), "the action hangs"
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+# --- a coordinator that raises --------------------------------------------------------------------------------------
+
+
+class RaisesIn(Script):
+    """Raises in one of its methods; once, so that a later run can be good."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__({(0, 0): ["raise"]} if method in ("subtask_failed", "subtask_reset") else {}, ["hello"])
+        self.method = method
+
+    def _raise_in(self, method: str) -> None:
+        if self.method == method:
+            self.method = ""
+            raise LookupError(f"no luck in {method}")
+
+    async def start(self, context: CoordinatorContext) -> None:
+        await super().start(context)
+        self._raise_in("start")
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        await super().subtask_ready(subtask, gateway)
+        self._raise_in("subtask_ready")
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        self._raise_in("handle_event_from_operator")
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        self._raise_in("subtask_failed")
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        self._raise_in("subtask_reset")
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        await super().reset_to_checkpoint(checkpoint_id, state)
+        self._raise_in("reset_to_checkpoint")
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        self._raise_in("checkpoint_coordinator")
+        return await super().checkpoint_coordinator(checkpoint_id)
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._raise_in("notify_checkpoint_complete")
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        await super().run_ended(run_id, succeeded, reason)
+        self._raise_in("run_ended")
+
+    async def close(self) -> None:
+        await super().close()
+        self._raise_in("close")
+
+
+def test_a_coordinator_that_raises_in_start_is_closed_and_the_cause_is_told(spark: SparkSession) -> None:
+    # H6
+    coordinator = RaisesIn("start")
+    with Sidecar(spark) as sidecar:
+        with pytest.raises(CoordinatorStartError, match="'op' failed in start: LookupError: no luck") as raised:
+            sidecar.coordinate("op", coordinator, parallelism=1)
+        assert isinstance(raised.value.__cause__, LookupError)
+        assert coordinator.story == [("start",), ("close",)]
+        coordinator = RaisesIn("")  # the name is free again
+        handle = sidecar.coordinate("op", coordinator, parallelism=1)
+        coordinator._otherwise = ["stop"]
+        assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
+
+
+@pytest.mark.parametrize(
+    "method", ["subtask_ready", "handle_event_from_operator", "subtask_failed", "subtask_reset", "reset_to_checkpoint"]
+)
+def test_a_coordinator_that_raises_fails_the_action_with_the_cause(spark: SparkSession, method: str) -> None:
+    # H7: and the next action of the same operator starts from a reset
+    coordinator = RaisesIn(method)
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2)
+        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(Listening))
+        if method == "reset_to_checkpoint":  # which the second run needs first
+            coordinator._otherwise = ["stop"]
+            assert rdd.count() == 2
+        text = what_the_user_reads(rdd.collect)
+        assert f"{method}: LookupError: no luck in {method}" in text
+        assert "'op'" in text
+        assert isinstance(handle.failure, LookupError)
+        coordinator._script, coordinator._otherwise = {}, ["hello", "stop"]
+        assert rdd.count() == 2
+    assert coordinator.named("run_ended")[-1] == ("run_ended", True)
+
+
+@pytest.mark.parametrize("method", ["checkpoint_coordinator", "notify_checkpoint_complete"])
+def test_a_coordinator_that_raises_in_a_checkpoint_fails_the_action(spark: SparkSession, method: str) -> None:
+    # H45: the checkpoint is aborted as well
+    coordinator = RaisesIn(method)
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2)
+        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+        coordinator.wait_for(lambda story: len([c for c in story if c[0] == "ready"]) == 2)
+        if method == "checkpoint_coordinator":
+            assert "no luck in checkpoint_coordinator" in what_the_user_reads(lambda: sidecar.checkpoint("op"))
+        else:
+            assert sidecar.checkpoint("op") == 1  # it was written before anybody was told
+        assert f"no luck in {method}" in what_the_user_reads(action.result)
+        assert isinstance(handle.failure, LookupError)
+
+
+def test_a_coordinator_that_raises_when_a_run_has_ended_harms_no_result(spark: SparkSession) -> None:
+    coordinator = RaisesIn("run_ended")
+    coordinator._otherwise = ["stop"]
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2)
+        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(Listening))
+        assert rdd.count() == 2
+        coordinator.wait_for(lambda story: ("run_ended", True) in story)
+        assert rdd.count() == 2
+        assert isinstance(handle.failure, LookupError)
+
+
+def test_a_coordinator_that_raises_in_close_is_logged_and_no_more(spark: SparkSession) -> None:
+    # H6
+    coordinator = RaisesIn("close")
+    with Sidecar(spark) as sidecar:
+        sidecar.coordinate("op", coordinator, parallelism=1)
+    assert coordinator.story == [("start",), ("close",)]
+
+
+def test_an_event_that_cannot_be_encoded_fails_the_action_and_names_the_type(spark: SparkSession) -> None:
+    # H21
+    class SendsAnObject(Recorder):
+        async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+            await gateway.send_event({"when": object()})
+
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", SendsAnObject(), parallelism=1)
+        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
+    assert "subtask_ready: EventEncodeError" in text
+    assert "object" in text
+
+
+# --- an operator that raises ----------------------------------------------------------------------------------------
+
+
+class Fragile(SubtaskOperator):
+    """Raises in one of its methods."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._raise_in("__init__")
+
+    def _raise_in(self, method: str) -> None:
+        if self.where == method:
+            raise ArithmeticError(f"no sum in {method}")
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+        self.received: list[Any] = []
+        self._raise_in("open")
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        list(records)
+        self._raise_in("process")
+        if self.where == "send_event":
+            self.context.send_event(object())
+        while not self.received:
+            self.context.wait_for_event()
+        yield 1
+
+    def handle_event(self, event: Any) -> None:
+        self._raise_in("handle_event")
+        self.received.append(event)
+
+    def close(self) -> None:
+        self._raise_in("close")
+
+
+@pytest.mark.parametrize("where", ["__init__", "open", "process", "handle_event", "close"])
+def test_an_operator_that_raises_fails_the_action_after_its_retries(spark: SparkSession, where: str) -> None:
+    coordinator = Script({}, ["go on"])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1)
+        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(Fragile, where)).collect)
+        assert f"ArithmeticError: no sum in {where}" in text
+        assert handle.failure is None  # the coordinator has done nothing wrong
+        coordinator.wait_for(lambda story: ("run_ended", False) in story)
+        assert [callback[3] for callback in coordinator.named("failed")] == ["FAILED"] * 3
+        fine = one_task_each(spark, 1).mapPartitions(handle.subtask(Fragile, "nowhere"))
+        assert fine.collect() == [1]
+
+
+def test_an_operator_that_sends_what_cannot_be_encoded_is_told_so(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Script({}, []), parallelism=1)
+        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Fragile, "send_event"))
+        assert "EventEncodeError" in what_the_user_reads(rdd.collect)
+
+
+def test_an_operator_that_cannot_be_pickled_is_told_so_before_any_task_runs(spark: SparkSession) -> None:
+    recorder = Recorder()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", recorder, parallelism=1)
+        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Fragile, threading.Lock()))
+        assert "cannot pickle '_thread.lock' object" in what_the_user_reads(rdd.collect)
+    assert recorder.story == [("start",), ("close",)]
+
+
+@pytest.mark.parametrize(
+    ("operator", "text"),
+    [
+        (Recorder, "Recorder.* is no SubtaskOperator"),
+        (Listening(), r"pass the class and its arguments"),
+        ("Listening", r"pass the class and its arguments"),
+    ],
+)
+def test_what_is_no_operator_is_refused_in_the_driver(spark: SparkSession, operator: Any, text: str) -> None:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Recorder(), parallelism=1)
+        with pytest.raises(TypeError, match=text):
+            handle.subtask(operator)
+
+
+def test_a_function_that_makes_no_operator_is_told_so_in_the_task(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Recorder(), parallelism=1)
+        seven: Any = lambda: 7  # noqa: E731
+        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(seven)).collect)
+    assert "made a int; a subtask needs a SubtaskOperator" in text
+
+
+def test_a_subtask_that_is_called_by_hand_says_what_it_is_for(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Recorder(), parallelism=1)
+        with pytest.raises(NotInsideTask, match="pass it to mapPartitions"):
+            handle.subtask(Listening)(iter([1]))
+
+
+# --- the wrong arguments and the wrong order ------------------------------------------------------------------------
+
+
+def test_a_name_that_is_taken_is_refused_and_the_first_one_lives(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
+        second = Recorder()
+        with pytest.raises(SidecarError, match="'op' is coordinated already: choose another name"):
+            sidecar.coordinate("op", second, parallelism=1)
+        assert second.story == []
+        assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
+
+
+@pytest.mark.parametrize(
+    ("operator_id", "coordinator", "parallelism", "error", "text"),
+    [
+        ("", Recorder(), 1, ValueError, "not the empty string"),
+        (None, Recorder(), 1, TypeError, "operator_id must be a str"),
+        ("a/b", Recorder(), 1, ValueError, "a name without a slash"),
+        ("op", Recorder(), 0, ValueError, "at least 1, not 0"),
+        ("op", Recorder(), 2.5, TypeError, "parallelism must be an int"),
+        ("op", Recorder(), "2", TypeError, "parallelism must be an int"),
+        ("op", Recorder, 1, TypeError, "is a class: give an instance"),
+        ("op", object(), 1, TypeError, "is no OperatorCoordinator"),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused(
+    spark: SparkSession, operator_id: Any, coordinator: Any, parallelism: Any, error: type[Exception], text: str
+) -> None:
+    with Sidecar(spark) as sidecar:
+        with pytest.raises(error, match=text):
+            sidecar.coordinate(operator_id, coordinator, parallelism=parallelism)
+
+
+def test_names_that_are_not_coordinated_are_refused(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        with pytest.raises(SidecarError, match="'nobody' is not coordinated here"):
+            sidecar.release("nobody")
+        with pytest.raises(SidecarError, match="'nobody' is not coordinated here"):
+            sidecar.checkpoint("nobody")
+
+
+def test_more_partitions_than_subtasks_are_refused_with_the_number_that_is_needed(spark: SparkSession) -> None:
+    coordinator = Script({}, ["stop"])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2)
+        text = what_the_user_reads(one_task_each(spark, 3).mapPartitions(handle.subtask(Listening)).collect)
+        assert "SUBTASK_OUT_OF_RANGE" in text
+        assert "an RDD with 3 partitions needs parallelism=3" in text
+        coordinator.wait_for(lambda story: ("run_ended", False) in story)
+        assert one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).count() == 2
+
+
+def test_fewer_partitions_than_subtasks_are_harmless(spark: SparkSession) -> None:
+    coordinator = Script({}, ["stop"])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=5)
+        assert one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).count() == 2
+        coordinator.wait_for(lambda story: ("run_ended", True) in story)
+    assert {callback[1] for callback in coordinator.named("ready")} == {0, 1}
+
+
+def test_a_second_action_at_the_same_time_is_refused_and_the_first_is_unharmed(spark: SparkSession) -> None:
+    # H55
+    coordinator = Script({}, ["hello"])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1)
+        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Listening))
+        first = Action(rdd.collect)
+        coordinator.wait_for(lambda story: any(callback[0] == "ready" for callback in story))
+        text = what_the_user_reads(rdd.count)
+        assert "CONCURRENT_RUN" in text
+        assert "run the two actions one after the other, or coordinate two operators" in text
+        coordinator.say(["stop"])
+        assert [received for _, _, received in first.result()] == [["hello"]]
+    assert [callback[0] for callback in coordinator.named("ready", "failed", "reset")] == ["ready"]
+
+
+def test_one_operator_in_two_stages_of_one_job_is_refused(spark: SparkSession) -> None:
+    # H55
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=2)
+        first = one_task_each(spark, 2).mapPartitions(handle.subtask(Listening))
+        both = first.map(lambda row: (row[0], 1)).groupByKey(2).mapPartitions(handle.subtask(Listening))
+        text = what_the_user_reads(both.collect)
+    assert "CONCURRENT_RUN" in text
+    assert "is in two stages" in text
+    assert "coordinate two operators, or cache what the two stages share" in text
+
+
+def test_two_subtasks_in_one_task_are_refused(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=2)
+        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).coalesce(1)
+        text = what_the_user_reads(rdd.collect)
+    assert "coalesce() or union() has put two subtasks into one task" in text
+    assert "use repartition() in place of coalesce()" in text
+
+
+# --- peers, ports and Pythons ---------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_told_with_its_number(spark: SparkSession) -> None:
+    # H63
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        sidecar = Sidecar(spark, SidecarConfig(port=port))
+        with pytest.raises(ServerStartError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+            sidecar.__enter__()
+    with sidecar:  # the port is free now, and the same object serves
+        assert sidecar.address == ("127.0.0.1", port)
+
+
+def test_a_host_of_another_machine_is_told(spark: SparkSession) -> None:
+    with pytest.raises(ServerStartError, match=r"cannot listen on 192\.0\.2\.1:0: .* an address of this machine"):
+        Sidecar(spark, SidecarConfig(bind_host="192.0.2.1")).__enter__()
+
+
+def test_the_wildcard_is_never_advertised(spark: SparkSession) -> None:
+    # H63
+    with pytest.raises(ServerStartError, match=r"'0\.0\.0\.0', which no task can connect to: set advertised_host"):
+        Sidecar(spark, SidecarConfig(bind_host="0.0.0.0")).__enter__()
+
+
+def test_an_advertised_port_where_nobody_listens_fails_the_action_with_a_way_out(spark: SparkSession) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as once_taken:
+        nowhere = once_taken.getsockname()[1]
+    recorder = Recorder()
+    with Sidecar(spark, SidecarConfig(advertised_port=nowhere, connect_timeout_s=0.5)) as sidecar:
+        handle = sidecar.coordinate("op", recorder, parallelism=1)
+        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
+    assert f"cannot reach the sidecar at 127.0.0.1:{nowhere}" in text
+    assert "set advertised_host and advertised_port" in text
+    assert recorder.story == [("start",), ("close",)]
+
+
+def test_strangers_are_sent_away_while_a_job_runs(spark: SparkSession) -> None:
+    # H61, H62: garbage, a frame that claims four gigabytes, and nothing at all
+    coordinator = Script({}, ["hello"])
+    with Sidecar(spark, SidecarConfig(authenticate_timeout_s=1.0)) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1)
+        action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
+        coordinator.wait_for(lambda story: any(callback[0] == "event" for callback in story))
+        for words in (b"GET / HTTP/1.1\r\n\r\n", struct.pack(">I", 0xFFFFFFFF) * 1000, os.urandom(4096), b""):
+            with socket.create_connection(sidecar.address, timeout=30) as stranger:
+                stranger.sendall(words)
+                assert read_to_the_end(stranger) < 200  # it is told little
+        coordinator.say(["and", "stop"])
+        assert [received for _, _, received in action.result()] == [["hello", "and"]]
+    assert [callback[0] for callback in coordinator.named("ready", "failed", "reset")] == ["ready"]
+
+
+def read_to_the_end(stranger: socket.socket) -> int:
+    """How many bytes the other side says before it hangs up."""
+    total = 0
+    try:
+        while data := stranger.recv(65536):
+            total += len(data)
+    except ConnectionResetError:
+        pass
+    return total
+
+
+def test_a_connect_session_is_refused_on_entering() -> None:  # spark-facts 5
+    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(RelayError, match=r"SparkSession\.builder\.master"):
+        Sidecar(connect).__enter__()
+
+
+@pytest.mark.parametrize("thing", [None, "local[2]", SparkSession])
+def test_what_is_no_session_is_refused_on_entering(thing: Any) -> None:
+    with pytest.raises(TypeError, match="is neither a SparkSession nor a SparkContext"):
+        Sidecar(thing).__enter__()
+
+
+def test_a_worker_python_that_is_not_there_is_told_before_any_task(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nowhere/python3")
+    with pytest.raises(SidecarError, match=r"'/nowhere/python3', which is not there: set PYSPARK_PYTHON=/"):
+        Sidecar(spark).__enter__()
+
+
+def test_a_worker_python_without_what_a_task_needs_is_told_before_any_task(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:  # spark-facts 21: PYSPARK_PYTHON is not set, so Spark would take the python3 of the PATH
+    bare = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+    with pytest.raises(SidecarError, match=r"lacks what a subtask needs \(.*msgpack.*\): set PYSPARK_PYTHON="):
+        Sidecar(spark).__enter__()
+
+
+def test_a_worker_python_of_another_version_is_told_before_any_task(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "python3"
+    other.write_text("#!/bin/sh\necho 3.9\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(other))
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    with pytest.raises(SidecarError, match=rf"\(Python 3\.9\), not Python {here}: set PYSPARK_PYTHON="):
+        Sidecar(spark).__enter__()
