@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,7 +30,7 @@ class SparkDidNotStart(Exception):
 
 
 class JobFailed(Exception):
-    """A Spark job has failed; the text is its cause without the stack of the JVM."""
+    """A Spark job has failed; the text is its cause without stacks."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(cause_of(cause))
@@ -39,14 +41,15 @@ def cause_of(error: BaseException) -> str:
 
 
 def readable(text: str) -> str:
-    """What Java says, without its stacks."""
+    """What Spark says, without the stacks of Java and of Python's workers."""
     before_the_stack, *_ = text.partition("Driver stacktrace:")
-    noise = ("\tat ", "\t... ", "WARNING: Using incubator modules")
+    noise = ("\tat ", "\t... ", "  ", "Traceback (most recent", "WARNING: Using incubator modules")
     return "\n  ".join(line for line in before_the_stack.splitlines() if line.strip() and not line.startswith(noise))
 
 
 def set_log_level(level: int) -> None:
-    """Log to standard error from ``level`` on."""
+    """Log to standard error from ``level`` on; Py4J too, which otherwise makes much of a Ctrl-C."""
+    logging.getLogger("py4j").setLevel(level)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -76,9 +79,22 @@ def start_spark(master: str, name: str, *, verbose: bool = False) -> SparkSessio
                 java_home = os.environ.get("JAVA_HOME") or "not set"
                 said += f"\n  Spark needs Java 17 or later, and JAVA_HOME is {java_home}"
             raise SparkDidNotStart(f"{cause_of(error)}\n  {said}") from error
+    if not verbose:
+        interrupt_quietly()
     spark.sparkContext.setLogLevel("WARN" if verbose else "OFF")
     spark.sparkContext.parallelize(range(8), 8).map(str).count()
     return spark
+
+
+def interrupt_quietly() -> None:
+    """Make of Ctrl-C a ``KeyboardInterrupt`` without stack traces on the way.
+
+    Spark's own handler calls the JVM from within the very call that it interrupts, which cannot work; Py4J logs how
+    that fails, and the interrupt too. Leaving the sidecar, and stopping Spark, end the jobs anyway.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger().addFilter(lambda record: "while sending command" not in record.getMessage())
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from typing import Any, TextIO
 from pyspark.sql import SparkSession
 
 from actors.coordination import LatencyRecorder, SourceCoordinator, StaticSplitEnumerator
+from examples.progress_bar import ProgressBar
 from examples.quiet_spark import SPARK_ERRORS, JobFailed, SparkDidNotStart, start_spark
 from protocol.attempts import FailureReason
 from protocol.gateway_types import GatewayLimits
@@ -43,7 +44,6 @@ FAULTS = (KILL, DEAF)
 BATCH_MAX = 8  # splits handed out at once: a small file costs less than asking for it
 CONFIRM_TIMEOUT_S = 2.0
 POKE_EVERY_S = 0.2
-SHOW_EVERY_S = 0.05
 SNIFFED_BYTES = 8192
 FOLDERS_LEFT_OUT = ("__pycache__", "site-packages", "dist-packages", ".git")
 
@@ -169,49 +169,6 @@ class WordCoordinator(SourceCoordinator):
         await super().subtask_failed(subtask, attempt, reason)
 
 
-class ProgressBar:
-    """One line that grows on a terminal; elsewhere a line for each tenth."""
-
-    WIDTH = 40
-
-    def __init__(self, total: int, out: TextIO) -> None:
-        self._total = total
-        self._out = out
-        self._on_terminal = out.isatty()
-        self._shown = 0
-        self._shown_at = 0.0
-
-    def show(self, done: int) -> None:
-        if self._on_terminal:
-            now = time.monotonic()
-            if done == self._total or now - self._shown_at >= SHOW_EVERY_S:
-                self._shown, self._shown_at = done, now
-                self._draw()
-        elif 10 * done // self._total > 10 * self._shown // self._total:
-            self._shown = done
-            self._write(f"{done}/{self._total} splits\n")
-
-    def say(self, text: str) -> None:
-        if self._on_terminal:
-            self._write(f"\r\033[K  {text}\n")
-            self._draw()
-        else:
-            self._write(f"  {text}\n")
-
-    def end(self) -> None:
-        if self._on_terminal:
-            self._write("\n")
-
-    def _draw(self) -> None:
-        filled = self.WIDTH * self._shown // self._total
-        bar = "#" * filled + "-" * (self.WIDTH - filled)
-        self._write(f"\r\033[K[{bar}] {self._shown}/{self._total} splits")
-
-    def _write(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
-
-
 def find_files(root: Path) -> tuple[dict[str, int], int]:
     """The text files under ``root``, relative to it, with their times of change, and how many others were left out."""
     files: dict[str, int] = {}
@@ -220,22 +177,25 @@ def find_files(root: Path) -> tuple[dict[str, int], int]:
         folders[:] = sorted(name for name in folders if name not in FOLDERS_LEFT_OUT)
         for name in sorted(names):
             path = Path(folder, name)
-            if is_text(path):
-                files[str(path.relative_to(root))] = path.stat().st_mtime_ns
-            else:
+            try:
+                if is_text(path):
+                    files[str(path.relative_to(root))] = path.stat().st_mtime_ns
+                else:
+                    left_out += 1
+            except OSError:
                 left_out += 1
     return files, left_out
 
 
 def is_text(path: Path) -> bool:
-    try:
-        str(path).encode()  # a name that is not UTF-8 cannot travel as a split
-        if not path.is_file():  # reading a pipe would wait for ever
-            return False
-        with path.open("rb") as file:
-            return b"\0" not in file.read(SNIFFED_BYTES)
-    except (OSError, UnicodeEncodeError):
+    if not path.is_file():  # reading a pipe would wait for ever
         return False
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # such a name cannot travel as a split
+        return False
+    with path.open("rb") as file:
+        return b"\0" not in file.read(SNIFFED_BYTES)
 
 
 def changed_since(root: Path, files: dict[str, int]) -> list[str]:
@@ -399,6 +359,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--input: {options.input} is no folder")
     if options.json and not options.json.absolute().parent.is_dir():
         parser.error(f"--json: the folder of {options.json} does not exist")
+    if options.json and options.json.is_dir():
+        parser.error(f"--json: {options.json} is a folder")
     options.files, left_out = find_files(options.input)
     if not options.files:
         parser.error(f"--input: {options.input} holds no text files ({left_out} binary or unreadable)")
@@ -408,14 +370,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parse_arguments(arguments)
     try:
+        options = parse_arguments(arguments)
         summary = run(options, options.files)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except JobFailed as error:
-        print(f"the Spark job has failed: {error}", file=sys.stderr)
+        print(f"the Spark job has failed: {error}\n(--verbose tells more)", file=sys.stderr)
         return 1
     except SparkDidNotStart as error:
         print(f"Spark did not start: {error}", file=sys.stderr)
@@ -426,7 +388,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report(summary, sys.stdout)
     print(f"exactly once: {'yes' if summary['exactly_once'] else 'no'}")
     if options.json:
-        options.json.write_text(json.dumps(summary, indent=2) + "\n")
+        try:
+            options.json.write_text(json.dumps(summary, indent=2) + "\n")
+        except OSError as error:
+            print(f"--json: {error}", file=sys.stderr)
+            return 2
     return 0 if summary["exactly_once"] else 1
 
 

@@ -18,6 +18,8 @@ import pytest
 import structlog
 
 from examples import word_count
+from examples.progress_bar import ProgressBar
+from examples.quiet_spark import JobFailed
 from tests.examples.conftest import ROOT, RUN_TIMEOUT_S, RunExample
 
 PROMISED_KEYS = {
@@ -166,6 +168,7 @@ def test_without_java_it_says_so(run_example: RunExample, tree: Path, tmp_path: 
         (["--faults", "kill,maim"], "--faults: 'maim' is none of kill, deaf and none"),
         (["--master", "local[2]"], "--master: local[2] retries no task"),
         (["--relay", "pigeon"], "invalid choice: 'pigeon'"),
+        (["--json", "/"], "--json: / is a folder"),
         (["--json", "no/such/folder/file.json"], "--json: the folder of no/such/folder/file.json does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -227,6 +230,30 @@ def test_files_that_change_or_vanish_meanwhile_are_noticed(tree: Path, capsys: p
     assert "2 files have changed meanwhile" in said
 
 
+def test_a_failed_job_is_told_without_the_stacks_of_two_languages() -> None:
+    said = "\n".join(
+        [
+            "PythonException: An exception was thrown from the Python worker:",
+            "Traceback (most recent call last):",
+            '  File "somewhere.py", line 1, in words_of',
+            "    raise",
+            "FileNotFoundError: no such file: 'a'",
+            "",
+            "\tat org.apache.spark.Something(Something.scala:1)",
+            "\t... 20 more",
+            "Driver stacktrace:",
+            "all the rest",
+        ]
+    )
+
+    told = str(JobFailed(RuntimeError(said)))
+
+    assert told.splitlines() == [
+        "RuntimeError: PythonException: An exception was thrown from the Python worker:",
+        "  FileNotFoundError: no such file: 'a'",
+    ]
+
+
 @pytest.mark.parametrize(("exactly_once", "status", "answer"), [(True, 0, "yes"), (False, 1, "no")])
 def test_the_last_line_and_the_exit_status_say_the_same(
     exactly_once: bool,
@@ -245,7 +272,7 @@ def test_the_last_line_and_the_exit_status_say_the_same(
 
 
 def test_elsewhere_than_on_a_terminal_progress_is_a_line_for_each_tenth(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = word_count.ProgressBar(40, sys.stderr)
+    bar = ProgressBar(40, sys.stderr)
 
     for done in range(1, 41):
         bar.show(done)
