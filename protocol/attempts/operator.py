@@ -231,9 +231,11 @@ class OperatorLedger:
         if self._is_barrier(run):
             self._fail_barrier_stage(run, attempt, text)
             return
+        if run.failed_cause is not None:
+            return  # the whole coordinator will be reset (H15)
         subtask = run.subtask(attempt.subtask)
         subtask.owes_reset = True
-        if not subtask.living and subtask.finished is None and run.failed_cause is None:
+        if not subtask.living and subtask.finished is None:
             self.out.append(ResetSubtask(self.operator_id, attempt.subtask))
             subtask.owes_reset = False
 

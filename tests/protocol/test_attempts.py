@@ -565,6 +565,17 @@ def test_a_registration_that_waited_for_another_run_does_not_end_its_own() -> No
     assert not [effect for effect in book.wait(20) if effect.startswith("end run")]
 
 
+def test_a_success_revoked_after_a_global_failure_owes_no_reset_of_its_subtask() -> None:
+    book = a_running_attempt()  # H15; found by simulation
+    book.feed(end(10, 1, OK), GlobalFailureRaised("words", "fail_job"))
+    assert book.feed(end(10, 1, TaskOutcome.RESUBMITTED)) == ["failed 1#0 REVOKED"]
+    assert book.feed(job_end(0, succeeded=False), reg(20, 1, run=2))[-3:] == [
+        "reset all",
+        "start run 2",
+        "accept 1#1 task 20",
+    ]
+
+
 def test_an_operator_in_two_stages_of_one_job_is_refused_at_once() -> None:
     book = Playbook()  # H55
     book.feed(job(0, (1, 2)), reg(10, 1))

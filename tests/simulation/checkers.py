@@ -36,9 +36,10 @@ class CallbackOrder:
     def _live(self, subtask: int) -> set[int]:
         return self.live.setdefault(subtask, set())
 
-    def ready(self, subtask: int, attempt: int) -> None:
+    def ready(self, subtask: int, attempt: int, beside: set[int]) -> None:
+        """``beside``: its siblings that were accepted at that moment; several at once have no order (H13)."""
         live = self._live(subtask)
-        copy = bool(live) or attempt in self.beside.get(subtask, set())  # several at once have no order (H13)
+        copy = bool(live) or attempt in self.beside.get(subtask, set()) or (self.copies and bool(beside))
         demand(copy or attempt > self.last_ready.get(subtask, -1), f"H2: {subtask}#{attempt} does not rise")
         demand(attempt not in self.failed.get(subtask, set()), f"H11: {subtask}#{attempt} is ready after its failure")
         demand(copy or subtask not in self.reset_owed, f"H10: {subtask}#{attempt} is ready before the reset")

@@ -324,10 +324,10 @@ class Driver:
                 self.open_gateway(effect)
             case TellReady(attempt):
                 gateway = next(g for g in self.all_gateways if g.attempt == attempt)
-                self.coordinator_box.append(("ready", gateway))
+                self.coordinator_box.append(("ready", gateway, self.accepted_beside(attempt)))
             case TellFailed(attempt, reason):
                 self.close_gateway(attempt, str(reason))
-                beside = {g.attempt.attempt for g in self.gateways.values() if g.attempt.subtask == attempt.subtask}
+                beside = self.accepted_beside(attempt)
                 accepted = any(gateway.attempt == attempt for gateway in self.all_gateways)
                 self.coordinator_box.append(("failed", attempt, reason, accepted, beside))
             case TellReset(subtask, checkpoint_id):
@@ -377,6 +377,11 @@ class Driver:
             check_channel(f"{name} (task {state['tid']})", log, Log(state["sent"], state["received"]), held)
 
     # --- gateways ---
+
+    def accepted_beside(self, attempt: ExecutionAttempt) -> set[int]:
+        """The other attempts of its subtask that are alive now, ready or not."""
+        same = (g.attempt for g in self.gateways.values() if g.attempt.subtask == attempt.subtask)
+        return {other.attempt for other in same if other != attempt}
 
     def open_gateway(self, effect: RestoreAttempt) -> None:
         attempt, limits = effect.attempt, self.limits
@@ -456,9 +461,9 @@ class Driver:
                 coordinator.snapshotting = checkpoint_id
             case ("over", checkpoint_id, completed):
                 order.checkpoint_over(checkpoint_id, completed)
-            case ("ready", gateway):
+            case ("ready", gateway, beside):
                 subtask, number = gateway.attempt.subtask, gateway.attempt.attempt
-                order.ready(subtask, number)
+                order.ready(subtask, number, beside)
                 coordinator.logs.setdefault(subtask, {})[number] = coordinator.base_of(subtask).copy()
                 coordinator.handles.setdefault(subtask, {})[number] = gateway
                 gateway.box.append(ReadyAnnounced())
