@@ -54,6 +54,7 @@ from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.messages import RefusalCode, Refused, Register, Resume
 from spark_bridge.relay import Relay, RelayedFact
+from spark_bridge.runs import RunningJobs
 from spark_bridge.server import Connection
 
 log = structlog.get_logger("headgate.bridge")
@@ -206,13 +207,17 @@ class ConnectionRouter:
 
 
 class BridgeActor(Actor[BridgeMessage]):
-    """See the module. ``on_facts_dropped`` hears how many facts the bus or the relay has lost."""
+    """See the module.
+
+    It keeps ``running`` up to date; ``on_facts_dropped`` hears how many facts the bus or the relay has lost.
+    """
 
     def __init__(
         self,
         config: LedgerConfig,
         relay: Callable[[], Relay],
         *,
+        running: RunningJobs | None = None,
         on_facts_dropped: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._ledger = AttemptLedger(config)
@@ -220,7 +225,7 @@ class BridgeActor(Actor[BridgeMessage]):
         self._on_facts_dropped = on_facts_dropped
         self._trackers: dict[str, ActorRef[TrackerMessage]] = {}
         self._registering: dict[int, tuple[AttemptConnection, Register]] = {}
-        self._running: set[str] = set()  # operators that have a run
+        self._running = running or RunningJobs()
         self._awaiting_end: list[Reply[None]] = []
         self._deadline = DeadlineTimer()
 
@@ -228,6 +233,7 @@ class BridgeActor(Actor[BridgeMessage]):
         now = context.clock.now()
         match message:
             case RelayedFact(fact, callback_us):
+                self._running.hear(fact)
                 if isinstance(fact, FactsDropped):
                     context.log.warning("facts dropped; the ledger will heal", count=fact.count)
                     self._on_facts_dropped(fact.count)
@@ -249,7 +255,7 @@ class BridgeActor(Actor[BridgeMessage]):
             case AwaitRunsOver(reply_to):
                 self._awaiting_end.append(reply_to)
             case FailRuns(cause):
-                for operator_id in sorted(self._running):
+                for operator_id in self._running.operator_ids:
                     self._carry_out(context, self._ledger.handle(GlobalFailureRaised(operator_id, cause), now), None)
             case _NotDone(what, error):
                 context.log.warning("Spark refused", what=what, error=repr(error))
@@ -258,7 +264,7 @@ class BridgeActor(Actor[BridgeMessage]):
                     self._deadline.fired()
                 self._carry_out(context, self._ledger.handle(message, now), None)
         self._deadline.arm(context, self._ledger.next_deadline(), now)
-        if not self._running:
+        if not self._running.operator_ids:
             self._answer_those_who_await_the_end()
 
     def _answer_those_who_await_the_end(self) -> None:
@@ -304,10 +310,7 @@ class BridgeActor(Actor[BridgeMessage]):
                 case AnnounceReady(attempt) | AnnounceFailed(attempt) | FinishAttempt(attempt):
                     self._tell_operator(attempt.operator_id, LedgerDecided(effect, callback_us))
                 case ResetSubtask() | ResetOperator() | StartRun() | EndRun():
-                    if isinstance(effect, StartRun):
-                        self._running.add(effect.operator_id)
-                    elif isinstance(effect, EndRun):
-                        self._running.discard(effect.operator_id)
+                    self._running.note(effect)
                     self._tell_operator(effect.operator_id, LedgerDecided(effect, callback_us))
                 case RefuseRegistration():
                     self._refuse(context, effect)

@@ -44,6 +44,7 @@ from spark_bridge.driver import advertised_and_bind_host, check_worker_python, d
 from spark_bridge.errors import CoordinatorStartError, SidecarError, SidecarNotRunning
 from spark_bridge.interrupts import interrupts_held_back
 from spark_bridge.relay import Relay, RelayError, open_relay
+from spark_bridge.runs import RunningJobs
 from spark_bridge.server import ServerConfig, SubtaskServer
 from spark_bridge.shipping import ship_packages
 from spark_bridge.subtask.endpoint import TaskEndpoint
@@ -129,6 +130,7 @@ class SidecarRuntime:
         self._secret = secrets.token_bytes(32)
         self._router = ConnectionRouter()
         self._operators: dict[str, _Operator] = {}
+        self._running_jobs = RunningJobs()
         self._stack = AsyncExitStack()
         self._system: ActorSystem
         self._server: SubtaskServer
@@ -165,7 +167,12 @@ class SidecarRuntime:
                 )
             )
             self._bridge_ref = self._system.spawn(
-                lambda: BridgeActor(config.ledger, lambda: self._relay, on_facts_dropped=self._count_dropped_facts),
+                lambda: BridgeActor(
+                    config.ledger,
+                    lambda: self._relay,
+                    running=self._running_jobs,
+                    on_facts_dropped=self._count_dropped_facts,
+                ),
                 name="bridge",
                 mailbox=UNBOUNDED,
             )
@@ -329,10 +336,17 @@ class SidecarRuntime:
                     return
                 self._bridge_ref.tell(FailRuns(CLOSED_WHILE_RUNNING))
                 await self._bridge_ref.ask(AwaitRunsOver, timeout_s=min(RUN_FAIL_S, self._config.shutdown_timeout_s))
-            except ActorError as error:
-                log.warning(
-                    "a job was running while the sidecar was closed, and its end is not known", error=str(error)
-                )
+            except AskTimeout as error:
+                log.warning("closed while a job was running, whose end is not known", error=str(error))
+            except ActorError:  # cancelled from outside, or failed: the actors are gone before their time
+                await self._cancel_jobs()
+
+    async def _cancel_jobs(self) -> None:
+        for job_id in self._running_jobs.job_ids:
+            try:
+                await self._relay.cancel_job(job_id, CLOSED_WHILE_RUNNING)
+            except RelayError as error:
+                log.warning("a job could not be cancelled", job_id=job_id, error=str(error))
 
     async def _close_relay(self) -> None:
         try:

@@ -1,0 +1,368 @@
+"""Leaving the sidecar in every state of the world: nothing stays, nothing hangs, and what raised is what is raised."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from pyspark.sql import SparkSession
+
+from actors.coordination import CoordinatorContext
+from spark_bridge import Sidecar, SidecarConfig, SidecarError, SidecarNotRunning
+from spark_bridge import sidecar as sidecar_module
+from spark_bridge.relay import RelayStopped
+from tests.spark.conftest import LOCAL, SparkOn
+from tests.spark.leftovers import nothing_left
+from tests.spark.operators import Listening
+from tests.spark.recorder import Recorder
+from tests.spark.test_end_to_end import Script
+from tests.spark.test_wrong_use import Action, one_task_each, what_the_user_reads
+
+pytestmark = pytest.mark.spark
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CLOSED = "the sidecar was closed while this job was running"
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "spark" in request.fixturenames:
+        request.getfixturevalue("spark")  # Spark's own threads come before the count
+    with nothing_left():
+        yield
+
+
+def is_ready(story: list[Any]) -> bool:
+    return any(callback[0] == "ready" for callback in story)
+
+
+# --- used once, twice, side by side ---------------------------------------------------------------------------------
+
+
+def test_a_sidecar_can_be_entered_again_after_it_was_left(spark: SparkSession) -> None:
+    sidecar = Sidecar(spark)
+    for _ in range(2):
+        with sidecar:
+            handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
+            assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
+
+
+def test_a_sidecar_cannot_be_entered_twice_at_once(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        with pytest.raises(SidecarError, match="entered already: leave it first, or make a second one"):
+            sidecar.__enter__()
+        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
+        assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
+
+
+async def test_a_sidecar_cannot_be_entered_in_both_ways_at_once(spark: SparkSession) -> None:
+    sidecar = Sidecar(spark)
+    async with sidecar:
+        with pytest.raises(SidecarError, match="entered already"):
+            sidecar.__enter__()
+        with pytest.raises(SidecarNotRunning, match="entered with `async with`: await the methods"):
+            sidecar.coordinate("op", Recorder(), parallelism=1)
+
+
+def test_two_sidecars_on_one_context_work_side_by_side(spark: SparkSession) -> None:
+    with Sidecar(spark) as first, Sidecar(spark) as second:
+        for sidecar in (first, second):
+            handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
+            assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
+
+
+def test_the_methods_of_a_sidecar_that_is_not_entered_say_so(spark: SparkSession) -> None:
+    sidecar = Sidecar(spark)
+    with sidecar:
+        handle = sidecar.coordinate("op", Recorder(), parallelism=1)
+    calls: list[Callable[[], object]] = [
+        lambda: sidecar.coordinate("op", Recorder(), parallelism=1),
+        lambda: sidecar.release("op"),
+        lambda: sidecar.checkpoint("op"),
+        lambda: sidecar.address,
+    ]
+    for call in calls:
+        with pytest.raises(SidecarNotRunning, match="enter it with `with Sidecar"):
+            call()
+    assert handle.statistics()["attempts"] == 0  # figures may be read afterwards
+
+
+async def test_the_methods_of_a_closed_runtime_say_so(spark: SparkSession) -> None:
+    async with Sidecar(spark) as runtime:
+        pass
+    with pytest.raises(SidecarNotRunning):
+        await runtime.coordinate("op", Recorder(), parallelism=1)
+
+
+def test_an_action_after_the_sidecar_has_closed_fails_with_a_clear_text(spark: SparkSession) -> None:
+    with Sidecar(spark, SidecarConfig(connect_timeout_s=0.5)) as sidecar:
+        handle = sidecar.coordinate("op", Recorder(), parallelism=1)
+        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Listening))
+    text = what_the_user_reads(rdd.collect)
+    assert "cannot reach the sidecar" in text
+    assert "Does the sidecar still run?" in text
+
+
+# --- while a job runs, after one has failed -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relay", ["jvm", "py4j"])
+def test_a_sidecar_that_is_left_while_a_job_runs_fails_the_job_and_says_why(spark: SparkSession, relay: Any) -> None:
+    # H57: and the coordinator hears of it before it is closed
+    coordinator = Script({}, ["hello"])
+    with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2)
+        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+        coordinator.wait_for(lambda story: len([c for c in story if c[0] == "event"]) == 2)
+    assert coordinator.story[-2:] == [("run_ended", False), ("close",)]
+    assert CLOSED in what_the_user_reads(action.result)
+
+
+async def test_the_same_on_the_callers_loop(spark: SparkSession) -> None:
+    coordinator = Script({}, ["hello"])
+    async with Sidecar(spark) as sidecar:
+        handle = await sidecar.coordinate("op", coordinator, parallelism=2)
+        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+        await anyio.to_thread.run_sync(coordinator.wait_for, is_ready)
+    assert coordinator.story[-2:] == [("run_ended", False), ("close",)]
+    assert CLOSED in what_the_user_reads(action.result)
+
+
+async def test_a_cancelled_sidecar_ends_its_job_too(spark: SparkSession) -> None:
+    # An outer scope takes the actors with it at once, so the sidecar itself must have the job cancelled.
+    coordinator = Script({}, ["hello"])
+    with anyio.CancelScope() as scope:
+        async with Sidecar(spark) as sidecar:
+            handle = await sidecar.coordinate("op", coordinator, parallelism=1)
+            action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
+            await anyio.to_thread.run_sync(coordinator.wait_for, is_ready)
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert coordinator.story[-1] == ("close",)
+    assert CLOSED in what_the_user_reads(action.result)
+
+
+def test_an_operator_that_is_released_while_its_job_runs_fails_the_job(spark: SparkSession) -> None:
+    coordinator = Script({}, ["hello"])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1)
+        action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
+        coordinator.wait_for(is_ready)
+        sidecar.release("op")
+        assert coordinator.story[-1] == ("close",)
+        text = what_the_user_reads(action.result)
+        assert "no coordinator for operator 'op'" in text
+        again = Script({}, ["stop"])
+        handle = sidecar.coordinate("op", again, parallelism=1)
+        assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
+
+
+def test_what_the_body_raises_is_what_comes_out(spark: SparkSession) -> None:
+    def body() -> None:
+        with Sidecar(spark) as sidecar:
+            sidecar.coordinate("op", Recorder(), parallelism=1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        body()
+
+
+def collect_with_a_sidecar(spark: SparkSession, coordinator: Script) -> None:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1)
+        one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect()
+
+
+def test_a_failed_job_comes_out_unchanged(spark: SparkSession) -> None:
+    coordinator = Script({}, ["raise"])
+    with pytest.raises(Exception, match="as it was told"):
+        collect_with_a_sidecar(spark, coordinator)
+    assert coordinator.story[-2:] == [("run_ended", False), ("close",)]
+
+
+# --- Spark has stopped already --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relay", ["jvm", "py4j"])
+def test_spark_may_stop_under_the_sidecar(spark_on: SparkOn, relay: Any) -> None:
+    spark = spark_on(LOCAL)
+    recorder = Recorder()
+    with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
+        sidecar.coordinate("op", recorder, parallelism=1)
+        spark.stop()
+    assert recorder.story == [("start",), ("close",)]
+    with pytest.raises(RelayStopped, match="has stopped: build a new session first"):
+        Sidecar(spark).__enter__()
+
+
+def test_spark_may_stop_under_a_running_job(spark_on: SparkOn) -> None:
+    spark = spark_on(LOCAL)
+    coordinator = Script({}, ["hello"])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1)
+        action = Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).collect)
+        coordinator.wait_for(is_ready)
+        spark.stop()
+        coordinator.wait_for(lambda story: ("run_ended", False) in story)
+    assert coordinator.story[-1] == ("close",)
+    what_the_user_reads(action.result)
+
+
+# --- Ctrl-C, inside this process ------------------------------------------------------------------------------------
+
+
+class Interrupts(Recorder):
+    """Presses Ctrl-C from within one of its methods, and then takes its time."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.method = method
+
+    async def interrupt_in(self, method: str) -> None:
+        if self.method == method:
+            os.kill(os.getpid(), signal.SIGINT)
+            await anyio.sleep_forever()
+
+    async def start(self, context: CoordinatorContext) -> None:
+        await super().start(context)
+        await self.interrupt_in("start")
+
+    async def close(self) -> None:
+        await super().close()
+        await self.interrupt_in("close")
+
+
+@pytest.mark.parametrize("method", ["start", "close"])
+def test_ctrl_c_while_a_coordinator_takes_its_time(spark: SparkSession, method: str) -> None:
+    recorder = Interrupts(method)
+
+    def body() -> None:
+        with Sidecar(spark, SidecarConfig(shutdown_timeout_s=1.0)) as sidecar:
+            sidecar.coordinate("op", recorder, parallelism=1)
+
+    with pytest.raises(KeyboardInterrupt):
+        body()
+    assert recorder.story == [("start",), ("close",)]
+
+
+@pytest.mark.parametrize("step", ["check_worker_python", "ship_packages"])
+def test_ctrl_c_while_the_sidecar_is_entered(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    monkeypatch.setattr(sidecar_module, step, lambda context: os.kill(os.getpid(), signal.SIGINT))
+    sidecar = Sidecar(spark)
+    with pytest.raises(KeyboardInterrupt):
+        sidecar.__enter__()
+    monkeypatch.undo()
+    with sidecar:  # and it can be entered after all
+        pass
+
+
+def test_ctrl_c_while_the_thread_of_the_sidecar_starts(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "headgate-sidecar":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Sidecar(spark).__enter__()
+
+
+def test_ctrl_c_in_an_action_ends_the_job_and_comes_out(spark: SparkSession) -> None:
+    class InterruptsWhenReady(Script):
+        async def subtask_ready(self, subtask: int, gateway: Any) -> None:
+            await super().subtask_ready(subtask, gateway)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    coordinator = InterruptsWhenReady({}, ["hello"])
+    with pytest.raises(KeyboardInterrupt):
+        collect_with_a_sidecar(spark, coordinator)
+    assert coordinator.story[-2:] == [("run_ended", False), ("close",)]
+
+
+# --- Ctrl-C, and worse, on the main program -------------------------------------------------------------------------
+
+
+class Program:
+    """A Python program in a session of its own, whose progress is read line by line."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=REPOSITORY,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+        )
+        self.said = ""
+
+    def read_until(self, text: str) -> None:
+        assert self.process.stdout is not None
+        while text not in self.said:
+            line = self.process.stdout.readline()
+            assert line, f"it has ended and never said {text!r}: {self.said}"
+            self.said += line
+
+    def ends_with(self, status: int, within_s: float = 60.0) -> None:
+        rest, _ = self.process.communicate(timeout=within_s)
+        self.said += rest
+        assert self.process.returncode == status, self.said
+
+    def left_behind(self) -> list[str]:
+        """The processes that still belong to its session."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                name, fields = stat.read_text(errors="replace").split("(", 1)[1].rsplit(")", 1)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            state, _, _, session = fields.split()[:4]
+            if int(session) == self.process.pid and state != "Z":
+                found.append(f"{name} {stat.parent.name}")
+        return found
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self.process.poll() is None or self.left_behind():
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+@pytest.mark.parametrize("whom", ["the process", "the group, as a terminal does", "the group, three times"])
+def test_ctrl_c_ends_the_main_program_and_all_that_it_started(whom: str) -> None:
+    arguments = ("-m", "examples.word_count", "--faults", "none", "--parallelism", "2")
+    with Program(*arguments) as program:
+        program.read_until("/")  # the first line of progress
+        program.read_until("splits\n")
+        if whom == "the process":
+            program.process.send_signal(signal.SIGINT)
+        for _ in range({"the process": 0, "the group, three times": 3}.get(whom, 1)):
+            os.killpg(program.process.pid, signal.SIGINT)
+        program.ends_with(130)
+        assert "interrupted" in program.said
+        assert "Traceback" not in program.said
+        wait_until_nobody_is_left(program)
+
+
+def wait_until_nobody_is_left(program: Program) -> None:
+    """The JVM ends when the pipe from its Python closes, a moment after that has gone."""
+    nobody = threading.Event()
+    for _ in range(100):
+        if not program.left_behind():
+            return
+        nobody.wait(0.1)
+    raise AssertionError(f"left behind: {program.left_behind()}")
