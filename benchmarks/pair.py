@@ -39,6 +39,7 @@ from protocol.facts import JobStarted, StageSubmitted, StatusReported, TaskStart
 from spark_bridge.bridge import AddOperator, BridgeActor, BridgeMessage, ConnectionRouter
 from spark_bridge.facts import RelayedFact
 from spark_bridge.relay import Relay
+from spark_bridge.runs import RunningJobs
 from spark_bridge.server import SubtaskServer
 from spark_bridge.subtask.endpoint import TaskEndpoint
 
@@ -156,7 +157,9 @@ async def running_driver_half(
     try:
         async with ActorSystem("bench") as system:
             bridge = system.spawn(
-                lambda: BridgeActor(LedgerConfig(), lambda: the_relay), name="bridge", mailbox=UNBOUNDED
+                lambda: BridgeActor(LedgerConfig(), lambda: the_relay, running=RunningJobs()),
+                name="bridge",
+                mailbox=UNBOUNDED,
             )
             the_relay = relay(bridge)
             await the_relay.start()
