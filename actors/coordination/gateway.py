@@ -322,6 +322,10 @@ class GatewayActor(Actor[GatewayMessage]):
         self._over = True
         self._budget.end(AttemptOver(f"{self._attempt} is over: {reason}"))
         self._carry_out(self._machine.handle(message, now), now)
+        self._hang_up(reason)
+
+    def _hang_up(self, reason: str) -> None:
+        """The machine has given the attempt up and confirms nothing more: tell the task at once, lest it waits."""
         if self._connection is not None:
             self._connection.send(AttemptEnded(self._attempt.task_attempt_id, reason))
             self._connection.close()
@@ -350,6 +354,7 @@ class GatewayActor(Actor[GatewayMessage]):
                     unsettled.confirmation.settle(error)
                 case FailAttempt(reason):
                     self._report(AttemptCondemned(attempt.operator_id, attempt.task_attempt_id, reason))
+                    self._hang_up(reason)
                 case ExpireConnection():
                     self._report(ConnectionExpired(attempt.operator_id, attempt.task_attempt_id))
                 case DropConnection(why):

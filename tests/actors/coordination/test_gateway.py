@@ -158,6 +158,17 @@ async def test_an_unconfirmed_event_condemns_exactly_its_attempt() -> None:  # H
         assert len(world.reports) == 1
 
 
+async def test_a_condemned_attempt_is_told_at_once_and_does_not_wait_for_its_goodbye() -> None:  # H25, H48
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
+        (task,) = await world.running(0)
+        task.mute = True
+        await coordinator.gateways[0].send_event("heard, and not confirmed")
+        await world.advance(3.1)
+        assert isinstance(world.reports[0], AttemptCondemned)
+        assert task.ended, "nobody has told the task"
+
+
 async def test_an_attempt_that_is_over_already_is_not_condemned() -> None:  # H25
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
