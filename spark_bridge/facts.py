@@ -79,9 +79,7 @@ def shorten(text: str) -> str:
     """At most ``TEXT_MAX_CHARS`` characters: the head, and the end, where a Python traceback says most."""
     if len(text) <= TEXT_MAX_CHARS:
         return text
-    return (
-        text[:_TEXT_HEAD_CHARS] + _GAP + text[len(text) - (TEXT_MAX_CHARS - _TEXT_HEAD_CHARS - len(_GAP)) :]
-    )
+    return text[:_TEXT_HEAD_CHARS] + _GAP + text[len(text) - (TEXT_MAX_CHARS - _TEXT_HEAD_CHARS - len(_GAP)) :]
 
 
 class _Fields:
@@ -166,9 +164,7 @@ def _task_started(fields: _Fields) -> TaskStarted:
 def _task_ended(fields: _Fields) -> TaskEnded:
     task_attempt_id, stage_id, stage_attempt, partition, attempt_number = fields.take("qiiii")
     outcome = _at(OUTCOMES, fields.one("B"), "task outcome")
-    return TaskEnded(
-        task_attempt_id, stage_id, stage_attempt, partition, attempt_number, outcome, fields.text()
-    )
+    return TaskEnded(task_attempt_id, stage_id, stage_attempt, partition, attempt_number, outcome, fields.text())
 
 
 def _executor_lost(fields: _Fields) -> ExecutorLost:
