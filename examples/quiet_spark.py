@@ -40,6 +40,13 @@ def cause_of(error: BaseException) -> str:
     return readable(str(getattr(error, "java_exception", None) or f"{type(error).__name__}: {error}"))
 
 
+def was_interrupted(error: BaseException) -> bool:
+    """Whether ``error`` came up while a Ctrl-C was on its way: Py4J may fail at tidying up after one."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    return any(was_interrupted(before) for before in (error.__cause__, error.__context__) if before is not None)
+
+
 def readable(text: str) -> str:
     """What Spark says, without the stacks of Java and of Python's workers."""
     before_the_stack, *_ = text.partition("Driver stacktrace:")

@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 
 from actors.coordination import LatencyRecorder, SourceCoordinator, StaticSplitEnumerator
 from examples.progress_bar import ProgressBar
-from examples.quiet_spark import SPARK_ERRORS, JobFailed, SparkDidNotStart, start_spark
+from examples.quiet_spark import SPARK_ERRORS, JobFailed, SparkDidNotStart, start_spark, was_interrupted
 from protocol.attempts import FailureReason
 from protocol.gateway_types import GatewayLimits
 from spark_bridge import OperatorHandle, Sidecar, SidecarConfig, SidecarError
@@ -377,6 +377,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except JobFailed as error:
+        if was_interrupted(error):
+            print("interrupted", file=sys.stderr)
+            return 130
         print(f"the Spark job has failed: {error}\n(--verbose tells more)", file=sys.stderr)
         return 1
     except SparkDidNotStart as error:

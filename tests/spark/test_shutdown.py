@@ -13,9 +13,11 @@ from typing import Any
 
 import anyio
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from actors.coordination import CoordinatorContext
+from examples.quiet_spark import JobFailed, was_interrupted
 from spark_bridge import Sidecar, SidecarConfig, SidecarError, SidecarNotRunning
 from spark_bridge import sidecar as sidecar_module
 from spark_bridge.relay import RelayStopped
@@ -356,6 +358,15 @@ def test_ctrl_c_ends_the_main_program_and_all_that_it_started(whom: str) -> None
         assert "interrupted" in program.said
         assert "Traceback" not in program.said
         wait_until_nobody_is_left(program)
+
+
+def test_what_py4j_raises_on_the_heels_of_a_ctrl_c_is_taken_for_a_ctrl_c() -> None:
+    # Py4J tidies up inside its handler of a KeyboardInterrupt, and now and then fails at it.
+    job_failed = JobFailed(Py4JNetworkError("Answer from Java side is empty"))
+    assert not was_interrupted(job_failed)
+    job_failed.__cause__ = Py4JNetworkError("Answer from Java side is empty")
+    job_failed.__cause__.__context__ = KeyboardInterrupt()
+    assert was_interrupted(job_failed)
 
 
 def wait_until_nobody_is_left(program: Program) -> None:
