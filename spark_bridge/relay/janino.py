@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import threading
+import weakref
 from collections.abc import Iterable
 from importlib import resources
 from typing import Any
@@ -31,6 +33,9 @@ CONNECT_TIMEOUT_S = 20.0
 _KILL_TASK, _CANCEL_JOB, _CANCEL_STAGE, _QUERY_STATUS, _PING = 1, 2, 3, 4, 5
 
 _log = structlog.get_logger(__name__)
+
+_compiling = threading.Lock()
+_compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class JaninoRelay:
@@ -111,10 +116,7 @@ class JaninoRelay:
         if java_context.isStopped():
             raise RelayStopped("the SparkContext has stopped: build a new session first")
         try:
-            compiler = jvm.org.codehaus.janino.SimpleCompiler()
-            compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-            compiler.cook(source())
-            java_class = compiler.getClassLoader().loadClass(CLASS_NAME)
+            java_class = _compiled_class(self._context._gateway, jvm)
             no_types = self._context._gateway.new_array(jvm.java.lang.Class, 0)
             no_values = self._context._gateway.new_array(jvm.java.lang.Object, 0)
             listener = java_class.getConstructor(no_types).newInstance(no_values)
@@ -132,6 +134,22 @@ class JaninoRelay:
 def source() -> str:
     """The Java source of the listener, as it stands in the package."""
     return resources.files("spark_bridge.relay").joinpath("TaskEventRelay.java").read_text(encoding="utf-8")
+
+
+def _compiled_class(gateway: Any, jvm: Any) -> Any:
+    """The listener's class, compiled once in the life of a JVM.
+
+    Py4J remembers the methods of a class by its name, for each of the JVM's threads: of a second class with the same
+    name it would call the methods of the first.
+    """
+    with _compiling:
+        java_class = _compiled.get(gateway)
+        if java_class is None:
+            compiler = jvm.org.codehaus.janino.SimpleCompiler()
+            compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+            compiler.cook(source())
+            java_class = _compiled[gateway] = compiler.getClassLoader().loadClass(CLASS_NAME)
+        return java_class
 
 
 def _close_listener(listener: Any) -> None:

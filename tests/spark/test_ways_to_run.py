@@ -169,7 +169,9 @@ def test_two_operators_in_one_stage_have_a_coordinator_each(spark: SparkSession)
     assert [received for _, _, received in results] == [["hello"], ["hello"]]
 
 
-async def test_the_sidecar_runs_on_the_callers_loop_too(spark: SparkSession) -> None:
+async def test_the_sidecar_runs_on_the_callers_loop_too_and_again_after_it_was_left(spark: SparkSession) -> None:
+    async with Sidecar(spark):
+        pass
     async with Sidecar(spark) as sidecar:
         squares = await sidecar.coordinate("squares", source(), parallelism=2)
         rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(squares.subtask(Squares))
