@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_bridge.config import SidecarConfig
     from spark_bridge.errors import CoordinatorFailed, CoordinatorStartError, SidecarError, SidecarNotRunning
-    from spark_bridge.sidecar import OperatorHandle, Sidecar, SidecarRuntime
+    from spark_bridge.handle import OperatorHandle
+    from spark_bridge.runtime import SidecarRuntime
+    from spark_bridge.sidecar import Sidecar
 
 _ROOMS = {
     "CoordinatorFailed": ".errors",
     "CoordinatorStartError": ".errors",
-    "OperatorHandle": ".sidecar",
+    "OperatorHandle": ".handle",
     "Sidecar": ".sidecar",
     "SidecarConfig": ".config",
     "SidecarError": ".errors",
     "SidecarNotRunning": ".errors",
-    "SidecarRuntime": ".sidecar",
+    "SidecarRuntime": ".runtime",
 }
 
 __all__ = [

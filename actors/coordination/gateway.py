@@ -248,7 +248,7 @@ class GatewayActor(Actor[GatewayMessage]):
                 self._attach(connection, received_seq, now)
             case ConnectionClosed(connection_id, reason):
                 if self._connection is not None and self._connection.connection_id == connection_id:
-                    context.log.info("connection lost", reason=reason)
+                    context.log.debug("connection closed", reason=reason)
                     self._connection = None
                     self._carry_out(self._machine.handle(ConnectionLost(), now), now)
             case AttemptIsOver(reason):

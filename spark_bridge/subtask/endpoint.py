@@ -22,7 +22,7 @@ class TaskEndpoint:
     operator_id: str
     parallelism: int
     mode: RestoreMode = RestoreMode.BATCH
-    connect_timeout_s: float = 10.0  # until a first connection stands
+    connect_timeout_s: float = 10.0  # until a first connection stands; 2 s at most where the port is refused
     register_timeout_s: float = 60.0  # until the driver has taken the task: it may wait for older attempts to end
     send_timeout_s: float = 60.0  # how long a full window may hold up the task
     finish_timeout_s: float = 60.0  # until the coordinator has taken everything that the task sent

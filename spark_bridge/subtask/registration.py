@@ -20,6 +20,8 @@ __all__ = ["register"]
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+REFUSED_TIMEOUT_S = 2.0
+"""How long a port where nobody listens is tried: the driver is up before its tasks are."""
 
 
 def register(
@@ -52,16 +54,19 @@ def register(
 
 
 def _reach(endpoint: TaskEndpoint, waker: Waker) -> Connection:
-    deadline = time.monotonic() + endpoint.connect_timeout_s
+    began = time.monotonic()
+    deadline = began + endpoint.connect_timeout_s
     pause_s = FIRST_PAUSE_S
     while True:
         try:
             return Connection.open(endpoint.host, endpoint.port, endpoint.secret, deadline, waker)
         except OSError as error:
+            if isinstance(error, ConnectionRefusedError):  # an answer, not silence: nobody listens there
+                deadline = min(deadline, began + REFUSED_TIMEOUT_S)
             if time.monotonic() + pause_s >= deadline:
                 raise CannotReachSidecar(
                     f"cannot reach the sidecar at {endpoint.host}:{endpoint.port} from {socket.gethostname()} "
-                    f"within {endpoint.connect_timeout_s:g} s: {error}. Does the sidecar still run? If executors "
+                    f"within {deadline - began:g} s: {error}. Does the sidecar still run? If executors "
                     "reach the driver by another name or port, set advertised_host and advertised_port; if a "
                     "firewall stands between them, fix the port and open it"
                 ) from error

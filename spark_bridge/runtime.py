@@ -1,0 +1,321 @@
+"""The sidecar on the running event loop: server, actors and relay, put together and taken apart.
+
+They are entered in the order server, actors, relay, and left the other way round, after the jobs that still run have
+been ended: a task then hears of its end from its gateway before the server closes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Any
+
+import anyio
+import structlog
+
+from actors import ActorError, ActorRef, ActorSystem, AskTimeout
+from actors.coordination import (
+    BarrierTrackerActor,
+    OperatorConfig,
+    OperatorCoordinator,
+    OperatorPorts,
+    OperatorStatistics,
+)
+from actors.coordination.barrier_tracker import UNBOUNDED
+from actors.coordination.messages import RequestCheckpoint, StartOperator, TrackerMessage
+from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.gateway_types import GatewayLimits
+from protocol.messages import RestoreMode
+from spark_bridge.bridge import (
+    AddOperator,
+    AwaitRunsOver,
+    BridgeActor,
+    BridgeMessage,
+    ConnectionRouter,
+    FailRuns,
+    RemoveOperator,
+)
+from spark_bridge.config import SidecarConfig
+from spark_bridge.driver import advertised_and_bind_host, check_worker_python, driver_context
+from spark_bridge.errors import CoordinatorStartError, SidecarError, SidecarNotRunning
+from spark_bridge.handle import OperatorHandle
+from spark_bridge.relay import Relay, RelayError, open_relay
+from spark_bridge.runs import RunningJobs
+from spark_bridge.server import ServerConfig, SubtaskServer
+from spark_bridge.shipping import ship_packages
+from spark_bridge.subtask.endpoint import TaskEndpoint
+
+log = structlog.get_logger("headgate.sidecar")
+
+RUN_END_GRACE_S = 1.0
+RUN_FAIL_S = 5.0
+CLOSED_WHILE_RUNNING = (
+    "the sidecar was closed while this job was running; leave the `with` block only when the action has returned"
+)
+
+
+class _Operator:
+    """What the runtime keeps of an operator."""
+
+    def __init__(self, tracker_ref: ActorRef[TrackerMessage], statistics: OperatorStatistics) -> None:
+        self.tracker_ref = tracker_ref
+        self.statistics = statistics
+        self.failure: BaseException | None = None
+        self.last_checkpoint: CompletedCheckpoint | None = None
+
+
+class SidecarRuntime:
+    """The sidecar on the running event loop. ``Sidecar`` makes it; its methods are for that loop only."""
+
+    def __init__(self, spark: Any, config: SidecarConfig) -> None:
+        self._context = driver_context(spark)
+        self._config = config
+        self._secret = secrets.token_bytes(32)
+        self._router = ConnectionRouter()
+        self._operators: dict[str, _Operator] = {}
+        self._running_jobs = RunningJobs()
+        self._stack = AsyncExitStack()
+        self._system: ActorSystem
+        self._server: SubtaskServer
+        self._relay: Relay
+        self._bridge_ref: ActorRef[BridgeMessage]
+        self._running = False
+        self.facts_dropped = 0
+
+    async def __aenter__(self) -> SidecarRuntime:
+        config = self._config
+        await anyio.to_thread.run_sync(check_worker_python, self._context)
+        bind_host, advertised_host = await anyio.to_thread.run_sync(
+            advertised_and_bind_host, self._context, config.bind_host, config.advertised_host
+        )
+        async with AsyncExitStack() as stack:
+            self._server = SubtaskServer(
+                self._router,
+                self._secret,
+                ServerConfig(
+                    bind_host=bind_host,
+                    port=config.port,
+                    advertised_host=advertised_host,
+                    advertised_port=config.advertised_port,
+                    authenticate_timeout_s=config.authenticate_timeout_s,
+                ),
+            )
+            stack.push_async_callback(self._server.close)
+            await self._server.start()
+            self._system = await stack.enter_async_context(
+                ActorSystem(
+                    "headgate",
+                    shutdown_timeout_s=config.shutdown_timeout_s,
+                    slow_handler_limit_s=config.slow_handler_limit_s,
+                )
+            )
+            self._bridge_ref = self._system.spawn(
+                lambda: BridgeActor(
+                    config.ledger,
+                    lambda: self._relay,
+                    running=self._running_jobs,
+                    on_facts_dropped=self._count_dropped_facts,
+                ),
+                name="bridge",
+                mailbox=UNBOUNDED,
+            )
+            self._relay = open_relay(self._context, self._bridge_ref.tell, kind=config.relay, on_lost=self._relay_lost)
+            stack.push_async_callback(self._close_relay)
+            await self._relay.start()
+            await anyio.to_thread.run_sync(ship_packages, self._context)
+            self._router.attach(self._bridge_ref)
+            stack.push_async_callback(self._end_runs)
+            self._stack = stack.pop_all()
+        self._running = True
+        host, port = self._server.address
+        log.info("sidecar running", host=host, port=port, relay=self._relay.kind)
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        self._running = False
+        result = await self._stack.__aexit__(exception_type, exception, traceback)
+        log.info("sidecar closed")
+        return result
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port that tasks are told."""
+        return self._server.address
+
+    @property
+    def relay_kind(self) -> str:
+        return self._relay.kind
+
+    async def coordinate(
+        self,
+        operator_id: str,
+        coordinator: OperatorCoordinator,
+        *,
+        parallelism: int,
+        mode: RestoreMode = RestoreMode.BATCH,
+        gateway: GatewayLimits | None = None,
+        checkpoint: CheckpointConfig | None = None,
+    ) -> OperatorHandle:
+        """See ``Sidecar.coordinate``."""
+        self._require_running()
+        _check_arguments(operator_id, coordinator, parallelism)
+        if operator_id in self._operators:
+            raise SidecarError(f"operator {operator_id!r} is coordinated already: choose another name")
+        config = OperatorConfig(
+            operator_id,
+            parallelism,
+            mode,
+            gateway or self._config.gateway,
+            checkpoint or CheckpointConfig(mode=mode),
+        )
+        operator = await self._start_operator(config, coordinator)
+        host, port = self._server.address
+        endpoint = TaskEndpoint(
+            host,
+            port,
+            self._secret,
+            operator_id,
+            parallelism,
+            mode,
+            connect_timeout_s=self._config.connect_timeout_s,
+            register_timeout_s=self._config.register_timeout_s,
+        )
+        return OperatorHandle(endpoint, operator.statistics.snapshot, lambda: operator.failure)
+
+    async def _start_operator(self, config: OperatorConfig, coordinator: OperatorCoordinator) -> _Operator:
+        operator_id = config.operator_id
+        statistics = OperatorStatistics(operator_id)
+        ports = OperatorPorts(
+            report=self._bridge_ref.tell,
+            gateway_opened=self._router.gateway_opened,
+            gateway_closed=self._router.gateway_closed,
+            store=self._keep_checkpoint(operator_id),
+            discard=self._forget_checkpoint(operator_id),
+            failed=lambda error: self._coordinator_failed(operator_id, error),
+        )
+        tracker_ref = self._system.spawn(
+            lambda: BarrierTrackerActor(coordinator, config, ports, statistics),
+            name=f"operator-{operator_id}",
+            mailbox=UNBOUNDED,
+            log_context={"operator_id": operator_id},
+        )
+        operator = self._operators[operator_id] = _Operator(tracker_ref, statistics)
+        try:
+            try:
+                await tracker_ref.ask(StartOperator, timeout_s=self._config.start_timeout_s)
+            except Exception as error:
+                raise CoordinatorStartError(
+                    f"coordinator of operator {operator_id!r} failed in start: {type(error).__name__}: {error}"
+                ) from error
+            await self._bridge_ref.ask(
+                lambda reply_to: AddOperator(operator_id, config.parallelism, tracker_ref, reply_to),
+                timeout_s=self._config.start_timeout_s,
+            )
+        except BaseException:
+            del self._operators[operator_id]
+            with anyio.CancelScope(shield=True):
+                await self._system.stop(tracker_ref)
+            raise
+        return operator
+
+    async def release(self, operator_id: str) -> None:
+        """See ``Sidecar.release``."""
+        self._require_running()
+        operator = self._operators.pop(operator_id, None)
+        if operator is None:
+            raise SidecarError(f"operator {operator_id!r} is not coordinated here")
+        await self._bridge_ref.ask(
+            lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
+        )
+        await self._system.stop(operator.tracker_ref)
+
+    async def checkpoint(self, operator_id: str, *, timeout_s: float = 60.0) -> int:
+        """See ``Sidecar.checkpoint``."""
+        self._require_running()
+        operator = self._operators.get(operator_id)
+        if operator is None:
+            raise SidecarError(f"operator {operator_id!r} is not coordinated here")
+        return await operator.tracker_ref.ask(RequestCheckpoint, timeout_s=timeout_s)
+
+    def _keep_checkpoint(self, operator_id: str) -> Callable[[CompletedCheckpoint], Any]:
+        async def keep(checkpoint: CompletedCheckpoint) -> None:
+            self._operators[operator_id].last_checkpoint = checkpoint
+
+        return keep
+
+    def _forget_checkpoint(self, operator_id: str) -> Callable[[int], Any]:
+        async def forget(checkpoint_id: int) -> None:
+            operator = self._operators.get(operator_id)
+            if operator and operator.last_checkpoint and operator.last_checkpoint.checkpoint_id == checkpoint_id:
+                operator.last_checkpoint = None
+
+        return forget
+
+    def _coordinator_failed(self, operator_id: str, error: BaseException) -> None:
+        operator = self._operators.get(operator_id)
+        if operator is not None:
+            operator.failure = error
+
+    def _count_dropped_facts(self, count: int) -> None:
+        self.facts_dropped += count
+
+    def _relay_lost(self, error: RelayError) -> None:
+        log.error("the relay is lost: no more facts of Spark; the ledger asks Spark's books", error=str(error))
+
+    async def _end_runs(self) -> None:
+        """Leave no job behind whose tasks would look for their coordinator in vain (H57).
+
+        The fact of a job's end may come a moment after the user's action has returned.
+        """
+        with anyio.CancelScope(shield=True):
+            try:
+                with suppress(AskTimeout):
+                    await self._bridge_ref.ask(AwaitRunsOver, timeout_s=RUN_END_GRACE_S)
+                    return
+                self._bridge_ref.tell(FailRuns(CLOSED_WHILE_RUNNING))
+                await self._bridge_ref.ask(AwaitRunsOver, timeout_s=min(RUN_FAIL_S, self._config.shutdown_timeout_s))
+            except AskTimeout as error:
+                log.warning("closed while a job was running, whose end is not known", error=str(error))
+            except ActorError:  # cancelled from outside, or failed: the actors are gone before their time
+                await self._cancel_jobs()
+
+    async def _cancel_jobs(self) -> None:
+        for job_id in self._running_jobs.job_ids:
+            try:
+                await self._relay.cancel_job(job_id, CLOSED_WHILE_RUNNING)
+            except RelayError as error:
+                log.warning("a job could not be cancelled", job_id=job_id, error=str(error))
+
+    async def _close_relay(self) -> None:
+        try:
+            with anyio.CancelScope(shield=True), anyio.fail_after(self._config.shutdown_timeout_s):
+                await self._relay.close()
+        except (RelayError, TimeoutError) as error:
+            log.warning("the relay did not close cleanly", error=repr(error))
+
+    def _require_running(self) -> None:
+        if not self._running:
+            raise SidecarNotRunning("the sidecar is closed: enter it with `with Sidecar(spark) as sidecar:`")
+
+
+def _check_arguments(operator_id: object, coordinator: object, parallelism: object) -> None:
+    """Users need not have a type checker."""
+    if not isinstance(operator_id, str):
+        raise TypeError(f"operator_id must be a str, not {operator_id!r}")
+    if not operator_id or "/" in operator_id:
+        raise ValueError(f"operator_id must be a name without a slash, and not the empty string: {operator_id!r}")
+    if not isinstance(parallelism, int) or isinstance(parallelism, bool):
+        raise TypeError(f"parallelism must be an int, the number of subtasks, not {parallelism!r}")
+    if parallelism < 1:
+        raise ValueError(f"parallelism must be the number of subtasks, at least 1, not {parallelism}")
+    if isinstance(coordinator, type):
+        raise TypeError(f"{coordinator!r} is a class: give an instance of it")
+    if not isinstance(coordinator, OperatorCoordinator):
+        raise TypeError(f"{coordinator!r} is no OperatorCoordinator: derive it from that class")
