@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from actors.coordination import SourceCoordinator, StaticSplitEnumerator
+from protocol.messages import RestoreMode
 from spark_bridge import Sidecar, SidecarConfig
 from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
 from tests.spark.operators import Listening
@@ -200,3 +201,55 @@ def test_one_two_way_checkpoint_runs(spark: SparkSession) -> None:
         ("checkpoint", 2),
         ("complete", 2),
     ]
+
+
+class Counting(SubtaskOperator):
+    """Counts its events; its count is its state. Raises or ends when it is told to."""
+
+    def __init__(self) -> None:
+        self.context: SubtaskContext
+        self.count = 0
+        self.stopping = False
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+        self.count = int(state or b"0")
+        context.send_event(["restored", context.checkpoint_id, self.count])
+
+    def handle_event(self, event: Any) -> None:
+        if event == "raise":
+            raise ValueError("as it was told")
+        if event == "stop":
+            self.stopping = True
+        else:
+            self.count += 1
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        return str(self.count).encode()
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        while not self.stopping:
+            self.context.wait_for_event()
+        yield self.count
+
+
+@pytest.mark.parametrize(("mode", "restored"), [(RestoreMode.BATCH, (-1, 0)), (RestoreMode.STREAMING, (1, 2))])
+def test_a_retry_restores_what_its_mode_says(spark: SparkSession, mode: RestoreMode, restored: tuple[int, int]) -> None:
+    """H18: where Spark owns the output a retry restarts from nothing, else from the last completed checkpoint."""
+    script = Script({(0, 0): ["one", "two"]}, [])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=1, mode=mode)
+        rdd = spark.sparkContext.parallelize([1], 1).mapPartitions(handle.subtask(Counting))
+        results: list[int] = []
+        action = threading.Thread(target=lambda: results.extend(rdd.collect()))
+        action.start()
+        script.wait_for(lambda story: any(callback[0] == "event" for callback in story))
+        assert sidecar.checkpoint("op") == 1
+        script.say(["three", "raise"])
+        script.wait_for(lambda story: len([callback for callback in story if callback[0] == "event"]) == 2)
+        script.say(["stop"])
+        action.join(60)
+    checkpoint_id, count = restored
+    assert script.named("reset") == [("reset", 0, checkpoint_id)]
+    assert [callback[3] for callback in script.named("event")][1] == ["restored", checkpoint_id, count]
+    assert results == [count]
