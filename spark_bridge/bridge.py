@@ -132,6 +132,9 @@ class ConnectionRouter:
         self._open: dict[int, Connection] = {}
         self._by_connection: dict[int, ActorRef[GatewayMessage]] = {}
         self._by_attempt: dict[tuple[str, int], ActorRef[GatewayMessage]] = {}
+        self._connection_of: dict[tuple[str, int], int] = {}  # the newest of each attempt
+        self._over: set[int] = set()  # open connections whose attempt is over
+        self.messages_dropped = 0
 
     def attach(self, bridge_ref: ActorRef[BridgeMessage]) -> None:
         """From here on registrations go to the bridge; before, they are refused."""
@@ -146,6 +149,10 @@ class ConnectionRouter:
         gateway = self._by_connection.get(connection.connection_id)
         if gateway is not None:
             gateway.tell(MessagesArrived(connection.connection_id, messages))
+            return
+        if connection.connection_id in self._over:  # a killed task may talk on for seconds (H3)
+            self.messages_dropped += len(messages)
+            log.debug("dropped: the attempt is over", peer=connection.peer, messages=len(messages))
             return
         first, rest = messages[0], messages[1:]
         match first:
@@ -166,6 +173,8 @@ class ConnectionRouter:
         gateway = self._by_connection.pop(connection.connection_id, None)
         if gateway is not None:
             gateway.tell(ConnectionClosed(connection.connection_id, reason))
+        elif connection.connection_id in self._over:
+            self._over.remove(connection.connection_id)
         elif self._bridge_ref is not None:
             self._bridge_ref.tell(RegistrationAbandoned(connection.connection_id))
 
@@ -176,17 +185,25 @@ class ConnectionRouter:
     ) -> None:
         self._by_attempt[attempt.operator_id, attempt.task_attempt_id] = ref
         if connection.connection_id in self._open:
-            self._by_connection[connection.connection_id] = ref
+            self._serve(connection.connection_id, (attempt.operator_id, attempt.task_attempt_id), ref)
         else:
             ref.tell(ConnectionClosed(connection.connection_id, "closed before the attempt was accepted"))
 
     def gateway_closed(self, attempt: ExecutionAttempt) -> None:
-        self._by_attempt.pop((attempt.operator_id, attempt.task_attempt_id), None)
+        key = (attempt.operator_id, attempt.task_attempt_id)
+        self._by_attempt.pop(key, None)
+        connection_id = self._connection_of.pop(key, None)
+        if connection_id is not None and self._by_connection.pop(connection_id, None) is not None:
+            self._over.add(connection_id)
 
     @property
     def gateway_count(self) -> int:
         """Execution attempts that have a gateway now."""
         return len(self._by_attempt)
+
+    def _serve(self, connection_id: int, key: tuple[str, int], gateway: ActorRef[GatewayMessage]) -> None:
+        self._by_connection[connection_id] = gateway
+        self._connection_of[key] = connection_id
 
     def _register(self, connection: Connection, message: Register) -> None:
         if self._bridge_ref is None:
@@ -202,7 +219,7 @@ class ConnectionRouter:
             connection.send(Refused(message.task_attempt_id, RefusalCode.ATTEMPT_OVER, text))
             connection.close()
         else:
-            self._by_connection[connection.connection_id] = gateway
+            self._serve(connection.connection_id, (message.operator_id, message.task_attempt_id), gateway)
             gateway.tell(AttachConnection(connection, message.received_seq))
 
 

@@ -252,6 +252,9 @@ class SourceCoordinator(OperatorCoordinator):
             await self._close_enumerator()
             await self._start_enumerator(state)
 
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        self._gateways.clear()
+
     async def close(self) -> None:
         await self._close_enumerator()
 

@@ -1,0 +1,162 @@
+"""Which gateway hears what a connection says: the router between the server and the actors."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from actors.coordination.messages import AttachConnection, ConnectionClosed, MessagesArrived
+from protocol.ids import ExecutionAttempt
+from protocol.messages import Confirm, RefusalCode, Refused, Register, RestoreMode, Resume
+from spark_bridge.bridge import ConnectionRouter, RegistrationAbandoned, RegistrationReceived
+
+ATTEMPT = ExecutionAttempt("words", 1, 0, 10)
+REGISTER = Register(10, "words", 1, 3, 0, RestoreMode.BATCH, 4, "host/1", "3.11.7")
+CONFIRM = Confirm(10, 1)
+
+
+class Told:
+    """In place of an actor: what it was told, in order."""
+
+    def __init__(self) -> None:
+        self.messages: list[Any] = []
+
+    def tell(self, message: Any) -> None:
+        self.messages.append(message)
+
+
+class Line:
+    """In place of a connection."""
+
+    def __init__(self, connection_id: int) -> None:
+        self.connection_id = connection_id
+        self.peer = f"peer {connection_id}"
+        self.is_identified = False
+        self.sent: list[Any] = []
+        self.closed = False
+
+    def identified(self) -> None:
+        self.is_identified = True
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def close(self, *, flush: bool = True) -> None:
+        self.closed = True
+
+
+class Scene:
+    """A router with its bridge, one gateway, and lines to speak on."""
+
+    def __init__(self) -> None:
+        self.router = ConnectionRouter()
+        self.bridge = Told()
+        self.gateway = Told()
+        self.router.attach(cast(Any, self.bridge))
+
+    def line(self, connection_id: int) -> Line:
+        line = Line(connection_id)
+        self.router.connected(cast(Any, line))
+        return line
+
+    def say(self, line: Line, *messages: Any) -> None:
+        self.router.messages_received(cast(Any, line), list(messages))
+
+    def hang_up(self, line: Line) -> None:
+        self.router.disconnected(cast(Any, line), "gone")
+
+    def accept(self, line: Line) -> None:
+        self.router.gateway_opened(ATTEMPT, cast(Any, self.gateway), cast(Any, line))
+
+
+def a_registered_line() -> tuple[Scene, Line]:
+    scene = Scene()
+    line = scene.line(1)
+    scene.say(line, REGISTER)
+    scene.accept(line)
+    return scene, line
+
+
+def test_a_registration_goes_to_the_bridge_and_what_follows_to_the_gateway() -> None:
+    scene, line = a_registered_line()
+    scene.say(line, CONFIRM)
+    assert scene.bridge.messages == [RegistrationReceived(cast(Any, line), REGISTER)]
+    assert scene.gateway.messages == [MessagesArrived(1, [CONFIRM])]
+    assert line.is_identified
+
+
+def test_what_an_attempt_says_after_its_end_reaches_nobody_and_is_counted() -> None:  # H3
+    scene, line = a_registered_line()
+    scene.router.gateway_closed(ATTEMPT)
+    scene.say(line, CONFIRM, CONFIRM)
+    scene.hang_up(line)
+    assert scene.gateway.messages == []
+    assert scene.router.messages_dropped == 2
+    assert len(scene.bridge.messages) == 1, "its end is no abandoned registration"
+    assert scene.router.gateway_count == 0
+
+
+def test_a_peer_that_speaks_before_it_has_registered_is_sent_away() -> None:  # H62
+    scene = Scene()
+    line = scene.line(1)
+    scene.say(line, CONFIRM)
+    assert line.closed
+    assert scene.bridge.messages == []
+
+
+def test_a_peer_that_registers_and_does_not_wait_for_the_answer_is_sent_away() -> None:  # H62
+    scene = Scene()
+    line = scene.line(1)
+    scene.say(line, REGISTER, CONFIRM)
+    assert line.closed
+    assert scene.bridge.messages == []
+
+
+def test_a_registration_whose_connection_closes_is_abandoned() -> None:  # H19
+    scene = Scene()
+    line = scene.line(1)
+    scene.say(line, REGISTER)
+    scene.hang_up(line)
+    assert scene.bridge.messages[1:] == [RegistrationAbandoned(1)]
+
+
+def test_an_attempt_that_is_accepted_after_its_connection_closed_hears_of_that() -> None:  # H24
+    scene = Scene()
+    line = scene.line(1)
+    scene.say(line, REGISTER)
+    scene.hang_up(line)
+    scene.accept(line)
+    assert [type(message) for message in scene.gateway.messages] == [ConnectionClosed]
+
+
+def test_a_resume_finds_the_gateway_of_its_attempt() -> None:  # H24
+    scene, first = a_registered_line()
+    scene.hang_up(first)
+    second = scene.line(2)
+    scene.say(second, Resume(10, "words", 5), CONFIRM)
+    assert scene.gateway.messages == [
+        ConnectionClosed(1, "gone"),
+        AttachConnection(cast(Any, second), 5),
+        MessagesArrived(2, [CONFIRM]),
+    ]
+
+
+def test_after_a_resume_it_is_the_new_connection_that_ends_with_the_attempt() -> None:  # H3
+    scene, first = a_registered_line()
+    second = scene.line(2)
+    scene.say(second, Resume(10, "words", 5))
+    scene.hang_up(first)
+    scene.router.gateway_closed(ATTEMPT)
+    scene.say(second, CONFIRM)
+    assert scene.router.messages_dropped == 1
+
+
+def test_a_resume_of_an_attempt_that_is_over_is_refused() -> None:  # H20
+    scene, line = a_registered_line()
+    scene.router.gateway_closed(ATTEMPT)
+    late = scene.line(2)
+    scene.say(late, Resume(10, "words", 5))
+    (refused,) = late.sent
+    assert isinstance(refused, Refused)
+    assert refused.code == RefusalCode.ATTEMPT_OVER
+    assert late.closed
+    assert not line.closed
