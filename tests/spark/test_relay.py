@@ -247,6 +247,7 @@ async def test_without_janino_the_py4j_listener_takes_over(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(janino_relay, "source", lambda: "this is no Java")
+    monkeypatch.setattr(janino_relay, "_compiled", {})  # as in a JVM that no relay was opened in before
     with structlog.testing.capture_logs() as lines:
         async with a_relay(spark) as (relay, log):
             assert relay.kind == "py4j"

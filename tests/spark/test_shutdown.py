@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from actors.coordination import CoordinatorContext
 from examples.quiet_spark import JobFailed, was_interrupted
 from spark_bridge import Sidecar, SidecarConfig, SidecarError, SidecarNotRunning
-from spark_bridge import sidecar as sidecar_module
+from spark_bridge import runtime as runtime_module
 from spark_bridge.relay import RelayStopped
 from tests.spark.conftest import LOCAL, SparkOn
 from tests.spark.leftovers import nothing_left
@@ -257,7 +257,7 @@ def test_ctrl_c_while_a_coordinator_takes_its_time(spark: SparkSession, method: 
 
 @pytest.mark.parametrize("step", ["check_worker_python", "ship_packages"])
 def test_ctrl_c_while_the_sidecar_is_entered(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    monkeypatch.setattr(sidecar_module, step, lambda context: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(runtime_module, step, lambda context: os.kill(os.getpid(), signal.SIGINT))
     sidecar = Sidecar(spark)
     with pytest.raises(KeyboardInterrupt):
         sidecar.__enter__()
