@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from abc import ABC, abstractmethod
 from enum import Enum
 from struct import Struct
 from typing import NoReturn
@@ -50,7 +51,7 @@ class HandshakeState(Enum):
     FAILED = "nothing: the connection is to be closed"
 
 
-class _Handshake:
+class _Handshake(ABC):
     """What both ends share: collecting the part that is due, and failing once and for all."""
 
     _own_label: bytes
@@ -157,18 +158,21 @@ class _Handshake:
         self.state = HandshakeState.FAILED
         raise failure
 
+    @abstractmethod
     def _in_order(self, ours: bytes, theirs: bytes) -> bytes:
         """The client's nonce first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _answer_hello(self) -> bytes:
-        raise NotImplementedError
+        """What follows the peer's hello."""
 
+    @abstractmethod
     def _answer_proof(self) -> bytes:
-        raise NotImplementedError
+        """What follows the peer's proof."""
 
+    @abstractmethod
     def _words_on_mismatch(self) -> bytes:
-        raise NotImplementedError
+        """What tells the peer our version."""
 
 
 class ClientHandshake(_Handshake):

@@ -174,6 +174,11 @@ class OperatorLedger:
         if run is None or run.failed_cause is not None:
             return
         run.failed_cause = cause
+        stage = self.books.stages.get(run.run_id)
+        if stage is None or not stage.active_jobs:
+            # The fact of the job's start is lost, so it cannot be cancelled. Its tasks are killed instead, and their
+            # retries refused, until Spark gives the job up: a deaf task would hold it up for ever (H48).
+            self.out.extend(KillTask(entry.task_attempt_id, cause) for entry in run.living())
         self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause)
         self.cancel_jobs()
 

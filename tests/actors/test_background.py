@@ -163,7 +163,15 @@ async def test_a_result_that_waits_already_is_void_once_its_work_is_cancelled() 
 
 
 async def test_blocking_work_runs_in_a_thread_and_comes_back_as_a_message() -> None:  # H9
-    heard: list[object] = []
+    both = asyncio.Event()
+
+    class Heard(list[object]):
+        def append(self, item: object) -> None:
+            super().append(item)
+            if len(self) == 2:
+                both.set()
+
+    heard = Heard()
     come_back = threading.Event()
     loop_thread = threading.get_ident()
 
@@ -180,8 +188,7 @@ async def test_blocking_work_runs_in_a_thread_and_comes_back_as_a_message() -> N
         assert heard == ["meanwhile"]
         come_back.set()
         with anyio.fail_after(10.0):
-            while len(heard) < 2:  # noqa: ASYNC110 - the thread decides when
-                await asyncio.sleep(0.001)
+            await both.wait()
     assert heard == ["meanwhile", "from a thread"]
 
 

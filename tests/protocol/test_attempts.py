@@ -467,7 +467,7 @@ def test_a_global_failure_before_the_first_run_resets_at_its_start() -> None:
 def test_a_job_that_becomes_known_after_the_global_failure_is_cancelled_then() -> None:
     book = Playbook()  # H15, H19
     book.feed(reg(10, 1))
-    assert book.feed(GlobalFailureRaised("words", "boom")) == ["failed 1#0 GLOBAL_FAILURE"]
+    assert book.feed(GlobalFailureRaised("words", "boom")) == ["kill 10", "failed 1#0 GLOBAL_FAILURE"]
     assert book.feed(job()) == ["cancel [0]"]
 
 
@@ -574,6 +574,13 @@ def test_a_success_revoked_after_a_global_failure_owes_no_reset_of_its_subtask()
         "start run 2",
         "accept 1#1 task 20",
     ]
+
+
+def test_a_global_failure_of_a_run_whose_job_is_not_known_kills_its_tasks() -> None:
+    book = Playbook()  # H48; found by simulation: a deaf task held up a job that nobody could cancel
+    book.feed(reg(10, 1), opened(10))
+    assert book.feed(GlobalFailureRaised("words", "fail_job")) == ["kill 10", "failed 1#0 GLOBAL_FAILURE"]
+    assert book.feed(reg(11, 1, number=1)) == ["refuse task 11 COORDINATOR_FAILED"]
 
 
 def test_an_operator_in_two_stages_of_one_job_is_refused_at_once() -> None:
