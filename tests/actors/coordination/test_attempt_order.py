@@ -40,17 +40,21 @@ async def test_an_attempt_that_dies_before_it_opens_is_reported_failed_and_never
 
 async def test_inside_failed_and_reset_the_old_gateway_refuses_at_once() -> None:  # H14, H26
     tried: list[tuple[str, Confirmation]] = []
+    known_at_once: list[bool] = []
 
     async def try_to_send(subtask: int, *args: Any) -> None:
         gateway = coordinator.gateways[subtask]
         tried.append(("awaited", await gateway.send_event("too late")))
         tried.append(("nowait", gateway.send_event_nowait("too late")))
+        known_at_once.extend(confirmation.done() for _, confirmation in tried)
 
     coordinator = RecordingCoordinator(subtask_failed=try_to_send, subtask_reset=try_to_send)
-    async with running_operator(coordinator) as world:
+    # The coordinator is told before the gateway has its turn: the refusal must not need the gateway's mailbox.
+    async with running_operator(coordinator, schedule=the_turn_of("operator", "operator/coordinator")) as world:
         (task,) = await world.running(0)
         world.fail(task)
         await world.settle()
+        assert all(known_at_once)
         assert [name for name, _ in tried] == ["awaited", "nowait"] * 2
         assert all(isinstance(confirmation.error(), AttemptOver) for _, confirmation in tried)
         assert task.events == []
