@@ -16,6 +16,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from spark_bridge.interrupts import interrupts_held_back
+
 SPARK_ERRORS = (PySparkException, Py4JError)
 SETTINGS = {
     "spark.ui.enabled": "false",
@@ -77,7 +79,8 @@ def start_spark(master: str, name: str, *, verbose: bool = False) -> SparkSessio
         builder = builder.config(key, value)
     with tempfile.TemporaryFile() as launcher_log:
         try:
-            with stderr_goes_to(2 if verbose else launcher_log.fileno()):
+            # A JVM that is interrupted while it starts is left behind by PySpark, and runs for ever.
+            with interrupts_held_back(), stderr_goes_to(2 if verbose else launcher_log.fileno()):
                 spark = builder.master(master).appName(name).getOrCreate()
         except (*SPARK_ERRORS, OSError) as error:
             launcher_log.seek(0)

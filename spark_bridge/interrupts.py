@@ -1,4 +1,4 @@
-"""Ctrl-C at the one moment where it would do harm."""
+"""Ctrl-C at the few moments where it would do harm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["interrupts_held_back"]
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """Let a Ctrl-C that comes within the block take effect right after it. For blocks of milliseconds.
+    """Let a Ctrl-C that comes within the block take effect right after it. For blocks that end by themselves, and soon.
 
     Does nothing outside of the main thread, which alone hears signals, and where Python does not handle SIGINT.
     """

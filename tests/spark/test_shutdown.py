@@ -360,6 +360,18 @@ def test_ctrl_c_ends_the_main_program_and_all_that_it_started(whom: str) -> None
         wait_until_nobody_is_left(program)
 
 
+def test_ctrl_c_while_the_jvm_starts_leaves_no_jvm_behind() -> None:
+    with Program("-m", "examples.word_count", "--faults", "none", "--parallelism", "2") as program:
+        pause = threading.Event()
+        while not any(process.startswith("java ") for process in program.left_behind()):
+            assert program.process.poll() is None, "it has ended without a JVM"
+            pause.wait(0.01)
+        os.killpg(program.process.pid, signal.SIGINT)
+        program.ends_with(130)
+        assert "interrupted" in program.said
+        wait_until_nobody_is_left(program)
+
+
 def test_what_py4j_raises_on_the_heels_of_a_ctrl_c_is_taken_for_a_ctrl_c() -> None:
     # Py4J tidies up inside its handler of a KeyboardInterrupt, and now and then fails at it.
     job_failed = JobFailed(Py4JNetworkError("Answer from Java side is empty"))
