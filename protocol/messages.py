@@ -166,7 +166,6 @@ class RefusalCode(IntEnum):
     COORDINATOR_FAILED = 5
     SHUTTING_DOWN = 6
     DUPLICATE_REGISTRATION = 7
-    WRONG_PYTHON = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_bridge.config import SidecarConfig
-    from spark_bridge.errors import CoordinatorFailed, CoordinatorStartError, SidecarError, SidecarNotRunning
+    from spark_bridge.errors import CoordinatorStartError, SidecarError, SidecarNotRunning
     from spark_bridge.handle import OperatorHandle
     from spark_bridge.runtime import SidecarRuntime
     from spark_bridge.sidecar import Sidecar
 
 _ROOMS = {
-    "CoordinatorFailed": ".errors",
     "CoordinatorStartError": ".errors",
     "OperatorHandle": ".handle",
     "Sidecar": ".sidecar",
@@ -27,7 +26,6 @@ _ROOMS = {
 }
 
 __all__ = [
-    "CoordinatorFailed",
     "CoordinatorStartError",
     "OperatorHandle",
     "Sidecar",

@@ -13,7 +13,3 @@ class SidecarNotRunning(SidecarError):
 
 class CoordinatorStartError(SidecarError):
     """A coordinator's ``start`` raised; the cause is chained, and what was built is closed (H6)."""
-
-
-class CoordinatorFailed(SidecarError):
-    """A coordinator failed its job; the first cause is chained (H7)."""

@@ -51,7 +51,6 @@ from protocol.gateway_types import (
     FailAttempt,
     FailEvent,
     GatewayEffect,
-    GatewayInput,
     GatewayLimits,
     ReportAcknowledged,
     ReportClosed,
@@ -395,4 +394,4 @@ class GatewayActor(Actor[GatewayMessage]):
                 raise TypeError(f"no effect of a gateway: {effect!r}")
 
 
-__all__ = ["GatewayActor", "GatewayHandle", "GatewayInput", "SendBudget"]
+__all__ = ["GatewayActor", "GatewayHandle", "SendBudget"]
