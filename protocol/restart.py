@@ -1,0 +1,88 @@
+"""When a failed run is run again, and when it is given up (H15).
+
+A strategy is a value; ``RestartBackoff`` is the little machine that counts with it. It is told when an attempt of the
+whole job begins and when it fails, and answers how long to wait. It reads no clock: ``now`` is in seconds, of any
+monotonic one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def _check(restarts_max: int | None, **seconds: float) -> None:
+    if restarts_max is not None and restarts_max < 0:
+        raise ValueError(f"restarts_max must be 0 or more, or None for any number, not {restarts_max}")
+    for name, value in seconds.items():
+        if value < 0:
+            raise ValueError(f"{name} must not be negative: {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class FixedDelay:
+    """Run again ``delay_s`` seconds after each failure, at most ``restarts_max`` times; None: for ever."""
+
+    restarts_max: int | None = 3
+    delay_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self.restarts_max, delay_s=self.delay_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialDelay:
+    """Wait ``initial_s`` after the first failure and ``multiplier`` times as long after each further one, up to
+    ``maximum_s``.
+
+    A job that then runs for ``reset_after_s`` seconds without a failure is trusted again: delay and count begin anew.
+    At most ``restarts_max`` failures in a row are borne; None: any number.
+    """
+
+    initial_s: float = 1.0
+    maximum_s: float = 60.0
+    multiplier: float = 2.0
+    reset_after_s: float = 600.0
+    restarts_max: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.restarts_max, initial_s=self.initial_s, reset_after_s=self.reset_after_s)
+        if self.multiplier < 1 or self.maximum_s < self.initial_s:
+            raise ValueError(f"multiplier must be at least 1, and maximum_s not below initial_s: {self}")
+
+
+RestartStrategy = FixedDelay | ExponentialDelay
+NO_RESTART = FixedDelay(restarts_max=0)
+"""The first failure is the last one."""
+
+
+class RestartBackoff:
+    """One job under one strategy. ``restarts`` counts those that were granted since the last reset."""
+
+    def __init__(self, strategy: RestartStrategy) -> None:
+        self._strategy = strategy
+        self._began_at: float | None = None
+        self.restarts = 0
+
+    def begun(self, now: float) -> None:
+        """The job is started, for the first time or again."""
+        self._began_at = now
+
+    def failed(self, now: float) -> float | None:
+        """The job has failed: how many seconds to wait before it is started again, or None to give up."""
+        strategy = self._strategy
+        if isinstance(strategy, ExponentialDelay) and self._ran_long(now, strategy.reset_after_s):
+            self.restarts = 0
+        if strategy.restarts_max is not None and self.restarts >= strategy.restarts_max:
+            return None
+        self.restarts += 1
+        if isinstance(strategy, FixedDelay):
+            return strategy.delay_s
+        delay_s = strategy.initial_s
+        for _ in range(self.restarts - 1):
+            delay_s *= strategy.multiplier
+            if delay_s >= strategy.maximum_s:
+                return strategy.maximum_s
+        return delay_s
+
+    def _ran_long(self, now: float, reset_after_s: float) -> bool:
+        return self._began_at is not None and now - self._began_at >= reset_after_s
