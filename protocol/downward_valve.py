@@ -9,7 +9,16 @@ submitted then.
 
 A held event carries the id that was the highest closed one when it was submitted. It leaves when neither
 that id nor a lower one is closed any more (H43). Later events carry no lower id unless the higher ones have
-opened, so the head of the queue always decides, and order is never lost.
+opened, so the head of the queue always decides, and order is never lost. With 5 and 6 closed:
+
+    | submitted           | leaves, when 5 opens first | leaves, when 6 opens first |
+    |---------------------|----------------------------|----------------------------|
+    | between their cuts  | with 5                     | with 5                     |
+    | after the cut of 6  | with 6                     | with 5                     |
+    | between the two     | with 6                     | with 5                     |
+
+It makes no difference why one opens: by the acknowledgement of this attempt alone (H41), by an abort, or as a
+savepoint that is over, of which no completion ever comes (H49).
 """
 
 from __future__ import annotations
@@ -20,11 +29,13 @@ from enum import Enum
 from protocol.errors import AttemptOver, ConfirmationTimeout, GatewayFull, LocalProtocolError
 from protocol.gateway_types import (
     AnswerSubmitted,
+    CheckpointOutcome,
     ConfirmEvent,
     EventSubmitted,
     FailEvent,
     GatewayEffect,
     GatewayLimits,
+    InjectBarrier,
     RefuseMessage,
     ReportAcknowledged,
     ReportDrained,
@@ -41,11 +52,18 @@ from protocol.messages import (
     CloseForCheckpoint,
     DownItem,
     EventMessage,
+    SavepointTaken,
 )
 from protocol.streams import Entry, OutgoingStream
 
 Submitted = EventSubmitted | AnswerSubmitted
 Effects = list[GatewayEffect]
+
+_ENDS: dict[CheckpointOutcome, type[CheckpointCompleted | CheckpointAborted | SavepointTaken]] = {
+    CheckpointOutcome.COMPLETED: CheckpointCompleted,
+    CheckpointOutcome.ABORTED: CheckpointAborted,
+    CheckpointOutcome.SAVEPOINT: SavepointTaken,
+}
 
 
 class _Phase(Enum):
@@ -308,9 +326,9 @@ class DownwardValve:
                 checkpoint.phase = _Phase.DRAINED
                 effects.append(ReportDrained(checkpoint_id))
 
-    def send_barrier(self, checkpoint_id: int, effects: Effects) -> None:
-        """Raises ``LocalProtocolError`` before the drain, or the second time; nothing for one that is
-        over."""
+    def send_barrier(self, checkpoint_id: int, apart: bool, effects: Effects) -> None:
+        """As the next item, or ``apart`` from them. Raises ``LocalProtocolError`` before the drain, or the
+        second time; nothing for one that is over."""
         checkpoint = self._checkpoints.get(checkpoint_id)
         if checkpoint is None:
             return
@@ -319,8 +337,12 @@ class DownwardValve:
             raise LocalProtocolError(f"barrier of checkpoint {checkpoint_id} at {self._attempt}, when it is {phase}")
         checkpoint.phase = _Phase.BARRIER
         # The valve is closed, so the last event in the stream is the last one of before the cut.
-        seq = self.stream.last_seq + 1
-        self._send_item(BarrierMessage(self._id, seq, checkpoint_id, self._last_event_seq), effects)
+        events_before = self._last_event_seq
+        if apart:
+            effects.append(InjectBarrier(checkpoint_id, events_before))
+        else:
+            seq = self.stream.last_seq + 1
+            self._send_item(BarrierMessage(self._id, seq, checkpoint_id, events_before), effects)
 
     def acknowledge(self, item: CheckpointAcknowledged, now: float, effects: Effects) -> None:
         """The attempt's own snapshot: report it, open, release (H41)."""
@@ -331,15 +353,14 @@ class DownwardValve:
             effects.append(RefuseMessage(f"{self._attempt} acknowledged checkpoint {checkpoint_id}, which is {phase}"))
             return
         checkpoint.phase = _Phase.ACKNOWLEDGED
-        effects.append(ReportAcknowledged(checkpoint_id, item.state, item.held))
+        effects.append(ReportAcknowledged(checkpoint_id, item.state, item.held, item.events_sent))
         self._reopen(checkpoint_id, now, effects)
 
-    def end_checkpoint(self, checkpoint_id: int, completed: bool, now: float, effects: Effects) -> None:
+    def end_checkpoint(self, checkpoint_id: int, outcome: CheckpointOutcome, now: float, effects: Effects) -> None:
         """Tell the subtask and open; unknown ids are ignored (H44, H49)."""
         if self._checkpoints.pop(checkpoint_id, None) is None:
             return
-        kind = CheckpointCompleted if completed else CheckpointAborted
-        self._send_item(kind(self._id, self.stream.last_seq + 1, checkpoint_id), effects)
+        self._send_item(_ENDS[outcome](self._id, self.stream.last_seq + 1, checkpoint_id), effects)
         if checkpoint_id in self.closed:
             self._reopen(checkpoint_id, now, effects)
 

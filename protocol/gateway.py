@@ -3,7 +3,8 @@
 Theory of operation
 -------------------
 A gateway belongs to one attempt for ever (H20). It has three states, which are about the connection only; what a
-checkpoint does to it is a matter of the *downward valve* (``protocol.downward_valve``).
+checkpoint does to it is a matter of the *downward valve* (``protocol.downward_valve``), and what the peer says is
+judged by the *upward intake* (``protocol.upward_intake``).
 
 *Down.* An event is held while the valve is closed; else it becomes the next item of the downward stream, and
 is sent if a connection is up (``protocol.streams``). It is confirmed when the peer has put it into its
@@ -21,15 +22,19 @@ known before the failure is).
 *Up.* Events and requests wait until the coordinator knows that the subtask is ready (H10); whatever comes
 after them waits behind them, save ``Opened``, which is what readiness needs, and the news of a failure. They
 are confirmed to the peer when the coordinator has taken them, so its window bounds what lies here;
-everything else counts as taken when it comes.
+everything else counts as taken when it comes. The events that a restored snapshot held come first, and name the
+subtask that sent them at first (H31, H52).
 
-*Checkpoints* (H40–H44). ``CloseRequested(n)`` makes n known and asks the peer to close; an id never made
+*Checkpoints* (H40–H44, H49). ``CloseRequested(n)`` makes n known and asks the peer to close; an id never made
 known is ignored everywhere else, so a late or foreign one can neither close nor open anything.
 ``CutReached(n)`` closes the valve. An event that comes then is held under the highest closed id, and leaves
 when that one and all lower ones are open. Barriers and completions pass a closed valve, for they are what
 opens it. ``ReportDrained(n)`` comes when every event submitted before the cut has been confirmed, whichever
 checkpoint held it; a loss-tolerant one is not waited for, but has left before the barrier does, in its place
-(H28). The valve reopens for n on this attempt's own acknowledgement, or when n is over.
+(H28). The barrier is an item, or goes apart: then ``InjectBarrier`` names the last item that it belongs behind,
+and the peer waits for that one. The valve reopens for n on this attempt's own acknowledgement, never at the
+barrier, or when n is over: complete, aborted, or a savepoint that is stored. How many events the peer had sent at
+its snapshot comes up with it; the tracker compares that to what the coordinator had taken at its cut (H32).
 
 The order of effects is the order in which they must be carried out. At most one ``Confirm`` comes out of one
 call, last of what is sent.
@@ -37,17 +42,12 @@ call, last of what is sent.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
 from protocol.downward_valve import DownwardValve, Effects
-from protocol.errors import (
-    AttemptOver,
-    LocalProtocolError,
-    RemoteProtocolError,
-)
+from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.gateway_types import (
     AnswerSubmitted,
     AttemptIsOver,
@@ -55,8 +55,6 @@ from protocol.gateway_types import (
     CheckpointOver,
     CloseRequested,
     CutReached,
-    DeliverEvent,
-    DeliverRequest,
     EventSubmitted,
     ExpireConnection,
     FailAttempt,
@@ -68,34 +66,13 @@ from protocol.gateway_types import (
     ItemTaken,
     MessageReceived,
     ReadyAnnounced,
-    ReportClosed,
-    ReportDeclined,
-    ReportFinished,
-    ReportOpened,
     SendToAttempt,
 )
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.messages import (
-    CheckpointDeclined,
-    ClosedForCheckpoint,
-    Confirm,
-    EventMessage,
-    Finished,
-    Opened,
-    Register,
-    RequestMessage,
-    Resume,
-    UpItem,
-    UpMessage,
-)
-from protocol.streams import (
-    ConnectionAttached,
-    ConnectionLost,
-    DropConnection,
-    IncomingStream,
-    RefuseMessage,
-)
+from protocol.messages import Confirm, Register, Resume, UpMessage
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
+from protocol.upward_intake import UpwardIntake
 
 
 class GatewayState(Enum):
@@ -134,14 +111,6 @@ LEGAL: dict[type, tuple[Verdict, Verdict, Verdict]] = {
 }
 
 
-class _Peer(Enum):
-    """How far the operator at the other end has come, by the items that have arrived."""
-
-    RESTORING = 0
-    OPEN = 1
-    FINISHED = 2
-
-
 class GatewayMachine:
     """The gateway of one execution attempt; see the module's text.
 
@@ -154,13 +123,9 @@ class GatewayMachine:
         "_dispatch",
         "_id",
         "_in",
-        "_kept",
         "_limits",
-        "_peer",
-        "_ready",
         "_reason",
         "_state",
-        "_unanswered",
         "_valve",
         "attempt",
     )
@@ -172,12 +137,8 @@ class GatewayMachine:
         self._enter(GatewayState.DETACHED)
         self._reason = ""
         self._valve = DownwardValve(attempt, limits)
-        self._in = IncomingStream()
+        self._in = UpwardIntake(attempt, limits, self._valve)
         self._confirm_sent = 0
-        self._peer = _Peer.RESTORING
-        self._ready = False
-        self._kept: deque[UpItem] = deque()  # came before ReadyAnnounced
-        self._unanswered: set[int] = set()
 
     # --- the shape of every machine -----------------------------------------------------------------------
 
@@ -233,11 +194,11 @@ class GatewayMachine:
         self._valve.check_invariants()
         self._in.check_invariants()
         assert self._valve.attached == (self._state is GatewayState.ATTACHED)
-        assert not (self._kept and self._ready)
-        assert self._confirm_sent <= self._in.received_seq
+        assert self._confirm_sent <= self._in.stream.received_seq
         if self._state is GatewayState.OVER:
             assert self.statistics() == GatewayStatistics(0, 0, 0, 0, 0, 0, ())
-            assert not any((self._kept, self._unanswered, self._valve.answers_pending))
+            assert self._in.idle
+            assert not self._valve.answers_pending
             assert self.next_deadline() is None
 
     # --- what the shell may look at -----------------------------------------------------------------------
@@ -251,7 +212,7 @@ class GatewayMachine:
     def resume_seq(self) -> int:
         """What to tell a peer that reconnects (``Resumed.received_seq``): what is taken, as in a
         ``Confirm``."""
-        return self._in.confirmable_seq
+        return self._in.stream.confirmable_seq
 
     def statistics(self) -> GatewayStatistics:
         """The figures at this moment; after the end all are zero."""
@@ -260,8 +221,8 @@ class GatewayMachine:
             *valve.held(),
             valve.stream.events_unconfirmed,
             valve.stream.bytes_unconfirmed,
-            self._in.untaken_events,
-            self._in.untaken_bytes,
+            self._in.stream.untaken_events,
+            self._in.stream.untaken_bytes,
             tuple(valve.closed),
         )
 
@@ -297,8 +258,6 @@ class GatewayMachine:
         self._reason = reason
         self._valve.fail_all(reason, late, effects)
         self._in.clear()
-        self._kept.clear()
-        self._unanswered.clear()
 
     def _fail_at_once(self, input: EventSubmitted, now: float, effects: Effects) -> None:
         effects.append(FailEvent(input.event_id, AttemptOver(self._reason)))
@@ -317,9 +276,7 @@ class GatewayMachine:
         self._valve.submit_event(input, now, effects)
 
     def _submit_answer(self, input: AnswerSubmitted, now: float, effects: Effects) -> None:
-        if input.request_id not in self._unanswered:
-            raise LocalProtocolError(f"request {input.request_id} of {self.attempt} is not open")
-        self._unanswered.remove(input.request_id)
+        self._in.answer(input.request_id)
         self._valve.submit_answer(input, now, effects)
 
     def _request_close(self, input: CloseRequested, now: float, effects: Effects) -> None:
@@ -329,10 +286,10 @@ class GatewayMachine:
         self._valve.reach_cut(input.checkpoint_id, effects)
 
     def _send_barrier(self, input: BarrierRequested, now: float, effects: Effects) -> None:
-        self._valve.send_barrier(input.checkpoint_id, effects)
+        self._valve.send_barrier(input.checkpoint_id, input.apart, effects)
 
     def _end_checkpoint(self, input: CheckpointOver, now: float, effects: Effects) -> None:
-        self._valve.end_checkpoint(input.checkpoint_id, input.completed, now, effects)
+        self._valve.end_checkpoint(input.checkpoint_id, input.outcome, now, effects)
 
     # --- up -----------------------------------------------------------------------------------------------
 
@@ -351,97 +308,18 @@ class GatewayMachine:
             return False
         if isinstance(message, PLAIN):
             raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection of {self.attempt}")
-        if not self._in.is_new(message.seq):
-            return True
-        if isinstance(message, PAYLOAD):
-            self._check_window(message)
-            self._in.advance(len(message.payload))
-        else:
-            self._in.advance()
-        self._take_item(message, now, effects)
-        return False
-
-    def _check_window(self, message: EventMessage | RequestMessage) -> None:
-        """Refuse a peer that sends more than it was allowed to (H27); nothing has been changed so far."""
-        came, limits = self._in, self._limits
-        count = came.untaken_events
-        if count and (
-            count >= limits.upward_events_max or came.untaken_bytes + len(message.payload) > limits.upward_bytes_max
-        ):
-            raise RemoteProtocolError(f"{self.attempt} has sent more than its window allows")
-        if isinstance(message, RequestMessage):
-            if message.request_id in self._unanswered:
-                raise RemoteProtocolError(f"{self.attempt} has used request id {message.request_id} twice")
-            if len(self._unanswered) + self._valve.answers_pending >= limits.upward_events_max:
-                raise RemoteProtocolError(f"{self.attempt} has more open requests than its window allows")
-
-    def _take_item(self, item: UpItem, now: float, effects: Effects) -> None:
-        if self._peer is not _Peer.OPEN and not self._check_turn(item, effects):
-            return
-        if isinstance(item, Opened):
-            if self._peer is _Peer.OPEN:
-                effects.append(RefuseMessage(f"{self.attempt} has opened twice"))
-            else:
-                self._peer = _Peer.OPEN
-                effects.append(ReportOpened())
-            return
-        if isinstance(item, Finished):
-            self._peer = _Peer.FINISHED
-            if item.failure:  # must not wait for readiness, which may never come
-                effects.append(ReportFinished(item.failure, item.state))
-                return
-        elif isinstance(item, RequestMessage):
-            self._unanswered.add(item.request_id)
-        if not self._ready and (self._kept or isinstance(item, PAYLOAD)):
-            self._kept.append(item)
-        else:
-            self._deliver(item, now, effects)
-
-    def _check_turn(self, item: UpItem, effects: Effects) -> bool:
-        """False for what a peer says after its goodbye, other than that it closes (H47)."""
-        if self._peer is _Peer.RESTORING or isinstance(item, ClosedForCheckpoint):
-            return True
-        self._in.take(item.seq)
-        effects.append(RefuseMessage(f"{type(item).__name__} of {self.attempt}, which said that it finished"))
-        return False
-
-    def _deliver(self, item: UpItem, now: float, effects: Effects) -> None:
-        if isinstance(item, EventMessage):
-            effects.append(DeliverEvent(item.seq, item.payload))
-        elif isinstance(item, RequestMessage):
-            effects.append(DeliverRequest(item.seq, item.request_id, item.payload))
-        elif isinstance(item, Finished):
-            effects.append(ReportFinished(item.failure, item.state))
-        elif isinstance(item, Opened):
-            raise AssertionError("readiness never waits for itself")
-        elif not self._valve.knows(item.checkpoint_id):
-            name = f"{type(item).__name__} of {self.attempt}"
-            effects.append(RefuseMessage(f"{name}: checkpoint {item.checkpoint_id} is over or unknown"))
-        elif isinstance(item, ClosedForCheckpoint):
-            effects.append(ReportClosed(item.checkpoint_id))
-        elif isinstance(item, CheckpointDeclined):
-            effects.append(ReportDeclined(item.checkpoint_id, item.reason))
-        else:
-            self._valve.acknowledge(item, now, effects)
+        return self._in.receive(message, now, effects)
 
     def _announce_ready(self, input: ReadyAnnounced, now: float, effects: Effects) -> None:
-        if self._ready:
-            raise LocalProtocolError(f"{self.attempt} was announced ready twice")
-        self._ready = True
-        while self._kept:
-            self._deliver(self._kept.popleft(), now, effects)
+        self._in.announce_ready(now, effects)
 
     def _take(self, input: ItemTaken, now: float, effects: Effects) -> None:
-        if input.seq > self._in.received_seq:
-            raise LocalProtocolError(f"item {input.seq} of {self.attempt} was taken before it came")
-        if self._kept and input.seq >= self._kept[0].seq:
-            raise LocalProtocolError(f"item {input.seq} of {self.attempt} was taken before it was delivered")
         self._in.take(input.seq)
         self._send_confirm(effects, again=False)
 
     def _send_confirm(self, effects: Effects, again: bool) -> None:
         if self._state is GatewayState.ATTACHED:
-            seq = self._in.confirmable_seq
+            seq = self._in.stream.confirmable_seq
             if seq > self._confirm_sent or (again and seq):
                 self._confirm_sent = seq
                 effects.append(SendToAttempt(Confirm(self._id, seq)))
@@ -452,7 +330,6 @@ class GatewayMachine:
 
 
 PLAIN = (Register, Resume)
-PAYLOAD = (EventMessage, RequestMessage)
 
 _Handler = Callable[[GatewayMachine, Any, float, Effects], None]
 

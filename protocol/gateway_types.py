@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from protocol.errors import AttemptOver
 from protocol.machine import TimePassed
-from protocol.messages import DownMessage, UpMessage
+from protocol.messages import DownMessage, HeldEvent, UpMessage
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
 
 __all__ = [
     "AnswerSubmitted",
     "AttemptIsOver",
     "BarrierRequested",
+    "CheckpointOutcome",
     "CheckpointOver",
     "CloseRequested",
     "ConfirmEvent",
@@ -30,6 +32,7 @@ __all__ = [
     "GatewayInput",
     "GatewayLimits",
     "GatewayStatistics",
+    "InjectBarrier",
     "ItemTaken",
     "MessageReceived",
     "ReadyAnnounced",
@@ -141,17 +144,27 @@ class CutReached:
 
 @dataclass(frozen=True, slots=True)
 class BarrierRequested:
-    """Every gateway has drained: the barrier may leave."""
+    """Every gateway has drained: the barrier may leave. ``apart``: not among the items, but on a way of its own;
+    then ``InjectBarrier`` comes out."""
 
     checkpoint_id: int
+    apart: bool = False
+
+
+class CheckpointOutcome(Enum):
+    """How a checkpoint ended."""
+
+    COMPLETED = "completed"  # and durable
+    ABORTED = "aborted"
+    SAVEPOINT = "savepoint"  # durable elsewhere; nothing is committed for it (H49)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOver:
-    """The checkpoint is complete and durable, or given up."""
+    """The checkpoint has ended, however."""
 
     checkpoint_id: int
-    completed: bool
+    outcome: CheckpointOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +218,14 @@ class FailEvent:
 
 @dataclass(frozen=True, slots=True)
 class DeliverEvent:
-    """Hand the event to the coordinator; then report ``ItemTaken(seq)``."""
+    """Hand the event to the coordinator; then report ``ItemTaken(seq)``.
+
+    ``sender`` is the subtask that sent it first, for an event of a restored snapshot (H52); else None.
+    """
 
     seq: int
     payload: bytes
+    sender: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +262,8 @@ class ReportAcknowledged:
 
     checkpoint_id: int
     state: bytes
-    held: tuple[bytes, ...]
+    held: tuple[HeldEvent, ...]
+    events_sent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +280,19 @@ class ReportFinished:
 
     failure: str
     state: bytes
+    events_sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class InjectBarrier:
+    """Bring the barrier to the attempt on its own way, there to be told as ``BarrierArrived``.
+
+    It belongs behind item ``events_before``, which may still be under way: the attempt waits for it. Said once;
+    a barrier that gets lost costs the checkpoint, by its timeout.
+    """
+
+    checkpoint_id: int
+    events_before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +322,7 @@ GatewayEffect = (
     | ReportAcknowledged
     | ReportDeclined
     | ReportFinished
+    | InjectBarrier
     | FailAttempt
     | ExpireConnection
     | RoomAvailable

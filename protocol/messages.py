@@ -15,6 +15,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
+
+
+class SubtaskState(NamedTuple):
+    """The state of one operator instance in a checkpoint: the subtask that took it, and its bytes.
+
+    A subtask usually restores its own one; with another parallelism it may restore several, or none (H52).
+    """
+
+    subtask: int
+    state: bytes
+
+
+class HeldEvent(NamedTuple):
+    """An upward event that lies in a snapshot: the subtask that sent it first, and the event (H31, H52)."""
+
+    sender: int
+    payload: bytes
+
 
 # --- what both ends say -------------------------------------------------------------------------------------------
 
@@ -102,13 +121,18 @@ class ClosedForCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAcknowledged:
-    """Item: my snapshot for ``checkpoint_id``: the operator's state, and what my valve held, in order (H31)."""
+    """Item: my snapshot for ``checkpoint_id``: the operator's state, and what my valve held, in order (H31).
+
+    ``events_sent``: how many events and requests of this subtask's history have left, those of before the restore
+    included and the held ones not. The coordinator's cut must cover exactly these (H32).
+    """
 
     task_attempt_id: int
     seq: int
     checkpoint_id: int
     state: bytes
-    held: tuple[bytes, ...]
+    held: tuple[HeldEvent, ...]
+    events_sent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +147,26 @@ class CheckpointDeclined:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Item, last: the operator has ended. ``failure`` is empty when it ended well; ``state`` is its final state."""
+    """Item, last: the operator has ended. ``failure`` is empty when it ended well; ``state`` is its final state.
+
+    ``events_sent``: as in ``CheckpointAcknowledged``.
+    """
 
     task_attempt_id: int
     seq: int
     failure: str
     state: bytes
+    events_sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredEventMessage:
+    """Item: an event that the restored snapshot held, with the subtask that sent it first (H31, H52)."""
+
+    task_attempt_id: int
+    seq: int
+    sender: int
+    payload: bytes
 
 
 # --- coordinator to subtask ---------------------------------------------------------------------------------------
@@ -136,16 +174,17 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Plain: you are attempt ``attempt``; restore this. ``state`` is None for the virtual empty checkpoint."""
+    """Plain: you are attempt ``attempt``; restore this. ``states`` is empty for the virtual empty checkpoint."""
 
     task_attempt_id: int
     attempt: int
     checkpoint_id: int
-    state: bytes | None
-    held: tuple[bytes, ...]
+    states: tuple[SubtaskState, ...]
+    held: tuple[HeldEvent, ...]
     reconnect_timeout_s: float
     window_events: int  # how many items you may have unconfirmed
     window_bytes: int
+    events_sent: int  # where the count of upward events goes on (H32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +272,18 @@ class CheckpointAborted:
     checkpoint_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class SavepointTaken:
+    """Item: ``checkpoint_id`` was a savepoint, and is over: open what is closed for it, commit nothing (H49)."""
+
+    task_attempt_id: int
+    seq: int
+    checkpoint_id: int
+
+
 UpItem = (
     EventMessage
+    | RestoredEventMessage
     | Opened
     | RequestMessage
     | ClosedForCheckpoint
@@ -242,7 +291,15 @@ UpItem = (
     | CheckpointDeclined
     | Finished
 )
-DownItem = EventMessage | AnswerMessage | CloseForCheckpoint | BarrierMessage | CheckpointCompleted | CheckpointAborted
+DownItem = (
+    EventMessage
+    | AnswerMessage
+    | CloseForCheckpoint
+    | BarrierMessage
+    | CheckpointCompleted
+    | CheckpointAborted
+    | SavepointTaken
+)
 UpMessage = Register | Resume | Confirm | UpItem
 DownMessage = Registered | Resumed | Refused | AttemptEnded | Confirm | DownItem
 Message = UpMessage | DownMessage

@@ -6,18 +6,22 @@ Two lives run side by side. The operator's: it restores (``OPENING``), is ``OPEN
 attempt is ``OVER`` before that. And the connection's, up or down, which is only a matter of waiting (H24): the
 table below is about the first.
 
-*Down.* An item that comes for the first time goes into the operator's mailbox, and the confirmation leaves
-behind it, one for all that one read has brought (H23). The mailbox is one queue, so no barrier overtakes an
-event there. Once the operator has finished, events still arrive but are never confirmed: the coordinator's
+*Down: the intake* (``protocol.downward_intake``). An item that comes for the first time goes into the operator's
+mailbox, and the confirmation leaves behind it, one for all that one read has brought (H23). The mailbox is one
+queue, so no barrier overtakes an event there. A barrier that comes apart from the items waits until those before
+it have come. Once the operator has finished, events still arrive but are never confirmed: the coordinator's
 side fails them when it learns of the end, rather than believing them handled.
 
-*Up: the valve.* An event waits in one queue until it may leave: no checkpoint is closed here (H43: upward,
-*none*, for an event that left early would be in neither snapshot), and the peer's window has room.
-``CloseForCheckpoint(n)`` closes at once; what was sent before lies in front of ``ClosedForCheckpoint(n)`` in
-the stream. The valve reopens for n when the operator has taken its snapshot, which carries all that still
-waits, in order (H31), or when n is over. Restored events are the first in the queue, before anything new.
-Usually the coordinator bounds what it gets with ``window_events``; restored ones that do not fit simply
-wait, and are in the next snapshot if it comes first.
+*Up: the valve* (``protocol.upward_valve``). An event waits in one queue until it may leave: no checkpoint is closed
+here (H43: upward, *none*, for an event that left early would be in neither snapshot), and the peer's window has
+room. ``CloseForCheckpoint(n)`` closes at once; what was sent before lies in front of ``ClosedForCheckpoint(n)`` in
+the stream. The valve reopens for n when the operator has taken its snapshot, which carries all that still waits, in
+order (H31), or when n is over: complete, aborted, or a savepoint, of which the operator hears nothing (H49).
+Restored events are the first in the queue, before anything new, and keep the name of the subtask that sent them at
+first (H52). Usually the coordinator bounds what it gets with ``window_events``; restored ones that do not fit simply
+wait, and are in the next snapshot if it comes first. Every event has a position, counted over the whole history
+that was restored; a snapshot tells how many have left, and the coordinator's part of the checkpoint must cover
+exactly these (H32). A snapshot that would not fit into a frame is declined.
 
 *Requests* take the same way (H33). One that is held is in the snapshot as the event that it carries: after a
 restore it arrives as an event, because the one who waited for the answer died with the attempt. An operator
@@ -38,43 +42,28 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
+from protocol.downward_intake import DownwardIntake
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.machine import TimePassed
 from protocol.messages import (
-    AnswerMessage,
     AttemptEnded,
-    BarrierMessage,
-    CheckpointCompleted,
-    ClosedForCheckpoint,
-    CloseForCheckpoint,
     Confirm,
-    DownItem,
     DownMessage,
-    EventMessage,
     Finished,
+    HeldEvent,
     Opened,
     Refused,
     Registered,
     Resumed,
 )
-from protocol.streams import (
-    ConnectionAttached,
-    ConnectionLost,
-    DropConnection,
-    IncomingStream,
-    RefuseMessage,
-)
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.subtask_types import (
+    BarrierArrived,
     EndAttempt,
     EventSubmitted,
-    MailboxAborted,
-    MailboxBarrier,
-    MailboxCompleted,
-    MailboxEvent,
     MessageReceived,
     OperatorFinished,
     OperatorOpened,
-    PutInMailbox,
     RequestSubmitted,
     ResolveRequest,
     SendToCoordinator,
@@ -115,6 +104,7 @@ LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict]] = {
     OperatorOpened: (_A, _X, _X, _I),
     EventSubmitted: (_A, _A, _X, _E),
     RequestSubmitted: (_A, _A, _X, _E),
+    BarrierArrived: (_A, _A, _I, _I),
     SnapshotTaken: (_A, _A, _I, _I),
     SnapshotRefused: (_A, _A, _I, _I),
     OperatorFinished: (_A, _A, _X, _I),
@@ -125,19 +115,28 @@ LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict]] = {
 class SubtaskMachine:
     """One attempt, seen from its task; see the module's text.
 
-    ``task_attempt_id``: Spark's task id. ``limits``: as ``Registered`` tells them. ``held``: the upward
-    events of the restored snapshot, in order; they leave first (H31). Not thread-safe: the shell locks it.
+    ``task_attempt_id``: Spark's task id. ``subtask``: its index, which names it as the sender of what a snapshot
+    holds. ``limits``: as ``Registered`` tells them. ``held``: the upward events of the restored snapshot, in
+    order; they leave first (H31). ``events_sent``: where the count of those that have left goes on (H32). Not
+    thread-safe: the shell locks it.
     """
 
     __slots__ = ("_detached_at", "_dispatch", "_id", "_in", "_limits", "_state", "_valve")
 
-    def __init__(self, task_attempt_id: int, limits: SubtaskLimits, held: tuple[bytes, ...] = ()) -> None:
+    def __init__(
+        self,
+        task_attempt_id: int,
+        subtask: int,
+        limits: SubtaskLimits,
+        held: tuple[HeldEvent, ...] = (),
+        events_sent: int = 0,
+    ) -> None:
         self._id = task_attempt_id
         self._limits = limits
         self._enter(SubtaskState.OPENING)
         self._detached_at: float | None = None
-        self._in = IncomingStream()
-        self._valve = UpwardValve(task_attempt_id, limits, held)
+        self._valve = UpwardValve(task_attempt_id, subtask, limits, held, events_sent)
+        self._in = DownwardIntake(task_attempt_id, self._valve)
 
     # --- the shape of every machine -----------------------------------------------------------------------
 
@@ -205,7 +204,7 @@ class SubtaskMachine:
     @property
     def resume_seq(self) -> int:
         """What to tell the peer on a new connection (``Resume.received_seq``), as in a ``Confirm``."""
-        return self._in.confirmable_seq
+        return self._in.stream.confirmable_seq
 
     @property
     def may_finish(self) -> bool:
@@ -217,6 +216,10 @@ class SubtaskMachine:
         """Whether the coordinator has taken everything that was sent, goodbye included: the task may
         leave."""
         return not len(self._valve.stream)
+
+    def wants_snapshot(self, checkpoint_id: int) -> bool:
+        """Whether a barrier in the mailbox still means something: False once its checkpoint is over (H44, H49)."""
+        return self._valve.phase(checkpoint_id) is Phase.BARRIER
 
     def statistics(self) -> SubtaskStatistics:
         """The figures at this moment."""
@@ -247,7 +250,8 @@ class SubtaskMachine:
         self._valve.forget()
         self._valve.stream.clear()
         self._valve.attached = False
-        self._in.clear()
+        self._in.stream.clear()
+        self._in.forget()
         self._detached_at = None
         self._enter(SubtaskState.OVER)
 
@@ -278,9 +282,12 @@ class SubtaskMachine:
                 raise LocalProtocolError("the operator ended well without being opened")
             if self._valve.holds():
                 raise LocalProtocolError(f"{self._valve.holds()} events have not left: serve the mailbox first")
+            self._valve.check_final_state(input.state)
         self._valve.forget()
+        self._in.forget()
         self._enter(SubtaskState.FINISHED)
-        self._valve.send_item(Finished(self._id, self._valve.next_seq, input.failure, input.state), effects)
+        finished = Finished(self._id, self._valve.next_seq, input.failure, input.state, self._valve.events_sent)
+        self._valve.send_item(finished, effects)
 
     def _acknowledge(self, input: SnapshotTaken, now: float, effects: Effects) -> None:
         if self._is_at_barrier(input.checkpoint_id):
@@ -320,60 +327,18 @@ class SubtaskMachine:
             return False
         if isinstance(message, PLAIN):
             raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection")
-        if self._in.is_new(message.seq):
+        if self._in.stream.is_new(message.seq):
             if self._state is SubtaskState.FINISHED:
-                self._take_after_finish(message, effects)
+                self._in.take_after_finish(message, effects)
             else:
-                self._take_item(message, effects)
+                self._in.take(message, effects)
         return True
 
-    def _take_item(self, item: DownItem, effects: Effects) -> None:
-        if isinstance(item, EventMessage):
-            self._in.advance()
-            effects.append(PutInMailbox(MailboxEvent(item.payload)))
-        elif isinstance(item, AnswerMessage):
-            self._in.advance()
-            if self._valve.resolve(item.request_id, effects):
-                effects.append(ResolveRequest(item.request_id, item.error, item.payload))
-            else:
-                effects.append(RefuseMessage(f"an answer to request {item.request_id}, which is not open"))
-        elif isinstance(item, CloseForCheckpoint):
-            if not self._valve.rises(item.checkpoint_id):
-                raise RemoteProtocolError(f"checkpoint {item.checkpoint_id}, but ids must rise (H4)")
-            self._in.advance()
-            self._valve.close(item.checkpoint_id, effects)
-        elif isinstance(item, BarrierMessage):
-            self._meet_barrier(item, effects)
-        else:
-            self._in.advance()
-            kind = MailboxCompleted if isinstance(item, CheckpointCompleted) else MailboxAborted
-            if self._valve.phase(item.checkpoint_id) is not None:
-                effects.append(PutInMailbox(kind(item.checkpoint_id)))
-                self._valve.end_checkpoint(item.checkpoint_id, effects)
-
-    def _take_after_finish(self, item: DownItem, effects: Effects) -> None:
-        """Nobody reads the mailbox any more. What would have gone there is not confirmed (H23) but fails at
-        its sender; a checkpoint is told that nothing more will come (H47)."""
-        if isinstance(item, PAYLOAD):
-            self._in.advance(0)  # never taken, so never confirmed
-            effects.append(RefuseMessage(f"{type(item).__name__} {item.seq}: the operator has finished"))
-            return
-        self._in.advance()
-        if isinstance(item, CloseForCheckpoint):
-            closed = ClosedForCheckpoint(self._id, self._valve.next_seq, item.checkpoint_id)
-            self._valve.send_item(closed, effects)
-
-    def _meet_barrier(self, item: BarrierMessage, effects: Effects) -> None:
-        if self._valve.phase(item.checkpoint_id) is not Phase.CLOSED:
-            raise RemoteProtocolError(f"barrier {item.checkpoint_id}, for which nothing was closed")
-        if item.events_before >= item.seq:
-            raise RemoteProtocolError(f"barrier {item.checkpoint_id} has overtaken item {item.events_before}")
-        self._in.advance()
-        self._valve.meet_barrier(item.checkpoint_id)
-        effects.append(PutInMailbox(MailboxBarrier(item.checkpoint_id)))
+    def _take_barrier_apart(self, input: BarrierArrived, now: float, effects: Effects) -> None:
+        self._in.take_barrier_apart(input, effects)
 
     def _send_confirm(self, effects: Effects) -> None:
-        seq = self._in.confirmable_seq
+        seq = self._in.stream.confirmable_seq
         if self._valve.attached and seq:
             effects.append(SendToCoordinator(Confirm(self._id, seq)))
 
@@ -384,7 +349,6 @@ class SubtaskMachine:
 
 ENDS = (AttemptEnded, Refused)
 PLAIN = (Registered, Resumed)
-PAYLOAD = (EventMessage, AnswerMessage)
 
 _Handler = Callable[[SubtaskMachine, Any, float, Effects], None]
 
@@ -395,6 +359,7 @@ _ACTS: dict[type, _Handler] = {
     OperatorOpened: SubtaskMachine._open,
     EventSubmitted: SubtaskMachine._submit,
     RequestSubmitted: SubtaskMachine._submit,
+    BarrierArrived: SubtaskMachine._take_barrier_apart,
     SnapshotTaken: SubtaskMachine._acknowledge,
     SnapshotRefused: SubtaskMachine._decline,
     OperatorFinished: SubtaskMachine._finish,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from protocol.framing import DEFAULT_LIMITS
 from protocol.machine import TimePassed
 from protocol.messages import DownMessage, UpMessage
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
 
 __all__ = [
+    "BarrierArrived",
     "ConnectionAttached",
     "ConnectionLost",
     "DropConnection",
@@ -40,22 +42,31 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class SubtaskLimits:
-    """The bounds of one subtask, as ``Registered`` tells them (H24, H27).
+    """The bounds of one subtask: the first three as ``Registered`` tells them (H24, H27), the others of the wire.
 
     The window covers the events and requests that are held, unconfirmed, or (of requests, in number)
     unanswered. An event larger than ``window_bytes`` passes when it is alone, so that nothing waits for
     ever.
+
+    A snapshot leaves in one frame: at most ``snapshot_bytes_max`` bytes of state and held events together, and
+    ``held_events_max`` held events (H62). A larger one is declined. A closed valve therefore holds no more than
+    half of these bytes, however wide the window is: the other half is the state's for certain, and what the valve
+    does not use is the state's too.
     """
 
     window_events: int
     window_bytes: int
     reconnect_timeout_s: float
+    snapshot_bytes_max: int = DEFAULT_LIMITS.frame_bytes_max - 64 * 1024  # the rest is for the message's own fields
+    held_events_max: int = DEFAULT_LIMITS.held_events_max
 
     def __post_init__(self) -> None:
         if self.reconnect_timeout_s <= 0:
             raise ValueError(f"the timeout must be positive: {self}")
         if min(self.window_events, self.window_bytes) < 1:
             raise ValueError(f"the window must be at least 1: {self}")
+        if min(self.snapshot_bytes_max, self.held_events_max) < 1:
+            raise ValueError(f"the bounds of a snapshot must be at least 1: {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +98,14 @@ class OperatorOpened:
 
 @dataclass(frozen=True, slots=True)
 class EventSubmitted:
-    """The operator sends an event."""
+    """The operator sends an event.
+
+    ``in_snapshot``: from inside its own snapshot. Such an event is never refused, for the room might come only
+    behind that very snapshot; how large a snapshot may be bounds it.
+    """
 
     payload: bytes
+    in_snapshot: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +115,18 @@ class RequestSubmitted:
 
     request_id: int
     payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierArrived:
+    """The barrier came on a way of its own, ahead of, between or behind the items. See ``InjectBarrier``.
+
+    It goes into the mailbox when every item up to ``events_before`` has come. One of a checkpoint that is over, was
+    never closed for, or has had its barrier is refused without effect.
+    """
+
+    checkpoint_id: int
+    events_before: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +153,8 @@ class OperatorFinished:
     """The operator has ended, well (``failure`` empty; ``state`` is its last one) or not.
 
     To end well it must have handled all that is in its mailbox (what arrives later is never confirmed, and
-    fails at the sender), and everything that it sent must have left: see ``SubtaskMachine.may_finish``.
+    fails at the sender), everything that it sent must have left (see ``SubtaskMachine.may_finish``), and the
+    state must fit into a frame; else this is refused, and the operator has to end badly.
     """
 
     failure: str
@@ -139,6 +168,7 @@ SubtaskInput = (
     | OperatorOpened
     | EventSubmitted
     | RequestSubmitted
+    | BarrierArrived
     | SnapshotTaken
     | SnapshotRefused
     | OperatorFinished

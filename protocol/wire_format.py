@@ -27,6 +27,7 @@ from protocol.messages import (
     Confirm,
     EventMessage,
     Finished,
+    HeldEvent,
     Message,
     Opened,
     RefusalCode,
@@ -34,9 +35,12 @@ from protocol.messages import (
     Register,
     Registered,
     RequestMessage,
+    RestoredEventMessage,
     RestoreMode,
     Resume,
     Resumed,
+    SavepointTaken,
+    SubtaskState,
 )
 
 INT_MAX = 2**63 - 1
@@ -91,22 +95,24 @@ def _bytes(value: Any, limits: WireLimits) -> bytes:
     return value  # the frame bounds it
 
 
-def _bytes_or_none(value: Any, limits: WireLimits) -> bytes | None:
-    return None if value is None else _bytes(value, limits)
-
-
 def _payload(value: Any, limits: WireLimits) -> bytes:
     if len(_bytes(value, limits)) > limits.event_bytes_max:
         raise ValueError(f"must have at most {limits.event_bytes_max} bytes, has {len(value)}")
     return bytes(value)
 
 
-def _payloads(value: Any, limits: WireLimits) -> tuple[bytes, ...]:
+def _pairs(value: Any, limits: WireLimits, *, kind: type[SubtaskState | HeldEvent], check: Check) -> tuple[Any, ...]:
+    """A list of ``[subtask, bytes]``."""
     if type(value) is not list and type(value) is not tuple:
-        raise ValueError(f"must be a list of bytes, is {type(value).__name__}")
+        raise ValueError(f"must be a list of pairs, is {type(value).__name__}")
     if len(value) > limits.held_events_max:
         raise ValueError(f"must have at most {limits.held_events_max} entries, has {len(value)}")
-    return tuple(_payload(entry, limits) for entry in value)
+    pairs = []
+    for entry in value:
+        if type(entry) not in (list, tuple, kind) or len(entry) != 2:
+            raise ValueError("must hold pairs of a subtask and bytes")
+        pairs.append(kind(_integer(entry[0], limits), check(entry[1], limits)))
+    return tuple(pairs)
 
 
 _NATURAL: Check = _integer
@@ -114,6 +120,8 @@ _POSITIVE: Check = partial(_integer, least=1)
 _CHECKPOINT: Check = partial(_integer, least=VIRTUAL_EMPTY_CHECKPOINT)
 _MODE: Check = partial(_of_enum, kind=RestoreMode)
 _CODE: Check = partial(_of_enum, kind=RefusalCode)
+_STATES: Check = partial(_pairs, kind=SubtaskState, check=_bytes)
+_HELD: Check = partial(_pairs, kind=HeldEvent, check=_payload)
 
 EVENT_TAG = 1
 CONFIRM_TAG = 2
@@ -128,14 +136,15 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (12, Opened, (_NATURAL, _POSITIVE)),
     (13, RequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
     (14, ClosedForCheckpoint, (_NATURAL, _POSITIVE, _CHECKPOINT)),
-    (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _payloads)),
+    (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _HELD, _NATURAL)),
     (16, CheckpointDeclined, (_NATURAL, _POSITIVE, _CHECKPOINT, text)),
-    (17, Finished, (_NATURAL, _POSITIVE, text, _bytes)),
+    (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, _NATURAL)),
+    (18, RestoredEventMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
     # down
     (
         30,
         Registered,
-        (_NATURAL, _NATURAL, _CHECKPOINT, _bytes_or_none, _payloads, _seconds, _POSITIVE, _POSITIVE),
+        (_NATURAL, _NATURAL, _CHECKPOINT, _STATES, _HELD, _seconds, _POSITIVE, _POSITIVE, _NATURAL),
     ),
     (31, Resumed, (_NATURAL, _NATURAL)),
     (32, Refused, (_NATURAL, _CODE, text)),
@@ -145,6 +154,7 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (36, BarrierMessage, (_NATURAL, _POSITIVE, _CHECKPOINT, _NATURAL)),
     (37, CheckpointCompleted, (_NATURAL, _POSITIVE, _CHECKPOINT)),
     (38, CheckpointAborted, (_NATURAL, _POSITIVE, _CHECKPOINT)),
+    (39, SavepointTaken, (_NATURAL, _POSITIVE, _CHECKPOINT)),
 )
 Row = tuple[tuple[str, Check], ...]
 

@@ -16,8 +16,8 @@ from protocol import subtask_types as s
 from protocol.errors import GatewayFull
 from protocol.gateway import GatewayMachine
 from protocol.ids import ExecutionAttempt
-from protocol.messages import DownMessage, UpMessage
-from protocol.streams import ConnectionAttached, ConnectionLost, RoomAvailable
+from protocol.messages import DownMessage, HeldEvent, UpMessage
+from protocol.streams import ConnectionAttached, ConnectionLost, RefuseMessage, RoomAvailable
 from protocol.subtask import SubtaskMachine
 
 __all__ = ["ATTEMPT", "World"]
@@ -28,12 +28,12 @@ ATTEMPT = ExecutionAttempt("words", 2, 1, 77)
 class World:
     """Both ends, the channel between them, and the books."""
 
-    def __init__(self, seed: int, held: tuple[bytes, ...] = (), window_events: int = 8) -> None:
+    def __init__(self, seed: int, held: tuple[HeldEvent, ...] = (), events_sent: int = 0) -> None:
+        """``held`` and ``events_sent`` are those of the snapshot that the attempt restores."""
         self.random = random.Random(seed)
         self.now = 0.0
-        limits = g.GatewayLimits(1e6, 1e6, 10, 200, window_events, 200)
-        self.gateway = GatewayMachine(ATTEMPT, limits)
-        self.subtask = SubtaskMachine(77, s.SubtaskLimits(window_events, 200, 1e6), held)
+        self.gateway = GatewayMachine(ATTEMPT, g.GatewayLimits(1e6, 1e6, 10, 200, 8, 200))
+        self.subtask = SubtaskMachine(77, 2, s.SubtaskLimits(8, 200, 1e6), held, events_sent)
         self.connected = False
         self.down: deque[DownMessage] = deque()
         self.up: deque[UpMessage] = deque()
@@ -50,7 +50,9 @@ class World:
         # The subtask's side.
         self.mailbox: deque[s.MailboxItem] = deque()
         self.arrived: list[bytes] = []  # events that the mailbox has seen, in order
-        self.sent_up: list[bytes] = list(held)  # accepted by the subtask, in order
+        self.sent_up: list[bytes] = [event.payload for event in held]  # accepted by the subtask, in order
+        self.senders: list[int | None] = [event.sender for event in held]  # of what was restored
+        self.refused: list[str] = []
         self.next_up = 0
         self.next_request = 0
         self.ended: list[str] = []
@@ -76,7 +78,9 @@ class World:
                     assert event_id < len(self.arrived), "confirmed before it arrived"
                 case g.FailEvent(event_id, _):
                     self.failed.append(event_id)
-                case g.DeliverEvent(seq, payload):
+                case g.DeliverEvent(seq, payload, sender):
+                    restored = self.senders[len(self.heard)] if len(self.heard) < len(self.senders) else None
+                    assert sender == restored, "an event does not name the subtask that sent it first"  # H52
                     self.heard.append(payload)
                     self.to_take.append(seq)
                 case g.DeliverRequest(seq, request_id, payload):
@@ -103,6 +107,8 @@ class World:
                     self.ended.append(reason)
                 case RoomAvailable():
                     pass
+                case RefuseMessage(why):
+                    self.refused.append(why)
                 case _:
                     raise AssertionError(f"not expected: {effect}")
 

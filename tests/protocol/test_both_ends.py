@@ -7,10 +7,11 @@ import pytest
 from protocol import gateway_types as g
 from protocol import subtask_types as s
 from protocol.gateway import GatewayState
+from protocol.messages import HeldEvent
 from tests.protocol.both_ends import World
 
 
-def run_without_checkpoints(seed: int, held: tuple[bytes, ...] = ()) -> World:
+def run_without_checkpoints(seed: int, held: tuple[HeldEvent, ...] = ()) -> World:
     print(f"seed {seed}")
     world = World(seed, held)
     steps = [world.send_down, world.send_up, world.carry_down, world.carry_up, world.take]
@@ -33,6 +34,7 @@ def test_every_event_arrives_once_and_in_order_in_both_directions(seed: int) -> 
     world = run_without_checkpoints(seed)
     world.settle()
     world.check_order()
+    assert world.refused == []
     assert world.arrived == world.submitted
     assert world.heard == world.sent_up
     assert world.confirmed == list(range(world.next_event))
@@ -44,11 +46,11 @@ def test_every_event_arrives_once_and_in_order_in_both_directions(seed: int) -> 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_restored_events_come_first_even_when_they_exceed_the_window(seed: int) -> None:
-    # H31
-    held = tuple(b"r%d" % place for place in range(30))
+    # H31, H52
+    held = tuple(HeldEvent(place % 3, b"r%d" % place) for place in range(30))
     world = run_without_checkpoints(seed, held)
     world.settle()
-    assert world.heard[:30] == list(held)
+    assert world.heard[:30] == [event.payload for event in held]
     assert world.heard == world.sent_up
 
 

@@ -48,7 +48,7 @@ GATEWAY_INPUTS: list[Any] = [
     g.CloseRequested(4),
     g.CutReached(3),
     g.BarrierRequested(9),
-    g.CheckpointOver(3, True),
+    g.CheckpointOver(3, g.CheckpointOutcome.COMPLETED),
     g.AttemptIsOver("again"),
     g.TimePassed(),
 ]
@@ -82,7 +82,7 @@ def test_each_cell_of_the_gateways_table_holds(input: Any, state: GatewayState) 
 
 
 def a_subtask_in(state: SubtaskState) -> SubtaskMachine:
-    machine = SubtaskMachine(7, s.SubtaskLimits(4, 60, 30))
+    machine = SubtaskMachine(7, 2, s.SubtaskLimits(4, 60, 30))
     machine.handle(s.ConnectionAttached(0), 0.0)
     machine.handle(s.EventSubmitted(b"u"), 0.0)
     if state is not SubtaskState.OPENING:
@@ -103,6 +103,7 @@ SUBTASK_INPUTS: list[Any] = [
     s.OperatorOpened(),
     s.EventSubmitted(b"x"),
     s.RequestSubmitted(5, b"?"),
+    s.BarrierArrived(3, 0),
     s.SnapshotTaken(3, b""),
     s.SnapshotRefused(3, "no"),
     s.OperatorFinished("ValueError", b""),
@@ -158,9 +159,10 @@ up_messages = st.one_of(
     st.builds(m.EventMessage, task, small, payloads),
     st.builds(m.RequestMessage, task, small, small, payloads),
     st.builds(m.ClosedForCheckpoint, task, small, ids),
-    st.builds(m.CheckpointAcknowledged, task, small, ids, payloads, st.just(())),
+    st.builds(m.RestoredEventMessage, task, small, small, payloads),
+    st.builds(m.CheckpointAcknowledged, task, small, ids, payloads, st.just(()), small),
     st.builds(m.CheckpointDeclined, task, small, ids, st.just("no")),
-    st.builds(m.Finished, task, small, st.sampled_from(["", "", "boom"]), payloads),
+    st.builds(m.Finished, task, small, st.sampled_from(["", "", "boom"]), payloads, small),
     st.builds(m.Resume, task, st.just("words"), small),
 )
 down_messages = st.one_of(
@@ -171,6 +173,7 @@ down_messages = st.one_of(
     st.builds(m.BarrierMessage, task, small, ids, small),
     st.builds(m.CheckpointCompleted, task, small, ids),
     st.builds(m.CheckpointAborted, task, small, ids),
+    st.builds(m.SavepointTaken, task, small, ids),
     st.builds(m.Resumed, task, small),
     st.builds(m.AttemptEnded, st.just(8), st.just("x")),
 )
@@ -185,8 +188,8 @@ gateway_inputs = st.one_of(
     st.builds(g.ItemTaken, small),
     st.builds(g.CloseRequested, ids),
     st.builds(g.CutReached, ids),
-    st.builds(g.BarrierRequested, ids),
-    st.builds(g.CheckpointOver, ids, st.booleans()),
+    st.builds(g.BarrierRequested, ids, st.booleans()),
+    st.builds(g.CheckpointOver, ids, st.sampled_from(g.CheckpointOutcome)),
     st.just(g.TimePassed()),
 )
 subtask_inputs = st.one_of(
@@ -195,8 +198,9 @@ subtask_inputs = st.one_of(
     st.builds(s.MessageReceived, down_messages),
     st.builds(s.MessageReceived, down_messages),
     st.just(s.OperatorOpened()),
-    st.builds(s.EventSubmitted, payloads),
+    st.builds(s.EventSubmitted, payloads, st.booleans()),
     st.builds(s.RequestSubmitted, small, payloads),
+    st.builds(s.BarrierArrived, ids, small),
     st.builds(s.SnapshotTaken, ids, payloads),
     st.builds(s.SnapshotRefused, ids, st.just("no")),
     st.builds(s.OperatorFinished, st.sampled_from(["", "boom"]), payloads),
@@ -244,7 +248,9 @@ def test_no_run_of_inputs_brings_a_gateway_into_an_impossible_state(inputs: list
 def test_no_run_of_inputs_brings_a_subtask_into_an_impossible_state(
     inputs: list[Any], start: bool, held: list[bytes]
 ) -> None:
-    machine = a_subtask_in(SubtaskState.OPEN) if start else SubtaskMachine(7, s.SubtaskLimits(3, 60, 9), tuple(held))
+    restored = tuple(m.HeldEvent(5, payload) for payload in held)
+    limits = s.SubtaskLimits(3, 60, 9, snapshot_bytes_max=100, held_events_max=4)
+    machine = a_subtask_in(SubtaskState.OPEN) if start else SubtaskMachine(7, 2, limits, restored)
     ends = 0
     for place, input in enumerate([*inputs, s.MessageReceived(m.AttemptEnded(7, "end"))]):
         effects = step(machine, input, float(place))

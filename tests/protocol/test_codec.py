@@ -40,6 +40,7 @@ from protocol.messages import (
     Confirm,
     EventMessage,
     Finished,
+    HeldEvent,
     Message,
     Opened,
     RefusalCode,
@@ -47,9 +48,12 @@ from protocol.messages import (
     Register,
     Registered,
     RequestMessage,
+    RestoredEventMessage,
     RestoreMode,
     Resume,
     Resumed,
+    SavepointTaken,
+    SubtaskState,
 )
 from protocol.wire_format import BY_KIND
 
@@ -70,11 +74,12 @@ SAMPLES: tuple[Message, ...] = (
     Opened(7, 1),
     RequestMessage(7, 2, 1, b"\xc3"),
     ClosedForCheckpoint(7, 3, 5),
-    CheckpointAcknowledged(7, 4, 5, b"state", (b"\x01", b"\x02")),
+    CheckpointAcknowledged(7, 4, 5, b"state", (HeldEvent(3, b"\x01"), HeldEvent(0, b"\x02")), 12),
     CheckpointDeclined(7, 5, 5, "no"),
-    Finished(7, 6, "", b""),
-    Registered(7, 2, -1, None, (), 30.0, 100, 1000),
-    Registered(7, 2, 9, b"", (b"\x01",), 0.5, 100, 1000),
+    Finished(7, 6, "", b"", 12),
+    RestoredEventMessage(7, 7, 3, b"\xc2"),
+    Registered(7, 2, -1, (), (), 30.0, 100, 1000, 0),
+    Registered(7, 2, 9, (SubtaskState(1, b""), SubtaskState(5, b"s")), (HeldEvent(5, b"\x01"),), 0.5, 100, 1000, 8),
     Resumed(7, 4),
     Refused(7, RefusalCode.CONCURRENT_RUN, "one at a time"),
     AttemptEnded(7, "killed"),
@@ -83,7 +88,9 @@ SAMPLES: tuple[Message, ...] = (
     BarrierMessage(7, 3, 6, 2),
     CheckpointCompleted(7, 4, 6),
     CheckpointAborted(7, 5, 7),
+    SavepointTaken(7, 6, 8),
 )
+A_REGISTERED = next(message for message in SAMPLES if isinstance(message, Registered))
 
 
 @pytest.fixture(params=["c", "python"])
@@ -129,6 +136,20 @@ def test_the_fixed_layout_and_the_shortest_msgpack_mean_the_same(task: int, seq:
     assert decode_message(packed(2, task, seq)) == confirm
     assert msgpack.unpackb(body_of(event)) == [1, task, seq, data]
     assert msgpack.unpackb(body_of(confirm)) == [2, task, seq]
+
+
+def test_what_a_snapshot_holds_comes_out_as_it_went_in() -> None:  # H31, H52
+    for message in SAMPLES:
+        decoded: Any = decode_message(body_of(message))
+        for name, kind in (("held", HeldEvent), ("states", SubtaskState)):
+            assert all(type(pair) is kind for pair in getattr(decoded, name, ()))
+
+
+@pytest.mark.parametrize("pair", [[1], [1, b"", 0], [-1, b""], ["1", b""], [1, "text"], b"\x01\x02", 7, {1: b""}])
+def test_a_pair_that_is_none_is_refused(pair: object) -> None:  # H62
+    for name, values in (("states", ([pair], [])), ("held", ([], [pair]))):
+        with pytest.raises(RemoteProtocolError, match=rf"Registered\.{name} must"):
+            decode_message(packed(30, 7, 2, 5, *values, 1.0, 100, 1000, 0))
 
 
 def test_enumerations_come_out_as_enumerations() -> None:
@@ -202,7 +223,7 @@ def test_what_is_no_message_does_not_leave() -> None:
 
 def test_a_field_of_another_type_does_not_leave() -> None:
     with pytest.raises(LocalProtocolError, match=r"Registered\.held"):
-        encode_message(replace(SAMPLES[10], held=("text",)))  # type: ignore[arg-type]
+        encode_message(replace(A_REGISTERED, held=("text",)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -211,9 +232,10 @@ def test_a_field_of_another_type_does_not_leave() -> None:
         EventMessage(1, 1, bytes(1001)),
         RequestMessage(1, 1, 1, bytes(1001)),
         AnswerMessage(1, 1, 1, "", bytes(1001)),
-        CheckpointAcknowledged(1, 1, 1, b"", (bytes(1001),)),
-        CheckpointAcknowledged(1, 1, 1, b"", (b"", b"", b"", b"")),
-        Finished(1, 1, "", bytes(5000)),
+        RestoredEventMessage(1, 1, 0, bytes(1001)),
+        CheckpointAcknowledged(1, 1, 1, b"", (HeldEvent(0, bytes(1001)),), 0),
+        CheckpointAcknowledged(1, 1, 1, b"", (HeldEvent(0, b""),) * 4, 0),
+        Finished(1, 1, "", bytes(5000), 0),
         Resume(1, "o" * 21, 0),
         Resume(1, "", 0),
     ],
@@ -244,7 +266,7 @@ def test_a_long_text_for_people_is_cut_rather_than_refused() -> None:
 
 
 def test_a_text_with_a_lone_surrogate_still_arrives() -> None:
-    message = decode_message(body_of(Finished(1, 1, "no file \udcff here", b"")))
+    message = decode_message(body_of(Finished(1, 1, "no file \udcff here", b"", 0)))
     assert isinstance(message, Finished)
     assert message.failure == "no file \\udcff here"
 
@@ -252,7 +274,7 @@ def test_a_text_with_a_lone_surrogate_still_arrives() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_a_time_that_is_no_time_is_refused(value: float) -> None:
     with pytest.raises(RemoteProtocolError, match="reconnect_timeout_s"):
-        decode_message(packed(30, 7, 2, -1, None, (), value, 100, 1000))
+        decode_message(packed(30, 7, 2, -1, (), (), value, 100, 1000, 0))
 
 
 @given(st.binary(max_size=200))

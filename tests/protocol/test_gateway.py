@@ -43,6 +43,7 @@ from protocol.messages import (
     Opened,
     Register,
     RequestMessage,
+    RestoredEventMessage,
     Resume,
     UpMessage,
 )
@@ -344,6 +345,25 @@ def test_events_are_delivered_in_order_and_confirmed_when_taken() -> None:
     assert gateway.handle(ItemTaken(2), 1.0) == [SendToAttempt(Confirm(7, 2))]
 
 
+def test_a_restored_event_is_an_event_that_names_its_first_sender() -> None:
+    # H27, H31, H52
+    gateway = a_gateway(ready=False)
+    restored = RestoredEventMessage(7, 1, 6, b"r")
+    assert hear(gateway, restored) == []
+    assert gateway.handle(ReadyAnnounced(), 1.0) == [DeliverEvent(1, b"r", sender=6)]
+    assert gateway.statistics().untaken_events == 1
+    assert gateway.handle(ItemTaken(1), 1.0) == [SendToAttempt(Confirm(7, 1))]
+    assert hear(gateway, restored) == [SendToAttempt(Confirm(7, 1))]
+    with pytest.raises(RemoteProtocolError, match="window"):
+        hear(a_busy_gateway(90), RestoredEventMessage(7, 2, 6, b"x" * 11))
+
+
+def test_how_many_events_had_left_comes_up_with_the_goodbye() -> None:
+    # H32
+    assert hear(a_gateway(), Finished(7, 1, "", b"s", 12))[0] == ReportFinished("", b"s", 12)
+    assert hear(a_gateway(ready=False), Finished(7, 1, "boom", b"", 9))[0] == ReportFinished("boom", b"", 9)
+
+
 def test_a_duplicate_is_dropped_and_confirmed_again() -> None:
     # H30
     gateway = a_gateway()
@@ -367,13 +387,13 @@ def test_events_wait_until_the_coordinator_knows_that_the_subtask_is_ready() -> 
     assert hear(gateway, EventMessage(7, 1, b"a")) == []
     assert hear(gateway, Opened(7, 2)) == [ReportOpened()]
     assert hear(gateway, RequestMessage(7, 3, 5, b"?")) == []
-    assert hear(gateway, Finished(7, 4, "", b"s")) == []
+    assert hear(gateway, Finished(7, 4, "", b"s", 0)) == []
     with pytest.raises(LocalProtocolError, match="before it was delivered"):
         gateway.handle(ItemTaken(1), 1.0)
     assert gateway.handle(ReadyAnnounced(), 1.0) == [
         DeliverEvent(1, b"a"),
         DeliverRequest(3, 5, b"?"),
-        ReportFinished("", b"s"),
+        ReportFinished("", b"s", 0),
     ]
     with pytest.raises(LocalProtocolError, match="twice"):
         gateway.handle(ReadyAnnounced(), 1.0)
@@ -383,7 +403,7 @@ def test_the_news_of_a_failure_does_not_wait_for_readiness() -> None:
     # H11, H12: an attempt that dies before it is ready must be reported failed
     gateway = a_gateway(ready=False)
     hear(gateway, EventMessage(7, 1, b"a"))
-    assert hear(gateway, Finished(7, 2, "ValueError", b"")) == [ReportFinished("ValueError", b"")]
+    assert hear(gateway, Finished(7, 2, "ValueError", b"", 0)) == [ReportFinished("ValueError", b"", 0)]
 
 
 def test_the_own_items_of_the_protocol_are_confirmed_at_once_but_never_past_an_untaken_event() -> None:
@@ -391,7 +411,7 @@ def test_the_own_items_of_the_protocol_are_confirmed_at_once_but_never_past_an_u
     gateway = a_gateway()
     assert hear(gateway, Opened(7, 1)) == [ReportOpened(), SendToAttempt(Confirm(7, 1))]
     hear(gateway, EventMessage(7, 2, b"a"))
-    assert hear(gateway, Finished(7, 3, "", b"")) == [ReportFinished("", b"")]
+    assert hear(gateway, Finished(7, 3, "", b"", 0)) == [ReportFinished("", b"", 0)]
     assert gateway.handle(ItemTaken(2), 1.0) == [SendToAttempt(Confirm(7, 3))]
 
 
@@ -465,7 +485,7 @@ def test_a_handshake_in_the_middle_of_a_connection_is_the_peers_fault(plain: UpM
 def test_a_subtask_says_nothing_after_its_goodbye() -> None:
     gateway = a_gateway()
     hear(gateway, Opened(7, 1))
-    hear(gateway, Finished(7, 2, "", b"s"))
+    hear(gateway, Finished(7, 2, "", b"s", 0))
     effects = hear(gateway, EventMessage(7, 3, b"x"))
     assert [type(effect) for effect in effects] == [RefuseMessage, SendToAttempt]
     assert sent(effects) == [Confirm(7, 3)]

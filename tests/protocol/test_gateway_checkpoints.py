@@ -10,6 +10,7 @@ from protocol.gateway_types import (
     AnswerSubmitted,
     AttemptIsOver,
     BarrierRequested,
+    CheckpointOutcome,
     CheckpointOver,
     CloseRequested,
     ConfirmEvent,
@@ -42,6 +43,7 @@ from protocol.messages import (
     Confirm,
     EventMessage,
     Finished,
+    HeldEvent,
     Opened,
     RequestMessage,
 )
@@ -92,9 +94,9 @@ def test_events_sent_after_the_cut_wait_for_the_acknowledge() -> None:
     assert cut(gateway, 5) == [ReportDrained(5)]
     assert submit(gateway, 1, 2) == []
     assert sent(gateway.handle(BarrierRequested(5), 1.0)) == [BarrierMessage(7, 2, 5, 0)]
-    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"state", (b"h",)))
+    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"state", (HeldEvent(2, b"h"),), 4))
     assert effects == [
-        ReportAcknowledged(5, b"state", (b"h",)),
+        ReportAcknowledged(5, b"state", (HeldEvent(2, b"h"),), 4),
         SendToAttempt(EventMessage(7, 3, b"1")),
         SendToAttempt(EventMessage(7, 4, b"2")),
         SendToAttempt(Confirm(7, 1)),
@@ -109,7 +111,7 @@ def test_held_events_run_no_confirm_clock_until_they_leave() -> None:
     submit(gateway, 1)
     assert gateway.next_deadline() is None
     assert gateway.handle(TimePassed(), 100.0) == []
-    gateway.handle(CheckpointOver(5, completed=False), 100.0)
+    gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 100.0)
     assert gateway.next_deadline() == 110.0
 
 
@@ -139,7 +141,7 @@ def test_the_drain_waits_for_events_of_before_an_aborted_checkpoint_too() -> Non
     submit(gateway, 1)
     cut(gateway, 5)
     submit(gateway, 2)
-    gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
     assert cut(gateway, 6) == []
     assert hear(gateway, Confirm(7, 1)) == [ConfirmEvent(1)]
     # item 2 asks to close for 5, item 3 aborts it, item 4 is the event that was held
@@ -221,9 +223,9 @@ def test_an_aborted_checkpoint_reopens_and_tells_the_subtask() -> None:
     gateway = a_wide_gateway()
     cut(gateway, 5)
     submit(gateway, 1)
-    effects = gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    effects = gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
     assert sent(effects) == [CheckpointAborted(7, 2, 5), EventMessage(7, 3, b"1")]
-    assert gateway.handle(CheckpointOver(5, completed=False), 1.0) == []
+    assert gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0) == []
 
 
 def test_a_completed_checkpoint_reopens_a_gateway_whose_subtask_never_acknowledged() -> None:
@@ -231,7 +233,7 @@ def test_a_completed_checkpoint_reopens_a_gateway_whose_subtask_never_acknowledg
     gateway = a_wide_gateway()
     cut(gateway, 5)
     submit(gateway, 1)
-    effects = gateway.handle(CheckpointOver(5, completed=True), 1.0)
+    effects = gateway.handle(CheckpointOver(5, CheckpointOutcome.COMPLETED), 1.0)
     assert sent(effects) == [CheckpointCompleted(7, 2, 5), EventMessage(7, 3, b"1")]
 
 
@@ -241,8 +243,8 @@ def test_unknown_checkpoints_change_nothing() -> None:
     before = snapshot(gateway)
     assert gateway.handle(CutReached(5), 1.0) == []
     assert gateway.handle(BarrierRequested(5), 1.0) == []
-    assert gateway.handle(CheckpointOver(5, completed=True), 1.0) == []
-    assert gateway.handle(CheckpointOver(-1, completed=False), 1.0) == []
+    assert gateway.handle(CheckpointOver(5, CheckpointOutcome.COMPLETED), 1.0) == []
+    assert gateway.handle(CheckpointOver(-1, CheckpointOutcome.ABORTED), 1.0) == []
     assert snapshot(gateway) == before
 
 
@@ -250,7 +252,7 @@ def test_a_cut_that_comes_after_the_abort_closes_nothing() -> None:
     # H44, R35: the coordinator was still at its snapshot when the checkpoint was given up
     gateway = a_wide_gateway()
     gateway.handle(CloseRequested(5), 1.0)
-    gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
     assert gateway.handle(CutReached(5), 1.0) == []
     assert submit(gateway, 1) == [1]
 
@@ -260,10 +262,10 @@ def test_a_late_acknowledgement_opens_nothing() -> None:
     gateway = a_wide_gateway()
     cut(gateway, 5)
     gateway.handle(BarrierRequested(5), 1.0)
-    gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
     cut(gateway, 6)
     submit(gateway, 1)
-    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"", ()))
+    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"", (), 0))
     assert isinstance(effects[0], RefuseMessage)
     assert sent(effects) == [Confirm(7, 1)]
     assert gateway.statistics().closed_for == (6,)
@@ -272,7 +274,7 @@ def test_a_late_acknowledgement_opens_nothing() -> None:
 def test_an_acknowledgement_before_the_barrier_opens_nothing() -> None:
     gateway = a_wide_gateway()
     cut(gateway, 5)
-    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"", ()))
+    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"", (), 0))
     assert isinstance(effects[0], RefuseMessage)
     assert gateway.statistics().closed_for == (5,)
 
@@ -290,7 +292,7 @@ def test_a_finished_subtask_still_says_that_it_closes() -> None:
     # H47
     gateway = a_wide_gateway()
     gateway.handle(CloseRequested(5), 1.0)
-    hear(gateway, Finished(7, 1, "", b"s"))
+    hear(gateway, Finished(7, 1, "", b"s", 0))
     assert hear(gateway, ClosedForCheckpoint(7, 2, 5))[0] == ReportClosed(5)
 
 
@@ -298,7 +300,7 @@ def test_ids_must_rise() -> None:
     # H4
     gateway = a_wide_gateway()
     gateway.handle(CloseRequested(5), 1.0)
-    gateway.handle(CheckpointOver(5, completed=True), 1.0)
+    gateway.handle(CheckpointOver(5, CheckpointOutcome.COMPLETED), 1.0)
     for checkpoint_id in (5, 4):
         with pytest.raises(LocalProtocolError, match="ids must rise"):
             gateway.handle(CloseRequested(checkpoint_id), 1.0)
@@ -320,7 +322,7 @@ def test_answers_obey_the_valve_and_the_drain() -> None:
     assert cut(gateway, 5) == []
     assert gateway.handle(AnswerSubmitted(2, "", b"!"), 1.0) == []
     assert hear(gateway, Confirm(7, 1)) == [ReportDrained(5)]
-    effects = gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    effects = gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
     assert sent(effects) == [CheckpointAborted(7, 3, 5), AnswerMessage(7, 4, 2, "", b"!")]
 
 
@@ -348,7 +350,7 @@ def a_gateway_closed_twice() -> GatewayMachine:
 
 
 def over(gateway: GatewayMachine, checkpoint_id: int) -> list[int]:
-    effects = gateway.handle(CheckpointOver(checkpoint_id, completed=False), 1.0)
+    effects = gateway.handle(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED), 1.0)
     gateway.check_invariants()
     return ids(sent(effects))
 
@@ -396,7 +398,7 @@ def test_a_barrier_does_not_overtake_a_held_loss_tolerant_event_either() -> None
     cut(gateway, 5)
     gateway.handle(EventSubmitted(1, b"1", loss_tolerant=True), 1.0)
     assert cut(gateway, 6) == []
-    effects = gateway.handle(CheckpointOver(5, completed=False), 1.0)
+    effects = gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
     assert effects[-2:] == [SendToAttempt(EventMessage(7, 4, b"1")), ReportDrained(6)]
 
 

@@ -14,10 +14,12 @@ from protocol.messages import (
     DownMessage,
     EventMessage,
     Finished,
+    HeldEvent,
     Opened,
     Refused,
     Registered,
     RequestMessage,
+    RestoredEventMessage,
     Resumed,
 )
 from protocol.subtask import SubtaskMachine, SubtaskState
@@ -50,8 +52,9 @@ LIMITS = SubtaskLimits(window_events=3, window_bytes=100, reconnect_timeout_s=30
 def a_subtask(
     held: tuple[bytes, ...] = (), limits: SubtaskLimits = LIMITS, connected: bool = True, opened: bool = True
 ) -> SubtaskMachine:
-    """An attempt of task 7; when it is opened, ``Opened`` has been confirmed."""
-    subtask = SubtaskMachine(7, limits, held)
+    """An attempt of task 7, subtask 2; when it is opened, ``Opened`` has been confirmed. ``held``: sent by subtask 5
+    at first."""
+    subtask = SubtaskMachine(7, 2, limits, tuple(HeldEvent(5, payload) for payload in held))
     if connected:
         subtask.handle(ConnectionAttached(0), 0.0)
     if opened:
@@ -133,7 +136,7 @@ def test_a_message_of_another_attempt_is_refused_before_anything_else() -> None:
     assert subtask.state is SubtaskState.OPEN
 
 
-@pytest.mark.parametrize("plain", [Resumed(7, 0), Registered(7, 0, -1, None, (), 30.0, 3, 100)])
+@pytest.mark.parametrize("plain", [Resumed(7, 0), Registered(7, 0, -1, (), (), 30.0, 3, 100, 0)])
 def test_a_handshake_in_the_middle_of_a_connection_is_the_peers_fault(plain: DownMessage) -> None:
     with pytest.raises(RemoteProtocolError, match="in the middle"):
         hear(a_subtask(), plain)
@@ -197,8 +200,8 @@ def test_restored_events_leave_first_even_before_the_operator_is_open() -> None:
     subtask = a_subtask((b"r1", b"r2"), connected=False, opened=False)
     subtask.handle(EventSubmitted(b"new"), 1.0)
     assert sent(subtask.handle(ConnectionAttached(0), 2.0)) == [
-        EventMessage(7, 1, b"r1"),
-        EventMessage(7, 2, b"r2"),
+        RestoredEventMessage(7, 1, 5, b"r1"),
+        RestoredEventMessage(7, 2, 5, b"r2"),
         EventMessage(7, 3, b"new"),
     ]
 
@@ -208,7 +211,10 @@ def test_restored_events_beyond_the_window_wait_for_confirmations() -> None:
     subtask = a_subtask((b"1", b"2", b"3", b"4", b"5"), opened=False)
     with pytest.raises(GatewayFull):
         subtask.handle(EventSubmitted(b"new"), 1.0)
-    assert sent(hear(subtask, Confirm(7, 2))) == [EventMessage(7, 4, b"4"), EventMessage(7, 5, b"5")]
+    assert sent(hear(subtask, Confirm(7, 2))) == [
+        RestoredEventMessage(7, 4, 5, b"4"),
+        RestoredEventMessage(7, 5, 5, b"5"),
+    ]
     effects = hear(subtask, Confirm(7, 3))
     assert effects == [RoomAvailable()]
 
@@ -262,7 +268,7 @@ def test_a_request_id_in_use_is_refused() -> None:
 
 def test_the_goodbye_is_the_last_item_and_no_event_follows_it() -> None:
     subtask = a_subtask()
-    assert sent(subtask.handle(OperatorFinished("", b"s"), 1.0)) == [Finished(7, 2, "", b"s")]
+    assert sent(subtask.handle(OperatorFinished("", b"s"), 1.0)) == [Finished(7, 2, "", b"s", 0)]
     assert not subtask.all_confirmed
     with pytest.raises(LocalProtocolError, match="EventSubmitted when the operator is finished"):
         subtask.handle(EventSubmitted(b"x"), 1.0)
@@ -285,7 +291,7 @@ def test_an_operator_does_not_end_well_while_something_that_it_sent_waits() -> N
 def test_a_failed_operator_takes_with_it_what_waited() -> None:
     # The attempt is reset to a snapshot that has its own events in it.
     subtask = a_subtask((b"1", b"2", b"3", b"4"), opened=False)
-    assert sent(subtask.handle(OperatorFinished("ValueError", b""), 1.0)) == [Finished(7, 4, "ValueError", b"")]
+    assert sent(subtask.handle(OperatorFinished("ValueError", b""), 1.0)) == [Finished(7, 4, "ValueError", b"", 3)]
 
 
 def test_an_operator_that_was_never_opened_cannot_have_ended_well() -> None:

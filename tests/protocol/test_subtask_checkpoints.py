@@ -18,7 +18,9 @@ from protocol.messages import (
     DownMessage,
     EventMessage,
     Finished,
+    HeldEvent,
     RequestMessage,
+    RestoredEventMessage,
 )
 from protocol.subtask import SubtaskMachine
 from protocol.subtask_types import (
@@ -59,7 +61,7 @@ def send(subtask: SubtaskMachine, *payloads: bytes) -> list[bytes]:
 
 
 def events(effects: list[SubtaskEffect]) -> list[bytes]:
-    return [message.payload for message in sent(effects) if isinstance(message, EventMessage)]
+    return [message.payload for message in sent(effects) if isinstance(message, EventMessage | RestoredEventMessage)]
 
 
 def take_snapshot(subtask: SubtaskMachine, checkpoint_id: int) -> tuple[tuple[bytes, ...], list[bytes]]:
@@ -68,7 +70,11 @@ def take_snapshot(subtask: SubtaskMachine, checkpoint_id: int) -> tuple[tuple[by
     subtask.check_invariants()
     first = sent(effects)[0]
     assert isinstance(first, CheckpointAcknowledged)
-    return first.held, events(effects)
+    return tuple(held.payload for held in first.held), events(effects)
+
+
+def mailbox(effects: list[SubtaskEffect]) -> list[object]:
+    return [effect.item for effect in effects if isinstance(effect, PutInMailbox)]
 
 
 def test_the_valve_closes_at_once_behind_everything_that_was_sent_before() -> None:
@@ -95,7 +101,7 @@ def test_the_snapshot_names_its_checkpoint_and_state() -> None:
     subtask = a_closed_subtask(5)
     hear(subtask, BarrierMessage(7, 2, 5, 0))
     effects = subtask.handle(SnapshotTaken(5, b"state"), 1.0)
-    assert sent(effects) == [CheckpointAcknowledged(7, 3, 5, b"state", ())]
+    assert sent(effects) == [CheckpointAcknowledged(7, 3, 5, b"state", (), 0)]
 
 
 def test_a_snapshot_taken_without_a_connection_waits_for_one() -> None:
@@ -214,7 +220,7 @@ def test_requests_obey_the_valve_and_are_stored_as_events() -> None:
     hear(subtask, BarrierMessage(7, 2, 5, 0))
     effects = subtask.handle(SnapshotTaken(5, b""), 1.0)
     assert sent(effects) == [
-        CheckpointAcknowledged(7, 3, 5, b"", (b"a", b"?", b"b")),
+        CheckpointAcknowledged(7, 3, 5, b"", (HeldEvent(2, b"a"), HeldEvent(2, b"?"), HeldEvent(2, b"b")), 0),
         EventMessage(7, 4, b"a"),
         RequestMessage(7, 5, 1, b"?"),
         EventMessage(7, 6, b"b"),
@@ -243,7 +249,7 @@ def test_an_operator_cannot_end_well_while_the_valve_holds_what_it_sent() -> Non
 def test_an_operator_that_has_nothing_held_ends_in_the_middle_of_a_checkpoint() -> None:
     # H47: its final state is its part in the checkpoint
     subtask = a_closed_subtask(5)
-    assert sent(subtask.handle(OperatorFinished("", b"s"), 1.0)) == [Finished(7, 3, "", b"s")]
+    assert sent(subtask.handle(OperatorFinished("", b"s"), 1.0)) == [Finished(7, 3, "", b"s", 0)]
     assert sent(hear(subtask, BarrierMessage(7, 2, 5, 0))) == [Confirm(7, 2)]
     assert subtask.handle(SnapshotTaken(5, b""), 1.0) == []
     assert sent(hear(subtask, CheckpointCompleted(7, 3, 5))) == [Confirm(7, 3)]

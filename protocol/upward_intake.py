@@ -1,0 +1,184 @@
+"""The coordinator's side of one upward stream: what has come, what may be delivered, and what is taken.
+
+This is the half of a ``GatewayMachine`` that listens; see the text there. It judges what the peer says by how far
+the peer has come:
+
+    | item                | RESTORING            | OPEN     | FINISHED |
+    |---------------------|----------------------|----------|----------|
+    | Opened              | reported at once     | refused  | refused  |
+    | an event or request | waits for readiness  | the same | refused  |
+    | of a checkpoint     | behind what waits    | the same | refused, save that the valve is closed (H47) |
+    | Finished, well      | behind what waits    | the same | refused  |
+    | Finished, badly     | reported at once     | the same | refused  |
+
+Events of a restored snapshot are events in every respect, but that they name the subtask which sent them first (H52).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from protocol.downward_valve import DownwardValve, Effects
+from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.gateway_types import (
+    DeliverEvent,
+    DeliverRequest,
+    GatewayLimits,
+    ReportClosed,
+    ReportDeclined,
+    ReportFinished,
+    ReportOpened,
+)
+from protocol.ids import ExecutionAttempt
+from protocol.messages import (
+    CheckpointDeclined,
+    ClosedForCheckpoint,
+    EventMessage,
+    Finished,
+    Opened,
+    RequestMessage,
+    RestoredEventMessage,
+    UpItem,
+)
+from protocol.streams import IncomingStream, RefuseMessage
+
+PAYLOAD = (EventMessage, RequestMessage, RestoredEventMessage)
+
+
+class _Peer(Enum):
+    """How far the operator at the other end has come, by the items that have arrived."""
+
+    RESTORING = 0
+    OPEN = 1
+    FINISHED = 2
+
+
+class UpwardIntake:
+    """What one attempt says. ``valve`` is the other half: it hears of acknowledgements, and bounds the answers."""
+
+    __slots__ = ("_attempt", "_kept", "_limits", "_peer", "_ready", "_unanswered", "_valve", "stream")
+
+    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits, valve: DownwardValve) -> None:
+        self._attempt = attempt
+        self._limits = limits
+        self._valve = valve
+        self.stream = IncomingStream()
+        self._peer = _Peer.RESTORING
+        self._ready = False
+        self._kept: deque[UpItem] = deque()  # came before the readiness was announced
+        self._unanswered: set[int] = set()
+
+    def receive(self, item: UpItem, now: float, effects: Effects) -> bool:
+        """Take one item; True if it was a duplicate, which wants to be confirmed again."""
+        if not self.stream.is_new(item.seq):
+            return True
+        if isinstance(item, PAYLOAD):
+            self._check_window(item)
+            self.stream.advance(len(item.payload))
+        else:
+            self.stream.advance()
+        self._take_item(item, now, effects)
+        return False
+
+    def _check_window(self, item: EventMessage | RequestMessage | RestoredEventMessage) -> None:
+        """Refuse a peer that sends more than it was allowed to (H27); nothing has been changed so far."""
+        came, limits = self.stream, self._limits
+        count = came.untaken_events
+        if count and (
+            count >= limits.upward_events_max or came.untaken_bytes + len(item.payload) > limits.upward_bytes_max
+        ):
+            raise RemoteProtocolError(f"{self._attempt} has sent more than its window allows")
+        if isinstance(item, RequestMessage):
+            if item.request_id in self._unanswered:
+                raise RemoteProtocolError(f"{self._attempt} has used request id {item.request_id} twice")
+            if len(self._unanswered) + self._valve.answers_pending >= limits.upward_events_max:
+                raise RemoteProtocolError(f"{self._attempt} has more open requests than its window allows")
+
+    def _take_item(self, item: UpItem, now: float, effects: Effects) -> None:
+        if self._peer is not _Peer.OPEN and not self._check_turn(item, effects):
+            return
+        if isinstance(item, Opened):
+            if self._peer is _Peer.OPEN:
+                effects.append(RefuseMessage(f"{self._attempt} has opened twice"))
+            else:
+                self._peer = _Peer.OPEN
+                effects.append(ReportOpened())
+            return
+        if isinstance(item, Finished):
+            self._peer = _Peer.FINISHED
+            if item.failure:  # must not wait for readiness, which may never come
+                effects.append(ReportFinished(item.failure, item.state, item.events_sent))
+                return
+        elif isinstance(item, RequestMessage):
+            self._unanswered.add(item.request_id)
+        if not self._ready and (self._kept or isinstance(item, PAYLOAD)):
+            self._kept.append(item)
+        else:
+            self._deliver(item, now, effects)
+
+    def _check_turn(self, item: UpItem, effects: Effects) -> bool:
+        """False for what a peer says after its goodbye, other than that it closes (H47)."""
+        if self._peer is _Peer.RESTORING or isinstance(item, ClosedForCheckpoint):
+            return True
+        self.stream.take(item.seq)
+        effects.append(RefuseMessage(f"{type(item).__name__} of {self._attempt}, which said that it finished"))
+        return False
+
+    def _deliver(self, item: UpItem, now: float, effects: Effects) -> None:
+        if isinstance(item, EventMessage):
+            effects.append(DeliverEvent(item.seq, item.payload))
+        elif isinstance(item, RequestMessage):
+            effects.append(DeliverRequest(item.seq, item.request_id, item.payload))
+        elif isinstance(item, RestoredEventMessage):
+            effects.append(DeliverEvent(item.seq, item.payload, item.sender))
+        elif isinstance(item, Finished):
+            effects.append(ReportFinished(item.failure, item.state, item.events_sent))
+        elif isinstance(item, Opened):
+            raise AssertionError("readiness never waits for itself")
+        elif not self._valve.knows(item.checkpoint_id):
+            name = f"{type(item).__name__} of {self._attempt}"
+            effects.append(RefuseMessage(f"{name}: checkpoint {item.checkpoint_id} is over or unknown"))
+        elif isinstance(item, ClosedForCheckpoint):
+            effects.append(ReportClosed(item.checkpoint_id))
+        elif isinstance(item, CheckpointDeclined):
+            effects.append(ReportDeclined(item.checkpoint_id, item.reason))
+        else:
+            self._valve.acknowledge(item, now, effects)
+
+    def announce_ready(self, now: float, effects: Effects) -> None:
+        """The coordinator knows the subtask: deliver what waits. Raises ``LocalProtocolError`` the second time."""
+        if self._ready:
+            raise LocalProtocolError(f"{self._attempt} was announced ready twice")
+        self._ready = True
+        while self._kept:
+            self._deliver(self._kept.popleft(), now, effects)
+
+    def take(self, seq: int) -> None:
+        """Everything delivered up to ``seq`` is taken. Raises ``LocalProtocolError`` if it was not delivered."""
+        if seq > self.stream.received_seq:
+            raise LocalProtocolError(f"item {seq} of {self._attempt} was taken before it came")
+        if self._kept and seq >= self._kept[0].seq:
+            raise LocalProtocolError(f"item {seq} of {self._attempt} was taken before it was delivered")
+        self.stream.take(seq)
+
+    def answer(self, request_id: int) -> None:
+        """The request has its answer. Raises ``LocalProtocolError`` if it is not open."""
+        if request_id not in self._unanswered:
+            raise LocalProtocolError(f"request {request_id} of {self._attempt} is not open")
+        self._unanswered.remove(request_id)
+
+    def clear(self) -> None:
+        """The attempt is over: forget what is not taken."""
+        self.stream.clear()
+        self._kept.clear()
+        self._unanswered.clear()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits, neither for readiness nor for an answer."""
+        return not (self._kept or self._unanswered)
+
+    def check_invariants(self) -> None:
+        self.stream.check_invariants()
+        assert not (self._kept and self._ready)

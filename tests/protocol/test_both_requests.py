@@ -1,0 +1,121 @@
+"""H33: requests and answers obey the rules of events, at both ends, during checkpoints and across a restore."""
+
+from __future__ import annotations
+
+from protocol import gateway_types as g
+from protocol import subtask_types as s
+from protocol.messages import (
+    AnswerMessage,
+    BarrierMessage,
+    CheckpointAcknowledged,
+    CheckpointCompleted,
+    CloseForCheckpoint,
+    HeldEvent,
+    RequestMessage,
+)
+from protocol.subtask import SubtaskMachine
+from tests.protocol.both_ends import World
+from tests.protocol.test_gateway import hear as hear_up
+from tests.protocol.test_gateway import sent as sent_down
+from tests.protocol.test_gateway_checkpoints import a_wide_gateway, cut
+from tests.protocol.test_subtask import hear, sent
+from tests.protocol.test_subtask_checkpoints import WIDE, a_closed_subtask
+
+
+def test_a_request_that_a_checkpoint_holds_is_in_its_snapshot_and_leaves_as_a_request() -> None:
+    # H31, H32
+    subtask = a_closed_subtask(5)
+    assert subtask.handle(s.RequestSubmitted(1, b"?"), 1.0) == []
+    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    assert sent(subtask.handle(s.SnapshotTaken(5, b""), 1.0)) == [
+        CheckpointAcknowledged(7, 3, 5, b"", (HeldEvent(2, b"?"),), 0),
+        RequestMessage(7, 4, 1, b"?"),
+    ]
+
+
+def test_a_request_that_has_left_counts_as_an_event_does() -> None:
+    # H32
+    subtask = a_closed_subtask()
+    subtask.handle(s.RequestSubmitted(1, b"?"), 1.0)
+    hear(subtask, CloseForCheckpoint(7, 1, 5))
+    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    effects = subtask.handle(s.SnapshotTaken(5, b""), 1.0)
+    assert CheckpointAcknowledged(7, 4, 5, b"", (), 1) in sent(effects)
+
+
+def test_an_answer_given_behind_the_cut_waits_for_the_acknowledgement() -> None:
+    # H41: it belongs behind the checkpoint, like an event
+    gateway = a_wide_gateway()
+    hear_up(gateway, RequestMessage(7, 1, 4, b"?"))
+    cut(gateway, 5)
+    gateway.handle(g.BarrierRequested(5), 1.0)
+    assert gateway.handle(g.AnswerSubmitted(4, "", b"!"), 1.0) == []
+    assert gateway.statistics().held_events == 1
+    effects = hear_up(gateway, CheckpointAcknowledged(7, 2, 5, b"", (), 1))
+    assert sent_down(effects)[0] == AnswerMessage(7, 3, 4, "", b"!")
+
+
+def test_a_held_answer_of_an_attempt_that_is_over_is_dropped_with_it() -> None:
+    # H26
+    gateway = a_wide_gateway()
+    hear_up(gateway, RequestMessage(7, 1, 4, b"?"))
+    hear_up(gateway, RequestMessage(7, 2, 5, b"?"))
+    cut(gateway, 5)
+    gateway.handle(g.AnswerSubmitted(4, "", b"!"), 1.0)
+    assert gateway.handle(g.AttemptIsOver("killed"), 2.0) == []
+    assert gateway.handle(g.AnswerSubmitted(5, "", b"late"), 3.0) == []
+    gateway.check_invariants()
+
+
+def test_a_restored_request_comes_back_as_an_event_of_the_subtask_that_asked() -> None:
+    # H31, H52: whoever waited for the answer died with the attempt
+    world = World(1, (HeldEvent(6, b"?"),))
+    world.connect()
+    world.drive_subtask(s.OperatorOpened())
+    world.drive_gateway(g.ReadyAnnounced())
+    world.settle()
+    assert world.heard == [b"?"]
+    assert world.to_answer == []
+
+
+def test_a_whole_checkpoint_over_an_open_request() -> None:
+    """Asked before the checkpoint, answered behind its cut: the answer leaves only behind the snapshot, and the
+    request is before the checkpoint on both sides (H32, H41)."""
+    world = World(1)
+    world.connect()
+    world.drive_subtask(s.OperatorOpened())
+    world.drive_gateway(g.ReadyAnnounced())
+    world.drive_subtask(s.RequestSubmitted(1, b"?"))
+    carry(world)
+    world.drive_gateway(g.CloseRequested(5))
+    carry(world)
+    world.drive_gateway(g.CutReached(5))
+    world.drive_gateway(g.AnswerSubmitted(1, "", b"!"))
+    world.drive_gateway(g.BarrierRequested(5))
+    carry(world)
+    assert world.asked_back == []
+    assert world.mailbox == type(world.mailbox)([s.MailboxBarrier(5)])
+    world.drive_subtask(s.SnapshotTaken(5, b"state"))
+    carry(world)
+    assert world.reports[-1] == g.ReportAcknowledged(5, b"state", (), 1)
+    assert world.asked_back == [1]
+
+
+def carry(world: World) -> None:
+    while world.down or world.up:
+        world.carry_down()
+        world.carry_up()
+
+
+def test_an_answer_that_comes_in_the_middle_of_a_checkpoint_does_not_open_the_valve() -> None:
+    # H33, H41: sent before the cut, it arrives between the close and the barrier
+    subtask = SubtaskMachine(7, 2, WIDE)
+    subtask.handle(s.ConnectionAttached(0), 0.0)
+    subtask.handle(s.OperatorOpened(), 0.0)
+    subtask.handle(s.RequestSubmitted(1, b"?"), 0.0)
+    hear(subtask, CloseForCheckpoint(7, 1, 5))
+    assert s.ResolveRequest(1, "", b"!") in hear(subtask, AnswerMessage(7, 2, 1, "", b"!"))
+    assert subtask.handle(s.EventSubmitted(b"after"), 1.0) == []
+    assert subtask.statistics().closed_for == (5,)
+    hear(subtask, CheckpointCompleted(7, 3, 5))
+    assert subtask.statistics().closed_for == ()
