@@ -52,3 +52,22 @@ class AttemptOver(ProtocolError):
 
 class ConfirmationTimeout(AttemptOver):
     """No confirmation within ``confirm_timeout_s``; the attempt was failed for it (H25)."""
+
+
+class CheckpointCorrupt(ProtocolError):
+    """These bytes are no whole checkpoint; the message says what is wrong with them (H50)."""
+
+
+class CheckpointTooNew(CheckpointCorrupt):
+    """A whole checkpoint, but of a format that this release does not know (H50)."""
+
+    def __init__(self, ours: int, theirs: int) -> None:
+        super().__init__(ours, theirs)
+        self.ours = ours
+        self.theirs = theirs
+
+    def __str__(self) -> str:
+        return (
+            f"checkpoint format {self.theirs}, and this release reads {self.ours}: "
+            "restore it with the release of headgate that wrote it, or a later one"
+        )

@@ -1,0 +1,218 @@
+"""A checkpoint as bytes: what goes in comes out, and nothing else is taken for one (H50)."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import msgpack
+import msgpack.fallback
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
+from protocol.checkpoint_format import FORMAT_VERSION, StoredCheckpoint, decode_checkpoint, encode_checkpoint
+from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
+from protocol.messages import HeldEvent, RestoreMode, SubtaskState
+
+SMALL = StoredCheckpoint(
+    "words",
+    RestoreMode.STREAMING,
+    1_700_000_000_123,
+    "0.1.0",
+    CompletedCheckpoint(
+        7,
+        3,
+        b"coordinator",
+        {
+            0: SubtaskSnapshot((SubtaskState(0, b"a"), SubtaskState(4, b"")), (HeldEvent(4, b"\xc0"),), 12),
+            2: SubtaskSnapshot(),
+        },
+    ),
+)
+
+NATURAL = st.integers(0, 2**63 - 1)
+PARTS = st.builds(
+    SubtaskSnapshot,
+    st.lists(st.builds(SubtaskState, NATURAL, st.binary(max_size=20)), max_size=3).map(tuple),
+    st.lists(st.builds(HeldEvent, NATURAL, st.binary(max_size=20)), max_size=3).map(tuple),
+    NATURAL,
+)
+STORED = st.builds(
+    StoredCheckpoint,
+    st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10),
+    st.sampled_from(RestoreMode),
+    NATURAL,
+    st.just("0.1.0"),
+    st.builds(
+        CompletedCheckpoint,
+        st.integers(1, 2**63 - 1),
+        st.integers(10, 2**31),
+        st.binary(max_size=50),
+        st.dictionaries(st.integers(0, 9), PARTS, max_size=4),
+    ),
+)
+
+
+@pytest.fixture(params=["the msgpack that is installed", "msgpack's pure Python"])
+def either_msgpack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "msgpack's pure Python":
+        monkeypatch.setattr(msgpack, "Unpacker", msgpack.fallback.Unpacker)
+
+
+def sealed(body: bytes, *, version: int = FORMAT_VERSION, claimed: int | None = None) -> bytes:
+    """A file with this body whose checksum fits, as a forger or another release would write it."""
+    length = len(body) if claimed is None else claimed
+    head = b"\x89HGC\r\n\x1a\n" + version.to_bytes(4, "big") + length.to_bytes(8, "big")
+    return head + body + sha256(head + body).digest()
+
+
+def body_of(*values: Any) -> bytes:
+    return b"".join(msgpack.packb(value) for value in values)
+
+
+HEADER = ("words", 7, 3, 1, 0, "0.1.0", b"")
+
+
+@given(STORED)
+@settings(deadline=None)
+def test_a_checkpoint_comes_back_as_it_was(stored: StoredCheckpoint) -> None:  # H50
+    assert decode_checkpoint(encode_checkpoint(stored)) == stored
+
+
+@pytest.mark.usefixtures("either_msgpack")
+def test_the_small_one_comes_back_with_either_msgpack() -> None:  # H50
+    assert decode_checkpoint(encode_checkpoint(SMALL)) == SMALL
+
+
+def test_the_same_checkpoint_gives_the_same_bytes_whatever_order_its_parts_came_in() -> None:
+    parts = dict(reversed(SMALL.checkpoint.subtask_states.items()))
+    other = replace(SMALL, checkpoint=replace(SMALL.checkpoint, subtask_states=parts))
+    assert encode_checkpoint(other) == encode_checkpoint(SMALL)
+
+
+def test_every_prefix_is_refused() -> None:  # H50
+    data = encode_checkpoint(SMALL)
+    for length in range(len(data)):
+        with pytest.raises(CheckpointCorrupt):
+            decode_checkpoint(data[:length])
+
+
+def test_every_changed_byte_is_refused() -> None:  # H50
+    data = encode_checkpoint(SMALL)
+    for position in range(len(data)):
+        for change in (0x01, 0x80, 0xFF):
+            altered = bytearray(data)
+            altered[position] ^= change
+            with pytest.raises(CheckpointCorrupt):
+                decode_checkpoint(bytes(altered))
+
+
+def test_bytes_after_the_end_are_refused() -> None:  # H50
+    data = encode_checkpoint(SMALL)
+    for tail in (b"\0", data):
+        with pytest.raises(CheckpointCorrupt):
+            decode_checkpoint(data + tail)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"PK\x03\x04" + bytes(100), "does not begin like a checkpoint"),
+        (b"", "cut off: 0 bytes"),
+        (encode_checkpoint(SMALL)[:-1], r"cut off or altered: \d+ bytes of \d+"),
+        (encode_checkpoint(SMALL)[:-1] + b"?", "checksum does not fit"),
+        (sealed(b"", claimed=10), "claims 62 bytes and has 52"),
+    ],
+)
+def test_the_refusal_says_what_is_wrong(data: bytes, says: str) -> None:  # H50
+    with pytest.raises(CheckpointCorrupt, match=says):
+        decode_checkpoint(data)
+
+
+def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
+    with pytest.raises(CheckpointTooNew, match=r"format 2, and this release reads 1: .*later one"):
+        decode_checkpoint(sealed(b"whatever it will be", version=2))
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (body_of(*HEADER), "none of this format"),  # the count of parts is missing
+        (body_of(*HEADER, 0, 0), "bytes after its end"),
+        (body_of("", *HEADER[1:], 0), "operator id must not be empty"),
+        (body_of("words", 0, *HEADER[2:], 0), "checkpoint id must be from 1"),
+        (body_of("words", True, *HEADER[2:], 0), "must be an integer, is bool"),
+        (body_of("words", 7, 0, *HEADER[3:], 0), "parallelism must be from 1"),
+        (body_of("words", 7, 3, 2, *HEADER[4:], 0), "2 is not a valid RestoreMode"),
+        (body_of(*HEADER[:6], "text", 0), "must be bytes, is str"),
+        (body_of(*HEADER, 1, 3, 0, 0, 0), "a subtask must be from 0 to 2"),
+        (body_of(*HEADER, 2, 1, 0, 0, 0, 1, 0, 0, 0), "does not follow in order"),
+        (body_of(*HEADER, 2**40), "a count must be from 0 to"),
+        (body_of(["words"]), "none of this format"),
+        (body_of({"words": 1}), "none of this format"),
+        (b"\xc1", "none of this format"),
+        (b"\xd4\x05x", "none of this format"),
+        (b"\xa1\xff", "none of this format"),
+    ],
+)
+def test_a_forged_body_is_refused_although_its_checksum_fits(body: bytes, says: str) -> None:  # H50
+    with pytest.raises(CheckpointCorrupt, match=says):
+        decode_checkpoint(sealed(body))
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize("claim", [b"\xc6\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff"])
+def test_what_a_body_claims_takes_no_memory_before_it_is_there(claim: bytes) -> None:  # H50
+    data = sealed(claim)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointCorrupt):
+            decode_checkpoint(data)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_over_the_bound_is_refused_both_ways() -> None:  # H50
+    data = encode_checkpoint(SMALL)
+    assert len(encode_checkpoint(SMALL, bytes_max=len(data))) == len(data)
+    with pytest.raises(LocalProtocolError, match=r"takes \d+ bytes, at most"):
+        encode_checkpoint(SMALL, bytes_max=len(data) - 1)
+    with pytest.raises(CheckpointCorrupt, match="over the bound"):
+        decode_checkpoint(data, bytes_max=len(data) - 1)
+
+
+def with_checkpoint(**changes: Any) -> StoredCheckpoint:
+    return replace(SMALL, checkpoint=replace(SMALL.checkpoint, **changes))
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        with_checkpoint(checkpoint_id=-1),
+        with_checkpoint(coordinator_state=None),
+        with_checkpoint(coordinator_state=bytearray(b"x")),
+        with_checkpoint(parallelism=2),  # a part of subtask 2 is there
+        with_checkpoint(subtask_states={0: SubtaskSnapshot(events_sent=-1)}),
+        with_checkpoint(subtask_states={0: SubtaskSnapshot(states=(SubtaskState(0, "text"),))}),  # type: ignore[arg-type]
+        with_checkpoint(subtask_states={0: SubtaskSnapshot(held=(HeldEvent(2**63, b""),))}),
+        replace(SMALL, operator_id=""),
+        replace(SMALL, operator_id="\ud800"),
+        replace(SMALL, created_ms=0.5),  # type: ignore[arg-type]
+    ],
+)
+def test_what_could_not_be_read_back_is_not_written(stored: StoredCheckpoint) -> None:  # H50
+    with pytest.raises(LocalProtocolError, match="cannot be encoded"):
+        encode_checkpoint(stored)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_no_checkpoint(data: bytes) -> None:  # H50
+    for candidate in (data, sealed(data)):
+        with pytest.raises(CheckpointCorrupt):
+            decode_checkpoint(candidate)
