@@ -1,9 +1,36 @@
-"""One operator's checkpoints: ``tracker`` decides, ``pending`` is one of them, ``vocabulary`` its words."""
+"""One operator's checkpoints.
 
+``tracker`` is the machine; ``vocabulary`` is what it is told, ``effects`` what it asks for. ``under_way`` are the
+checkpoints that are pending at one time, ``pending`` is one of them, ``attempts`` who may take part; ``schedule`` says
+when one is due, ``rescale`` cuts one to another parallelism.
+"""
+
+from protocol.barrier_tracker.effects import (
+    AbortCheckpoint,
+    CloseSubtask,
+    CompleteCheckpoint,
+    DiscardCheckpoint,
+    EndSavepoint,
+    RaiseGlobalFailure,
+    RefuseCheckpoint,
+    ReopenSubtask,
+    ReportStale,
+    RestoreAttempt,
+    SendBarrier,
+    SnapshotCoordinator,
+    StoreCheckpoint,
+    TellFailed,
+    TellReady,
+    TellReset,
+    TellResetToCheckpoint,
+    TellRunEnded,
+    TrackerEffect,
+    TriggerCheckpoint,
+)
 from protocol.barrier_tracker.pending import Phase
+from protocol.barrier_tracker.rescale import rescaled
 from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.barrier_tracker.vocabulary import (
-    AbortCheckpoint,
     AbortRequested,
     AttemptAccepted,
     AttemptFailed,
@@ -13,35 +40,18 @@ from protocol.barrier_tracker.vocabulary import (
     CheckpointStored,
     CheckpointStoreFailed,
     CheckpointTriggered,
-    CloseSubtask,
-    CompleteCheckpoint,
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
-    DiscardCheckpoint,
     GatewayDrained,
     OperatorResetRequired,
-    RaiseGlobalFailure,
-    RefuseCheckpoint,
-    ReopenSubtask,
-    ReportStale,
-    RestoreAttempt,
     RunEnded,
-    SendBarrier,
-    SnapshotCoordinator,
-    StoreCheckpoint,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
     SubtaskFinalState,
     SubtaskResetRequired,
     SubtaskSnapshot,
-    TellFailed,
-    TellReady,
-    TellReset,
-    TellResetToCheckpoint,
-    TellRunEnded,
-    TrackerEffect,
     TrackerInput,
 )
 from protocol.machine import TimePassed
@@ -64,6 +74,7 @@ __all__ = [
     "CoordinatorSnapshotFailed",
     "CoordinatorSnapshotTaken",
     "DiscardCheckpoint",
+    "EndSavepoint",
     "GatewayDrained",
     "OperatorResetRequired",
     "Phase",
@@ -90,4 +101,6 @@ __all__ = [
     "TimePassed",
     "TrackerEffect",
     "TrackerInput",
+    "TriggerCheckpoint",
+    "rescaled",
 ]

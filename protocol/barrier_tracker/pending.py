@@ -12,11 +12,15 @@ Each running subtask has a part in it, which only moves forward::
 
     AWAITING_CLOSE ─► AWAITING_DRAIN ─► AWAITING_ACKNOWLEDGE ─► SETTLED
 
-A phase ends when no part is left in the step that it waits for. A drain may be reported before the
-coordinator's snapshot is, because they come on different ways. An acknowledgement cannot come before its
-barrier; if it does, the tracker aborts. A subtask that has ended is SETTLED
-with its final state, from whatever step: it ends only when its valve holds nothing, and nothing more will be
-taken from its mailbox, so there is no drain to wait for (G10).
+A phase ends when no part is left in the step that it waits for; CLOSING besides only when every lower checkpoint has
+been cut or is gone, so that the coordinator snapshots in the order of the ids (H43). A drain may be reported before the
+coordinator's snapshot is, because they come on different ways. An acknowledgement cannot come before its barrier; if it
+does, the tracker aborts. A subtask that has ended is SETTLED with its final state, from whatever step: it ends only
+when its valve holds nothing, and nothing more will be taken from its mailbox, so there is no drain to wait for (G10).
+
+**Both halves must be of one cut** (H32). The coordinator's part says how many events of each attempt it covers, the
+subtask's part how many have left; they are compared as soon as both are known. Where they differ, an event was lost,
+doubled or taken on the wrong side of the cut, and the checkpoint must not complete.
 """
 
 from __future__ import annotations
@@ -25,6 +29,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
+from protocol.barrier_tracker.effects import (
+    SendBarrier,
+    SnapshotCoordinator,
+    StoreCheckpoint,
+    TrackerEffect,
+)
 from protocol.barrier_tracker.vocabulary import (
     CheckpointStored,
     CheckpointStoreFailed,
@@ -32,21 +42,16 @@ from protocol.barrier_tracker.vocabulary import (
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
     GatewayDrained,
-    SendBarrier,
-    SnapshotCoordinator,
-    StoreCheckpoint,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
     SubtaskSnapshot,
-    TrackerEffect,
 )
-from protocol.errors import LocalProtocolError
 from protocol.ids import ExecutionAttempt
 
 
 class Phase(Enum):
-    """Where an operator's one checkpoint is; IDLE when there is none."""
+    """Where a checkpoint is; IDLE when it is not, or no more."""
 
     IDLE = "idle"
     CLOSING = "closing"
@@ -65,19 +70,30 @@ class Step(Enum):
     SETTLED = 3
 
 
-# In which phases an input about the pending checkpoint is in turn. Elsewhere it is our own shell's mistake;
-# the acknowledgement and the refusal are the peer's, who may send them when it likes: out of turn, they
-# abort.
-IN_TURN: dict[type, frozenset[Phase]] = {
-    SubtaskClosed: frozenset({Phase.CLOSING}),
-    CoordinatorSnapshotTaken: frozenset({Phase.SNAPSHOTTING}),
-    CoordinatorSnapshotFailed: frozenset({Phase.SNAPSHOTTING}),
-    GatewayDrained: frozenset({Phase.SNAPSHOTTING, Phase.DRAINING}),
-    SubtaskAcknowledged: frozenset({Phase.ACKNOWLEDGING}),
-    SubtaskDeclined: frozenset(Phase) - {Phase.IDLE, Phase.STORING},
-    CheckpointStored: frozenset({Phase.STORING}),
-    CheckpointStoreFailed: frozenset({Phase.STORING}),
+class Verdict(Enum):
+    """What becomes of a word about a checkpoint in a phase of it."""
+
+    ACT = "act"
+    STALE = "stale"  # of the past: counted and logged, and nothing changes (H44)
+    ABORT = "abort"  # the peer speaks out of turn, as it can: the checkpoint is given up
+    ILLEGAL = "illegal"  # our own side speaks out of turn: ``LocalProtocolError``
+
+
+_A, _S, _X, _P = Verdict.ACT, Verdict.STALE, Verdict.ILLEGAL, Verdict.ABORT
+
+# The word of an attempt that has no part, or whose part is past the step (``STEP_OF``), is stale in every phase.
+LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict, Verdict, Verdict]] = {
+    #                         IDLE CLOSING SNAPSHOTTING DRAINING ACKNOWLEDGING STORING
+    SubtaskClosed: (_S, _A, _S, _S, _S, _S),
+    CoordinatorSnapshotTaken: (_S, _X, _A, _X, _X, _X),
+    CoordinatorSnapshotFailed: (_S, _X, _A, _X, _X, _X),
+    GatewayDrained: (_S, _X, _A, _A, _S, _S),
+    SubtaskAcknowledged: (_S, _P, _P, _P, _A, _S),
+    SubtaskDeclined: (_S, _A, _A, _A, _A, _S),
+    CheckpointStored: (_S, _X, _X, _X, _X, _A),
+    CheckpointStoreFailed: (_S, _X, _X, _X, _X, _A),
 }
+_COLUMN = {phase: place for place, phase in enumerate(Phase)}
 
 # The step at which the part of an attempt must be when the attempt speaks; past it, the input is a
 # repetition.
@@ -95,6 +111,8 @@ WAITS_FOR: dict[Phase, Step] = {
     Phase.ACKNOWLEDGING: Step.AWAITING_ACKNOWLEDGE,
 }
 
+BEFORE_CUT = (Phase.CLOSING, Phase.SNAPSHOTTING)
+
 SubtaskWord = SubtaskClosed | GatewayDrained | SubtaskAcknowledged | SubtaskDeclined
 """What is said of a checkpoint on behalf of one attempt."""
 
@@ -104,12 +122,30 @@ DriverWord = CoordinatorSnapshotTaken | CoordinatorSnapshotFailed | CheckpointSt
 
 @dataclass(slots=True)
 class Part:
+    """One running subtask's share. Events are counted along the subtask's history (H32).
+
+    ``events_restored``: where the attempt's count began. ``events_taken``: what the coordinator had taken at the cut;
+    None before the cut.
+    """
+
     attempt: ExecutionAttempt
+    events_restored: int
     step: Step = Step.AWAITING_CLOSE
     snapshot: SubtaskSnapshot | None = None
+    events_taken: int | None = None
 
     def settle(self, snapshot: SubtaskSnapshot) -> None:
+        """This is the subtask's share; nothing more is awaited from it."""
         self.step, self.snapshot = Step.SETTLED, snapshot
+
+    def why_torn(self) -> str:
+        """Say how the two halves differ (H32); empty where they agree, or one is not known yet."""
+        if self.snapshot is None or self.events_taken in (None, self.snapshot.events_sent):
+            return ""
+        return (
+            f"{self.attempt}: {self.snapshot.events_sent} of its events had left at its snapshot, but the coordinator"
+            f" had taken {self.events_taken} at the cut (H32)"
+        )
 
 
 @dataclass(slots=True)
@@ -120,33 +156,48 @@ class PendingCheckpoint:
     deadline: float
     parts: dict[int, Part]
     at_rest: dict[int, SubtaskSnapshot]
+    savepoint: bool = False
     phase: Phase = Phase.CLOSING
     coordinator_state: bytes | None = None
 
-    def why_stale(self, input: SubtaskWord | DriverWord) -> str | None:
-        """Say why an input about this checkpoint is of the past, or None.
+    def judge(self, word: SubtaskWord | DriverWord) -> tuple[Verdict, str]:
+        """What becomes of a word about this checkpoint, and a text for the one who reads why."""
+        name = type(word).__name__
+        if isinstance(word, SubtaskWord):
+            part = self.parts.get(word.attempt.subtask)
+            if part is None or part.attempt != word.attempt:
+                return _S, f"{name} of {word.attempt}, which has no part in checkpoint {word.checkpoint_id}"
+            if part.step.value > STEP_OF[type(word)].value:
+                return _S, f"{name} of {word.attempt} for checkpoint {word.checkpoint_id}, said before"
+        verdict = LEGAL[type(word)][_COLUMN[self.phase]]
+        return verdict, f"{name} for checkpoint {word.checkpoint_id}, which is {self.phase.value}"
 
-        Raises ``LocalProtocolError`` when it is out of turn by our own side's fault.
-        """
-        name = type(input).__name__
-        if isinstance(input, SubtaskWord):
-            part = self.parts.get(input.attempt.subtask)
-            if part is None or part.attempt != input.attempt:
-                return f"{name} of {input.attempt}, which has no part in checkpoint {input.checkpoint_id}"
-            if part.step.value > STEP_OF[type(input)].value:
-                return f"{name} of {input.attempt} for checkpoint {input.checkpoint_id}, said before"
-        peers_fault = isinstance(input, SubtaskAcknowledged | SubtaskDeclined)
-        if self.phase not in IN_TURN[type(input)] and not peers_fault:
-            raise LocalProtocolError(f"{name} for checkpoint {input.checkpoint_id}, which is {self.phase.value}")
-        return None
+    def has_part(self, attempt: ExecutionAttempt) -> bool:
+        """Whether this attempt takes part as one that runs, or did."""
+        part = self.parts.get(attempt.subtask)
+        return part is not None and part.attempt == attempt
+
+    def cut(self, state: bytes, events_taken: dict[int, int]) -> None:
+        """The coordinator has returned its snapshot: the cut. ``events_taken``: per task attempt id."""
+        self.phase, self.coordinator_state = Phase.DRAINING, state
+        for part in self.parts.values():
+            part.events_taken = events_taken.get(part.attempt.task_attempt_id, part.events_restored)
+
+    def why_torn(self) -> str:
+        """Say of which parts the halves differ (H32); empty where none does."""
+        return "; ".join(filter(None, (part.why_torn() for part in self.parts.values())))
 
     def settled(self) -> bool:
+        """Whether no subtask owes anything more."""
         return all(part.step is Step.SETTLED for part in self.parts.values())
 
-    def advance(self, out: list[TrackerEffect]) -> None:
-        """Move on through every phase that has nothing left to wait for."""
+    def advance(self, parallelism: int, may_cut: bool, out: list[TrackerEffect]) -> None:
+        """Move on through every phase that has nothing left to wait for.
+
+        ``may_cut``: every lower checkpoint has been cut, or is gone.
+        """
         steps = {part.step for part in self.parts.values()}
-        if self.phase is Phase.CLOSING and Step.AWAITING_CLOSE not in steps:
+        if self.phase is Phase.CLOSING and may_cut and Step.AWAITING_CLOSE not in steps:
             self.phase = Phase.SNAPSHOTTING
             out.append(SnapshotCoordinator(self.checkpoint_id))
         if self.phase is Phase.DRAINING and Step.AWAITING_DRAIN not in steps:
@@ -158,16 +209,18 @@ class PendingCheckpoint:
             )
         if self.phase is Phase.ACKNOWLEDGING and self.settled():
             self.phase = Phase.STORING
-            out.append(StoreCheckpoint(self.whole()))
+            out.append(StoreCheckpoint(self.whole(parallelism), self.savepoint))
 
-    def whole(self) -> CompletedCheckpoint:
+    def whole(self, parallelism: int) -> CompletedCheckpoint:
         """The checkpoint, once every part is settled."""
         assert self.coordinator_state is not None
         states = dict(self.at_rest)
         for subtask, part in self.parts.items():
             assert part.snapshot is not None
             states[subtask] = part.snapshot
-        return CompletedCheckpoint(self.checkpoint_id, self.coordinator_state, dict(sorted(states.items())))
+        return CompletedCheckpoint(
+            self.checkpoint_id, parallelism, self.coordinator_state, dict(sorted(states.items()))
+        )
 
     def waiting_for(self) -> str:
         """Name who keeps the checkpoint waiting, for the reader of a log."""
@@ -187,20 +240,25 @@ class PendingCheckpoint:
             case _:
                 assert_never(self.phase)
         late = [str(part.attempt) for part in self.parts.values() if part.step is WAITS_FOR[self.phase]]
-        return f"{', '.join(late)}: {what}"
+        return f"{', '.join(late)}: {what}" if late else "the coordinator has not returned an earlier snapshot"
 
-    def check_invariants(self) -> None:
-        """Raise ``AssertionError`` when the state is impossible."""
+    def check_invariants(self, may_cut: bool) -> None:
+        """Raise ``AssertionError`` when the state is impossible. ``may_cut``: as in ``advance``."""
         steps = {part.step for part in self.parts.values()}
         for subtask, part in self.parts.items():
             assert part.attempt.subtask == subtask
             assert (part.snapshot is not None) == (part.step is Step.SETTLED)
+            assert (part.events_taken is None) == (self.phase in BEFORE_CUT)
+        assert not self.why_torn(), "H32: the two halves are of different cuts"
         assert not set(self.parts) & set(self.at_rest)
-        assert (self.coordinator_state is None) == (self.phase in (Phase.CLOSING, Phase.SNAPSHOTTING))
-        if self.phase in WAITS_FOR:
-            assert WAITS_FOR[self.phase] in steps, f"{self.phase.value}, and waits for nobody"
-        if self.phase is not Phase.CLOSING:
+        assert (self.coordinator_state is None) == (self.phase in BEFORE_CUT)
+        if self.phase is Phase.CLOSING:
+            assert Step.AWAITING_CLOSE in steps or not may_cut, "closing, and waits for nobody"
+        else:
+            assert may_cut, "H43: cut before a lower one"
             assert Step.AWAITING_CLOSE not in steps
+        if self.phase in (Phase.DRAINING, Phase.ACKNOWLEDGING):
+            assert WAITS_FOR[self.phase] in steps, f"{self.phase.value}, and waits for nobody"
         if self.phase is Phase.ACKNOWLEDGING:
             assert Step.AWAITING_DRAIN not in steps, "a barrier would overtake an event (H23)"
         if self.phase is Phase.STORING:

@@ -1,51 +1,77 @@
 """One operator's checkpoints, and the order of everything that its coordinator is told.
 
 Every decision of the attempt ledger passes through this machine on its way to the coordinator, so it alone
-orders failures and resets against checkpoints. At most one checkpoint is under way (H43)::
+orders failures and resets against checkpoints. Usually at most one checkpoint is under way; with
+``concurrent_max`` there may be several (H43, ``under_way``), each of which goes this way::
 
     IDLE ── trigger ──► CLOSING ► SNAPSHOTTING ► DRAINING ► ACKNOWLEDGING ► STORING ── complete ──► IDLE
                            └──────────────┴────────── abort ┴───────────────────┘
 
+What may be said about a checkpoint in which phase stands in the table ``pending.LEGAL``. What the ledger decided may
+come in every phase.
+
 **Who takes part** is settled at the start. A subtask whose attempt is ready takes part step by step
 (``pending``). One that has finished, or finishes meanwhile, takes part with its final state. One that is
-not running takes part with what its next attempt would restore, which is nothing where nothing was ever
+not running takes part with what its next attempt would restore, unchanged, which is nothing where nothing was ever
 restored (H47): the coordinator has exchanged no event with it since. To keep that true, an attempt that
 becomes ready while the others are closing is *withheld*: the coordinator hears of it behind the request for
-its own snapshot, so whatever passes between them is after the cut. A subtask with two ready attempts has no
-single state; while there are two (H13), checkpoints are refused.
+its own snapshot, so whatever passes between them is after the cut.
 
-**Abort** is by id (H44). An attempt that fails, a reset and the end of a run abort what is pending, in the
-same list of effects and ahead of what they tell (H16); they do not count as failures of the checkpoint. A
-timeout, a refusal, an exception of the coordinator and the storage do (H45). A checkpoint that is aborted
-while it is being stored is taken back from the storage, so that no restart finds one of which both sides
-were told it is aborted.
+**Copies** and checkpoints exclude each other (H13): a subtask with two attempts has no single state. An attempt that is
+accepted beside a living one aborts what is pending, and while there are two of which none has finished, requests are
+refused.
 
-**A request** that comes while a checkpoint is pending waits, at most one. So does one that comes while a
-reset is owed (a subtask has failed and is not yet reset): the coordinator's view of that subtask is of the
+**Abort** is by id (H44). An attempt that fails or has a copy, a reset and the end of a run abort all that is pending,
+in the same list of effects and ahead of what they tell (H16); they do not count as failures of the checkpoint. A
+timeout, a refusal, an exception of the coordinator, the storage, and two halves that do not fit together (H32) do
+(H45). A checkpoint that is aborted while it is being stored is taken back from the storage, so that no restart finds
+one of which both sides were told it is aborted.
+
+**A savepoint** goes the same way, but is stored elsewhere and changes nothing: both sides reopen, nobody commits, no
+reset ever names it (H49). One that fails is aborted like any other, but does not count as a failure, for somebody waits
+for it and is told; one that succeeds does not end a row of failures either.
+
+**A request** that comes while as many checkpoints are pending as may be waits, at most one. So does one that comes
+while a reset is owed (a subtask has failed and is not yet reset): the coordinator's view of that subtask is of the
 past. A request that waits longer than ``timeout_s`` is refused. Each request is answered by one of
-complete, abort and refuse.
+complete, end of the savepoint, abort and refuse. One that is due by itself (``schedule``) is asked for with
+``TriggerCheckpoint`` as soon as it can start.
 
 **Restores.** In batch mode Spark owns the output, so a retry restarts from nothing, -1, whatever was
 completed. In streaming mode it restores the last checkpoint whose completion the coordinator *was told*:
 ``CompleteCheckpoint`` and the id in a ``TellReset`` come in one ordered sequence of effects, so they cannot
-cross (H18).
+cross (H18). The checkpoint that a new application starts from is such a one, cut to its parallelism (``rescale``).
 
 **The order of effects is part of the contract**: carry them out one after the other, and hand on those for
 the coordinator through one ordered mailbox, which also takes the events of its subtasks.
-``AbortCheckpoint`` stands before ``TellFailed``, ``TellReset``, ``TellResetToCheckpoint`` and
-``TellRunEnded`` (H16); ``SnapshotCoordinator`` before the ``TellReady`` of withheld attempts;
-``CompleteCheckpoint`` before the next ``CloseSubtask``.
+``AbortCheckpoint`` stands before ``TellFailed``, ``TellReset``, ``TellResetToCheckpoint``,
+``TellRunEnded`` and ``RaiseGlobalFailure`` (H16), that of a subsumed checkpoint before the ``CompleteCheckpoint`` of
+the one above it; ``SnapshotCoordinator`` before the ``TellReady`` of withheld attempts; ``CompleteCheckpoint`` before
+the next ``CloseSubtask``; ``TellRunEnded`` before the ``TriggerCheckpoint`` of the final checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from protocol.barrier_tracker.pending import IN_TURN, Part, PendingCheckpoint, Phase, Step
+from protocol.barrier_tracker.attempts import KnownAttempts
+from protocol.barrier_tracker.effects import (
+    CloseSubtask,
+    ReportStale,
+    RestoreAttempt,
+    TellFailed,
+    TellReset,
+    TellResetToCheckpoint,
+    TellRunEnded,
+    TrackerEffect,
+    TriggerCheckpoint,
+)
+from protocol.barrier_tracker.pending import DriverWord, Phase, Step, SubtaskWord
+from protocol.barrier_tracker.rescale import rescaled
+from protocol.barrier_tracker.schedule import CheckpointSchedule
+from protocol.barrier_tracker.under_way import CheckpointsUnderWay
 from protocol.barrier_tracker.vocabulary import (
-    AbortCheckpoint,
     AbortRequested,
     AttemptAccepted,
     AttemptFailed,
@@ -55,19 +81,11 @@ from protocol.barrier_tracker.vocabulary import (
     CheckpointStored,
     CheckpointStoreFailed,
     CheckpointTriggered,
-    CloseSubtask,
-    CompleteCheckpoint,
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
-    DiscardCheckpoint,
     GatewayDrained,
     OperatorResetRequired,
-    RaiseGlobalFailure,
-    RefuseCheckpoint,
-    ReopenSubtask,
-    ReportStale,
-    RestoreAttempt,
     RunEnded,
     SubtaskAcknowledged,
     SubtaskClosed,
@@ -75,38 +93,20 @@ from protocol.barrier_tracker.vocabulary import (
     SubtaskFinalState,
     SubtaskResetRequired,
     SubtaskSnapshot,
-    TellFailed,
-    TellReady,
-    TellReset,
-    TellResetToCheckpoint,
-    TellRunEnded,
-    TrackerEffect,
     TrackerInput,
 )
 from protocol.errors import LocalProtocolError
-from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT, ExecutionAttempt
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.machine import TimePassed
-from protocol.messages import RestoreMode
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """An attempt that is not over: accepted, then ready, then perhaps finished, a success that may be
-    revoked.
-    """
-
-    attempt: ExecutionAttempt
-    ready: bool = False
-    finished: bool = False
-    final_state: bytes | None = None
+from protocol.messages import RestoreMode, SubtaskState
 
 
 class BarrierTracker:
     """See the module. Pure; one per operator.
 
     ``restored`` is the checkpoint that this application starts from; the shell has told the coordinator of
-    it by ``reset_to_checkpoint`` before ``start`` (H52). Raises ``LocalProtocolError`` when ``parallelism``
-    has no room for a subtask in it.
+    it by ``reset_to_checkpoint`` before ``start`` (H52). It may be of another parallelism (``rescale``); ids go on
+    above its own (H4). Raises ``LocalProtocolError`` when it cannot be cut to ``parallelism``.
     """
 
     def __init__(
@@ -118,32 +118,22 @@ class BarrierTracker:
     ) -> None:
         if parallelism < 1:
             raise LocalProtocolError(f"operator {operator_id!r}: parallelism {parallelism} must be 1 or more")
-        if restored is not None and not set(restored.subtask_states) <= set(range(parallelism)):
-            raise LocalProtocolError(
-                f"operator {operator_id!r}: checkpoint {restored.checkpoint_id} holds subtask"
-                f" {max(restored.subtask_states)}, but its parallelism is {parallelism}"
-            )
-        self._operator_id = operator_id
-        self._parallelism = parallelism
-        self._config = config
         self._mode = config.mode
-        self._completed = restored
+        self._completed = None if restored is None else rescaled(restored, parallelism)
         self._highest_id = VIRTUAL_EMPTY_CHECKPOINT if restored is None else restored.checkpoint_id
-        self._attempts: dict[int, _Attempt] = {}
-        self._pending: PendingCheckpoint | None = None
-        self._queued: tuple[int, float] | None = None  # id, deadline
-        self._withheld: list[ExecutionAttempt] = []
-        self._resets_owed: set[int] = set()
-        self._operator_reset_owed = False
-        self._failures = 0
+        self._attempts = KnownAttempts(parallelism)
+        self._under_way = CheckpointsUnderWay(operator_id, parallelism, config)
+        self._schedule = CheckpointSchedule(config)
 
     @property
     def phase(self) -> Phase:
-        return Phase.IDLE if self._pending is None else self._pending.phase
+        """Where the lowest pending checkpoint is."""
+        return self._under_way.phase()
 
     @property
-    def pending_id(self) -> int | None:
-        return None if self._pending is None else self._pending.checkpoint_id
+    def pending_ids(self) -> tuple[int, ...]:
+        """The checkpoints under way, ascending."""
+        return tuple(self._under_way.pending)
 
     @property
     def restore_id(self) -> int:
@@ -151,12 +141,16 @@ class BarrierTracker:
         point = self._restore_point()
         return VIRTUAL_EMPTY_CHECKPOINT if point is None else point.checkpoint_id
 
+    @property
+    def final_owed(self) -> bool:
+        """Whether a run that ended well still waits for the checkpoint that commits its last output."""
+        return self._schedule.final_owed
+
     def next_deadline(self) -> float | None:
         """When ``TimePassed`` is due at the latest."""
-        deadlines = [] if self._pending is None else [self._pending.deadline]
-        if self._queued is not None:
-            deadlines.append(self._queued[1])
-        return min(deadlines, default=None)
+        due_at = self._schedule.next_deadline() if self._could_start() else None
+        deadlines = (self._under_way.next_deadline(), due_at)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle(self, input: TrackerInput, now: float) -> list[TrackerEffect]:
         """Take a fact in, return what to do, in order. ``now`` is in seconds, of a monotonic clock.
@@ -167,8 +161,15 @@ class BarrierTracker:
         if stale is not None:
             return [ReportStale(stale)]
         out: list[TrackerEffect] = []
+        pending_before = self.pending_ids
         _HANDLERS[type(input)](self, input, now, out)
+        for checkpoint_id in pending_before:
+            if checkpoint_id not in self._under_way.pending:
+                self._schedule.ended(checkpoint_id, now)
         self._start_queued(now, out)
+        self._schedule.see_attempts(self._attempts.running(), now)
+        if self._could_start() and self._schedule.ask(now):
+            out.append(TriggerCheckpoint())
         return out
 
     # --- staleness and turn, once for all ---
@@ -177,10 +178,10 @@ class BarrierTracker:
         """Say why the input is of the past, or None; raise when it is out of turn by our own fault."""
         name = type(input).__name__
         match input:
-            case AttemptReady(attempt) | AttemptFinished(attempt) | SubtaskFinalState(attempt, _):
-                return self._why_not_news(input, self._attempts.get(attempt.task_attempt_id))
+            case AttemptReady() | AttemptFinished() | SubtaskFinalState():
+                return self._why_not_news(input)
             case AttemptAccepted(attempt, _):
-                if attempt.task_attempt_id in self._attempts or not 0 <= attempt.subtask < self._parallelism:
+                if self._attempts.get(attempt) or not 0 <= attempt.subtask < self._attempts.parallelism:
                     raise LocalProtocolError(f"{attempt} was accepted before, or has no place")
                 return None
             case CheckpointTriggered(checkpoint_id):
@@ -197,25 +198,21 @@ class BarrierTracker:
                 | CheckpointStored()
                 | CheckpointStoreFailed()
             ):
-                if self._pending is None or self._pending.checkpoint_id != input.checkpoint_id:
-                    return f"{name} for checkpoint {input.checkpoint_id}, which is not pending"
-                return self._pending.why_stale(input)
-            case AbortRequested(checkpoint_id, _):
-                queued_id = None if self._queued is None else self._queued[0]
-                known = checkpoint_id in (self.pending_id, queued_id)
+                return self._under_way.why_stale(input)
+            case AbortRequested(checkpoint_id):
+                known = self._under_way.is_known(checkpoint_id)
                 return None if known else f"{name} for checkpoint {checkpoint_id}, which is not pending"
             case _:
                 return None
 
-    def _why_not_news(
-        self, input: AttemptReady | AttemptFinished | SubtaskFinalState, known: _Attempt | None
-    ) -> str | None:
+    def _why_not_news(self, input: AttemptReady | AttemptFinished | SubtaskFinalState) -> str | None:
+        known = self._attempts.get(input.attempt)
         if known is None:
             return f"{type(input).__name__} of {input.attempt}, which is over or unknown"
         repeated = {
             AttemptReady: known.ready,
             AttemptFinished: known.finished,
-            SubtaskFinalState: known.final_state is not None,
+            SubtaskFinalState: known.final is not None,
         }[type(input)]
         return f"{type(input).__name__} of {input.attempt}, said before" if repeated else None
 
@@ -223,75 +220,77 @@ class BarrierTracker:
 
     def _trigger(self, input: CheckpointTriggered, now: float, out: list[TrackerEffect]) -> None:
         self._highest_id = input.checkpoint_id
-        if self._queued is not None:
-            reason = f"checkpoint {self._queued[0]} waits already, and only one may (H43)"
-            out.append(RefuseCheckpoint(input.checkpoint_id, reason))
-            return
-        self._queued = (input.checkpoint_id, now + self._config.timeout_s)
+        if not input.savepoint:
+            self._schedule.triggered()
+        self._under_way.queue(input, now, out)
 
     def _abort_requested(self, input: AbortRequested, now: float, out: list[TrackerEffect]) -> None:
-        if input.checkpoint_id == self.pending_id:
-            self._abort(input.reason, out)
-        else:
-            self._refuse_queued(input.reason, out)
+        self._under_way.abort(input.checkpoint_id, input.reason, out)
 
     def _time_passed(self, input: TimePassed, now: float, out: list[TrackerEffect]) -> None:
-        timeout_s = self._config.timeout_s
-        if self._queued is not None and self._queued[1] <= now:
-            self._refuse_queued(f"could not start within {timeout_s:g} s: {self._obstacle()}", out)
-        if self._pending is not None and self._pending.deadline <= now:
-            reason = f"not complete within {timeout_s:g} s: {self._pending.waiting_for()}"
-            self._abort(reason, out, counted=True)
+        under_way = self._under_way
+        if under_way.queued is not None and under_way.queued[1] <= now:
+            timeout_s = under_way.config.timeout_s
+            under_way.refuse_queued(f"could not start within {timeout_s:g} s: {self._obstacle()}", out)
+        under_way.expire(now, out)
 
-    def _refuse_queued(self, reason: str, out: list[TrackerEffect]) -> None:
-        if self._queued is not None:
-            out.append(RefuseCheckpoint(self._queued[0], reason))
-            self._queued = None
+    def _start_queued(self, now: float, out: list[TrackerEffect]) -> None:
+        if self._under_way.queued is None or self._obstacle():
+            return
+        copies = self._attempts.copies()
+        if copies:
+            self._under_way.refuse_queued(copies, out)
+            return
+        parts, at_rest = self._attempts.parts(self._restore_point())
+        pending = self._under_way.start_queued(parts, at_rest, now)
+        if not pending.savepoint:
+            self._schedule.started(pending.checkpoint_id)
+        for part in parts.values():
+            known = self._attempts.get(part.attempt)
+            if part.step is Step.AWAITING_CLOSE and known is not None and not known.finished:
+                out.append(CloseSubtask(part.attempt, pending.checkpoint_id))
+        self._under_way.move_on(out)
 
     # --- what the ledger decided ---
 
     def _accepted(self, input: AttemptAccepted, now: float, out: list[TrackerEffect]) -> None:
         attempt = input.attempt
         self._mode = RestoreMode(input.mode)
-        self._attempts[attempt.task_attempt_id] = _Attempt(attempt)
         point = self._restore_point()
-        snapshot = None if point is None else point.subtask_states.get(attempt.subtask)
-        if snapshot is None:
-            out.append(RestoreAttempt(attempt, self.restore_id, None, ()))
-        else:
-            out.append(RestoreAttempt(attempt, self.restore_id, snapshot.state, snapshot.held))
+        snapshot = SubtaskSnapshot()
+        if point is not None:
+            snapshot = point.subtask_states.get(attempt.subtask, snapshot)
+        self._attempts.accept(attempt, snapshot.events_sent)
+        copies = self._attempts.copies()
+        if copies:
+            self._under_way.abort_all(copies, out)
+        out.append(RestoreAttempt(attempt, self.restore_id, snapshot.states, snapshot.held, snapshot.events_sent))
 
     def _ready(self, input: AttemptReady, now: float, out: list[TrackerEffect]) -> None:
-        self._attempts[input.attempt.task_attempt_id].ready = True
-        if self.phase is Phase.CLOSING:
-            self._withheld.append(input.attempt)
-        else:
-            out.append(TellReady(input.attempt))
+        self._attempts.by_task[input.attempt.task_attempt_id].ready = True
+        self._under_way.tell_ready(input.attempt, out)
 
     def _failed(self, input: AttemptFailed, now: float, out: list[TrackerEffect]) -> None:
         attempt = input.attempt
-        known = self._attempts.pop(attempt.task_attempt_id, None)
-        if attempt in self._withheld:
-            self._withheld.remove(attempt)  # it was never announced, and never will be (H11)
-        self._abort(f"{attempt}: {input.reason}", out)
+        self._attempts.fail(attempt)
+        self._under_way.forget(attempt)  # if it was not announced yet, it never will be (H11)
+        self._under_way.abort_all(f"{attempt}: {input.reason}", out)
         out.append(TellFailed(attempt, input.reason))
-        if known is not None and not self._of_subtask(attempt.subtask):
-            self._resets_owed.add(attempt.subtask)
 
     def _finished(self, input: AttemptFinished, now: float, out: list[TrackerEffect]) -> None:
-        self._attempts[input.attempt.task_attempt_id].finished = True
+        self._attempts.by_task[input.attempt.task_attempt_id].finished = True
 
     def _subtask_reset(self, input: SubtaskResetRequired, now: float, out: list[TrackerEffect]) -> None:
-        self._abort(f"subtask {input.subtask} is reset", out)
-        self._resets_owed.discard(input.subtask)
+        self._under_way.abort_all(f"subtask {input.subtask} is reset", out)
+        self._attempts.resets_owed.discard(input.subtask)
         out.append(TellReset(input.subtask, self.restore_id))
 
     def _operator_reset(self, input: OperatorResetRequired, now: float, out: list[TrackerEffect]) -> None:
-        self._withheld.clear()
-        self._abort(f"the operator is reset: {input.cause}", out)
+        self._under_way.withheld.clear()
+        self._under_way.abort_all(f"the operator is reset: {input.cause}", out)
+        self._under_way.halted = False
         self._attempts.clear()
-        self._resets_owed.clear()
-        self._operator_reset_owed = False
+        self._schedule.reset()
         point = self._restore_point()
         state = None if point is None else point.coordinator_state
         out.append(TellResetToCheckpoint(self.restore_id, state))
@@ -300,162 +299,69 @@ class BarrierTracker:
         """What has finished stays known, with its final state, until the reset that comes before the next
         run.
         """
-        self._attempts = {key: known for key, known in self._attempts.items() if known.finished}
-        self._withheld.clear()
-        pending = self._pending
-        if pending is not None:
-            over = [part for part in pending.parts.values() if part.attempt.task_attempt_id not in self._attempts]
-            if over or not pending.settled():
-                self._abort(f"run {input.run_id} has ended", out)
+        self._attempts.keep_finished()
+        self._under_way.withheld.clear()
+        over = [
+            pending
+            for pending in self._under_way.pending.values()
+            if not pending.settled() or not all(self._attempts.get(part.attempt) for part in pending.parts.values())
+        ]
+        self._under_way.give_up(over, f"run {input.run_id} has ended", out)
         out.append(TellRunEnded(input.run_id, input.succeeded, input.reason))
+        if input.succeeded and self._mode is RestoreMode.STREAMING:
+            self._schedule.run_ended_well(now)
 
     # --- the steps of a checkpoint ---
 
-    def _start_queued(self, now: float, out: list[TrackerEffect]) -> None:
-        if self._queued is None or self._obstacle():
-            return
-        parts: dict[int, Part] = {}
-        at_rest: dict[int, SubtaskSnapshot] = {}
-        for subtask in range(self._parallelism):
-            running = [known for known in self._of_subtask(subtask) if known.ready or known.finished]
-            ended = [known for known in running if known.finished]
-            if len(running) > 1 and not ended:
-                self._refuse_queued(f"subtask {subtask} has {len(running)} attempts at once", out)
-                return
-            point = self._restore_point()
-            if running:
-                parts[subtask] = self._part_of(ended[-1] if ended else running[0])
-            elif point is not None and subtask in point.subtask_states:
-                at_rest[subtask] = point.subtask_states[subtask]
-        checkpoint_id, _ = self._queued
-        self._queued = None
-        self._pending = PendingCheckpoint(checkpoint_id, now + self._config.timeout_s, parts, at_rest)
-        out.extend(
-            CloseSubtask(part.attempt, checkpoint_id)
-            for part in parts.values()
-            if part.step is Step.AWAITING_CLOSE and not self._attempts[part.attempt.task_attempt_id].finished
-        )
-        self._advance(self._pending, out)
-
-    @staticmethod
-    def _part_of(known: _Attempt) -> Part:
-        part = Part(known.attempt)
-        if known.final_state is not None:
-            part.settle(SubtaskSnapshot(known.final_state))
-        return part
-
-    def _advance(self, pending: PendingCheckpoint, out: list[TrackerEffect]) -> None:
-        pending.advance(out)
-        if pending.phase is not Phase.CLOSING:
-            self._release_withheld(out)
-
-    def _closed(self, input: SubtaskClosed, now: float, out: list[TrackerEffect]) -> None:
-        pending = self._required()
-        pending.parts[input.attempt.subtask].step = Step.AWAITING_DRAIN
-        self._advance(pending, out)
-
-    def _snapshot_taken(self, input: CoordinatorSnapshotTaken, now: float, out: list[TrackerEffect]) -> None:
-        pending = self._required()
-        pending.coordinator_state = input.state
-        pending.phase = Phase.DRAINING
-        self._advance(pending, out)
-
-    def _snapshot_failed(self, input: CoordinatorSnapshotFailed, now: float, out: list[TrackerEffect]) -> None:
-        self._abort(f"coordinator: {input.reason}", out, counted=True)
-
-    def _drained(self, input: GatewayDrained, now: float, out: list[TrackerEffect]) -> None:
-        pending = self._required()
-        pending.parts[input.attempt.subtask].step = Step.AWAITING_ACKNOWLEDGE
-        self._advance(pending, out)
-
-    def _acknowledged(self, input: SubtaskAcknowledged, now: float, out: list[TrackerEffect]) -> None:
-        pending = self._required()
-        if pending.phase not in IN_TURN[SubtaskAcknowledged]:
-            self._abort(f"{input.attempt} acknowledged it before its barrier", out, counted=True)
-            return
-        pending.parts[input.attempt.subtask].settle(SubtaskSnapshot(input.state, input.held))
-        self._advance(pending, out)
-
-    def _declined(self, input: SubtaskDeclined, now: float, out: list[TrackerEffect]) -> None:
-        self._abort(f"{input.attempt} declined: {input.reason}", out, counted=True)
+    def _step(self, input: SubtaskWord | DriverWord, now: float, out: list[TrackerEffect]) -> None:
+        self._under_way.take(input, out)
 
     def _final_state(self, input: SubtaskFinalState, now: float, out: list[TrackerEffect]) -> None:
-        attempt, pending = input.attempt, self._pending
-        self._attempts[attempt.task_attempt_id].final_state = input.state
-        part = None if pending is None else pending.parts.get(attempt.subtask)
-        if pending is None or part is None or part.attempt != attempt or part.step is Step.SETTLED:
-            return
-        part.settle(SubtaskSnapshot(input.state))  # it ends only when its valve holds nothing
-        out.append(ReopenSubtask(attempt, pending.checkpoint_id))
-        self._advance(pending, out)
+        """It ends only when its valve holds nothing, so nothing is held."""
+        attempt = input.attempt
+        final = SubtaskSnapshot((SubtaskState(attempt.subtask, input.state),), (), input.events_sent)
+        self._attempts.by_task[attempt.task_attempt_id].final = final
+        self._under_way.end_part(attempt, final, out)
 
     def _stored(self, input: CheckpointStored, now: float, out: list[TrackerEffect]) -> None:
-        self._completed = self._required().whole()
-        self._pending = None
-        self._failures = 0
-        out.append(CompleteCheckpoint(input.checkpoint_id))
-
-    def _store_failed(self, input: CheckpointStoreFailed, now: float, out: list[TrackerEffect]) -> None:
-        self._abort(f"storage: {input.reason}", out, counted=True)
-
-    def _abort(self, reason: str, out: list[TrackerEffect], *, counted: bool = False) -> None:
-        """Give up what is pending, if anything is: both sides first, then those who waited for it."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        out.append(AbortCheckpoint(pending.checkpoint_id, reason))
-        if pending.phase is Phase.STORING:
-            out.append(DiscardCheckpoint(pending.checkpoint_id))
-        self._release_withheld(out)
-        if not counted:
-            return
-        self._failures += 1
-        if self._failures > self._config.tolerated_failures:
-            what = f"{self._failures} checkpoints in a row failed, the last one, {pending.checkpoint_id}"
-            out.append(RaiseGlobalFailure(f"operator {self._operator_id!r}: {what}: {reason}"))
-            self._failures = 0
-            self._operator_reset_owed = True
+        completed = self._under_way.complete(input.checkpoint_id, out)
+        if completed is not None:
+            self._completed = completed
+            self._schedule.completed(completed.checkpoint_id)
 
     # --- what is known ---
-
-    def _release_withheld(self, out: list[TrackerEffect]) -> None:
-        out.extend(TellReady(attempt) for attempt in self._withheld)
-        self._withheld.clear()
 
     def _restore_point(self) -> CompletedCheckpoint | None:
         return self._completed if self._mode is RestoreMode.STREAMING else None
 
-    def _of_subtask(self, subtask: int) -> list[_Attempt]:
-        return [known for known in self._attempts.values() if known.attempt.subtask == subtask]
-
-    def _required(self) -> PendingCheckpoint:
-        assert self._pending is not None
-        return self._pending
-
     def _obstacle(self) -> str:
-        """Why no checkpoint can start now; empty when one can."""
-        if self._operator_reset_owed:
-            return "the operator waits for its reset"
-        if self._resets_owed:
-            return f"subtasks {sorted(self._resets_owed)} have failed and are not yet reset"
-        return "" if self._pending is None else f"checkpoint {self._pending.checkpoint_id} is pending"
+        """Why a request must wait; empty when it need not."""
+        if self._attempts.resets_owed and not self._under_way.halted:
+            return f"subtasks {sorted(self._attempts.resets_owed)} have failed and are not yet reset"
+        return self._under_way.obstacle()
+
+    def _could_start(self) -> bool:
+        """Whether a request that came now would start at once."""
+        return self._under_way.queued is None and not self._obstacle() and not self._attempts.copies()
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` when the state is impossible."""
-        assert not self._withheld or self.phase is Phase.CLOSING
-        assert self._queued is None or self._obstacle(), "a request waits for nothing"
-        assert self._failures <= self._config.tolerated_failures
-        assert all(self._attempts[attempt.task_attempt_id].ready for attempt in self._withheld)
+        under_way = self._under_way
+        under_way.check_invariants()
+        assert under_way.queued is None or self._obstacle(), "a request waits for nothing"
+        assert all(self._attempts.by_task[attempt.task_attempt_id].ready for attempt in under_way.withheld)
         if self._completed is not None:
             assert self._completed.checkpoint_id <= self._highest_id
-        pending = self._pending
-        if pending is not None:
-            pending.check_invariants()
-            assert not self._resets_owed, "H16: pending, although a reset is owed"
-            assert not self._operator_reset_owed, "H16: pending, although the operator's reset is owed"
-            assert pending.checkpoint_id <= self._highest_id
+            assert self._completed.parallelism == self._attempts.parallelism
+        if self.pending_ids:
+            assert not self._attempts.resets_owed, "H16: pending, although a reset is owed"
+            assert not self._attempts.copies(), "H13: pending, although a subtask has two attempts"
+            assert self.pending_ids[-1] <= self._highest_id
+        for pending in under_way.pending.values():
+            if self._completed is not None and not pending.savepoint:
+                assert pending.checkpoint_id > self._completed.checkpoint_id, "pending, although it is subsumed"
             for part in pending.parts.values():
-                assert part.attempt.task_attempt_id in self._attempts, f"{part.attempt} has a part, and is over"
+                assert self._attempts.get(part.attempt), f"{part.attempt} has a part, and is over"
 
 
 _Handler = Callable[[BarrierTracker, Any, float, list[TrackerEffect]], None]
@@ -471,13 +377,13 @@ _HANDLERS: dict[type, _Handler] = {
     SubtaskResetRequired: BarrierTracker._subtask_reset,
     OperatorResetRequired: BarrierTracker._operator_reset,
     RunEnded: BarrierTracker._run_ended,
-    SubtaskClosed: BarrierTracker._closed,
-    CoordinatorSnapshotTaken: BarrierTracker._snapshot_taken,
-    CoordinatorSnapshotFailed: BarrierTracker._snapshot_failed,
-    GatewayDrained: BarrierTracker._drained,
-    SubtaskAcknowledged: BarrierTracker._acknowledged,
-    SubtaskDeclined: BarrierTracker._declined,
+    SubtaskClosed: BarrierTracker._step,
+    CoordinatorSnapshotTaken: BarrierTracker._step,
+    CoordinatorSnapshotFailed: BarrierTracker._step,
+    GatewayDrained: BarrierTracker._step,
+    SubtaskAcknowledged: BarrierTracker._step,
+    SubtaskDeclined: BarrierTracker._step,
     SubtaskFinalState: BarrierTracker._final_state,
     CheckpointStored: BarrierTracker._stored,
-    CheckpointStoreFailed: BarrierTracker._store_failed,
+    CheckpointStoreFailed: BarrierTracker._step,
 }

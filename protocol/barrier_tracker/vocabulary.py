@@ -1,4 +1,4 @@
-"""What a ``BarrierTracker`` is told and what it asks for; ``tracker`` says in which order."""
+"""What a ``BarrierTracker`` is told, and the values that it keeps; ``effects`` is what it asks for."""
 
 from __future__ import annotations
 
@@ -7,29 +7,47 @@ from dataclasses import dataclass, field
 from protocol.attempts.types import FailureReason
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.messages import RestoreMode
+from protocol.messages import HeldEvent, RestoreMode, SubtaskState
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
-    """How checkpoints are taken.
+    """How checkpoints are taken. Times in seconds.
 
     ``timeout_s``: how long one may take from its start to its durable write, and how long a request may
     wait for its start. ``tolerated_failures``: how many in a row may fail; one more is a global failure
-    (H45). ``mode`` holds until the first attempt is accepted, which brings its own.
+    (H45). ``mode`` holds until the first attempt is accepted, which brings its own. ``interval_s``: one is
+    due so long after the one before was, while an attempt runs; None for none but those that are asked for.
+    ``min_pause_s``: how long nothing is due after one has ended. ``concurrent_max``: how many may be under
+    way at once (H43).
     """
 
     timeout_s: float = 60.0
     tolerated_failures: int = 0
     mode: RestoreMode = RestoreMode.BATCH
+    interval_s: float | None = None
+    min_pause_s: float = 0.0
+    concurrent_max: int = 1
+
+    def __post_init__(self) -> None:
+        if self.timeout_s <= 0 or (self.interval_s is not None and self.interval_s <= 0) or self.min_pause_s < 0:
+            raise ValueError(f"times must be positive: {self}")
+        if self.tolerated_failures < 0 or self.concurrent_max < 1:
+            raise ValueError(f"tolerated_failures must be at least 0, concurrent_max at least 1: {self}")
 
 
 @dataclass(frozen=True, slots=True)
 class SubtaskSnapshot:
-    """A subtask's part of a checkpoint: its state, and the events its valve held, in order (H31)."""
+    """A subtask's part of a checkpoint.
 
-    state: bytes
-    held: tuple[bytes, ...] = ()
+    ``states``: usually one, its own; several or none where a rescaled checkpoint was never restored (H52).
+    ``held``: the events its valve held, in order (H31). ``events_sent``: how many of its events had left,
+    which is what the coordinator's part covers (H32).
+    """
+
+    states: tuple[SubtaskState, ...] = ()
+    held: tuple[HeldEvent, ...] = ()
+    events_sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +55,7 @@ class CompletedCheckpoint:
     """A whole checkpoint. A subtask that is not in ``subtask_states`` took part as empty (H47)."""
 
     checkpoint_id: int
+    parallelism: int
     coordinator_state: bytes
     subtask_states: dict[int, SubtaskSnapshot] = field(default_factory=dict)
 
@@ -48,15 +67,17 @@ class CompletedCheckpoint:
 class CheckpointTriggered:
     """Somebody wants checkpoint ``checkpoint_id``; it is higher than every id before it (H4).
 
-    Exactly one of ``CompleteCheckpoint``, ``AbortCheckpoint`` and ``RefuseCheckpoint`` answers it.
+    Exactly one of ``CompleteCheckpoint``, ``EndSavepoint``, ``AbortCheckpoint`` and ``RefuseCheckpoint``
+    answers it. A ``savepoint`` is stored elsewhere, completes nothing, and is no point to restore (H49).
     """
 
     checkpoint_id: int
+    savepoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AbortRequested:
-    """Give ``checkpoint_id`` up, if it is still pending or queued (H44)."""
+    """Give ``checkpoint_id`` up, if it is still pending or queued (H44). It does not count as a failure."""
 
     checkpoint_id: int
     reason: str
@@ -131,10 +152,16 @@ class SubtaskClosed:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSnapshotTaken:
-    """The cut: ``checkpoint_coordinator`` has returned, and every gateway closed at that moment (H40)."""
+    """The cut: ``checkpoint_coordinator`` has returned, and every gateway closed at that moment (H40).
+
+    ``events_taken``: per task attempt id, how many upward events of the attempt's history the coordinator had
+    taken at that moment, counted on from what the attempt restored (H32); those that have finished included. One
+    that is missing has sent nothing since.
+    """
 
     checkpoint_id: int
     state: bytes
+    events_taken: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +187,8 @@ class SubtaskAcknowledged:
     attempt: ExecutionAttempt
     checkpoint_id: int
     state: bytes
-    held: tuple[bytes, ...] = ()
+    held: tuple[HeldEvent, ...] = ()
+    events_sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +206,7 @@ class SubtaskFinalState:
 
     attempt: ExecutionAttempt
     state: bytes
+    events_sent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,168 +244,4 @@ TrackerInput = (
     | CheckpointStored
     | CheckpointStoreFailed
     | TimePassed
-)
-
-# --- effects: the steps of a checkpoint -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CloseSubtask:
-    """Close the attempt's valve for the checkpoint, through its gateway; it answers ``SubtaskClosed``."""
-
-    attempt: ExecutionAttempt
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotCoordinator:
-    """Call ``checkpoint_coordinator`` in the coordinator's order; its return closes the gateways (H40)."""
-
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendBarrier:
-    """Send the barrier; the attempt answers with its snapshot, which reopens its valves, and only its
-    (H41).
-    """
-
-    attempt: ExecutionAttempt
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReopenSubtask:
-    """The attempt has ended, and so has its part: its gateway need not close for the checkpoint, or stay
-    closed.
-
-    Only for a part that ends without an acknowledgement; that one reopens the gateway by itself (H41).
-    """
-
-    attempt: ExecutionAttempt
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class StoreCheckpoint:
-    """Write it durably and atomically, then say ``CheckpointStored`` or ``CheckpointStoreFailed``."""
-
-    checkpoint: CompletedCheckpoint
-
-
-@dataclass(frozen=True, slots=True)
-class DiscardCheckpoint:
-    """What ``StoreCheckpoint`` asked for is not wanted any more: stop the write, or delete what it wrote."""
-
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class CompleteCheckpoint:
-    """Tell the coordinator and every live attempt; from here on resets name this checkpoint (H18)."""
-
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class AbortCheckpoint:
-    """Tell the coordinator and every live attempt; reopen what is closed for it, and only that (H44, H45)."""
-
-    checkpoint_id: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RefuseCheckpoint:
-    """It never began; nobody but the one who asked need know."""
-
-    checkpoint_id: int
-    reason: str
-
-
-# --- effects: what the coordinator and the attempts are told ----------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreAttempt:
-    """The answer to ``AttemptAccepted``: restore this; ``held`` is sent first, before anything new (H31)."""
-
-    attempt: ExecutionAttempt
-    checkpoint_id: int
-    state: bytes | None
-    held: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TellReady:
-    """``subtask_ready``, with the gateway of this attempt (H11, H20)."""
-
-    attempt: ExecutionAttempt
-
-
-@dataclass(frozen=True, slots=True)
-class TellFailed:
-    """``subtask_failed``; the gateway of the attempt ends first (H14, H26)."""
-
-    attempt: ExecutionAttempt
-    reason: FailureReason
-
-
-@dataclass(frozen=True, slots=True)
-class TellReset:
-    """``subtask_reset``, to the last checkpoint whose completion the coordinator was told, or -1 (H18)."""
-
-    subtask: int
-    checkpoint_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class TellResetToCheckpoint:
-    """``reset_to_checkpoint``, with ``(-1, None)`` where there is none (H15)."""
-
-    checkpoint_id: int
-    state: bytes | None
-
-
-@dataclass(frozen=True, slots=True)
-class TellRunEnded:
-    """The run is over, and what is left of its gateways ends with it (H57)."""
-
-    run_id: int
-    succeeded: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RaiseGlobalFailure:
-    """Too many checkpoints in a row have failed (H45)."""
-
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReportStale:
-    """Count and log: the input is of a checkpoint or attempt that is over, and changed nothing (H3, H44)."""
-
-    what: str
-
-
-TrackerEffect = (
-    CloseSubtask
-    | SnapshotCoordinator
-    | SendBarrier
-    | ReopenSubtask
-    | StoreCheckpoint
-    | DiscardCheckpoint
-    | CompleteCheckpoint
-    | AbortCheckpoint
-    | RefuseCheckpoint
-    | RestoreAttempt
-    | TellReady
-    | TellFailed
-    | TellReset
-    | TellResetToCheckpoint
-    | TellRunEnded
-    | RaiseGlobalFailure
-    | ReportStale
 )

@@ -25,6 +25,7 @@ from protocol.barrier_tracker import (
     CompleteCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
+    EndSavepoint,
     GatewayDrained,
     OperatorResetRequired,
     RefuseCheckpoint,
@@ -53,9 +54,11 @@ ATTEMPTS = [
 REASON = FailureReason(FailureKind.KILLED, "")
 
 attempts = st.sampled_from(ATTEMPTS)
-checkpoint_ids = st.integers(min_value=1, max_value=4)
+checkpoint_ids = st.integers(min_value=1, max_value=5)
+concurrent_maxes = st.integers(min_value=1, max_value=3)
+positions = st.sampled_from([0, 0, 0, 1])
 inputs: st.SearchStrategy[TrackerInput] = st.one_of(
-    st.builds(CheckpointTriggered, checkpoint_ids),
+    st.builds(CheckpointTriggered, checkpoint_ids, st.booleans()),
     st.builds(AbortRequested, checkpoint_ids, st.just("enough")),
     st.builds(AttemptAccepted, attempts, st.sampled_from(RestoreMode)),
     st.builds(AttemptReady, attempts),
@@ -65,12 +68,12 @@ inputs: st.SearchStrategy[TrackerInput] = st.one_of(
     st.builds(OperatorResetRequired, st.just("x")),
     st.builds(RunEnded, st.just(1), st.booleans()),
     st.builds(SubtaskClosed, attempts, checkpoint_ids),
-    st.builds(CoordinatorSnapshotTaken, checkpoint_ids, st.just(b"c")),
+    st.builds(CoordinatorSnapshotTaken, checkpoint_ids, st.just(b"c"), st.just({1: 1})),
     st.builds(CoordinatorSnapshotFailed, checkpoint_ids, st.just("x")),
     st.builds(GatewayDrained, attempts, checkpoint_ids),
-    st.builds(SubtaskAcknowledged, attempts, checkpoint_ids, st.just(b"a")),
+    st.builds(SubtaskAcknowledged, attempts, checkpoint_ids, st.just(b"a"), st.just(()), positions),
     st.builds(SubtaskDeclined, attempts, checkpoint_ids, st.just("x")),
-    st.builds(SubtaskFinalState, attempts, st.just(b"f")),
+    st.builds(SubtaskFinalState, attempts, st.just(b"f"), positions),
     st.builds(CheckpointStored, checkpoint_ids),
     st.builds(CheckpointStoreFailed, checkpoint_ids, st.just("x")),
     st.just(TimePassed()),
@@ -99,13 +102,18 @@ def check_order(effects: Sequence[TrackerEffect]) -> None:
                 pass
 
 
+def a_tracker(tolerated_failures: int, concurrent_max: int) -> BarrierTracker:
+    config = CheckpointConfig(10.0, tolerated_failures, interval_s=4.0, concurrent_max=concurrent_max)
+    return BarrierTracker("words", 2, config)
+
+
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(inputs, st.sampled_from([0.0, 1.0, 6.0])), max_size=60))
+@given(st.lists(st.tuples(inputs, st.sampled_from([0.0, 1.0, 6.0])), max_size=60), concurrent_maxes)
 def test_any_history_is_answered_or_refused_and_a_refused_input_changes_nothing(
-    history: list[tuple[TrackerInput, float]],
+    history: list[tuple[TrackerInput, float]], concurrent_max: int
 ) -> None:
     # H43, H44, H48: each request is answered once, and nothing is pending behind the last deadline.
-    tracker = BarrierTracker("words", 2, CheckpointConfig(timeout_s=10.0, tolerated_failures=1))
+    tracker = a_tracker(1, concurrent_max)
     now, told = 0.0, list[TrackerEffect]()
     asked: list[int] = []
     for input, passed_s in history:
@@ -119,14 +127,12 @@ def test_any_history_is_answered_or_refused_and_a_refused_input_changes_nothing(
         if isinstance(input, CheckpointTriggered):
             asked.append(input.checkpoint_id)
         tracker.check_invariants()
-    for _ in range(4):
-        deadline = tracker.next_deadline()
-        if deadline is not None:
-            now = max(now, deadline)
-            told += tracker.handle(TimePassed(), now)
-            tracker.check_invariants()
-    assert tracker.next_deadline() is None
-    ends = (CompleteCheckpoint, AbortCheckpoint, RefuseCheckpoint)
+    for _ in range(4):  # what waits may start when what is pending ends, and then has its own time
+        now += 10.0
+        told += tracker.handle(TimePassed(), now)
+        tracker.check_invariants()
+    assert tracker.pending_ids == ()
+    ends = (CompleteCheckpoint, EndSavepoint, AbortCheckpoint, RefuseCheckpoint)
     assert sorted(effect.checkpoint_id for effect in told if isinstance(effect, ends)) == sorted(asked)
     check_order(told)
 
@@ -136,7 +142,8 @@ def test_any_history_is_answered_or_refused_and_a_refused_input_changes_nothing(
 @given(data=st.data())
 def test_no_attempt_is_announced_ready_after_its_failure(attempt: ExecutionAttempt, data: st.DataObject) -> None:
     # H10, H11
-    tracker = BarrierTracker("words", 2, CheckpointConfig(timeout_s=10.0, tolerated_failures=9))
+    concurrent_max = data.draw(concurrent_maxes)
+    tracker = a_tracker(9, concurrent_max)
     over = False
     for input in data.draw(st.lists(inputs, max_size=60)):
         if over and isinstance(input, AttemptAccepted):
@@ -152,22 +159,24 @@ def test_no_attempt_is_announced_ready_after_its_failure(attempt: ExecutionAttem
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(inputs, max_size=60))
-def test_an_abort_stands_before_every_failure_and_reset_of_the_same_answer(
-    history: list[TrackerInput],
+@given(st.lists(inputs, max_size=60), concurrent_maxes)
+def test_every_abort_stands_before_the_failure_or_reset_of_the_same_answer(
+    history: list[TrackerInput], concurrent_max: int
 ) -> None:
     # H16
-    tracker = BarrierTracker("words", 2, CheckpointConfig(timeout_s=10.0, tolerated_failures=9))
+    tracker = a_tracker(9, concurrent_max)
     tells = (TellFailed, TellReset, TellResetToCheckpoint, TellRunEnded)
     for input in history:
-        was_pending = tracker.pending_id
+        were_pending = tracker.pending_ids
         try:
             effects = tracker.handle(input, 0.0)
         except LocalProtocolError:
             continue
-        if was_pending is None or not any(isinstance(effect, tells) for effect in effects):
+        place = next((i for i, effect in enumerate(effects) if isinstance(effect, tells)), None)
+        if place is None:
             continue
+        aborted = [effect.checkpoint_id for effect in effects if isinstance(effect, AbortCheckpoint)]
+        before = [effect.checkpoint_id for effect in effects[:place] if isinstance(effect, AbortCheckpoint)]
+        assert before == aborted
         if not isinstance(input, RunEnded):
-            assert isinstance(effects[0], AbortCheckpoint)
-        aborts = [i for i, effect in enumerate(effects) if isinstance(effect, AbortCheckpoint)]
-        assert all(i < j for i in aborts for j, effect in enumerate(effects) if isinstance(effect, tells))
+            assert aborted == list(were_pending)

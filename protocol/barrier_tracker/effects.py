@@ -1,0 +1,194 @@
+"""What a ``BarrierTracker`` asks for; ``tracker`` says in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.attempts.types import FailureReason
+from protocol.barrier_tracker.vocabulary import CompletedCheckpoint
+from protocol.ids import ExecutionAttempt
+from protocol.messages import HeldEvent, SubtaskState
+
+# --- the steps of a checkpoint -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSubtask:
+    """Close the attempt's valve for the checkpoint, through its gateway; it answers ``SubtaskClosed``."""
+
+    attempt: ExecutionAttempt
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotCoordinator:
+    """Call ``checkpoint_coordinator`` in the coordinator's order; its return closes the gateways (H40)."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendBarrier:
+    """Send the barrier; the attempt answers with its snapshot, which reopens its valves, and only its
+    (H41).
+    """
+
+    attempt: ExecutionAttempt
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReopenSubtask:
+    """The attempt has ended, and so has its part: its gateway need not close for the checkpoint, or stay
+    closed.
+
+    Only for a part that ends without an acknowledgement; that one reopens the gateway by itself (H41).
+    """
+
+    attempt: ExecutionAttempt
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCheckpoint:
+    """Write it durably and atomically, then say ``CheckpointStored`` or ``CheckpointStoreFailed``."""
+
+    checkpoint: CompletedCheckpoint
+    savepoint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardCheckpoint:
+    """What ``StoreCheckpoint`` asked for is not wanted any more: stop the write, or delete what it wrote."""
+
+    checkpoint_id: int
+    savepoint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteCheckpoint:
+    """Tell the coordinator and every live attempt; from here on resets name this checkpoint (H18)."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortCheckpoint:
+    """Tell the coordinator and every live attempt; reopen what is closed for it, and only that (H44, H45)."""
+
+    checkpoint_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndSavepoint:
+    """The savepoint is durable: tell who asked, reopen what is closed for it; nobody commits anything (H49)."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerCheckpoint:
+    """One is due: mint an id and say ``CheckpointTriggered``. The machine mints none itself (H4).
+
+    If no id can be had, say nothing: it is asked for again.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseCheckpoint:
+    """It never began; nobody but the one who asked need know."""
+
+    checkpoint_id: int
+    reason: str
+
+
+# --- what the coordinator and the attempts are told ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreAttempt:
+    """The answer to ``AttemptAccepted``: restore this; ``held`` is sent first, before anything new (H31)."""
+
+    attempt: ExecutionAttempt
+    checkpoint_id: int
+    states: tuple[SubtaskState, ...]
+    held: tuple[HeldEvent, ...]
+    events_sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellReady:
+    """``subtask_ready``, with the gateway of this attempt (H11, H20)."""
+
+    attempt: ExecutionAttempt
+
+
+@dataclass(frozen=True, slots=True)
+class TellFailed:
+    """``subtask_failed``; the gateway of the attempt ends first (H14, H26)."""
+
+    attempt: ExecutionAttempt
+    reason: FailureReason
+
+
+@dataclass(frozen=True, slots=True)
+class TellReset:
+    """``subtask_reset``, to the last checkpoint whose completion the coordinator was told, or -1 (H18)."""
+
+    subtask: int
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellResetToCheckpoint:
+    """``reset_to_checkpoint``, with ``(-1, None)`` where there is none (H15)."""
+
+    checkpoint_id: int
+    state: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class TellRunEnded:
+    """The run is over, and what is left of its gateways ends with it (H57)."""
+
+    run_id: int
+    succeeded: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseGlobalFailure:
+    """Too many checkpoints in a row have failed (H45)."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportStale:
+    """Count and log: the input is of a checkpoint or attempt that is over, and changed nothing (H3, H44)."""
+
+    what: str
+
+
+TrackerEffect = (
+    CloseSubtask
+    | SnapshotCoordinator
+    | SendBarrier
+    | ReopenSubtask
+    | StoreCheckpoint
+    | DiscardCheckpoint
+    | CompleteCheckpoint
+    | AbortCheckpoint
+    | EndSavepoint
+    | TriggerCheckpoint
+    | RefuseCheckpoint
+    | RestoreAttempt
+    | TellReady
+    | TellFailed
+    | TellReset
+    | TellResetToCheckpoint
+    | TellRunEnded
+    | RaiseGlobalFailure
+    | ReportStale
+)

@@ -1,0 +1,40 @@
+"""A checkpoint cut to another parallelism (H52)."""
+
+from __future__ import annotations
+
+from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
+from protocol.errors import LocalProtocolError
+
+
+def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedCheckpoint:
+    """The same checkpoint for ``parallelism`` subtasks; itself where nothing changes.
+
+    The part of subtask j goes to subtask ``j % parallelism``. Where several meet, their states stand beside each
+    other in the order of the subtasks that took them, for the operator to merge; held events stand in the order of the
+    old subtasks, each with its first sender and in its old order. A position belongs to the history of one old
+    subtask, so the count of events starts again at 0 (H32).
+
+    Raises ``LocalProtocolError`` for a part that has no place in the checkpoint's own parallelism, and where two
+    states of one subtask would meet: that takes a second change of parallelism before a subtask has restored after the
+    first one.
+    """
+    whose = f"checkpoint {checkpoint.checkpoint_id}"
+    if parallelism < 1 or not set(checkpoint.subtask_states) <= set(range(checkpoint.parallelism)):
+        raise LocalProtocolError(
+            f"{whose} of parallelism {checkpoint.parallelism} holds subtasks {sorted(checkpoint.subtask_states)},"
+            f" asked for with parallelism {parallelism}"
+        )
+    if parallelism == checkpoint.parallelism:
+        return checkpoint
+    parts: dict[int, SubtaskSnapshot] = {}
+    for old in sorted(checkpoint.subtask_states):
+        part, mine = checkpoint.subtask_states[old], parts.get(old % parallelism, SubtaskSnapshot())
+        states = tuple(sorted((*mine.states, *part.states), key=lambda state: state.subtask))
+        if len({state.subtask for state in states}) < len(states):
+            raise LocalProtocolError(
+                f"{whose} cannot be restored with parallelism {parallelism}: it still holds states of before its last"
+                f" change of parallelism. Restore it with {checkpoint.parallelism}, take a checkpoint once every"
+                " subtask runs, then change"
+            )
+        parts[old % parallelism] = SubtaskSnapshot(states, (*mine.held, *part.held))
+    return CompletedCheckpoint(checkpoint.checkpoint_id, parallelism, checkpoint.coordinator_state, parts)

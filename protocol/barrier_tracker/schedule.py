@@ -1,0 +1,90 @@
+"""When a checkpoint is due without being asked for.
+
+Two reasons. While an attempt runs, one is due every ``interval_s``, but none before ``min_pause_s`` have passed
+since the last one ended. And a run that ended well in streaming mode owes a *final* one, without which its last output
+would never be committed: at once, and again should it fail, until one that started behind the run's end completes. What
+is due and cannot start now stays due until it can: it is late, but never asked for twice.
+
+Asking means ``TriggerCheckpoint``: the shell mints the id and says ``CheckpointTriggered``. Should it not come, say
+because no id could be had, then it is asked for again after ``timeout_s`` (H48).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from protocol.barrier_tracker.vocabulary import CheckpointConfig
+
+
+@dataclass(slots=True)
+class CheckpointSchedule:
+    """Pure. All times are readings of the tracker's clock, in seconds."""
+
+    config: CheckpointConfig
+    due_at: float = inf  # by the interval
+    final_at: float = inf  # the final one; inf when none is owed
+    final_id: int | None = None  # the one under way that will be the final one, if it completes
+    not_before: float = -inf  # the pause after the last one
+    asked_until: float = -inf  # asked for; the answer is awaited until then
+
+    def see_attempts(self, running: bool, now: float) -> None:
+        """The clock of the interval starts with the first attempt that runs, and stops with the last."""
+        if not running:
+            self.due_at = inf
+        elif self.due_at == inf and self.config.interval_s is not None:
+            self.due_at = now + self.config.interval_s
+
+    def run_ended_well(self, now: float) -> None:
+        """The last output waits for a checkpoint that starts from here on."""
+        self.final_at, self.final_id = now, None
+
+    def reset(self) -> None:
+        """Whatever was due belonged to a run that counts no more."""
+        self.due_at, self.final_at, self.final_id, self.asked_until = inf, inf, None, -inf
+
+    def triggered(self) -> None:
+        """What was asked for has come, or somebody else's request has, which serves as well."""
+        self.asked_until = -inf
+
+    def started(self, checkpoint_id: int) -> None:
+        """It takes part of everything up to here."""
+        if self.final_owed and self.final_id is None:
+            self.final_id = checkpoint_id
+
+    def completed(self, checkpoint_id: int) -> None:
+        """It is durable, and the coordinator will know."""
+        if self.final_id is not None and checkpoint_id >= self.final_id:
+            self.final_at, self.final_id = inf, None
+
+    def ended(self, checkpoint_id: int, now: float) -> None:
+        """It is over, however."""
+        self.not_before = now + self.config.min_pause_s
+        if checkpoint_id == self.final_id:
+            self.final_at, self.final_id = self.not_before, None
+
+    @property
+    def final_owed(self) -> bool:
+        """Whether the last output of a run that ended well is not committed yet."""
+        return self.final_at < inf
+
+    def next_deadline(self) -> float | None:
+        """When one is due, provided that it could start."""
+        due_at = self._due_at()
+        return None if due_at == inf else due_at
+
+    def ask(self, now: float) -> bool:
+        """Whether to ask for one now; call it only when one could start."""
+        if now < self._due_at():
+            return False
+        self.asked_until = now + self.config.timeout_s
+        if self.config.interval_s is not None and self.due_at <= now:
+            self.due_at += self.config.interval_s
+            if self.due_at <= now:  # late by more than a round: the rounds that were missed are not made up for
+                self.due_at = now + self.config.interval_s
+        return True
+
+    def _due_at(self) -> float:
+        by_interval = max(self.due_at, self.not_before)
+        final = self.final_at if self.final_id is None else inf
+        return max(min(by_interval, final), self.asked_until)

@@ -1,0 +1,301 @@
+"""The checkpoints that are under way at one time, at most ``concurrent_max``, and the request that waits (H43).
+
+**Several at once.** Each goes through its own phases (``pending``), and ids keep the order: they start in it, the
+coordinator is asked for its snapshots in it, and a checkpoint that completes *subsumes* every lower one that is still
+pending, so that completions come in it. Subsumed is aborted, but is no failure. A savepoint neither subsumes nor is
+subsumed: it has its own place, and somebody waits for it by name (H49).
+
+**Withheld** is an attempt that becomes ready while a checkpoint in which it has no part is closing the others. The
+coordinator hears of it behind the request for its own snapshot.
+
+**Failures** in a row are counted over all checkpoints, savepoints apart; beyond ``tolerated_failures`` they become a
+global failure (H45). From then on everything is *halted* until the operator's reset: what is pending is given up, and
+nothing starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.barrier_tracker.effects import (
+    AbortCheckpoint,
+    CompleteCheckpoint,
+    DiscardCheckpoint,
+    EndSavepoint,
+    RaiseGlobalFailure,
+    RefuseCheckpoint,
+    ReopenSubtask,
+    TellReady,
+    TrackerEffect,
+)
+from protocol.barrier_tracker.pending import (
+    BEFORE_CUT,
+    DriverWord,
+    Part,
+    PendingCheckpoint,
+    Phase,
+    Step,
+    SubtaskWord,
+    Verdict,
+)
+from protocol.barrier_tracker.vocabulary import (
+    CheckpointConfig,
+    CheckpointStoreFailed,
+    CheckpointTriggered,
+    CompletedCheckpoint,
+    CoordinatorSnapshotFailed,
+    CoordinatorSnapshotTaken,
+    GatewayDrained,
+    SubtaskAcknowledged,
+    SubtaskClosed,
+    SubtaskDeclined,
+    SubtaskSnapshot,
+)
+from protocol.errors import LocalProtocolError
+from protocol.ids import ExecutionAttempt
+from protocol.messages import SubtaskState
+
+Effects = list[TrackerEffect]
+
+
+@dataclass(slots=True)
+class CheckpointsUnderWay:
+    """See the module. ``pending`` is by id, ascending; ``queued`` is the request that waits, and until when."""
+
+    operator_id: str
+    parallelism: int
+    config: CheckpointConfig
+    pending: dict[int, PendingCheckpoint] = field(default_factory=dict)
+    queued: tuple[CheckpointTriggered, float] | None = None
+    withheld: list[ExecutionAttempt] = field(default_factory=list)
+    failures: int = 0
+    halted: bool = False
+
+    def phase(self) -> Phase:
+        """Where the lowest one is."""
+        return next((pending.phase for pending in self.pending.values()), Phase.IDLE)
+
+    def next_deadline(self) -> float | None:
+        deadlines = [pending.deadline for pending in self.pending.values()]
+        if self.queued is not None:
+            deadlines.append(self.queued[1])
+        return min(deadlines, default=None)
+
+    def obstacle(self) -> str:
+        """Why none can start now; empty when one can."""
+        if self.halted:
+            return "the operator waits for its reset"
+        if len(self.pending) < self.config.concurrent_max:
+            return ""
+        return ", ".join(f"checkpoint {checkpoint_id} is pending" for checkpoint_id in self.pending)
+
+    # --- requests -----------------------------------------------------------------------------------------
+
+    def queue(self, request: CheckpointTriggered, now: float, out: Effects) -> None:
+        """Let the request wait; a second one is refused."""
+        if self.queued is not None:
+            reason = f"checkpoint {self.queued[0].checkpoint_id} waits already, and only one may (H43)"
+            out.append(RefuseCheckpoint(request.checkpoint_id, reason))
+        else:
+            self.queued = (request, now + self.config.timeout_s)
+
+    def refuse_queued(self, reason: str, out: Effects) -> None:
+        if self.queued is not None:
+            out.append(RefuseCheckpoint(self.queued[0].checkpoint_id, reason))
+            self.queued = None
+
+    def is_known(self, checkpoint_id: int) -> bool:
+        """Whether it is pending or waits."""
+        return checkpoint_id in self.pending or (
+            self.queued is not None and self.queued[0].checkpoint_id == checkpoint_id
+        )
+
+    def start_queued(
+        self, parts: dict[int, Part], at_rest: dict[int, SubtaskSnapshot], now: float
+    ) -> PendingCheckpoint:
+        """What waited is under way from here on. Close its subtasks, then ``move_on``."""
+        assert self.queued is not None
+        request, self.queued = self.queued[0], None
+        pending = PendingCheckpoint(request.checkpoint_id, now + self.config.timeout_s, parts, at_rest)
+        pending.savepoint = request.savepoint
+        self.pending[request.checkpoint_id] = pending
+        return pending
+
+    def expire(self, now: float, out: Effects) -> None:
+        """Give up what is not complete in time (H48)."""
+        for pending in list(self.pending.values()):
+            if pending.deadline <= now and pending.checkpoint_id in self.pending:
+                reason = f"not complete within {self.config.timeout_s:g} s: {pending.waiting_for()}"
+                self._fail(pending, reason, out)
+        self.move_on(out)
+
+    # --- steps --------------------------------------------------------------------------------------------
+
+    def why_stale(self, word: SubtaskWord | DriverWord) -> str | None:
+        """Say why the word is of the past, or None. Raises ``LocalProtocolError`` where it may not be said."""
+        pending = self.pending.get(word.checkpoint_id)
+        if pending is None:
+            return f"{type(word).__name__} for checkpoint {word.checkpoint_id}, which is not pending"
+        verdict, why = pending.judge(word)
+        if verdict is Verdict.ILLEGAL:
+            raise LocalProtocolError(why)
+        return why if verdict is Verdict.STALE else None
+
+    def take(self, word: SubtaskWord | DriverWord, out: Effects) -> None:
+        """A step of one of them, which is not stale."""
+        pending = self.pending[word.checkpoint_id]
+        if pending.judge(word)[0] is Verdict.ABORT:
+            assert isinstance(word, SubtaskAcknowledged)
+            self._fail(pending, f"{word.attempt} acknowledged it before its barrier", out)
+        else:
+            _STEPS[type(word)](self, pending, word, out)
+        self.move_on(out)
+
+    def _closed(self, pending: PendingCheckpoint, word: SubtaskClosed, out: Effects) -> None:
+        pending.parts[word.attempt.subtask].step = Step.AWAITING_DRAIN
+
+    def _snapshot_taken(self, pending: PendingCheckpoint, word: CoordinatorSnapshotTaken, out: Effects) -> None:
+        pending.cut(word.state, word.events_taken)
+        self._fail_if_torn(pending, out)
+
+    def _snapshot_failed(self, pending: PendingCheckpoint, word: CoordinatorSnapshotFailed, out: Effects) -> None:
+        self._fail(pending, f"coordinator: {word.reason}", out)
+
+    def _drained(self, pending: PendingCheckpoint, word: GatewayDrained, out: Effects) -> None:
+        pending.parts[word.attempt.subtask].step = Step.AWAITING_ACKNOWLEDGE
+
+    def _acknowledged(self, pending: PendingCheckpoint, word: SubtaskAcknowledged, out: Effects) -> None:
+        subtask = word.attempt.subtask
+        states = (SubtaskState(subtask, word.state),)
+        pending.parts[subtask].settle(SubtaskSnapshot(states, word.held, word.events_sent))
+        self._fail_if_torn(pending, out)
+
+    def _declined(self, pending: PendingCheckpoint, word: SubtaskDeclined, out: Effects) -> None:
+        self._fail(pending, f"{word.attempt} declined: {word.reason}", out)
+
+    def _store_failed(self, pending: PendingCheckpoint, word: CheckpointStoreFailed, out: Effects) -> None:
+        self._fail(pending, f"storage: {word.reason}", out)
+
+    def _fail_if_torn(self, pending: PendingCheckpoint, out: Effects) -> None:
+        torn = pending.why_torn()
+        if torn:
+            self._fail(pending, torn, out)
+
+    def end_part(self, attempt: ExecutionAttempt, final: SubtaskSnapshot, out: Effects) -> None:
+        """The attempt's operator has ended: this is its part of everything in which it still owes one (H47)."""
+        for pending in list(self.pending.values()):
+            if pending.checkpoint_id not in self.pending:
+                continue  # given up with the one before it
+            if pending.has_part(attempt) and pending.parts[attempt.subtask].step is not Step.SETTLED:
+                pending.parts[attempt.subtask].settle(final)
+                out.append(ReopenSubtask(attempt, pending.checkpoint_id))
+                self._fail_if_torn(pending, out)
+        self.move_on(out)
+
+    def move_on(self, out: Effects) -> None:
+        """Let each go on as far as it can, in the order of the ids; then tell of the attempts that wait no more."""
+        may_cut = True
+        for pending in self.pending.values():
+            pending.advance(self.parallelism, may_cut, out)
+            may_cut = may_cut and pending.phase not in BEFORE_CUT
+        told = [attempt for attempt in self.withheld if not self._withholds(attempt)]
+        self.withheld = [attempt for attempt in self.withheld if attempt not in told]
+        out.extend(TellReady(attempt) for attempt in told)
+
+    # --- readiness ----------------------------------------------------------------------------------------
+
+    def tell_ready(self, attempt: ExecutionAttempt, out: Effects) -> None:
+        """Tell of it, at once or behind the snapshots that it has no part in."""
+        self.withheld.append(attempt)
+        self.move_on(out)
+
+    def forget(self, attempt: ExecutionAttempt) -> None:
+        """It is over; nobody is told any more that it is ready."""
+        self.withheld = [other for other in self.withheld if other != attempt]
+
+    def _withholds(self, attempt: ExecutionAttempt) -> bool:
+        return any(
+            pending.phase is Phase.CLOSING and not pending.has_part(attempt) for pending in self.pending.values()
+        )
+
+    # --- ends ---------------------------------------------------------------------------------------------
+
+    def complete(self, checkpoint_id: int, out: Effects) -> CompletedCheckpoint | None:
+        """It is durable. Returns what restores refer to from here on; None for a savepoint."""
+        pending = self.pending.pop(checkpoint_id)
+        if pending.savepoint:
+            out.append(EndSavepoint(checkpoint_id))
+        else:
+            lower = [other for other in self.pending.values() if other.checkpoint_id < checkpoint_id]
+            subsumed = [other for other in lower if not other.savepoint]
+            self.give_up(subsumed, f"subsumed by checkpoint {checkpoint_id}", out)
+            self.failures = 0
+            out.append(CompleteCheckpoint(checkpoint_id))
+        self.move_on(out)
+        return None if pending.savepoint else pending.whole(self.parallelism)
+
+    def abort(self, checkpoint_id: int, reason: str, out: Effects) -> None:
+        """Give one up, pending or waiting, by its id (H44); it does not count as a failure."""
+        pending = self.pending.get(checkpoint_id)
+        if pending is None:
+            self.refuse_queued(reason, out)
+        else:
+            self.give_up([pending], reason, out)
+
+    def abort_all(self, reason: str, out: Effects) -> None:
+        """Give up everything pending; none counts as a failure."""
+        self.give_up(list(self.pending.values()), reason, out)
+
+    def give_up(self, those: list[PendingCheckpoint], reason: str, out: Effects) -> None:
+        """Both sides first, then those who waited for it."""
+        for pending in those:
+            self._end(pending, reason, out)
+        self.move_on(out)
+
+    def _fail(self, pending: PendingCheckpoint, reason: str, out: Effects) -> None:
+        """It ends by its own fault. A savepoint is answered for by the one who asked; the others count (H45).
+
+        Then ``move_on``.
+        """
+        self._end(pending, reason, out)
+        if not pending.savepoint:
+            self.failures += 1
+        if self.failures > self.config.tolerated_failures:
+            what = f"{self.failures} checkpoints in a row failed, the last one, {pending.checkpoint_id}"
+            self.failures, self.halted = 0, True
+            self.abort_all(f"the operator fails over: {what}", out)
+            out.append(RaiseGlobalFailure(f"operator {self.operator_id!r}: {what}: {reason}"))
+
+    def _end(self, pending: PendingCheckpoint, reason: str, out: Effects) -> None:
+        del self.pending[pending.checkpoint_id]
+        out.append(AbortCheckpoint(pending.checkpoint_id, reason))
+        if pending.phase is Phase.STORING:
+            out.append(DiscardCheckpoint(pending.checkpoint_id, pending.savepoint))
+
+    def check_invariants(self) -> None:
+        """Raise ``AssertionError`` when the state is impossible."""
+        assert list(self.pending) == sorted(self.pending)
+        assert len(self.pending) <= self.config.concurrent_max
+        assert self.failures <= self.config.tolerated_failures
+        assert not (self.halted and self.pending), "H16: pending, although the operator's reset is owed"
+        may_cut = True
+        for checkpoint_id, pending in self.pending.items():
+            assert pending.checkpoint_id == checkpoint_id
+            pending.check_invariants(may_cut)
+            may_cut = may_cut and pending.phase not in BEFORE_CUT
+        assert all(self._withholds(attempt) for attempt in self.withheld), "withheld, and for nothing"
+
+
+_Step = Callable[[CheckpointsUnderWay, PendingCheckpoint, Any, Effects], None]
+
+_STEPS: dict[type, _Step] = {
+    SubtaskClosed: CheckpointsUnderWay._closed,
+    CoordinatorSnapshotTaken: CheckpointsUnderWay._snapshot_taken,
+    CoordinatorSnapshotFailed: CheckpointsUnderWay._snapshot_failed,
+    GatewayDrained: CheckpointsUnderWay._drained,
+    SubtaskAcknowledged: CheckpointsUnderWay._acknowledged,
+    SubtaskDeclined: CheckpointsUnderWay._declined,
+    CheckpointStoreFailed: CheckpointsUnderWay._store_failed,
+}

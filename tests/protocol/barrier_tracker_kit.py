@@ -1,0 +1,128 @@
+"""A dialogue with one barrier tracker: what it is told, what it says. The tests of ``protocol.barrier_tracker`` read
+as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protocol.attempts.types import FailureKind, FailureReason
+from protocol.barrier_tracker import (
+    AttemptAccepted,
+    AttemptReady,
+    BarrierTracker,
+    CheckpointConfig,
+    CheckpointStored,
+    CheckpointTriggered,
+    CompletedCheckpoint,
+    CoordinatorSnapshotTaken,
+    GatewayDrained,
+    StoreCheckpoint,
+    SubtaskAcknowledged,
+    SubtaskClosed,
+    SubtaskSnapshot,
+    TimePassed,
+    TrackerEffect,
+    TrackerInput,
+)
+from protocol.ids import ExecutionAttempt
+from protocol.messages import HeldEvent, RestoreMode, SubtaskState
+
+FAILED = FailureReason(FailureKind.FAILED, "it broke")
+
+
+def attempt_of(subtask: int, number: int = 0) -> ExecutionAttempt:
+    return ExecutionAttempt("words", subtask, number, 100 * (number + 1) + subtask)
+
+
+A, B = attempt_of(0), attempt_of(1)
+A2, B2 = attempt_of(0, 1), attempt_of(1, 1)
+
+
+def held_by(attempt: ExecutionAttempt) -> tuple[HeldEvent, ...]:
+    """What the valves hold in every acknowledgement of a ``Dialogue``."""
+    return (HeldEvent(attempt.subtask, b"held"),)
+
+
+def snapshot_of(subtask: int, state: bytes, *held: bytes, events_sent: int = 0) -> SubtaskSnapshot:
+    """The usual part of a subtask: its own state, its own events."""
+    events = tuple(HeldEvent(subtask, payload) for payload in held)
+    return SubtaskSnapshot((SubtaskState(subtask, state),), events, events_sent)
+
+
+class Dialogue:
+    """A tracker that checks its invariants after every input, and a clock that stands until it is moved."""
+
+    def __init__(
+        self,
+        parallelism: int = 2,
+        *,
+        tolerated_failures: int = 0,
+        mode: RestoreMode = RestoreMode.STREAMING,
+        restored: CompletedCheckpoint | None = None,
+        interval_s: float | None = None,
+        min_pause_s: float = 0.0,
+        concurrent_max: int = 1,
+    ) -> None:
+        config = CheckpointConfig(10.0, tolerated_failures, mode, interval_s, min_pause_s, concurrent_max)
+        self.mode = mode
+        self.now = 0.0
+        self.tracker = BarrierTracker("words", parallelism, config, restored)
+
+    def tell(self, *inputs: TrackerInput) -> list[TrackerEffect]:
+        out: list[TrackerEffect] = []
+        for input in inputs:
+            out.extend(self.tracker.handle(input, self.now))
+            self.tracker.check_invariants()
+        return out
+
+    def run(self, *attempts: ExecutionAttempt) -> Dialogue:
+        for attempt in attempts:
+            self.tell(AttemptAccepted(attempt, self.mode), AttemptReady(attempt))
+        return self
+
+    def close(self, checkpoint_id: int, *attempts: ExecutionAttempt, savepoint: bool = False) -> Dialogue:
+        self.tell(CheckpointTriggered(checkpoint_id, savepoint))
+        self.tell(*(SubtaskClosed(attempt, checkpoint_id) for attempt in attempts))
+        return self
+
+    def cut(self, checkpoint_id: int, *attempts: ExecutionAttempt, savepoint: bool = False) -> Dialogue:
+        """Up to the barriers."""
+        self.close(checkpoint_id, *attempts, savepoint=savepoint)
+        self.tell(CoordinatorSnapshotTaken(checkpoint_id, b"coordinator %d" % checkpoint_id))
+        self.tell(*(GatewayDrained(attempt, checkpoint_id) for attempt in attempts))
+        return self
+
+    def acknowledge(self, checkpoint_id: int, *attempts: ExecutionAttempt) -> list[TrackerEffect]:
+        return self.tell(
+            *(
+                SubtaskAcknowledged(
+                    attempt, checkpoint_id, b"%d at %d" % (attempt.subtask, checkpoint_id), held_by(attempt)
+                )
+                for attempt in attempts
+            )
+        )
+
+    def store(self, checkpoint_id: int, *attempts: ExecutionAttempt, savepoint: bool = False) -> Dialogue:
+        """Up to the durable write."""
+        self.cut(checkpoint_id, *attempts, savepoint=savepoint).acknowledge(checkpoint_id, *attempts)
+        return self
+
+    def complete(self, checkpoint_id: int, *attempts: ExecutionAttempt) -> list[TrackerEffect]:
+        self.store(checkpoint_id, *attempts)
+        return self.tell(CheckpointStored(checkpoint_id))
+
+    def wait(self, seconds: float) -> list[TrackerEffect]:
+        self.now += seconds
+        return self.tell(TimePassed())
+
+
+def kinds(effects: Sequence[TrackerEffect]) -> list[type]:
+    return [type(effect) for effect in effects]
+
+
+def stored(effects: Sequence[TrackerEffect]) -> CompletedCheckpoint:
+    """The checkpoint whose durable write is all that was asked for."""
+    [effect] = effects
+    assert isinstance(effect, StoreCheckpoint)
+    return effect.checkpoint

@@ -1,0 +1,265 @@
+"""How a checkpoint is given up, and how one waits for another (H16, H43 to H45)."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.attempts.types import FailureKind, FailureReason
+from protocol.barrier_tracker import (
+    AbortCheckpoint,
+    AbortRequested,
+    AttemptFailed,
+    AttemptFinished,
+    CheckpointStored,
+    CheckpointStoreFailed,
+    CheckpointTriggered,
+    CloseSubtask,
+    CompleteCheckpoint,
+    CompletedCheckpoint,
+    CoordinatorSnapshotFailed,
+    CoordinatorSnapshotTaken,
+    DiscardCheckpoint,
+    GatewayDrained,
+    OperatorResetRequired,
+    RaiseGlobalFailure,
+    RefuseCheckpoint,
+    ReportStale,
+    RunEnded,
+    StoreCheckpoint,
+    SubtaskAcknowledged,
+    SubtaskClosed,
+    SubtaskDeclined,
+    SubtaskFinalState,
+    SubtaskResetRequired,
+    TellFailed,
+    TellReset,
+    TellResetToCheckpoint,
+    TellRunEnded,
+    TrackerInput,
+)
+from protocol.errors import LocalProtocolError
+from protocol.messages import RestoreMode
+from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds, snapshot_of, stored
+
+# --- abort -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reached", ["closing", "snapshotting", "acknowledging", "storing"])
+def test_an_attempt_that_fails_aborts_what_is_pending_before_it_is_told(reached: str) -> None:
+    # H16, H45
+    dialogue = Dialogue().run(A, B)
+    match reached:
+        case "closing":
+            dialogue.close(1, B)
+        case "snapshotting":
+            dialogue.close(1, A, B)
+        case "acknowledging":
+            dialogue.cut(1, A, B)
+        case _:
+            dialogue.cut(1, A, B).acknowledge(1, A, B)
+    assert dialogue.tracker.phase.value == reached
+    effects = dialogue.tell(AttemptFailed(A, FAILED))
+    discard = [DiscardCheckpoint] if reached == "storing" else []
+    assert kinds(effects) == [AbortCheckpoint, *discard, TellFailed]
+    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, -1)]
+
+
+def test_a_reset_aborts_what_is_pending_first() -> None:
+    # H16
+    dialogue = Dialogue().run(A, B).close(1, A)
+    assert kinds(dialogue.tell(SubtaskResetRequired(1))) == [AbortCheckpoint, TellReset]
+    dialogue.close(2, A)
+    assert kinds(dialogue.tell(OperatorResetRequired("fail_job"))) == [AbortCheckpoint, TellResetToCheckpoint]
+
+
+def test_a_checkpoint_that_takes_too_long_is_aborted_and_names_who_was_late() -> None:
+    # H45, H48
+    dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A)
+    assert dialogue.tracker.next_deadline() == 10.0
+    assert dialogue.wait(9.9) == []
+    [aborted] = dialogue.wait(0.1)
+    assert isinstance(aborted, AbortCheckpoint)
+    assert aborted.checkpoint_id == 1
+    assert str(B) in aborted.reason
+    assert str(A) not in aborted.reason
+
+
+@pytest.mark.parametrize(
+    ("ended", "who"),
+    [
+        (SubtaskDeclined(A, 1, "no room"), "no room"),
+        (AbortRequested(1, "the user said so"), "the user said so"),
+        (CoordinatorSnapshotFailed(1, "returned None"), "returned None"),
+    ],
+)
+def test_a_refusal_a_request_and_the_coordinator_abort(ended: TrackerInput, who: str) -> None:
+    # H45
+    dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
+    [aborted] = dialogue.tell(ended)
+    assert isinstance(aborted, AbortCheckpoint)
+    assert who in aborted.reason
+    assert dialogue.tracker.next_deadline() is None
+
+
+def test_storage_that_fails_aborts_and_takes_back_what_it_wrote() -> None:
+    # H45, H50
+    dialogue = Dialogue(tolerated_failures=1).run(A, B).cut(1, A, B)
+    dialogue.acknowledge(1, A, B)
+    assert dialogue.tell(CheckpointStoreFailed(1, "disk full")) == [
+        AbortCheckpoint(1, "storage: disk full"),
+        DiscardCheckpoint(1),
+    ]
+    assert dialogue.tracker.restore_id == -1
+
+
+def test_a_late_completion_of_an_aborted_checkpoint_changes_nothing() -> None:
+    # H44
+    dialogue = Dialogue(tolerated_failures=9).run(A, B).cut(1, A, B)
+    dialogue.acknowledge(1, A, B)
+    dialogue.tell(AbortRequested(1, "enough"))
+    late: list[TrackerInput] = [
+        CheckpointStored(1),
+        CheckpointStoreFailed(1, "?"),
+        CoordinatorSnapshotTaken(1, b"late"),
+        CoordinatorSnapshotFailed(1, "late"),
+        SubtaskClosed(A, 1),
+        GatewayDrained(A, 1),
+        SubtaskAcknowledged(A, 1, b"late"),
+        SubtaskDeclined(A, 1, "late"),
+        AbortRequested(1, "again"),
+    ]
+    for input in late:
+        assert kinds(dialogue.tell(input)) == [ReportStale]
+    assert dialogue.tracker.restore_id == -1
+
+
+def test_abort_is_by_id() -> None:
+    # H44, G4
+    dialogue = Dialogue().run(A, B)
+    dialogue.complete(1, A, B)
+    dialogue.close(2, A)
+    assert kinds(dialogue.tell(AbortRequested(1, "an old one"))) == [ReportStale]
+    assert dialogue.tracker.pending_ids == (2,)
+
+
+def test_an_acknowledgement_of_another_attempt_is_ignored() -> None:
+    # H44, G7
+    dialogue = Dialogue().run(A, B)
+    dialogue.tell(AttemptFailed(A, FAILED), SubtaskResetRequired(0))
+    dialogue.run(A2).cut(1, A2, B)
+    assert kinds(dialogue.acknowledge(1, A)) == [ReportStale]
+    assert kinds(dialogue.acknowledge(1, A2, B)) == [StoreCheckpoint]
+
+
+def test_an_acknowledgement_before_its_barrier_aborts() -> None:
+    # H40: whatever that snapshot holds, it is not what the cut asks for.
+    dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
+    assert kinds(dialogue.acknowledge(1, A)) == [AbortCheckpoint]
+
+
+def test_a_repeated_word_changes_nothing() -> None:
+    # H44
+    dialogue = Dialogue().run(A, B).cut(1, A, B)
+    dialogue.acknowledge(1, A)
+    for again in (SubtaskClosed(A, 1), GatewayDrained(A, 1), SubtaskAcknowledged(A, 1, b"other")):
+        assert kinds(dialogue.tell(again)) == [ReportStale]
+    assert stored(dialogue.acknowledge(1, B)).subtask_states[0] == snapshot_of(0, b"0 at 1", b"held")
+
+
+def test_checkpoints_that_fail_in_a_row_become_a_global_failure() -> None:
+    # H45, G13
+    dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A)
+    assert kinds(dialogue.wait(10)) == [AbortCheckpoint]
+    dialogue.close(2, A, B)
+    effects = dialogue.tell(CoordinatorSnapshotFailed(2, "returned None"))
+    assert kinds(effects) == [AbortCheckpoint, RaiseGlobalFailure]
+    assert "returned None" in str(effects[1])
+
+
+def test_one_that_completes_ends_the_row_of_failures() -> None:
+    # H45: consecutive
+    dialogue = Dialogue(tolerated_failures=1).run(A, B)
+    dialogue.close(1, A)
+    dialogue.wait(10)
+    dialogue.complete(2, A, B)
+    dialogue.close(3, A)
+    assert kinds(dialogue.wait(10)) == [AbortCheckpoint]
+
+
+def test_an_attempt_that_fails_is_no_failure_of_the_checkpoint() -> None:
+    # H45: it has its own failover; it must not fail the job for it.
+    dialogue = Dialogue(tolerated_failures=0).run(A, B).close(1, A)
+    assert kinds(dialogue.tell(AttemptFailed(A, FAILED))) == [AbortCheckpoint, TellFailed]
+
+
+def test_the_end_of_a_run_aborts_what_its_subtasks_still_owe() -> None:
+    # H57
+    dialogue = Dialogue().run(A, B).cut(1, A, B)
+    assert kinds(dialogue.tell(RunEnded(7, False))) == [AbortCheckpoint, TellRunEnded]
+
+
+def test_the_end_of_a_run_leaves_a_checkpoint_of_finished_subtasks_alone() -> None:
+    # H47, H57
+    dialogue = Dialogue(1, mode=RestoreMode.BATCH).run(A).cut(1, A)
+    dialogue.acknowledge(1, A)
+    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
+    assert dialogue.tell(RunEnded(7, True)) == [TellRunEnded(7, True, "")]
+    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+
+
+# --- one at a time ---------------------------------------------------------------------------------------
+
+
+def test_a_request_meanwhile_waits_and_a_second_one_is_refused() -> None:
+    # H43
+    dialogue = Dialogue().run(A, B).cut(1, A, B)
+    assert dialogue.tell(CheckpointTriggered(2)) == []
+    assert kinds(dialogue.tell(CheckpointTriggered(3))) == [RefuseCheckpoint]
+    dialogue.acknowledge(1, A, B)
+    assert dialogue.tell(CheckpointStored(1)) == [
+        CompleteCheckpoint(1),
+        CloseSubtask(A, 2),
+        CloseSubtask(B, 2),
+    ]
+
+
+def test_a_request_that_waits_can_be_withdrawn() -> None:
+    # H44
+    dialogue = Dialogue().run(A, B).cut(1, A, B)
+    dialogue.tell(CheckpointTriggered(2))
+    assert dialogue.tell(AbortRequested(2, "never mind")) == [RefuseCheckpoint(2, "never mind")]
+    dialogue.acknowledge(1, A, B)
+    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+
+
+def test_a_request_waits_for_the_reset_that_is_owed() -> None:
+    # H16: started before it, the checkpoint would only be aborted by it.
+    dialogue = Dialogue().run(A, B)
+    dialogue.tell(AttemptFailed(A, FAILED))
+    assert dialogue.tell(CheckpointTriggered(1)) == []
+    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, -1), CloseSubtask(B, 1)]
+
+
+def test_a_request_does_not_wait_for_ever() -> None:
+    # H48
+    dialogue = Dialogue().run(A, B)
+    dialogue.tell(AttemptFailed(A, FAILED), CheckpointTriggered(1))
+    assert kinds(dialogue.wait(10)) == [RefuseCheckpoint]
+    assert dialogue.tracker.next_deadline() is None
+
+
+def test_a_sibling_that_dies_leaves_no_reset_owed() -> None:
+    # H13: another attempt of the subtask lives on.
+    dialogue = Dialogue().run(A, B, A2)
+    dialogue.tell(AttemptFailed(A, FailureReason(FailureKind.SUPERSEDED, "")))
+    assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(A2, 1), CloseSubtask(B, 1)]
+
+
+def test_checkpoint_ids_rise() -> None:
+    # H4
+    dialogue = Dialogue(restored=CompletedCheckpoint(5, 2, b"c", {}))
+    with pytest.raises(LocalProtocolError, match="rise"):
+        dialogue.tell(CheckpointTriggered(5))
+    dialogue.tell(CheckpointTriggered(6), AbortRequested(6, "enough"))
+    with pytest.raises(LocalProtocolError, match="rise"):
+        dialogue.tell(CheckpointTriggered(6))

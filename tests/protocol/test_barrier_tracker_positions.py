@@ -1,0 +1,138 @@
+"""Both halves of a checkpoint are of one cut (H32); a subtask with copies has no half (H13)."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.barrier_tracker import (
+    AbortCheckpoint,
+    AttemptAccepted,
+    AttemptFailed,
+    AttemptFinished,
+    CheckpointStored,
+    CheckpointTriggered,
+    CompleteCheckpoint,
+    CompletedCheckpoint,
+    CoordinatorSnapshotTaken,
+    GatewayDrained,
+    RaiseGlobalFailure,
+    RefuseCheckpoint,
+    ReopenSubtask,
+    RestoreAttempt,
+    SendBarrier,
+    SnapshotCoordinator,
+    StoreCheckpoint,
+    SubtaskAcknowledged,
+    SubtaskFinalState,
+)
+from protocol.messages import RestoreMode, SubtaskState
+from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds, snapshot_of, stored
+
+
+def cut_at(dialogue: Dialogue, events_taken: dict[int, int]) -> Dialogue:
+    """Checkpoint 1 of A, up to its barrier."""
+    dialogue.close(1, A)
+    dialogue.tell(CoordinatorSnapshotTaken(1, b"c", events_taken), GatewayDrained(A, 1))
+    return dialogue
+
+
+# --- positions --------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_that_fits_the_cut_is_part_of_the_checkpoint() -> None:
+    # H32
+    dialogue = cut_at(Dialogue(1).run(A), {A.task_attempt_id: 3})
+    checkpoint = stored(dialogue.tell(SubtaskAcknowledged(A, 1, b"a", (), 3)))
+    assert checkpoint.subtask_states == {0: snapshot_of(0, b"a", events_sent=3)}
+
+
+@pytest.mark.parametrize("events_sent", [2, 4], ids=["doubled", "lost"])
+def test_a_snapshot_that_does_not_fit_the_cut_aborts_and_counts(events_sent: int) -> None:
+    # H32, H45: an event is in neither half, or in both.
+    dialogue = cut_at(Dialogue(1).run(A), {A.task_attempt_id: 3})
+    effects = dialogue.tell(SubtaskAcknowledged(A, 1, b"a", (), events_sent))
+    assert kinds(effects) == [AbortCheckpoint, RaiseGlobalFailure]
+    assert f"{A}: {events_sent} of its events had left" in str(effects[0])
+    assert "had taken 3 at the cut" in str(effects[0])
+
+
+def test_the_positions_of_one_attempt_are_not_those_of_another() -> None:
+    # H32, H1: by task attempt id
+    dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
+    taken = {A.task_attempt_id: 1, B.task_attempt_id: 2}
+    dialogue.tell(CoordinatorSnapshotTaken(1, b"c", taken), GatewayDrained(A, 1), GatewayDrained(B, 1))
+    assert dialogue.tell(SubtaskAcknowledged(B, 1, b"b", (), 2)) == []
+    assert kinds(dialogue.tell(SubtaskAcknowledged(A, 1, b"a", (), 2))) == [AbortCheckpoint]
+
+
+def test_an_attempt_that_sent_nothing_stands_where_it_restored() -> None:
+    # H32: the positions go on along the restored history.
+    restored = CompletedCheckpoint(4, 1, b"c", {0: snapshot_of(0, b"zero", events_sent=7)})
+    dialogue = Dialogue(1, restored=restored, tolerated_failures=1).run(A)
+    dialogue.close(5, A).tell(CoordinatorSnapshotTaken(5, b"c"), GatewayDrained(A, 5))
+    assert stored(dialogue.tell(SubtaskAcknowledged(A, 5, b"a", (), 7))).subtask_states[0].events_sent == 7
+    dialogue.tell(CheckpointStored(5))
+    dialogue.close(6, A).tell(CoordinatorSnapshotTaken(6, b"c", {A.task_attempt_id: 9}), GatewayDrained(A, 6))
+    assert kinds(dialogue.tell(SubtaskAcknowledged(A, 6, b"a", (), 7))) == [AbortCheckpoint]
+
+
+def test_a_final_state_of_before_the_cut_is_compared_at_the_cut() -> None:
+    # H32, H47
+    for taken, ends in ((5, [StoreCheckpoint]), (4, [AbortCheckpoint])):
+        dialogue = Dialogue(1, tolerated_failures=1).run(A)
+        dialogue.tell(SubtaskFinalState(A, b"final", 5), AttemptFinished(A))
+        assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
+        effects = dialogue.tell(CoordinatorSnapshotTaken(1, b"c", {A.task_attempt_id: taken}))
+        assert kinds(effects) == ends
+
+
+def test_a_final_state_of_after_the_cut_is_compared_when_it_comes() -> None:
+    # H32, H47
+    for sent, ends in ((5, [ReopenSubtask, StoreCheckpoint]), (6, [ReopenSubtask, AbortCheckpoint])):
+        dialogue = cut_at(Dialogue(1, tolerated_failures=1).run(A), {A.task_attempt_id: 5})
+        assert kinds(dialogue.tell(SubtaskFinalState(A, b"final", sent))) == ends
+
+
+def test_a_subtask_at_rest_takes_part_with_its_restored_part_unchanged() -> None:
+    # H32, H47, H52: several states and a position of its own; nobody has sent anything since.
+    restored = CompletedCheckpoint(
+        4, 3, b"c", {subtask: snapshot_of(subtask, b"%d" % subtask, b"h", events_sent=7) for subtask in range(3)}
+    )
+    dialogue = Dialogue(2, restored=restored).run(B)
+    dialogue.cut(5, B)
+    checkpoint = stored(dialogue.acknowledge(5, B))
+    assert checkpoint.parallelism == 2
+    assert checkpoint.subtask_states[0].states == (SubtaskState(0, b"0"), SubtaskState(2, b"2"))
+    assert [held.sender for held in checkpoint.subtask_states[0].held] == [0, 2]
+
+
+# --- copies -----------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_beside_a_living_one_aborts_what_is_pending() -> None:
+    # H13: whose snapshot would count? It is no failure of the checkpoint (H45).
+    dialogue = Dialogue(tolerated_failures=0).run(A, B).cut(1, A, B)
+    assert dialogue.tell(AttemptAccepted(A2, RestoreMode.STREAMING)) == [
+        AbortCheckpoint(1, "subtask 0 has 2 attempts at once"),
+        RestoreAttempt(A2, -1, (), (), 0),
+    ]
+
+
+def test_while_a_subtask_has_two_attempts_no_checkpoint_starts() -> None:
+    # H13
+    dialogue = Dialogue().run(A, B)
+    dialogue.tell(AttemptAccepted(A2, RestoreMode.STREAMING))
+    assert dialogue.tell(CheckpointTriggered(1)) == [RefuseCheckpoint(1, "subtask 0 has 2 attempts at once")]
+    dialogue.tell(AttemptFailed(A2, FAILED))
+    assert CompleteCheckpoint(2) in dialogue.complete(2, A, B)
+
+
+def test_an_attempt_beside_a_finished_one_hinders_nothing() -> None:
+    # H13, H47: the final state is the subtask's.
+    dialogue = Dialogue().run(A, B)
+    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
+    dialogue.close(1, B)
+    assert kinds(dialogue.tell(AttemptAccepted(A2, RestoreMode.STREAMING))) == [RestoreAttempt]
+    dialogue.tell(CoordinatorSnapshotTaken(1, b"c"))
+    assert dialogue.tell(GatewayDrained(B, 1)) == [SendBarrier(B, 1)]
+    assert stored(dialogue.acknowledge(1, B)).subtask_states[0] == snapshot_of(0, b"final")

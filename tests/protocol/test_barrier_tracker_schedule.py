@@ -1,0 +1,236 @@
+"""Checkpoints that are due by themselves: by the interval, and behind a run that ended well."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.barrier_tracker import (
+    AbortCheckpoint,
+    AttemptAccepted,
+    AttemptFailed,
+    AttemptFinished,
+    AttemptReady,
+    CheckpointConfig,
+    CheckpointStored,
+    CheckpointStoreFailed,
+    CheckpointTriggered,
+    CloseSubtask,
+    CompleteCheckpoint,
+    CoordinatorSnapshotFailed,
+    CoordinatorSnapshotTaken,
+    EndSavepoint,
+    OperatorResetRequired,
+    RaiseGlobalFailure,
+    RunEnded,
+    SnapshotCoordinator,
+    SubtaskFinalState,
+    SubtaskResetRequired,
+    TellResetToCheckpoint,
+    TellRunEnded,
+    TriggerCheckpoint,
+)
+from protocol.messages import RestoreMode
+from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds
+
+DUE = [TriggerCheckpoint()]
+
+
+# --- by the interval --------------------------------------------------------------------------------------
+
+
+def test_one_is_due_every_interval_from_the_first_attempt_that_is_ready() -> None:
+    # Issue 3; H4: the machine asks for an id, it mints none.
+    dialogue = Dialogue(interval_s=3.0)
+    assert dialogue.wait(50.0) == []
+    dialogue.tell(AttemptAccepted(A, RestoreMode.STREAMING))
+    assert dialogue.tracker.next_deadline() is None
+    dialogue.tell(AttemptReady(A))
+    assert dialogue.tracker.next_deadline() == 53.0
+    assert dialogue.wait(2.9) == []
+    assert dialogue.wait(0.1) == DUE
+    dialogue.complete(1, A)
+    assert dialogue.tracker.next_deadline() == 56.0
+    assert dialogue.wait(3.0) == DUE
+
+
+def test_without_an_interval_none_is_due() -> None:
+    dialogue = Dialogue().run(A)
+    assert dialogue.tracker.next_deadline() is None
+    assert dialogue.wait(100.0) == []
+
+
+def test_one_that_is_due_is_asked_for_once() -> None:
+    # H43: while an id is being had for it, and while it is pending or waits.
+    dialogue = Dialogue(interval_s=3.0).run(A)
+    assert dialogue.wait(3.0) == DUE
+    assert dialogue.wait(3.0) == []
+    assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(A, 1)]
+    assert dialogue.wait(3.0) == []
+
+
+def test_one_for_which_no_id_came_is_asked_for_again() -> None:
+    # H48
+    dialogue = Dialogue(interval_s=3.0).run(A)
+    assert dialogue.wait(3.0) == DUE
+    assert dialogue.tracker.next_deadline() == 13.0
+    assert dialogue.wait(10.0) == DUE
+
+
+def test_one_that_is_late_is_asked_for_as_soon_as_it_can_start_and_only_once() -> None:
+    # H43
+    dialogue = Dialogue(interval_s=3.0).run(A).store(1, A)
+    assert dialogue.wait(8.0) == []
+    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1), TriggerCheckpoint()]
+    dialogue.complete(2, A)
+    assert dialogue.tracker.next_deadline() == 11.0
+
+
+def test_a_request_that_waits_goes_first() -> None:
+    # H43
+    dialogue = Dialogue(interval_s=3.0).run(A).store(1, A)
+    dialogue.wait(8.0)
+    dialogue.tell(CheckpointTriggered(2))
+    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1), CloseSubtask(A, 2)]
+
+
+def test_several_may_be_due_at_once_up_to_the_limit() -> None:
+    # H43
+    dialogue = Dialogue(interval_s=3.0, concurrent_max=2).run(A).cut(1, A)
+    assert dialogue.wait(3.0) == DUE
+    dialogue.cut(2, A)
+    assert dialogue.wait(3.0) == []
+
+
+def test_nothing_is_due_within_the_pause_after_one_has_ended() -> None:
+    dialogue = Dialogue(interval_s=3.0, min_pause_s=2.0, tolerated_failures=1).run(A)
+    dialogue.wait(2.0)
+    dialogue.complete(1, A)
+    assert dialogue.tracker.next_deadline() == 4.0
+    assert dialogue.wait(1.9) == []
+    assert dialogue.wait(0.1) == DUE
+    dialogue.close(2, A)
+    dialogue.wait(1.5)
+    dialogue.tell(CoordinatorSnapshotFailed(2, "an abort is an end, too"))
+    assert dialogue.tracker.next_deadline() == 7.5
+
+
+def test_none_is_due_while_no_attempt_runs() -> None:
+    # Issue 3: failed, finished, and before the next one is ready.
+    dialogue = Dialogue(1, interval_s=3.0).run(A)
+    dialogue.tell(AttemptFailed(A, FAILED), SubtaskResetRequired(0))
+    assert dialogue.tracker.next_deadline() is None
+    dialogue.tell(AttemptAccepted(A2, RestoreMode.STREAMING))
+    assert dialogue.wait(9.0) == []
+    dialogue.tell(AttemptReady(A2))
+    assert dialogue.tracker.next_deadline() == 12.0
+    dialogue.tell(SubtaskFinalState(A2, b""), AttemptFinished(A2))
+    assert dialogue.tracker.next_deadline() is None
+
+
+def test_none_is_due_while_a_reset_is_owed_or_a_subtask_has_copies() -> None:
+    # H13, H16: it would be refused, or wait.
+    dialogue = Dialogue(interval_s=3.0).run(A, B)
+    dialogue.tell(AttemptFailed(A, FAILED))
+    assert dialogue.wait(3.0) == []
+    assert dialogue.tell(SubtaskResetRequired(0))[1:] == DUE
+    dialogue = Dialogue(interval_s=3.0).run(A, A2)
+    assert dialogue.wait(3.0) == []
+    assert dialogue.tell(AttemptFailed(A2, FAILED))[1:] == DUE
+
+
+def test_a_reset_of_the_operator_forgets_what_was_due() -> None:
+    # H15
+    dialogue = Dialogue(interval_s=3.0).run(A, B)
+    dialogue.tell(OperatorResetRequired("x"))
+    assert dialogue.tracker.next_deadline() is None
+    assert dialogue.wait(5.0) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"timeout_s": 0.0},
+        {"interval_s": 0.0},
+        {"min_pause_s": -1.0},
+        {"tolerated_failures": -1},
+        {"concurrent_max": 0},
+    ],
+)
+def test_a_config_that_means_nothing_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        CheckpointConfig(**wrong)  # type: ignore[arg-type]
+
+
+# --- behind a run that ended well -------------------------------------------------------------------------
+
+
+def a_finished_run(**how: int) -> Dialogue:
+    dialogue = Dialogue(1, **how).run(A)  # type: ignore[arg-type]
+    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
+    return dialogue
+
+
+def test_a_run_that_ended_well_is_followed_by_one_final_checkpoint() -> None:
+    # Issue 3: its last output is committed with it. H47: the final states are its parts.
+    dialogue = a_finished_run()
+    assert dialogue.tell(RunEnded(7, True)) == [TellRunEnded(7, True, ""), TriggerCheckpoint()]
+    assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
+    dialogue.tell(CoordinatorSnapshotTaken(1, b"c"))
+    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+    assert not dialogue.tracker.final_owed
+    assert dialogue.tracker.next_deadline() is None
+
+
+@pytest.mark.parametrize(("mode", "succeeded"), [(RestoreMode.BATCH, True), (RestoreMode.STREAMING, False)])
+def test_in_batch_mode_and_behind_a_failed_run_there_is_none(mode: RestoreMode, succeeded: bool) -> None:
+    dialogue = Dialogue(1, mode=mode).run(A)
+    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
+    assert kinds(dialogue.tell(RunEnded(7, succeeded))) == [TellRunEnded]
+    assert not dialogue.tracker.final_owed
+
+
+def test_what_is_pending_is_aborted_and_the_final_one_follows() -> None:
+    # H57, H16
+    dialogue = Dialogue(2).run(A, B).close(1, A)
+    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
+    assert kinds(dialogue.tell(RunEnded(7, True))) == [AbortCheckpoint, TellRunEnded, TriggerCheckpoint]
+
+
+def test_the_final_one_waits_for_one_that_is_settled_and_is_no_substitute() -> None:
+    # H43, H57: the one that is being stored began before the last output.
+    dialogue = Dialogue(1).run(A).store(1, A)
+    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
+    assert kinds(dialogue.tell(RunEnded(7, True))) == [TellRunEnded]
+    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1), TriggerCheckpoint()]
+    assert dialogue.tracker.final_owed
+
+
+def test_a_request_that_waited_for_the_runs_end_serves_as_the_final_one() -> None:
+    dialogue = Dialogue(1).run(A).store(1, A)
+    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A), CheckpointTriggered(2), RunEnded(7, True))
+    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1), SnapshotCoordinator(2)]
+    dialogue.tell(CoordinatorSnapshotTaken(2, b"c"))
+    assert dialogue.tell(CheckpointStored(2)) == [CompleteCheckpoint(2)]
+    assert not dialogue.tracker.final_owed
+
+
+def test_a_savepoint_is_no_final_one() -> None:
+    # H49: it commits nothing.
+    dialogue = Dialogue(1).run(A).store(1, A)
+    dialogue.tell(SubtaskFinalState(A, b""), AttemptFinished(A), CheckpointTriggered(2, True), RunEnded(7, True))
+    dialogue.tell(CheckpointStored(1), CoordinatorSnapshotTaken(2, b"c"))
+    assert dialogue.tell(CheckpointStored(2)) == [EndSavepoint(2), TriggerCheckpoint()]
+
+
+def test_a_final_one_that_fails_is_tried_again_behind_the_pause() -> None:
+    # H45: as long as failures are tolerated.
+    dialogue = a_finished_run(tolerated_failures=1, min_pause_s=2)
+    dialogue.tell(RunEnded(7, True), CheckpointTriggered(1), CoordinatorSnapshotTaken(1, b"c"))
+    assert kinds(dialogue.tell(CheckpointStoreFailed(1, "disk full")))[0] is AbortCheckpoint
+    assert dialogue.tracker.next_deadline() == 2.0
+    assert dialogue.wait(2.0) == DUE
+    dialogue.tell(CheckpointTriggered(2))
+    effects = dialogue.tell(CoordinatorSnapshotFailed(2, "no"))
+    assert kinds(effects) == [AbortCheckpoint, RaiseGlobalFailure]
+    assert kinds(dialogue.tell(OperatorResetRequired("x"))) == [TellResetToCheckpoint]
+    assert not dialogue.tracker.final_owed

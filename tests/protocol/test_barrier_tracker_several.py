@@ -1,0 +1,296 @@
+"""Several checkpoints at once (H43), savepoints among them (H49)."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.barrier_tracker import (
+    AbortCheckpoint,
+    AbortRequested,
+    AttemptAccepted,
+    AttemptFailed,
+    AttemptReady,
+    CheckpointStored,
+    CheckpointStoreFailed,
+    CheckpointTriggered,
+    CloseSubtask,
+    CompleteCheckpoint,
+    CoordinatorSnapshotFailed,
+    CoordinatorSnapshotTaken,
+    DiscardCheckpoint,
+    EndSavepoint,
+    GatewayDrained,
+    OperatorResetRequired,
+    Phase,
+    RaiseGlobalFailure,
+    RefuseCheckpoint,
+    ReopenSubtask,
+    ReportStale,
+    RunEnded,
+    SendBarrier,
+    SnapshotCoordinator,
+    StoreCheckpoint,
+    SubtaskClosed,
+    SubtaskFinalState,
+    SubtaskResetRequired,
+    TellFailed,
+    TellReady,
+    TellReset,
+    TellResetToCheckpoint,
+    TellRunEnded,
+    TrackerInput,
+)
+from protocol.messages import RestoreMode
+from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds, snapshot_of, stored
+
+
+def several(concurrent_max: int = 2, parallelism: int = 2, tolerated_failures: int = 0) -> Dialogue:
+    return Dialogue(parallelism, concurrent_max=concurrent_max, tolerated_failures=tolerated_failures)
+
+
+# --- the order among them ---------------------------------------------------------------------------------
+
+
+def test_as_many_as_are_allowed_run_beside_each_other_and_one_more_waits() -> None:
+    # H43
+    dialogue = several().run(A, B)
+    assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(A, 1), CloseSubtask(B, 1)]
+    assert dialogue.tell(CheckpointTriggered(2)) == [CloseSubtask(A, 2), CloseSubtask(B, 2)]
+    assert dialogue.tell(CheckpointTriggered(3)) == []
+    assert dialogue.tell(CheckpointTriggered(4)) == [
+        RefuseCheckpoint(4, "checkpoint 3 waits already, and only one may (H43)")
+    ]
+    assert dialogue.tracker.pending_ids == (1, 2)
+    assert dialogue.tell(AbortRequested(1, "enough")) == [
+        AbortCheckpoint(1, "enough"),
+        CloseSubtask(A, 3),
+        CloseSubtask(B, 3),
+    ]
+    assert dialogue.tracker.pending_ids == (2, 3)
+
+
+def test_the_coordinator_is_asked_for_one_snapshot_after_the_other() -> None:
+    # H43: a cut cannot lie before the cut of a lower one.
+    dialogue = several(3).run(A).close(1, A)
+    assert dialogue.tell(CheckpointTriggered(2), SubtaskClosed(A, 2)) == [CloseSubtask(A, 2)]
+    assert dialogue.tell(CheckpointTriggered(3), SubtaskClosed(A, 3)) == [CloseSubtask(A, 3)]
+    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"1")) == [SnapshotCoordinator(2)]
+    assert dialogue.tell(CoordinatorSnapshotTaken(2, b"2")) == [SnapshotCoordinator(3)]
+    assert dialogue.tell(GatewayDrained(A, 1)) == [SendBarrier(A, 1)]
+
+
+def test_a_cut_that_failed_lets_the_next_one_be_asked_for() -> None:
+    # H43, H44
+    dialogue = several(tolerated_failures=1).run(A).close(1, A).close(2, A)
+    assert kinds(dialogue.tell(CoordinatorSnapshotFailed(1, "no"))) == [AbortCheckpoint, SnapshotCoordinator]
+    assert kinds(dialogue.tell(CoordinatorSnapshotTaken(1, b"late"))) == [ReportStale]
+    assert dialogue.tell(CoordinatorSnapshotTaken(2, b"2"), GatewayDrained(A, 2)) == [SendBarrier(A, 2)]
+
+
+def test_each_takes_its_own_words() -> None:
+    # H44: by id, never "the last one".
+    dialogue = several().run(A, B).cut(1, A, B).cut(2, A, B)
+    assert dialogue.acknowledge(1, A) == []
+    assert dialogue.acknowledge(2, B) == []
+    assert stored(dialogue.acknowledge(1, B)).checkpoint_id == 1
+    assert stored(dialogue.acknowledge(2, A)).subtask_states[1] == snapshot_of(1, b"1 at 2", b"held")
+    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+    assert dialogue.tell(CheckpointStored(2)) == [CompleteCheckpoint(2)]
+
+
+def test_an_abort_of_one_leaves_the_others_alone() -> None:
+    # H44, G4
+    dialogue = several(3).run(A).cut(1, A).cut(2, A).cut(3, A)
+    assert dialogue.tell(AbortRequested(2, "enough")) == [AbortCheckpoint(2, "enough")]
+    assert dialogue.tracker.pending_ids == (1, 3)
+    assert kinds(dialogue.tell(AbortRequested(2, "again"))) == [ReportStale]
+    assert dialogue.tracker.pending_ids == (1, 3)
+    assert kinds(dialogue.acknowledge(2, A)) == [ReportStale]
+    assert stored(dialogue.acknowledge(1, A)).checkpoint_id == 1
+
+
+@pytest.mark.parametrize("lower_is", [Phase.ACKNOWLEDGING, Phase.STORING])
+def test_one_that_completes_subsumes_the_lower_ones(lower_is: Phase) -> None:
+    # H43: completions rise, so a lower one cannot complete any more; it is no failure (H45).
+    dialogue = several().run(A, B).cut(1, A, B).store(2, A, B)
+    if lower_is is Phase.STORING:
+        dialogue.acknowledge(1, A, B)
+    assert dialogue.tracker.phase is lower_is
+    discard = [DiscardCheckpoint(1)] if lower_is is Phase.STORING else []
+    assert dialogue.tell(CheckpointStored(2)) == [
+        AbortCheckpoint(1, "subsumed by checkpoint 2"),
+        *discard,
+        CompleteCheckpoint(2),
+    ]
+    assert kinds(dialogue.tell(CheckpointStored(1))) == [ReportStale]
+    assert dialogue.tracker.restore_id == 2
+
+
+def test_one_that_completes_leaves_the_higher_ones_alone() -> None:
+    # H43
+    dialogue = several().run(A).store(1, A).cut(2, A)
+    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+    dialogue.acknowledge(2, A)
+    assert dialogue.tell(CheckpointStored(2)) == [CompleteCheckpoint(2)]
+
+
+def test_each_takes_its_own_time() -> None:
+    # H48
+    dialogue = several(tolerated_failures=1).run(A).close(1)
+    dialogue.now = 4.0
+    dialogue.close(2)
+    assert dialogue.tracker.next_deadline() == 10.0
+    assert kinds(dialogue.wait(6.0)) == [AbortCheckpoint]
+    assert dialogue.tracker.pending_ids == (2,)
+    assert dialogue.tracker.next_deadline() == 14.0
+
+
+def test_one_that_waits_for_its_turn_says_so_when_its_time_is_over() -> None:
+    # H43, H48
+    dialogue = several(tolerated_failures=1).run(A).close(1, A).close(2, A)
+    effects = dialogue.wait(10.0)
+    assert kinds(effects) == [AbortCheckpoint, AbortCheckpoint, RaiseGlobalFailure]
+    assert "the coordinator has not returned its snapshot" in str(effects[0])
+    assert "an earlier snapshot" in str(effects[1])
+
+
+# --- who takes part ---------------------------------------------------------------------------------------
+
+
+def test_an_attempt_is_withheld_until_every_one_without_it_has_asked_for_its_snapshot() -> None:
+    # The invariant: whatever passes between it and the coordinator is behind both cuts.
+    dialogue = several().run(A)
+    dialogue.tell(AttemptAccepted(B, RestoreMode.STREAMING), CheckpointTriggered(1), CheckpointTriggered(2))
+    assert dialogue.tell(AttemptReady(B)) == []
+    assert dialogue.tell(SubtaskClosed(A, 1), SubtaskClosed(A, 2)) == [SnapshotCoordinator(1)]
+    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"1")) == [SnapshotCoordinator(2), TellReady(B)]
+
+
+def test_a_withheld_attempt_takes_part_in_the_next_one() -> None:
+    # H47: nothing was exchanged with it yet, but what it sends once it is known is before the cut of 2.
+    dialogue = several().run(A)
+    dialogue.tell(AttemptAccepted(B, RestoreMode.STREAMING), CheckpointTriggered(1), AttemptReady(B))
+    assert dialogue.tell(CheckpointTriggered(2)) == [CloseSubtask(A, 2), CloseSubtask(B, 2)]
+    assert dialogue.tell(SubtaskClosed(A, 1)) == [SnapshotCoordinator(1), TellReady(B)]
+    dialogue.tell(CoordinatorSnapshotTaken(1, b"1"), SubtaskClosed(A, 2))
+    assert dialogue.tell(SubtaskClosed(B, 2)) == [SnapshotCoordinator(2)]
+
+
+def test_a_final_state_is_the_part_in_each_of_them() -> None:
+    # H47
+    dialogue = several(parallelism=1).run(A).cut(1, A).close(2, A)
+    assert kinds(dialogue.tell(SubtaskFinalState(A, b"final"))) == [ReopenSubtask, ReopenSubtask, StoreCheckpoint]
+    effects = dialogue.tell(CoordinatorSnapshotTaken(2, b"2"))
+    assert stored(effects).subtask_states == {0: snapshot_of(0, b"final")}
+
+
+# --- failures and resets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (AttemptFailed(A, FAILED), TellFailed),
+        (SubtaskResetRequired(0), TellReset),
+        (OperatorResetRequired("fail_job"), TellResetToCheckpoint),
+        (RunEnded(7, False), TellRunEnded),
+    ],
+)
+def test_what_concerns_the_attempts_aborts_all_that_is_pending_first(cause: TrackerInput, told: type) -> None:
+    # H16: both sides know it before they hear of the rest; none of it is a failure of a checkpoint (H45).
+    dialogue = several(3).run(A, B).store(1, A, B).close(2, A, B).close(3)
+    effects = dialogue.tell(cause)
+    assert kinds(effects) == [AbortCheckpoint, DiscardCheckpoint, AbortCheckpoint, AbortCheckpoint, told]
+    assert dialogue.tracker.pending_ids == ()
+
+
+def test_failures_in_a_row_are_counted_over_all_of_them() -> None:
+    # H45: at the limit everything stops until the reset.
+    dialogue = several(tolerated_failures=1).run(A).cut(1, A).store(2, A)
+    dialogue.tell(CheckpointStoreFailed(2, "disk full"), CheckpointTriggered(3))
+    effects = dialogue.tell(AbortRequested(1, "no failure"), CheckpointTriggered(4), SubtaskClosed(A, 3))
+    assert kinds(effects) == [AbortCheckpoint, CloseSubtask, SnapshotCoordinator]
+    effects = dialogue.tell(CoordinatorSnapshotFailed(3, "returned None"))
+    assert kinds(effects) == [AbortCheckpoint, AbortCheckpoint, RaiseGlobalFailure]
+    assert "2 checkpoints in a row failed, the last one, 3: coordinator: returned None" in str(effects[2])
+    assert dialogue.tell(CheckpointTriggered(5)) == []
+    assert kinds(dialogue.tell(OperatorResetRequired("x"))) == [TellResetToCheckpoint, SnapshotCoordinator]
+
+
+def test_a_reset_never_overtakes_a_completion() -> None:
+    # H18 (FLINK-20290): the lower one is told; the higher one is durable, but was not told.
+    dialogue = several().run(A, B).store(1, A, B).store(2, A, B)
+    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+    dialogue.tell(AttemptFailed(A, FAILED))
+    assert kinds(dialogue.tell(CheckpointStored(2))) == [ReportStale]
+    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, 1)]
+
+
+def test_an_acknowledgement_of_another_attempt_settles_none_of_them() -> None:
+    # H44, G7
+    dialogue = several().run(A, B)
+    dialogue.tell(AttemptFailed(A, FAILED), SubtaskResetRequired(0))
+    dialogue.run(A2).cut(1, A2, B).cut(2, A2, B)
+    dialogue.acknowledge(1, B)
+    assert kinds(dialogue.acknowledge(1, A)) == [ReportStale]
+    assert kinds(dialogue.acknowledge(2, A)) == [ReportStale]
+    assert stored(dialogue.acknowledge(1, A2)).checkpoint_id == 1
+
+
+# --- savepoints -------------------------------------------------------------------------------------------
+
+
+def test_a_savepoint_reopens_everything_and_completes_nothing() -> None:
+    # H49, G6
+    dialogue = Dialogue().run(A, B)
+    dialogue.complete(1, A, B)
+    dialogue.cut(2, A, B, savepoint=True)
+    [store] = dialogue.acknowledge(2, A, B)
+    assert isinstance(store, StoreCheckpoint)
+    assert store.savepoint
+    assert store.checkpoint.subtask_states[0] == snapshot_of(0, b"0 at 2", b"held")
+    assert dialogue.tell(CheckpointStored(2)) == [EndSavepoint(2)]
+    assert dialogue.tracker.phase is Phase.IDLE
+    dialogue.tell(AttemptFailed(A, FAILED))
+    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, 1)]
+
+
+def test_a_savepoint_that_fails_is_aborted_on_both_sides_but_counts_for_nothing() -> None:
+    # H45, H49: the one who asked is told, and decides.
+    dialogue = Dialogue(tolerated_failures=0).run(A, B).store(1, A, B, savepoint=True)
+    assert dialogue.tell(CheckpointStoreFailed(1, "disk full")) == [
+        AbortCheckpoint(1, "storage: disk full"),
+        DiscardCheckpoint(1, savepoint=True),
+    ]
+
+
+def test_a_savepoint_that_succeeds_does_not_end_a_row_of_failures() -> None:
+    # H45, H49
+    dialogue = Dialogue(tolerated_failures=1).run(A).close(1, A)
+    dialogue.tell(CoordinatorSnapshotFailed(1, "no"))
+    dialogue.store(2, A, savepoint=True)
+    dialogue.tell(CheckpointStored(2))
+    dialogue.close(3, A)
+    assert kinds(dialogue.tell(CoordinatorSnapshotFailed(3, "no"))) == [AbortCheckpoint, RaiseGlobalFailure]
+
+
+def test_a_savepoint_neither_subsumes_nor_is_subsumed() -> None:
+    # H43, H49
+    dialogue = several(3).run(A).cut(1, A).store(2, A, savepoint=True).store(3, A)
+    assert dialogue.tell(CheckpointStored(3)) == [
+        AbortCheckpoint(1, "subsumed by checkpoint 3"),
+        CompleteCheckpoint(3),
+    ]
+    assert dialogue.tell(CheckpointStored(2)) == [EndSavepoint(2)]
+    assert dialogue.tracker.restore_id == 3
+    dialogue.cut(4, A).store(5, A, savepoint=True)
+    assert dialogue.tell(CheckpointStored(5)) == [EndSavepoint(5)]
+    assert dialogue.tracker.pending_ids == (4,)
+
+
+def test_a_savepoint_waits_like_any_request() -> None:
+    # H43
+    dialogue = Dialogue().run(A).cut(1, A)
+    assert dialogue.tell(CheckpointTriggered(2, savepoint=True)) == []
+    dialogue.acknowledge(1, A)
+    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1), CloseSubtask(A, 2)]
