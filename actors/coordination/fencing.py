@@ -1,0 +1,198 @@
+"""What keeps a coordinator that was replaced from acting beside the one that replaced it (G16).
+
+Each incarnation has a token. A reset revokes it, and from that moment nothing that the incarnation does through its
+context or its gateways has an effect, however late it does it: on the loop, in a thread, in a handler that was on its
+way, or in a send that waited for room.
+
+One thing stays open a little longer: the store. ``close`` is where a coordinator takes back what it has put there, and
+``close`` comes after the reset. So writes to the store are refused once the incarnation has ended, or was given up,
+and that is before the next one is created.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import anyio
+
+from actors.clock import Clock
+from actors.coordination.confirmation import Confirmation
+from actors.coordination.interface import CoordinatorContext, SubtaskGateway
+from actors.coordination.store import CoordinatorStore
+from protocol.codec import encode_event
+from protocol.errors import AttemptOver
+from protocol.ids import ExecutionAttempt
+from protocol.messages import RestoreMode
+
+T = TypeVar("T")
+
+
+class FencingToken:
+    """One incarnation's right to act. ``revoked`` may be read by any thread; all else is loop-only."""
+
+    __slots__ = ("_scopes", "revoked")
+
+    def __init__(self) -> None:
+        self.revoked = False
+        self._scopes: set[anyio.CancelScope] = set()
+
+    def revoke(self) -> None:
+        """Take the right away, for ever, and cancel what it guards."""
+        self.revoked = True
+        for scope in tuple(self._scopes):
+            scope.cancel()
+
+    async def guard(self, call: Callable[[], Awaitable[T]]) -> T | None:
+        """Return what ``call`` does; None, and ``call`` is cancelled, where the token is revoked before its end."""
+        if self.revoked:
+            return None
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                return await call()
+            finally:
+                self._scopes.discard(scope)
+        return None
+
+
+class FencedGateway:
+    """``SubtaskGateway`` for one incarnation. Once that is replaced, what it sends fails with ``AttemptOver``."""
+
+    __slots__ = ("_gateway", "_token")
+
+    def __init__(self, gateway: SubtaskGateway, token: FencingToken) -> None:
+        self._gateway = gateway
+        self._token = token
+
+    def __repr__(self) -> str:
+        return f"<fenced {self._gateway!r}>"
+
+    @property
+    def attempt(self) -> ExecutionAttempt:
+        return self._gateway.attempt
+
+    @property
+    def events_pending(self) -> int:
+        return self._gateway.events_pending
+
+    @property
+    def bytes_pending(self) -> int:
+        return self._gateway.bytes_pending
+
+    async def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+        # It may wait for room; being cancelled there, it sends nothing.
+        sent = await self._token.guard(lambda: self._gateway.send_event(event, loss_tolerant=loss_tolerant))
+        return sent or self._refused(event)
+
+    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+        if self._token.revoked:
+            return self._refused(event)
+        return self._gateway.send_event_nowait(event, loss_tolerant=loss_tolerant)
+
+    def _refused(self, event: Any) -> Confirmation:
+        encode_event(event)  # what cannot be encoded raises, as it does at any other time (H21)
+        confirmation = Confirmation()
+        confirmation.settle(AttemptOver(f"{self.attempt}: the coordinator that sent this was replaced by a reset"))
+        return confirmation
+
+
+class FencedContext:
+    """``CoordinatorContext`` for one incarnation. Once that is replaced, each of its methods does nothing.
+
+    Handlers of the incarnation come after its ``start``, as everywhere: ``begun`` waits for that and tells whether it
+    was a success. Work in a thread that has begun goes on to its end, since nothing can stop a thread, and its
+    result is dropped; work that waits for a thread is not begun any more; a coroutine in the background is cancelled.
+    """
+
+    def __init__(
+        self,
+        context: CoordinatorContext,
+        token: FencingToken,
+        store: CoordinatorStore,
+        log: Any,
+        begun: Callable[[], Awaitable[bool]],
+    ) -> None:
+        self._context = context
+        self._token = token
+        self._store = store
+        self._log = log
+        self._begun = begun
+
+    @property
+    def operator_id(self) -> str:
+        return self._context.operator_id
+
+    @property
+    def parallelism(self) -> int:
+        return self._context.parallelism
+
+    @property
+    def mode(self) -> RestoreMode:
+        return self._context.mode
+
+    @property
+    def log(self) -> Any:
+        return self._log
+
+    @property
+    def clock(self) -> Clock:
+        return self._context.clock
+
+    @property
+    def store(self) -> CoordinatorStore:
+        return self._store
+
+    def events_taken(self, subtask: int) -> int:
+        return self._context.events_taken(subtask)
+
+    def fail_job(self, cause: BaseException | str) -> None:
+        if self._is_valid("fail_job", cause=str(cause)):
+            self._context.fail_job(cause)
+
+    def call_async(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        handler: Callable[[T | None, Exception | None], Awaitable[None]],
+    ) -> None:
+        @wraps(function)
+        def in_thread(*args: Any) -> T | None:
+            return None if self._token.revoked else function(*args)
+
+        if self._is_valid("call_async"):
+            self._context.call_async(in_thread, *args, handler=self._fenced(handler))
+
+    def run_in_background(
+        self,
+        coroutine_function: Callable[..., Awaitable[T]],
+        *args: Any,
+        handler: Callable[[T | None, Exception | None], Awaitable[None]],
+    ) -> None:
+        @wraps(coroutine_function)
+        async def in_background(*args: Any) -> T | None:
+            return await self._token.guard(lambda: coroutine_function(*args))
+
+        if self._is_valid("run_in_background"):
+            self._context.run_in_background(in_background, *args, handler=self._fenced(handler))
+
+    def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
+        if self._is_valid("call_later"):
+            self._context.call_later(delay_s, self._fenced(handler))
+
+    def call_soon_threadsafe(self, handler: Callable[[], Awaitable[None]]) -> None:
+        if self._is_valid("call_soon_threadsafe"):
+            self._context.call_soon_threadsafe(self._fenced(handler))
+
+    def _fenced(self, handler: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def fenced(*args: Any) -> None:
+            if await self._begun() and not self._token.revoked:
+                await handler(*args)
+
+        return fenced
+
+    def _is_valid(self, what: str, **details: str) -> bool:
+        if self._token.revoked:
+            self._log.info("ignored: the coordinator was replaced", what=what, **details)
+        return not self._token.revoked

@@ -1,0 +1,218 @@
+"""A coordinator that cannot be reset in place is closed at a reset, and another is built in its stead (R101).
+
+``RecreateOnReset`` stands in the place of the coordinator and hands every call on to the current *incarnation*. A
+reset takes three steps, of which only the first is waited for by ``reset_to_checkpoint``:
+
+1. The old incarnation's token is revoked: from here on it cannot act (G16; see ``actors.coordination.fencing``).
+2. It is closed, beside everything else, once what it is in the midst of is over.
+3. The new one is created, reset to the checkpoint, and started, in this order.
+
+All calls after a reset wait for the new incarnation and then reach it in their order. Each call is awaited before the
+next (H5), so a reset never finds one under way, and there are none to drop. Two resets in a row replace only what
+exists: where the second one comes before the new incarnation is created, that is created for the second. Where its
+start is under way, the start comes to its end, fenced, and then it is closed like any other.
+
+A close that does not end within ``close_timeout_s`` is logged, cancelled and given up, as is one that raises. Flink
+fails the job for either (R104), because there the old coordinator may do harm as long as it lives; here it is fenced,
+so the job goes on. A failure to create, reset or start the new one comes out of every call until the next reset, and
+out of a handler if there is no call: a global failure (H7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import anyio
+
+from actors.coordination.fencing import FencedContext, FencedGateway, FencingToken
+from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from actors.coordination.store import CoordinatorStore
+from actors.coordination.user_calls import call_user
+from protocol.attempts import FailureReason
+
+
+class _Incarnation:
+    """One coordinator of the user's, from before its creation until after its end."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.restore: tuple[int, bytes | None] | None = None
+        self.token = FencingToken()
+        self.store: CoordinatorStore | None = None
+        self.coordinator: OperatorCoordinator | None = None
+        self.failure: Exception | None = None  # why it never came to take calls
+        self.begun = anyio.Event()  # started, or failed to
+        self.ended = anyio.Event()  # closed, or given up
+        self.beginning = anyio.CancelScope()
+        self.closing = anyio.CancelScope()
+
+    @property
+    def awaited(self) -> bool:
+        """Nothing of it exists yet."""
+        return self.coordinator is None and not self.begun.is_set()
+
+    async def takes_calls(self) -> bool:
+        await self.begun.wait()
+        return self.failure is None
+
+    def end(self) -> None:
+        """Whatever it still does from here on does nothing."""
+        self.token.revoke()
+        if self.store is not None:
+            self.store.revoke()
+        self.ended.set()
+
+
+class RecreateOnReset(OperatorCoordinator):
+    """An ``OperatorCoordinator`` made of others, one for each reset; see the module.
+
+    factory: makes a coordinator, on the event loop; it must return a new one each time and must not block.
+    close_timeout_s: how long the next incarnation waits for the end of the one before, in seconds of the clock.
+    name: how the coordinator is called in logs; the factory's own name by default.
+
+    An incarnation hears ``reset_to_checkpoint`` at most once, before its ``start``; so ``start`` is where it begins
+    its work. Gateways are not carried over: every subtask becomes ready again after a reset (H10).
+    """
+
+    def __init__(
+        self,
+        factory: Callable[[], OperatorCoordinator],
+        *,
+        close_timeout_s: float = 60.0,
+        name: str | None = None,
+    ) -> None:
+        self._factory = factory
+        self._close_timeout_s = close_timeout_s
+        self._name = name or getattr(factory, "__qualname__", type(factory).__name__)
+        self._context: CoordinatorContext | None = None
+        self._current = _Incarnation(1)
+        self._closed = False
+
+    # --- the incarnations -----------------------------------------------------------------------------------------
+
+    async def start(self, context: CoordinatorContext) -> None:
+        if self._context is not None:
+            raise RuntimeError(f"{self._name} was started before")
+        self._context = context
+        await self._begin(self._context, self._current)
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        """Fence the current incarnation and return; what the new one needs is done in the background."""
+        context, old = self._context, self._current
+        if context is None or old.awaited:
+            old.restore = (checkpoint_id, state)
+            return
+        old.token.revoke()
+        self._current = new = _Incarnation(old.number + 1)
+        new.restore = (checkpoint_id, state)
+        context.run_in_background(self._end, context, old, handler=partial(self._over, new))
+        context.run_in_background(self._follow, context, old, new, handler=partial(self._over, new))
+
+    async def close(self) -> None:
+        """Close the current incarnation, whose start has been cancelled if it was under way.
+
+        One before it that is still closing is not waited for, and one that is not created by now never is (R105).
+        """
+        self._closed = True
+        current = self._current
+        try:
+            if current.coordinator is not None:
+                await current.coordinator.close()
+        finally:
+            current.end()
+
+    async def _follow(self, context: CoordinatorContext, old: _Incarnation, new: _Incarnation) -> None:
+        await old.ended.wait()
+        if not self._closed:
+            await self._begin(context, new)
+
+    async def _begin(self, context: CoordinatorContext, new: _Incarnation) -> None:
+        new.store = context.store.view()
+        log = context.log.bind(coordinator=self._name, incarnation=new.number)
+        fenced = FencedContext(context, new.token, new.store, log, new.takes_calls)
+        try:
+            with new.beginning:
+                new.coordinator = self._factory()
+                if new.restore is not None:
+                    await call_user("reset_to_checkpoint", new.coordinator.reset_to_checkpoint, *new.restore)
+                await call_user("start", new.coordinator.start, fenced)
+                log.debug("coordinator begun", restored=new.restore and new.restore[0])
+        except Exception as error:
+            new.failure = error
+            raise
+        finally:
+            new.begun.set()
+
+    async def _end(self, context: CoordinatorContext, old: _Incarnation) -> None:
+        log = context.log.bind(coordinator=self._name, incarnation=old.number)
+        deadline = context.clock.call_later(self._close_timeout_s, partial(self._give_up, old, log))
+        try:
+            with old.closing:
+                await old.begun.wait()
+                if old.coordinator is not None:
+                    await call_user("close", old.coordinator.close)
+        except Exception:
+            log.exception("close of a replaced coordinator failed")
+        finally:
+            deadline.cancel()
+            old.end()
+
+    def _give_up(self, old: _Incarnation, log: Any) -> None:
+        log.warning("close of a replaced coordinator given up", close_timeout_s=self._close_timeout_s)
+        old.beginning.cancel()
+        old.closing.cancel()
+        old.end()
+
+    async def _over(self, incarnation: _Incarnation, result: None, error: Exception | None) -> None:
+        """In the coordinator's own order: a failure to begin is global, unless a reset came over it."""
+        if error is not None and not incarnation.token.revoked:
+            raise error
+
+    async def _taking_calls(self) -> OperatorCoordinator:
+        """The current incarnation's coordinator, once it has started."""
+        current = self._current
+        if self._context is None or self._closed:
+            raise RuntimeError(f"{self._name} is not between its start and its close")
+        if not await current.takes_calls():
+            assert current.failure is not None
+            raise current.failure
+        assert current.coordinator is not None
+        return current.coordinator
+
+    # --- what is handed on ----------------------------------------------------------------------------------------
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        await (await self._taking_calls()).handle_event_from_operator(subtask, attempt, event)
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        return await (await self._taking_calls()).handle_request(subtask, attempt, request)
+
+    async def handle_client_request(self, request: Any) -> Any:
+        return await (await self._taking_calls()).handle_client_request(request)
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        coordinator = await self._taking_calls()
+        await coordinator.subtask_ready(subtask, FencedGateway(gateway, self._current.token))
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        await (await self._taking_calls()).subtask_failed(subtask, attempt, reason)
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        await (await self._taking_calls()).subtask_reset(subtask, checkpoint_id)
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        return await (await self._taking_calls()).checkpoint_coordinator(checkpoint_id)
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        await (await self._taking_calls()).notify_checkpoint_complete(checkpoint_id)
+
+    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        await (await self._taking_calls()).notify_checkpoint_aborted(checkpoint_id)
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        await (await self._taking_calls()).run_ended(run_id, succeeded, reason)
+
+
+__all__ = ["RecreateOnReset"]

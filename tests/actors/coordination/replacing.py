@@ -1,0 +1,202 @@
+"""What tests of ``RecreateOnReset`` share: an actor that calls it as an operator does, and remembers its coordinators.
+
+The system is a deterministic one. Calls are made one at a time, in the order in which the test asks for them, each
+awaited before the next (H5); a test sees what they came to in ``outcomes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import anyio
+
+from actors import Actor, ActorContext, ActorRef, Clock, MailboxConfig
+from actors.coordination.recreate_on_reset import RecreateOnReset
+from actors.coordination.store import CoordinatorStore
+from actors.testing import DeterministicKit, deterministic_system
+from protocol.messages import RestoreMode
+from tests.actors.coordination.operator_world import Call, Deed, RecordingCoordinator
+
+T = TypeVar("T")
+
+Deeds = Callable[[int], dict[str, Deed]]
+"""What the coordinator with this number does, counted from 1; see ``RecordingCoordinator``."""
+
+Step = Callable[[], Awaitable[object]]
+
+
+class Caller(Actor[Step]):
+    """Makes one call after the other, and the coordinator's context out of its own."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+
+    async def started(self, context: ActorContext[Step]) -> None:
+        self._bench.context = BenchContext(self._bench, context)
+
+    async def receive(self, context: ActorContext[Step], message: Step) -> None:
+        await message()
+
+    async def stopped(self, context: ActorContext[Step], cause: BaseException | None) -> None:
+        await self._bench.wrapper.close()
+
+
+class BenchContext:
+    """``CoordinatorContext`` over the caller's own; what fails the job is in ``failures``."""
+
+    operator_id = "words"
+    parallelism = 3
+    mode = RestoreMode.STREAMING
+
+    def __init__(self, bench: Bench, context: ActorContext[Step]) -> None:
+        self._bench = bench
+        self._context = context
+        self._timers = 0
+        self.failures: list[BaseException | str] = []
+        self.store = CoordinatorStore()
+
+    @property
+    def log(self) -> Any:
+        return self._context.log
+
+    @property
+    def clock(self) -> Clock:
+        return self._context.clock
+
+    def events_taken(self, subtask: int) -> int:
+        return 40 + subtask
+
+    def fail_job(self, cause: BaseException | str) -> None:
+        self.failures.append(cause)
+
+    def call_async(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        handler: Callable[[T | None, Exception | None], Awaitable[None]],
+    ) -> None:
+        self._context.run_in_thread(
+            function,
+            *args,
+            on_result=lambda result: self._bench.step("handler", lambda: handler(result, None)),
+            on_error=lambda error: self._bench.step("handler", lambda: handler(None, error)),
+        )
+
+    def run_in_background(
+        self,
+        coroutine_function: Callable[..., Awaitable[T]],
+        *args: Any,
+        handler: Callable[[T | None, Exception | None], Awaitable[None]],
+    ) -> None:
+        self._context.run(
+            coroutine_function,
+            *args,
+            on_result=lambda result: self._bench.step("handler", lambda: handler(result, None)),
+            on_error=lambda error: self._bench.step("handler", lambda: handler(None, error)),
+        )
+
+    def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
+        self._timers += 1
+        step = self._bench.step("handler", handler)
+        self._context.timers.start(f"call_later-{self._timers}", step, delay_s=delay_s)
+
+    def call_soon_threadsafe(self, handler: Callable[[], Awaitable[None]]) -> None:
+        self._context.self_ref.tell_threadsafe(self._bench.step("handler", handler))
+
+
+class Bench:
+    """A ``RecreateOnReset`` under test. ``coordinators``: all that its factory has made, in order."""
+
+    def __init__(self, kit: DeterministicKit, deeds: Deeds, close_timeout_s: float) -> None:
+        self.kit = kit
+        self.coordinators: list[RecordingCoordinator] = []
+        self.outcomes: list[
+            tuple[str, Any]
+        ] = []  # (method, what it returned or raised), but for handlers that end well
+        self.factory_fails: Exception | None = None
+        self.context: BenchContext
+        self._deeds = deeds
+        self.wrapper = RecreateOnReset(self.make_coordinator, close_timeout_s=close_timeout_s, name="under test")
+        self.caller: ActorRef[Step] = kit.system.spawn(
+            lambda: Caller(self), name="caller", mailbox=MailboxConfig(capacity=None)
+        )
+
+    def make_coordinator(self) -> RecordingCoordinator:
+        if self.factory_fails is not None:
+            raise self.factory_fails
+        coordinator = RecordingCoordinator(**self._deeds(len(self.coordinators) + 1))
+        self.coordinators.append(coordinator)
+        return coordinator
+
+    def step(self, method: str, call: Step) -> Step:
+        async def made() -> None:
+            try:
+                result = await call()
+            except Exception as error:
+                self.outcomes.append((method, error))
+            else:
+                if method != "handler":
+                    self.outcomes.append((method, result))
+
+        return made
+
+    def ask(self, method: str, *args: Any) -> None:
+        """Have a method called after all that were asked for before."""
+        self.caller.tell(self.step(method, lambda: getattr(self.wrapper, method)(*args)))
+
+    async def settle(self) -> None:
+        await self.kit.run_until_idle()
+
+    async def call(self, method: str, *args: Any) -> None:
+        """Have a method called, and let everything happen that follows without time passing."""
+        self.ask(method, *args)
+        await self.settle()
+
+    async def start(self) -> None:
+        await self.settle()
+        await self.call("start", self.context)
+
+    async def stop(self) -> None:
+        """As an operator ends: background work is cancelled, then comes ``close``."""
+        await self.kit.drive(self.kit.system.stop(self.caller))
+
+    def calls(self, number: int) -> list[Call]:
+        """What the coordinator with this number has heard, counted from 1."""
+        return self.coordinators[number - 1].calls
+
+    @property
+    def errors(self) -> list[tuple[str, Exception]]:
+        return [(method, outcome) for method, outcome in self.outcomes if isinstance(outcome, Exception)]
+
+
+@asynccontextmanager
+async def bench(
+    deeds: Deeds = lambda number: {}, *, close_timeout_s: float = 60.0, started: bool = True
+) -> AsyncIterator[Bench]:
+    """A wrapper, which has been started unless the test wants to do that itself."""
+    async with deterministic_system() as kit:
+        under_test = Bench(kit, deeds, close_timeout_s)
+        if started:
+            await under_test.start()
+        yield under_test
+
+
+def doing_in(number: int, **deeds: Deed) -> Deeds:
+    """Only the coordinator with this number does something."""
+    return lambda made: deeds if made == number else {}
+
+
+def waiting_for(gate: anyio.Event) -> Deed:
+    async def deed(*args: Any) -> None:
+        await gate.wait()
+
+    return deed
+
+
+def raising(error: BaseException) -> Deed:
+    async def deed(*args: Any) -> None:
+        raise error
+
+    return deed

@@ -1,0 +1,174 @@
+"""``RecreateOnReset`` in a real operator: with its tracker, its gateways and its checkpoints (R101, G16)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from actors.coordination.recreate_on_reset import RecreateOnReset
+from protocol.attempts import FailureKind, GlobalFailureRaised
+from protocol.errors import AttemptOver
+from tests.actors.coordination.executor import Task
+from tests.actors.coordination.operator_world import Deed, RecordingCoordinator, World, running_operator
+from tests.actors.coordination.replacing import raising, waiting_for
+
+
+class Coordinators(list[RecordingCoordinator]):
+    """All that a factory has made, in order."""
+
+    def __init__(self, deeds: Callable[[int], dict[str, Deed]]) -> None:
+        super().__init__()
+        self._deeds = deeds
+
+    def make(self) -> RecordingCoordinator:
+        self.append(RecordingCoordinator(**self._deeds(len(self) + 1)))
+        return self[-1]
+
+
+@asynccontextmanager
+async def running(
+    deeds: Callable[[int], dict[str, Deed]] = lambda number: {}, **config: Any
+) -> AsyncIterator[tuple[World, Coordinators]]:
+    coordinators = Coordinators(deeds)
+    async with running_operator(RecreateOnReset(coordinators.make), **config) as world:
+        yield world, coordinators
+
+
+def fail_over(world: World, *tasks: Task) -> None:
+    """As the ledger does: every live attempt is reported failed, then the operator is reset (H15)."""
+    for task in tasks:
+        world.fail(task, FailureKind.KILLED, reset=False)
+    world.reset()
+
+
+async def test_the_next_run_of_attempts_talks_to_the_new_coordinator() -> None:  # R101, H10
+    async with running() as (world, coordinators):
+        (task,) = await world.running(0)
+        task.send("a")
+        await world.settle()
+        fail_over(world, task)
+        (again,) = await world.running(0)
+        again.send("b")
+        await world.settle()
+        old, new = coordinators
+        assert old.events == ["a"]
+        assert new.events == ["b"]
+        assert old.named("reset_to_checkpoint") == []
+        assert [call[0] for call in old.calls[-2:]] == ["subtask_failed", "close"]
+        assert [call[0] for call in new.calls] == [
+            "reset_to_checkpoint",
+            "start",
+            "subtask_ready",
+            "handle_event_from_operator",
+        ]
+
+
+async def test_the_new_coordinator_is_restored_to_the_last_completed_checkpoint() -> None:  # R103, H18
+    async def snapshot(checkpoint_id: int) -> bytes:
+        return b"the old one's"
+
+    async with running(lambda number: {"checkpoint_coordinator": snapshot}) as (world, coordinators):
+        (task,) = await world.running(0)
+        answer = world.checkpoint()
+        await world.settle()
+        (checkpoint_id,) = answer.values
+        fail_over(world, task)
+        await world.settle()
+        assert coordinators[1].calls[0] == ("reset_to_checkpoint", checkpoint_id, b"the old one's")
+
+
+async def test_an_event_of_the_new_coordinator_arrives_and_one_of_the_old_does_not() -> None:  # G16, H14
+    async with running() as (world, coordinators):
+        (task,) = await world.running(0)
+        fail_over(world, task)
+        (again,) = await world.running(0)
+        old, new = coordinators
+        refused = old.gateways[0].send_event_nowait("from the old one")
+        sent = new.gateways[0].send_event_nowait("from the new one")
+        await world.settle()
+        assert isinstance(refused.error(), AttemptOver)
+        assert sent.confirmed()
+        assert again.events == ["from the new one"]
+        assert task.events == []
+
+
+async def test_fail_job_of_the_old_coordinator_does_not_reach_the_ledger() -> None:  # S88, G16
+    async with running() as (world, coordinators):
+        await world.running(0)
+        world.reset()
+        await world.settle()
+        coordinators[0].context.fail_job("the old one")
+        await world.settle()
+        assert world.reported(GlobalFailureRaised) == []
+        coordinators[1].context.fail_job("the new one")
+        await world.settle()
+        (report,) = world.reported(GlobalFailureRaised)
+        assert "the new one" in report.cause
+
+
+async def test_a_coordinator_that_cannot_begin_is_one_global_failure_and_the_next_reset_mends_it() -> None:  # H7
+    cause = ValueError("no such topic")
+    async with running(lambda number: {"start": raising(cause)} if number == 2 else {}) as (world, coordinators):
+        (task,) = await world.running(0)
+        fail_over(world, task)
+        (again,) = await world.running(0)
+        assert len(world.reported(GlobalFailureRaised)) == 1
+        assert world.failures == [cause]
+        fail_over(world, again)
+        await world.running(0)
+        assert len(world.reported(GlobalFailureRaised)) == 1
+        assert [call[0] for call in coordinators[2].calls] == ["reset_to_checkpoint", "start", "subtask_ready"]
+
+
+async def test_attempts_that_become_ready_during_a_long_close_wait_for_it_and_lose_nothing() -> None:  # R103, H11
+    released = anyio.Event()
+    async with running(lambda number: {"close": waiting_for(released)} if number == 1 else {}) as (world, coordinators):
+        (task,) = await world.running(0)
+        fail_over(world, task)
+        (again,) = await world.running(0)
+        again.send("b")
+        await world.settle()
+        assert len(coordinators) == 1
+        released.set()
+        await world.settle()
+        assert coordinators[1].events == ["b"]
+
+
+async def test_a_close_that_never_ends_costs_its_timeout_and_no_failure() -> None:  # S90, G16
+    never = anyio.Event()
+    async with running(lambda number: {"close": waiting_for(never)} if number == 1 else {}) as (world, coordinators):
+        (task,) = await world.running(0)
+        fail_over(world, task)
+        (again,) = await world.running(0)
+        await world.advance(60.0)
+        again.send("b")
+        await world.settle()
+        assert coordinators[1].events == ["b"]
+        assert world.failures == []
+
+
+async def test_a_checkpoint_that_would_wait_too_long_for_the_new_coordinator_fails_alone() -> None:  # H46, H48
+    released = anyio.Event()
+    async with running(
+        lambda number: {"close": waiting_for(released)} if number == 1 else {}, snapshot_timeout_s=5.0
+    ) as (world, coordinators):
+        world.reset()
+        answer = world.checkpoint()
+        await world.advance(5.0)
+        assert "took longer than 5 s" in answer.reason()
+        released.set()
+        await world.settle()
+        assert [call[0] for call in coordinators[1].calls[:2]] == ["reset_to_checkpoint", "start"]
+        assert coordinators[1].named("checkpoint_coordinator") == []
+        assert world.failures == []
+
+
+async def test_the_last_coordinator_is_closed_with_its_operator() -> None:  # H6
+    async with running() as (world, coordinators):
+        world.reset()
+        await world.settle()
+        await world.stop()
+        assert [coordinator.named("close") for coordinator in coordinators] == [[("close",)], [("close",)]]
