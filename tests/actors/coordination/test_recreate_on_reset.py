@@ -1,19 +1,22 @@
-"""``RecreateOnReset`` in a real operator: with its tracker, its gateways and its checkpoints (R101, G16)."""
+"""``RecreateOnReset`` in a real operator: with its tracker, its gateways and its checkpoints (R101, G16); what it hands on."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from inspect import iscoroutinefunction
 from typing import Any
 
 import anyio
+import pytest
 
+from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.recreate_on_reset import RecreateOnReset
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.errors import AttemptOver
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import Deed, RecordingCoordinator, World, running_operator
-from tests.actors.coordination.replacing import raising, waiting_for
+from tests.actors.coordination.replacing import bench, raising, waiting_for
 
 
 class Coordinators(list[RecordingCoordinator]):
@@ -172,3 +175,67 @@ async def test_the_last_coordinator_is_closed_with_its_operator() -> None:  # H6
         await world.settle()
         await world.stop()
         assert [coordinator.named("close") for coordinator in coordinators] == [[("close",)], [("close",)]]
+
+
+# --- what is handed on --------------------------------------------------------------------------------------------
+
+
+METHODS: list[str] = sorted(
+    name
+    for name, member in vars(OperatorCoordinator).items()
+    if iscoroutinefunction(member) and not name.startswith("_")
+)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_of_a_coordinator_is_handed_on(method: str) -> None:  # R107
+    assert method in vars(RecreateOnReset)
+
+
+async def test_arguments_and_answers_are_handed_on() -> None:  # R101, R107
+    async def answer(*args: Any) -> Any:
+        return ["answer to", *args]
+
+    class Answering(RecordingCoordinator):
+        async def handle_client_request(self, request: Any) -> Any:
+            return await self._called("handle_client_request", request)
+
+    made: list[Answering] = []
+
+    def make() -> Answering:
+        made.append(Answering(handle_request=answer, handle_client_request=answer))
+        return made[-1]
+
+    calls: dict[str, tuple[Any, ...]] = {
+        "handle_request": (1, 2, "request"),
+        "handle_client_request": ("request",),
+        "subtask_reset": (1, 3),
+        "run_ended": (4, True, "fine"),
+    }
+    async with bench() as under_test:
+        under_test.wrapper = RecreateOnReset(make)
+        await under_test.start()
+        for method, args in calls.items():
+            await under_test.call(method, *args)
+    assert made[0].calls == [("start",), *((method, *args) for method, args in calls.items()), ("close",)]
+    assert under_test.outcomes[-4:-2] == [
+        ("handle_request", ["answer to", 1, 2, "request"]),
+        ("handle_client_request", ["answer to", "request"]),
+    ]
+
+
+def named_factory() -> OperatorCoordinator:
+    return OperatorCoordinator()
+
+
+@pytest.mark.parametrize(
+    ("factory", "name"), [(named_factory, "named_factory"), (RecordingCoordinator, "RecordingCoordinator")]
+)
+async def test_the_factory_gives_the_name_where_the_user_does_not(  # R101
+    factory: Callable[[], OperatorCoordinator], name: str
+) -> None:
+    async with bench() as under_test:
+        under_test.wrapper = RecreateOnReset(factory)
+        await under_test.start()
+        await under_test.call("start", under_test.context)
+        assert str(under_test.errors[-1][1]) == f"{name} was started before"
