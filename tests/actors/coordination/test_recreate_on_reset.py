@@ -1,4 +1,4 @@
-"""``RecreateOnReset`` in a real operator: with its tracker, its gateways and its checkpoints (R101, G16); what it hands on."""
+"""``RecreateOnReset`` in a real operator, with gateways and checkpoints (R101, G16), and what it hands on."""
 
 from __future__ import annotations
 
