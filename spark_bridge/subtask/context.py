@@ -61,14 +61,15 @@ class SubtaskContext:
         """Send ``event``, any value that msgpack can carry; tuples arrive as lists.
 
         It is encoded at once. Events arrive in the order in which they were sent, each once (H30). During a
-        checkpoint they wait in the valve and are part of the snapshot (H31). Returns when the event is in the
-        outgoing stream, not when it has arrived; a task ends well only when all have.
+        checkpoint they wait in the valve and are part of the snapshot (H31); one that ``snapshot_state`` itself
+        sends is part of that very snapshot, and waits for no room. Returns when the event is in the outgoing
+        stream, not when it has arrived; a task ends well only when all have.
 
         Raises:
             EventEncodeError: ``event`` is no such value, or too large.
             TimedOut: the window stayed full for ``send_timeout_s`` (H27); the event was not sent.
         """
-        self._io.submit_event(encode_event(event))
+        self._io.submit_event(encode_event(event), in_snapshot=self._in_snapshot)
 
     def request(self, payload: Any, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` and return the coordinator's answer (H33).
@@ -79,8 +80,23 @@ class SubtaskContext:
         Raises:
             RequestFailed: the coordinator answered with an error.
             TimedOut: no answer within ``timeout_s``; one that comes later is dropped.
+            LocalProtocolError: inside ``snapshot_state``, behind which alone the request could leave.
         """
+        if self._in_snapshot:
+            raise LocalProtocolError("request() cannot be answered inside snapshot_state(): send an event instead")
         return decode_event(self._io.ask(encode_event(payload), timeout_s))
+
+    def barrier_arrived(self, checkpoint_id: int, events_before: int = 0) -> None:
+        """Tell that the barrier of ``checkpoint_id`` came with the data, where it travels apart from the events.
+
+        The snapshot is taken as soon as this task looks at its mailbox (at its next record, in
+        ``wait_for_event`` or ``handle_pending``) and has every event up to ``events_before``, the number that
+        left with the barrier; an operator whose data must not go on before that waits for it. Without the number,
+        all that the checkpoint waits for is here already (H42); only loss-tolerant events may come too late for
+        the snapshot. A barrier that comes twice, or of a checkpoint that is over or unknown, has no effect (H44).
+        May be called by any thread of the task.
+        """
+        self._io.barrier_arrived(checkpoint_id, events_before)
 
     def wait_for_event(self, timeout_s: float | None = None) -> int:
         """Wait until at least one mailbox item came, and handle all that are there.
@@ -119,6 +135,11 @@ class SubtaskContext:
         self._io.poll()
         if self._io.mailbox or self._io.over is not None:
             self._handle_items(events_only=not self._operator.snapshot_anywhere)
+
+    @property
+    def _in_snapshot(self) -> bool:
+        """Whether the caller is ``snapshot_state``: other threads of the task go on meanwhile."""
+        return self._inside == "snapshot_state" and threading.get_ident() == self._task_thread
 
     def _at_barrier(self) -> None:
         """A barrier came while ``send_event`` or ``request`` waits."""
@@ -160,6 +181,8 @@ class SubtaskContext:
             self._inside = None
 
     def _snapshot(self, checkpoint_id: int) -> None:
+        if not self._io.wants_snapshot(checkpoint_id):
+            return  # it ended while its barrier lay in the mailbox
         try:
             state = self._operator.snapshot_state(checkpoint_id)
         except CheckpointDeclinedByOperator as declined:

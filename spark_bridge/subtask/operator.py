@@ -33,9 +33,20 @@ class SubtaskOperator:
     snapshot_anywhere: bool = False
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        """Prepare, and restore ``state``; it is None for the virtual empty checkpoint. Keep ``context`` for
+        """Prepare, and restore ``state``; it is None when there is nothing to restore. Keep ``context`` for
         later.
         """
+
+    def merge_states(self, states: dict[int, bytes]) -> bytes:
+        """Return one state that ``open`` can restore for all of ``states``.
+
+        Called once, before ``open``, where a checkpoint of another parallelism gives this subtask the states of
+        several (H52). ``states``: by the subtask that took each, ascending.
+        """
+        raise TypeError(
+            f"this checkpoint has the states of subtasks {', '.join(map(str, states))} for one subtask: define "
+            f"{type(self).__name__}.merge_states(self, states), or restore with the parallelism that it was taken with"
+        )
 
     def process(self, records: Iterator[Any]) -> Iterable[Any] | None:
         """Take ``records`` and yield the outputs; ``None`` means that there are none. Often a generator."""
@@ -47,6 +58,9 @@ class SubtaskOperator:
     def snapshot_state(self, checkpoint_id: int) -> bytes:
         """Return everything that a later ``open`` needs; an exception fails the task and with it the
         checkpoint.
+
+        An event that is sent in here is part of this snapshot: it reaches the coordinator behind it, or, after a
+        restore of this checkpoint, again (H31).
         """
         return b""
 
@@ -54,7 +68,8 @@ class SubtaskOperator:
         """Return the state that stands for this subtask in all later checkpoints, when ``process`` is over
         (H47).
 
-        By default it is a snapshot, asked for with the id of the virtual empty checkpoint.
+        By default it is a snapshot, asked for with the id of the virtual empty checkpoint. If events come before the
+        goodbye has left, they are handled, and it is asked for again.
         """
         return self.snapshot_state(VIRTUAL_EMPTY_CHECKPOINT)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from protocol.messages import SubtaskState
 from spark_bridge.subtask.context import SubtaskContext, checked_state
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.operator import SubtaskOperator
@@ -58,6 +59,15 @@ def run_subtask(
         io.close()
 
 
+def restored_state(operator: SubtaskOperator, states: Sequence[SubtaskState]) -> bytes | None:
+    """What ``open`` restores: nothing, the one state as it is, or what the operator makes of several (H52)."""
+    if not states:
+        return None
+    if len(states) == 1:
+        return states[0].state
+    return checked_state(operator, "merge_states", operator.merge_states(dict(sorted(states))))
+
+
 class _Run:
     """The ends of a run, each exactly once."""
 
@@ -75,7 +85,7 @@ class _Run:
         self._registered = True
         self._operator = operator = make_operator()
         context = SubtaskContext(self._io, operator, self._endpoint, identity, registered)
-        operator.open(context, registered.state)
+        operator.open(context, restored_state(operator, registered.states))
         self._io.operator_opened()
         self._context = context
         return context

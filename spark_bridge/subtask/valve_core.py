@@ -83,7 +83,9 @@ class ValveCore:
             window_bytes=registered.window_bytes,
             reconnect_timeout_s=registered.reconnect_timeout_s,
         )
-        self._machine = SubtaskMachine(self.key[0], limits, held=registered.held)
+        self._machine = SubtaskMachine(
+            self.key[0], self._identity.subtask, limits, registered.held, registered.events_sent
+        )
         self._wire.attach(connection)
         self._handle(ConnectionAttached(received_seq=0))
         self._take(rest)

@@ -17,6 +17,7 @@ from typing import Final
 from protocol.errors import AttemptOver, GatewayFull, RemoteProtocolError
 from protocol.messages import Registered
 from protocol.subtask_types import (
+    BarrierArrived,
     EventSubmitted,
     MailboxItem,
     OperatorFinished,
@@ -44,9 +45,9 @@ POLL_S: Final = 0.0001  # between two looks of the task at its socket: a look co
 class ValveIo(ValveCore):
     """One execution attempt's end of the wire, as its task uses it.
 
-    Built, opened, used and closed by the task's own thread; ``submit_event`` and ``ask`` may be called by other
-    threads of the task too. Every method that waits has a deadline and raises ``AttemptOver`` as soon as the attempt
-    is over; after ``close()`` all of them raise it.
+    Built, opened, used and closed by the task's own thread; ``submit_event``, ``ask`` and ``barrier_arrived`` may be
+    called by other threads of the task too. Every method that waits has a deadline and raises ``AttemptOver`` as soon
+    as the attempt is over; after ``close()`` all of them raise it.
     """
 
     def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity) -> None:
@@ -126,14 +127,17 @@ class ValveIo(ValveCore):
         with self._changed:
             self._submit(OperatorOpened())
 
-    def submit_event(self, payload: bytes) -> None:
+    def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
         """Send one encoded event; while the window is full, wait up to ``send_timeout_s`` (H27).
+
+        ``in_snapshot``: from inside the snapshot, of which it becomes a part (H31). It waits for no room, which
+        might come only behind that snapshot.
 
         Raises:
             TimedOut: no room came; nothing was sent.
         """
         with self._changed:
-            self._submit_with_room(EventSubmitted(payload), self.endpoint.send_timeout_s)
+            self._submit_with_room(EventSubmitted(payload, in_snapshot), self.endpoint.send_timeout_s)
             self.statistics.events_submitted += 1
 
     def ask(self, payload: bytes, timeout_s: float) -> bytes:
@@ -159,6 +163,17 @@ class ValveIo(ValveCore):
         if error:
             raise RequestFailed(error)
         return answered
+
+    def barrier_arrived(self, checkpoint_id: int, events_before: int) -> None:
+        """A barrier came on a way of its own. One that is not wanted is logged and has no effect."""
+        with self._changed:
+            self._submit(BarrierArrived(checkpoint_id, events_before))
+
+    def wants_snapshot(self, checkpoint_id: int) -> bool:
+        """Whether a barrier that was taken out of the mailbox still means something (H44, H49)."""
+        with self._changed:
+            self.check()
+            return self._machine.wants_snapshot(checkpoint_id)
 
     def snapshot_taken(self, checkpoint_id: int, state: bytes) -> None:
         """The operator's snapshot, at its barrier; what the valve holds goes with it and then leaves (H31)."""

@@ -60,6 +60,13 @@ class PeerConnection:
         assert isinstance(message, kind), f"expected {kind.__name__}, got {message}"
         return message
 
+    def next_item(self, kind: type[MessageT]) -> MessageT:
+        """The next message that is no confirmation."""
+        while isinstance(message := self.receive(), Confirm):
+            pass
+        assert isinstance(message, kind), f"expected {kind.__name__}, got {message}"
+        return message
+
     def confirmed(self, seq: int) -> None:
         """Read up to the confirmation of ``seq``; nothing but confirmations may come before it."""
         while (confirm := self.expect(Confirm)).seq < seq:
@@ -180,11 +187,12 @@ def registered(task_attempt_id: int = TASK_ID, **changes: Any) -> Registered:
         "task_attempt_id": task_attempt_id,
         "attempt": 0,
         "checkpoint_id": -1,
-        "state": None,
+        "states": (),
         "held": (),
         "reconnect_timeout_s": PATIENCE_S,
         "window_events": 1000,
         "window_bytes": 2**20,
+        "events_sent": 0,
     }
     return Registered(**(fields | changes))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 from protocol.messages import (
     BarrierMessage,
@@ -97,14 +96,14 @@ def test_a_checkpoint_that_meets_a_waiting_sender_is_declined_rather_than_stuck(
         task = RunningTask(lambda: Calling(body), peer.endpoint())
         connection = peer.take_task(window_events=2)
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
-        _next(connection, ClosedForCheckpoint)
+        connection.next_item(ClosedForCheckpoint)
         connection.confirmed(2)
         assert sending.wait(PATIENCE_S)
         connection.send(BarrierMessage(TASK_ID, 3, 6, 2))
-        assert "snapshot_anywhere" in _next(connection, CheckpointDeclined).reason
+        assert "snapshot_anywhere" in connection.next_item(CheckpointDeclined).reason
         connection.send(CheckpointAborted(TASK_ID, 4, 6))
         for _ in range(3):
-            connection.send(Confirm(TASK_ID, _next(connection, EventMessage).seq))
+            connection.send(Confirm(TASK_ID, connection.next_item(EventMessage).seq))
         connection.finish()
         task.outputs()
 
@@ -125,19 +124,12 @@ def test_an_operator_that_allows_it_takes_the_snapshot_while_it_waits() -> None:
         task = RunningTask(lambda: Anywhere(body), peer.endpoint())
         connection = peer.take_task(window_events=2)
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
-        _next(connection, ClosedForCheckpoint)
+        connection.next_item(ClosedForCheckpoint)
         connection.confirmed(2)
         assert sending.wait(PATIENCE_S)
         connection.send(BarrierMessage(TASK_ID, 3, 6, 2))
-        assert len(_next(connection, CheckpointAcknowledged).held) == 2
+        assert len(connection.next_item(CheckpointAcknowledged).held) == 2
         for _ in range(3):
-            connection.send(Confirm(TASK_ID, _next(connection, EventMessage).seq))
+            connection.send(Confirm(TASK_ID, connection.next_item(EventMessage).seq))
         connection.finish()
         task.outputs()
-
-
-def _next(connection: Any, kind: type[Any]) -> Any:
-    while isinstance(message := connection.receive(), Confirm):
-        pass
-    assert isinstance(message, kind), f"expected {kind.__name__}, got {message}"
-    return message

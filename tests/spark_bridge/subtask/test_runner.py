@@ -21,8 +21,11 @@ from protocol.messages import (
     Confirm,
     EventMessage,
     Finished,
+    HeldEvent,
     Opened,
     Register,
+    RestoredEventMessage,
+    SubtaskState,
 )
 from spark_bridge.subtask import (
     AttemptOver,
@@ -45,7 +48,7 @@ def test_a_task_registers_opens_yields_its_records_and_says_goodbye() -> None:  
         register = connection.expect(Register)
         assert (register.task_attempt_id, register.operator_id, register.subtask) == (TASK_ID, "words", 2)
         assert (register.run_id, register.attempt_number, register.parallelism) == (5, 1, 4)
-        connection.send(registered(attempt=3, checkpoint_id=8, state=b"before"))
+        connection.send(registered(attempt=3, checkpoint_id=8, states=(SubtaskState(2, b"before"),)))
         assert connection.expect(Opened).seq == 1
         finished = connection.finish()
         assert (finished.failure, finished.state) == ("", b"state at -1")
@@ -287,13 +290,13 @@ def test_a_snapshot_is_taken_at_the_barrier_and_acknowledged() -> None:  # H40
         task = RunningTask(lambda: operator, peer.endpoint())
         connection = peer.take_task()
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
-        closed = _next_item(connection, ClosedForCheckpoint)
+        closed = connection.next_item(ClosedForCheckpoint)
         assert closed.checkpoint_id == 6
         connection.send(connection.event(2, "before"), BarrierMessage(TASK_ID, 3, 6, 2))
-        acknowledged = _next_item(connection, CheckpointAcknowledged)
+        acknowledged = connection.next_item(CheckpointAcknowledged)
         assert (acknowledged.checkpoint_id, acknowledged.state) == (6, b"state at 6")
         connection.send(CheckpointCompleted(TASK_ID, 4, 6), connection.event(5, "end"))
-        _next_item(connection, Finished)
+        connection.next_item(Finished)
         connection.send(Confirm(TASK_ID, 4))
         task.outputs()
     assert operator.calls[1:5] == [
@@ -315,28 +318,29 @@ def test_what_is_sent_during_a_checkpoint_is_in_the_snapshot() -> None:  # H31
         task = RunningTask(Sender, peer.endpoint())
         connection = peer.take_task()
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
-        _next_item(connection, ClosedForCheckpoint)
+        connection.next_item(ClosedForCheckpoint)
         connection.send(connection.event(2, "send"), BarrierMessage(TASK_ID, 3, 6, 2))
-        acknowledged = _next_item(connection, CheckpointAcknowledged)
-        assert [decode_event(payload) for payload in acknowledged.held] == ["held"]
-        event = _next_item(connection, EventMessage)
+        acknowledged = connection.next_item(CheckpointAcknowledged)
+        assert [(held.sender, decode_event(held.payload)) for held in acknowledged.held] == [(2, "held")]
+        event = connection.next_item(EventMessage)
         assert (event.seq, decode_event(event.payload)) == (acknowledged.seq + 1, "held")
         connection.send(CheckpointAborted(TASK_ID, 4, 6), connection.event(5, "end"))
-        finished = _next_item(connection, Finished)
+        finished = connection.next_item(Finished)
         connection.send(Confirm(TASK_ID, finished.seq))
         assert task.outputs() == ["send"]
 
 
-def test_restored_held_events_are_sent_first() -> None:  # H31
+def test_restored_held_events_are_sent_first_under_their_senders_name() -> None:  # H31, H32, H52
     with Peer() as peer:
         task = RunningTask(Recorder, peer.endpoint())
         connection = peer.accept()
         connection.expect(Register)
-        connection.send(registered(held=(encode_event("one"), encode_event("two"))))
-        items = [_next_item(connection, EventMessage) for _ in range(2)]
-        assert [decode_event(item.payload) for item in items] == ["one", "two"]
-        _next_item(connection, Opened)
-        connection.finish()
+        held = (HeldEvent(6, encode_event("one")), HeldEvent(2, encode_event("two")))
+        connection.send(registered(held=held, events_sent=7))
+        items = [connection.next_item(RestoredEventMessage) for _ in range(2)]
+        assert [(item.sender, decode_event(item.payload)) for item in items] == [(6, "one"), (2, "two")]
+        connection.next_item(Opened)
+        assert connection.finish().events_sent == 9
         task.outputs()
 
 
@@ -351,12 +355,12 @@ def test_an_operator_may_decline_a_checkpoint_and_go_on() -> None:  # H45
         task = RunningTask(Declining, peer.endpoint())
         connection = peer.take_task()
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
-        _next_item(connection, ClosedForCheckpoint)
+        connection.next_item(ClosedForCheckpoint)
         connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        declined = _next_item(connection, CheckpointDeclined)
+        declined = connection.next_item(CheckpointDeclined)
         assert declined.reason == "in the middle of a commit"
         connection.send(CheckpointAborted(TASK_ID, 3, 6), connection.event(4, "end"))
-        finished = _next_item(connection, Finished)
+        finished = connection.next_item(Finished)
         connection.send(Confirm(TASK_ID, finished.seq))
         task.outputs()
 
@@ -370,9 +374,9 @@ def test_a_snapshot_that_is_not_bytes_is_an_error_that_says_so() -> None:  # H46
         task = RunningTask(Forgetful, peer.endpoint())
         connection = peer.take_task()
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
-        _next_item(connection, ClosedForCheckpoint)
+        connection.next_item(ClosedForCheckpoint)
         connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        finished = _next_item(connection, Finished)
+        finished = connection.next_item(Finished)
         assert "must return bytes, not NoneType" in finished.failure
         connection.send(Confirm(TASK_ID, finished.seq))
         error = task.error()
@@ -401,21 +405,13 @@ def test_a_checkpoint_between_the_outputs_of_one_record_waits_unless_allowed(all
         connection = peer.take_task()
         assert in_the_record.wait(PATIENCE_S)
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
-        _next_item(connection, ClosedForCheckpoint)
+        connection.next_item(ClosedForCheckpoint)
         connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
         connection.confirmed(2)
         barrier_sent.set()
-        _next_item(connection, CheckpointAcknowledged)
-        finished = _next_item(connection, Finished)
+        connection.next_item(CheckpointAcknowledged)
+        finished = connection.next_item(Finished)
         connection.send(Confirm(TASK_ID, finished.seq))
         task.outputs()
     snapshot, half = operator.calls.index(("snapshot", 6)), operator.calls.index("second half")
     assert (snapshot < half) == allowed
-
-
-def _next_item(connection: Any, kind: type[Any]) -> Any:
-    """The next message that is no confirmation."""
-    while isinstance(message := connection.receive(), Confirm):
-        pass
-    assert isinstance(message, kind), f"expected {kind.__name__}, got {message}"
-    return message

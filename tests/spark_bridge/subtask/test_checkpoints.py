@@ -1,0 +1,333 @@
+"""Checkpoints as a task lives through them: while it computes, inside its snapshot, and when it is restored."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protocol.codec import decode_event
+from protocol.errors import LocalProtocolError
+from protocol.messages import (
+    BarrierMessage,
+    CheckpointAborted,
+    CheckpointAcknowledged,
+    CheckpointCompleted,
+    CheckpointDeclined,
+    ClosedForCheckpoint,
+    CloseForCheckpoint,
+    Confirm,
+    EventMessage,
+    Finished,
+    SavepointTaken,
+)
+from spark_bridge.subtask import TimedOut
+from tests.spark_bridge.subtask.operators import EventSource, Recorder
+from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask
+
+FRAME_BYTES = 64 * 2**20
+
+
+def close_for(connection: PeerConnection, seq: int, checkpoint_id: int) -> None:
+    connection.send(CloseForCheckpoint(TASK_ID, seq, checkpoint_id))
+    assert connection.next_item(ClosedForCheckpoint).checkpoint_id == checkpoint_id
+
+
+def say_goodbye(connection: PeerConnection) -> Finished:
+    finished = connection.next_item(Finished)
+    connection.send(Confirm(TASK_ID, finished.seq))
+    return finished
+
+
+class Busy(Recorder):
+    """Computes at its first record, in pure Python, until ``go_on`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.computing = threading.Event()
+        self.go_on = threading.Event()
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        for place, record in enumerate(records):
+            turns = 0
+            self.computing.set()
+            while place == 0 and not self.go_on.is_set():
+                turns += 1
+                if turns == 1000:
+                    self.context.send_event("computed")
+            self.calls.append(record)
+            yield record
+
+
+def test_a_task_that_computes_closes_at_once_and_snapshots_at_its_next_record() -> None:
+    """H31, H40: the I/O thread closes the valve; what the task sends from then on waits for its own snapshot."""
+    operator = Busy()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint(), [1, 2])
+        connection = peer.take_task()
+        assert operator.computing.wait(PATIENCE_S)
+        connection.next_item(EventMessage)  # sent while the valve was open
+        close_for(connection, 1, 6)
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        connection.confirmed(2)  # the barrier is in the mailbox, and the task still computes
+        assert operator.calls == [("open", None)]
+        operator.go_on.set()
+        acknowledged = connection.next_item(CheckpointAcknowledged)
+        assert (acknowledged.checkpoint_id, acknowledged.events_sent) == (6, 1)
+        say_goodbye(connection)
+        task.outputs()
+    assert operator.calls[:4] == [("open", None), 1, ("snapshot", 6), 2]
+
+
+def test_a_task_that_computes_holds_what_it_sends_behind_the_close() -> None:  # H31
+    class Late(Busy):
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            for record in records:
+                self.computing.set()
+                while not self.go_on.is_set():
+                    pass
+                self.context.send_event(["at", record])
+                yield record
+
+    operator = Late()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint(), [1, 2])
+        connection = peer.take_task()
+        assert operator.computing.wait(PATIENCE_S)
+        close_for(connection, 1, 6)
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        connection.confirmed(2)
+        operator.go_on.set()
+        acknowledged = connection.next_item(CheckpointAcknowledged)
+        assert [decode_event(held.payload) for held in acknowledged.held] == [["at", 1]]
+        assert acknowledged.events_sent == 0
+        assert [decode_event(connection.next_item(EventMessage).payload) for _ in range(2)] == [["at", 1], ["at", 2]]
+        assert say_goodbye(connection).events_sent == 2
+        task.outputs()
+
+
+class Sealing(EventSource):
+    """Sends the files that it has sealed from inside its snapshot, as a two-phase sink does."""
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        self.context.send_event(["sealed", checkpoint_id])
+        return super().snapshot_state(checkpoint_id)
+
+
+@pytest.mark.parametrize("window_events", [1000, 1])
+def test_an_event_sent_inside_the_snapshot_is_in_that_very_snapshot(window_events: int) -> None:
+    """H31: also where the window is full of held events already, which leave only behind this snapshot (H48)."""
+
+    class Telling(Sealing):
+        def handle_event(self, event: Any) -> None:
+            if event == "tell":
+                self.context.send_event("told")
+            super().handle_event(event)
+
+    with Peer() as peer:
+        task = RunningTask(Telling, peer.endpoint(send_timeout_s=5.0))
+        connection = peer.take_task(window_events=window_events)
+        close_for(connection, 1, 6)
+        connection.send(connection.event(2, "tell"), BarrierMessage(TASK_ID, 3, 6, 2))
+        acknowledged = connection.next_item(CheckpointAcknowledged)
+        assert [decode_event(held.payload) for held in acknowledged.held] == ["told", ["sealed", 6]]
+        for expected in ("told", ["sealed", 6]):
+            event = connection.next_item(EventMessage)
+            assert decode_event(event.payload) == expected
+            connection.send(Confirm(TASK_ID, event.seq))
+        connection.send(CheckpointAborted(TASK_ID, 4, 6), connection.event(5, "end"))
+        final = connection.next_item(EventMessage)
+        assert decode_event(final.payload) == ["sealed", -1]
+        connection.send(Confirm(TASK_ID, final.seq))
+        say_goodbye(connection)
+        task.outputs()
+
+
+def test_another_thread_waits_for_room_while_the_snapshot_does_not() -> None:  # H27, H31
+    outcomes: list[object] = []
+
+    class Crowded(Sealing):
+        def snapshot_state(self, checkpoint_id: int) -> bytes:
+            self.context.send_event("first")
+            thread = threading.Thread(target=self._send)
+            thread.start()
+            thread.join()
+            return super().snapshot_state(checkpoint_id)
+
+        def final_state(self) -> bytes:
+            return b""
+
+        def _send(self) -> None:
+            try:
+                self.context.send_event("from another thread")
+            except TimedOut as error:
+                outcomes.append(error)
+
+    with Peer() as peer:
+        task = RunningTask(Crowded, peer.endpoint(send_timeout_s=0.05))
+        connection = peer.take_task(window_events=1)
+        close_for(connection, 1, 6)
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        acknowledged = connection.next_item(CheckpointAcknowledged)
+        assert [decode_event(held.payload) for held in acknowledged.held] == ["first", ["sealed", 6]]
+        connection.send(connection.event(3, "end"))
+        for _ in range(2):
+            connection.send(Confirm(TASK_ID, connection.next_item(EventMessage).seq))
+        say_goodbye(connection)
+        task.outputs()
+    assert len(outcomes) == 1
+
+
+def test_a_request_inside_the_snapshot_is_refused_at_once() -> None:  # H33, H48: its answer could never come in time
+    class Asking(EventSource):
+        def snapshot_state(self, checkpoint_id: int) -> bytes:
+            if checkpoint_id == 6:
+                with pytest.raises(LocalProtocolError, match="send an event instead"):
+                    self.context.request("which?", timeout_s=1000)
+            return b""
+
+    with Peer() as peer:
+        task = RunningTask(Asking, peer.endpoint())
+        connection = peer.take_task()
+        close_for(connection, 1, 6)
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        assert connection.next_item(CheckpointAcknowledged).held == ()
+        connection.send(connection.event(3, "end"))
+        say_goodbye(connection)
+        task.outputs()
+
+
+# --- barriers that travel with the data -------------------------------------------------------------------
+
+
+class Aligned(Recorder):
+    """A record may be a barrier: ``("barrier", checkpoint_id, events_before)``."""
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        for record in records:
+            if isinstance(record, tuple):
+                self.context.barrier_arrived(record[1], record[2])
+                if self.context.wait_for_event(PATIENCE_S):
+                    yield "aligned"
+                continue
+            self.calls.append(record)
+            yield record
+
+
+def test_a_barrier_that_comes_with_the_data_is_met_between_two_records() -> None:  # H23, H40
+    closed = threading.Event()
+
+    def records() -> Iterator[Any]:
+        yield 1
+        assert closed.wait(PATIENCE_S)
+        yield ("barrier", 6, 0)
+        yield 2
+
+    operator = Aligned()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint(), records())
+        connection = peer.take_task()
+        close_for(connection, 1, 6)
+        closed.set()
+        assert connection.next_item(CheckpointAcknowledged).checkpoint_id == 6
+        say_goodbye(connection)
+        assert task.outputs() == [1, "aligned", 2]
+    assert operator.calls[1:4] == [1, ("snapshot", 6), 2]
+
+
+def test_a_barrier_of_another_thread_waits_for_the_events_before_it() -> None:  # H23
+    operator = EventSource()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint())
+        connection = peer.take_task()
+        close_for(connection, 1, 6)
+        operator.context.barrier_arrived(6, events_before=3)  # this is the test's thread, not the task's
+        connection.send(connection.event(2, "a"))
+        connection.confirmed(2)
+        connection.send(connection.event(3, "b"))
+        assert connection.next_item(CheckpointAcknowledged).checkpoint_id == 6
+        connection.send(connection.event(4, "end"))
+        say_goodbye(connection)
+        task.outputs()
+    assert operator.calls[1:4] == [("event", "a"), ("event", "b"), ("snapshot", 6)]
+
+
+def test_a_barrier_that_nobody_waits_for_is_counted_and_has_no_effect() -> None:  # H44
+    operator = EventSource()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint())
+        connection = peer.take_task()
+        operator.context.barrier_arrived(9)
+        assert operator.context.statistics.messages_refused == 1
+        connection.send(connection.event(1, "end"))
+        say_goodbye(connection)
+        task.outputs()
+    assert ("snapshot", 9) not in operator.calls
+
+
+# --- ends -------------------------------------------------------------------------------------------------
+
+
+def test_of_a_savepoint_the_operator_hears_only_the_snapshot() -> None:  # H49
+    operator = EventSource()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint())
+        connection = peer.take_task()
+        close_for(connection, 1, 6)
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        connection.next_item(CheckpointAcknowledged)
+        connection.send(SavepointTaken(TASK_ID, 3, 6), connection.event(4, "end"))
+        say_goodbye(connection)
+        task.outputs()
+    assert operator.calls == [("open", None), ("snapshot", 6), ("event", "end"), ("snapshot", -1), "close"]
+
+
+@pytest.mark.parametrize("end", [SavepointTaken, CheckpointCompleted, CheckpointAborted])
+def test_a_barrier_whose_checkpoint_is_over_asks_for_no_snapshot(
+    end: type[SavepointTaken | CheckpointCompleted | CheckpointAborted],
+) -> None:  # H44, H49
+    operator = Busy()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint(), [1, 2])
+        connection = peer.take_task()
+        connection.next_item(EventMessage)
+        assert operator.computing.wait(PATIENCE_S)
+        close_for(connection, 1, 6)
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0), end(TASK_ID, 3, 6))
+        connection.confirmed(3)
+        operator.go_on.set()
+        say_goodbye(connection)
+        task.outputs()
+    assert ("snapshot", 6) not in operator.calls
+
+
+def test_a_snapshot_that_fits_no_frame_is_declined_and_the_task_goes_on() -> None:  # H45, H62
+    class Huge(EventSource):
+        def snapshot_state(self, checkpoint_id: int) -> bytes:
+            return bytes(FRAME_BYTES) if checkpoint_id == 6 else b""
+
+    with Peer() as peer:
+        task = RunningTask(Huge, peer.endpoint())
+        connection = peer.take_task()
+        close_for(connection, 1, 6)
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        assert f"{FRAME_BYTES} bytes of state" in connection.next_item(CheckpointDeclined).reason
+        connection.send(CheckpointAborted(TASK_ID, 3, 6), connection.event(4, "go on"), connection.event(5, "end"))
+        say_goodbye(connection)
+        assert task.outputs() == ["go on"]
+
+
+def test_a_final_state_that_fits_no_frame_ends_the_attempt_badly_on_both_sides() -> None:  # H47, H62
+    class Huge(Recorder):
+        def final_state(self) -> bytes:
+            return bytes(FRAME_BYTES)
+
+    with Peer() as peer:
+        task = RunningTask(Huge, peer.endpoint())
+        connection = peer.take_task()
+        finished = say_goodbye(connection)
+        assert "the final state is too large" in finished.failure
+        assert finished.state == b""
+        assert isinstance(task.error(), LocalProtocolError)
