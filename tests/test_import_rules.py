@@ -59,11 +59,18 @@ class Layer:
 # The first row that fits a file is the one that holds.
 LAYERS = (
     Layer("protocol/codec.py", PURE_STDLIB | {"protocol", "msgpack"}),
+    Layer("protocol/checkpoint_format.py", PURE_STDLIB | {"protocol", "msgpack"}),
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
     Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
     Layer("spark_bridge/subtask/", STDLIB | {"protocol", "spark_bridge.subtask"}),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
     Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge"}),
+    # The command that looks at checkpoints runs where neither Spark nor Java is.
+    Layer(
+        "spark_bridge/storage/",
+        STDLIB | {"spark_bridge.storage", "spark_bridge.errors", "protocol", "anyio", "fsspec", "structlog"},
+    ),
+    Layer("spark_bridge/__main__.py", STDLIB | {"spark_bridge.storage"}),
     Layer(
         "spark_bridge/",
         STDLIB | {"spark_bridge", "protocol", "actors", "pyspark", "py4j", "anyio", "structlog"},
@@ -147,6 +154,11 @@ def test_every_package_is_there_and_has_modules(package: str) -> None:
         ("spark_bridge/subtask/operator.py", "from ..sidecar import Sidecar"),
         ("spark_bridge/subtask/operator.py", "from actors import Actor"),
         ("spark_bridge/__init__.py", "import pyspark"),
+        ("protocol/checkpoint_format.py", "import fsspec"),
+        ("spark_bridge/storage/store.py", "import pyspark"),
+        ("spark_bridge/storage/store.py", "from spark_bridge.sidecar import Sidecar"),
+        ("spark_bridge/storage/store.py", "from actors import Actor"),
+        ("spark_bridge/__main__.py", "from spark_bridge.sidecar import Sidecar"),
         ("spark_bridge/sidecar.py", "import pandas"),
         ("spark_bridge/sidecar.py", "from benchmarks import figures"),
     ],
@@ -159,6 +171,8 @@ def test_the_checker_catches_a_violation(path: str, source: str) -> None:
     ("path", "source"),
     [
         ("protocol/codec.py", "import msgpack"),
+        ("protocol/checkpoint_format.py", "import msgpack"),
+        ("spark_bridge/storage/files.py", "from fsspec.core import url_to_fs"),
         ("protocol/gateway.py", "from collections import deque\nfrom protocol.ids import AttemptId"),
         ("actors/ref.py", "import asyncio\nimport anyio.abc\nfrom protocol.gateway import GatewayMachine"),
         ("spark_bridge/subtask/operator.py", "import socket\nfrom spark_bridge.subtask import valve_io"),
@@ -177,6 +191,8 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
         ("spark_bridge.subtask", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
         ("actors.coordination", ["spark_bridge", "pyspark", "py4j"]),
         ("actors.testing", ["spark_bridge", "pyspark", "py4j"]),
+        ("spark_bridge.storage", ["actors", "pyspark", "py4j"]),
+        ("spark_bridge.__main__", ["actors", "pyspark", "py4j"]),
         ("protocol", ["actors", "spark_bridge", "pyspark", "anyio", "structlog", "asyncio"]),
     ],
 )

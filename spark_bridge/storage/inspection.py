@@ -1,0 +1,93 @@
+"""``python -m spark_bridge checkpoints``: what lies in a storage, and whether it is whole."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
+from spark_bridge.storage.interface import CheckpointInfo, describe
+from spark_bridge.storage.layout import SUFFIX
+from spark_bridge.storage.single_files import read_url
+from spark_bridge.storage.store import CheckpointStorage
+
+_ALL_WHOLE, _SOME_DAMAGED, _NO_STORAGE = 0, 1, 2
+_COLUMNS = ("OPERATOR", "ID", "TIME (UTC)", "BYTES", "PARALLELISM", "SUBTASKS", "HELD", "STATE")
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command ``checkpoints``; its ``run`` takes the arguments and returns the exit status."""
+    parser = commands.add_parser(
+        "checkpoints",
+        help="list and verify the checkpoints of a directory",
+        description="List the checkpoints of a directory, newest last, and verify each: every byte is read. "
+        "Changes nothing, and may be used beside a running application.",
+        epilog="Exit status: 0 all are whole, 1 some are damaged, 2 there is no storage or it cannot be read.",
+    )
+    parser.add_argument("directory", metavar="DIR|URL", help=f"the storage, or one file that ends with {SUFFIX}")
+    parser.add_argument("--operator", metavar="NAME", help="only this operator's")
+    parser.add_argument("--json", action="store_true", help="print a JSON array, one object for each checkpoint")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        infos = _look(arguments.directory, arguments.operator)
+    except StorageError as error:
+        sys.stderr.write(f"headgate: {error}\n")
+        return _NO_STORAGE
+    if arguments.json:
+        sys.stdout.write(json.dumps([asdict(info) for info in infos], indent=2) + "\n")
+    else:
+        sys.stdout.write(_as_text(infos))
+    return _SOME_DAMAGED if any(info.problem for info in infos) else _ALL_WHOLE
+
+
+def _look(url: str, operator_id: str | None) -> Sequence[CheckpointInfo]:
+    if url.endswith(SUFFIX):
+        try:
+            stored, size_bytes = read_url(url)
+            return [describe(stored, url, size_bytes)]
+        except CheckpointUnreadable as error:
+            return [CheckpointInfo("?", 0, error.file, 0, error.problem)]
+    storage = CheckpointStorage(url)
+    if not storage.exists():
+        raise StorageError(f"{storage.url}: no application has kept checkpoints here")
+    return storage.list(operator_id)
+
+
+def _as_text(infos: Sequence[CheckpointInfo]) -> str:
+    if not infos:
+        return "no checkpoints\n"
+    rows = [_COLUMNS, *(_row(info) for info in infos)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS) - 1)]
+    lines = [
+        "  ".join((*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1])) for row in rows
+    ]
+    lines += [f"{info.file}: {info.problem}" for info in infos if info.problem]
+    return "\n".join(lines) + "\n"
+
+
+def _row(info: CheckpointInfo) -> tuple[str, ...]:
+    known = (info.parallelism, info.subtasks, info.held_events)
+    return (
+        info.operator_id,
+        str(info.checkpoint_id),
+        _time(info.created_ms),
+        str(info.size_bytes),
+        *("-" if figure is None else str(figure) for figure in known),
+        "DAMAGED" if info.problem else "ok",
+    )
+
+
+def _time(created_ms: int | None) -> str:
+    if created_ms is None:
+        return "-"
+    try:
+        return datetime.fromtimestamp(created_ms / 1000, UTC).isoformat(" ", "milliseconds")[:-6]
+    except (ValueError, OverflowError, OSError):  # a clock that was far off
+        return f"{created_ms} ms"

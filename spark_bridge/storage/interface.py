@@ -1,0 +1,109 @@
+"""What a storage of checkpoints is, whatever keeps them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.checkpoint_format import StoredCheckpoint
+from protocol.messages import RestoreMode
+
+Permit = Callable[[], None]
+
+
+def always_permitted() -> None:
+    """Stops no write."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """One checkpoint file, as a list shows it.
+
+    ``problem`` is empty for a whole one; else it says what is wrong, and what follows is None: the time of creation (ms
+    since 1970, UTC), the operator's parallelism and mode, how many subtasks have a part, how many events are held, and
+    the release that wrote it.
+    """
+
+    operator_id: str
+    checkpoint_id: int
+    file: str
+    size_bytes: int
+    problem: str = ""
+    created_ms: int | None = None
+    parallelism: int | None = None
+    mode: str | None = None
+    subtasks: int | None = None
+    held_events: int | None = None
+    release: str | None = None
+
+
+def describe(stored: StoredCheckpoint, file: str, size_bytes: int) -> CheckpointInfo:
+    """The line of a list for a whole checkpoint."""
+    parts = stored.checkpoint.subtask_states.values()
+    return CheckpointInfo(
+        stored.operator_id,
+        stored.checkpoint.checkpoint_id,
+        file,
+        size_bytes,
+        created_ms=stored.created_ms,
+        parallelism=stored.checkpoint.parallelism,
+        mode=stored.mode.name.lower(),
+        subtasks=len(parts),
+        held_events=sum(len(part.held) for part in parts),
+        release=stored.release,
+    )
+
+
+class Storage(Protocol):
+    """Keeps the checkpoints of any number of operators. Blocking: for worker threads, any of them, several at once.
+
+    In this order: ``prepare``, ``reserve_ids``, ``latest``, then the others.
+    """
+
+    def prepare(self) -> None:
+        """Take the storage over: from now on it is this application's. Once; again it does nothing."""
+
+    def reserve_ids(self, count: int) -> range:
+        """The next ``count`` checkpoint ids; they rise for the life of the storage (H4)."""
+
+    def store(
+        self,
+        operator_id: str,
+        checkpoint: CompletedCheckpoint,
+        *,
+        mode: RestoreMode = RestoreMode.STREAMING,
+        in_doubt_max: int = 1,
+        permit: Permit = always_permitted,
+    ) -> str:
+        """Make it durable, all of it or nothing (H50), then drop old ones (H51); returns its file.
+
+        The ``in_doubt_max`` newest may yet be given up, so they do not count as retained; it is the operator's
+        ``concurrent_max``. ``permit`` is called just before the checkpoint appears; what it raises stops that.
+        """
+
+    def discard(self, operator_id: str, checkpoint_id: int) -> None:
+        """Remove one, whole or in part. Harmless where there is none."""
+
+    def latest(self, operator_id: str, *, allow_older: bool = False) -> CompletedCheckpoint | None:
+        """The newest one, None where there is none. Raises ``CheckpointUnreadable`` for a damaged one, unless an
+        older whole one may stand in.
+        """
+
+    def read(self, operator_id: str, checkpoint_id: int) -> CompletedCheckpoint:
+        """One of them. Raises ``StorageError`` where there is none, ``CheckpointUnreadable`` for a damaged one."""
+
+    def list(self, operator_id: str | None = None) -> Sequence[CheckpointInfo]:
+        """All of them, or an operator's, each read and verified; by operator and id."""
+
+    def store_savepoint(
+        self,
+        directory: str | os.PathLike[str],
+        operator_id: str,
+        checkpoint: CompletedCheckpoint,
+        *,
+        mode: RestoreMode = RestoreMode.STREAMING,
+    ) -> str:
+        """Write one into a directory of the user's (H49); nothing is dropped for it. Returns its file."""

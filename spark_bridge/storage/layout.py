@@ -1,0 +1,90 @@
+"""Names in a storage (pure).
+
+```
+ROOT/_ids/EPOCH-LAST-TOKEN                            a claim: an empty file, all is in its name
+ROOT/OPERATOR/checkpoint-ID.hgc                       a whole checkpoint
+ROOT/OPERATOR/checkpoint-ID.hgc.EPOCH-TOKEN.tmp       one that is being written
+DIRECTORY/savepoint-OPERATOR-ID.hgc                   a savepoint, in a directory of the user's
+```
+
+EPOCH counts the applications that have used the storage, TOKEN is random and an application's own, LAST is the highest
+id that it has reserved. OPERATOR is the operator id, percent-quoted; a long one is cut and ends with a digest.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+from urllib.parse import quote
+
+CLAIMS_FOLDER = "_ids"
+SUFFIX = ".hgc"
+
+_NAME_BYTES_MAX = 160  # file systems allow 255 for a name, and a savepoint's holds more than the operator
+_CLAIM = re.compile(r"([0-9]{1,20})-([0-9]{1,20})-([0-9a-f]{1,64})")
+_CHECKPOINT = re.compile(r"checkpoint-([1-9][0-9]{0,18})\.hgc")
+_TEMPORARY = re.compile(r"checkpoint-[1-9][0-9]{0,18}\.hgc\.([0-9]{1,20})-([0-9a-f]{1,64})\.tmp")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Owner:
+    """One application's use of a storage. The greater one is the later, and fences the lesser."""
+
+    epoch: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What the name of a marker says: ``owner`` has taken every id up to ``last``."""
+
+    owner: Owner
+    last: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.owner.epoch}-{self.last}-{self.owner.token}"
+
+
+def parse_claim(name: str) -> Claim | None:
+    """The claim that a marker's name makes; None for any other file."""
+    match = _CLAIM.fullmatch(name)
+    return Claim(Owner(int(match[1]), match[3]), int(match[2])) if match else None
+
+
+def operator_folder(operator_id: str) -> str:
+    """The name of an operator's folder: no two operators share one, and none is a name of the storage's own."""
+    if not operator_id:
+        raise ValueError("an operator id must not be empty")
+    quoted = quote(operator_id, safe="")
+    if quoted[0] in "._~-":  # "." and ".." are no names, "_" is the storage's own
+        quoted = f"%{ord(quoted[0]):02X}{quoted[1:]}"
+    if len(quoted) <= _NAME_BYTES_MAX:
+        return quoted
+    digest = sha256(quoted.encode()).hexdigest()[:32]
+    return f"{quoted[: _NAME_BYTES_MAX - 33]}={digest}"  # "=" is in no quoted name
+
+
+def checkpoint_name(checkpoint_id: int) -> str:
+    return f"checkpoint-{checkpoint_id}{SUFFIX}"
+
+
+def parse_checkpoint(name: str) -> int | None:
+    """The id in the name of a checkpoint's file; None for any other file."""
+    match = _CHECKPOINT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def savepoint_name(operator_id: str, checkpoint_id: int) -> str:
+    return f"savepoint-{operator_folder(operator_id)}-{checkpoint_id}{SUFFIX}"
+
+
+def temporary_name(name: str, owner: Owner) -> str:
+    return f"{name}.{owner.epoch}-{owner.token}.tmp"
+
+
+def parse_temporary(name: str) -> Owner | None:
+    """Who was writing a checkpoint under this name; None for any other file."""
+    match = _TEMPORARY.fullmatch(name)
+    return Owner(int(match[1]), match[2]) if match else None

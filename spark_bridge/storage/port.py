@@ -1,0 +1,197 @@
+"""Storage as the event loop sees it: ids at once, writes and reads in worker threads.
+
+A ``StorageSession`` is one application's storage, for all its operators; each operator has a ``StoragePort``, whose
+three methods are what its barrier tracker needs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+import structlog
+
+from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.messages import RestoreMode
+from spark_bridge.storage.errors import StorageError, StorageFenced
+from spark_bridge.storage.interface import Storage
+from spark_bridge.storage.writes import PendingWrite, WriteStopped
+
+T = TypeVar("T")
+log = structlog.get_logger("headgate.storage")
+
+_BLOCK_IDS = 1000
+_THREADS_MAX = 8
+_DISCARD_WAIT_S = 60.0
+
+
+class StorageSession:
+    """``async with`` takes the storage over, for as long as the application runs. For one event loop.
+
+    Raises ``StorageError`` on entering. On leaving nothing is waited for: a write that has not appeared will not.
+    """
+
+    def __init__(self, storage: Storage, *, block_ids: int = _BLOCK_IDS) -> None:
+        if block_ids < 2:
+            raise ValueError(f"block_ids must be at least 2, is {block_ids}")
+        self._storage = storage
+        self._block_ids = block_ids
+        self._ids: deque[int] = deque()
+        self._refill_wanted = anyio.Event()
+        self._refill_error: StorageError | None = None
+        self._threads: anyio.CapacityLimiter
+        self._stack = AsyncExitStack()
+
+    @property
+    def storage(self) -> Storage:
+        """The storage itself, whose methods block."""
+        return self._storage
+
+    async def __aenter__(self) -> StorageSession:
+        self._threads = anyio.CapacityLimiter(_THREADS_MAX)  # its own, so that a hung disk holds up nobody else
+        await self.run_in_thread(self._storage.prepare)
+        self._ids.extend(await self.run_in_thread(partial(self._storage.reserve_ids, self._block_ids)))
+        async with AsyncExitStack() as stack:
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            stack.callback(tasks.cancel_scope.cancel)
+            tasks.start_soon(self._refill)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        return await self._stack.__aexit__(exception_type, exception, traceback)
+
+    def port(self, operator_id: str, mode: RestoreMode, *, concurrent_max: int = 1) -> StoragePort:
+        """The operator's door; ``concurrent_max`` as in its ``CheckpointConfig``."""
+        return StoragePort(self, operator_id, mode, concurrent_max)
+
+    def next_checkpoint_id(self) -> int:
+        """The next id (H4). Raises ``StorageError`` where none is left, because reserving more fails or lags."""
+        if len(self._ids) <= self._block_ids // 2 + 1:
+            self._refill_wanted.set()
+        if not self._ids:
+            cause = f": {self._refill_error}" if self._refill_error else ", the storage is slow to give more"
+            raise StorageError(f"no checkpoint id is left{cause}") from self._refill_error
+        return self._ids.popleft()
+
+    async def run_in_thread(self, function: Callable[[], T]) -> T:
+        """Run a blocking method. If this is cancelled, the thread goes on and its result is dropped."""
+        return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._threads)
+
+    async def _refill(self) -> None:
+        while True:
+            await self._refill_wanted.wait()
+            try:
+                self._ids.extend(await self.run_in_thread(partial(self._storage.reserve_ids, self._block_ids)))
+            except StorageError as error:
+                self._refill_error = error
+                log.warning("reserving checkpoint ids failed; the next checkpoint tries again", error=str(error))
+            else:
+                self._refill_error = None
+            self._refill_wanted = anyio.Event()
+
+
+class StoragePort:
+    """One operator's checkpoints. For the event loop of its session."""
+
+    def __init__(self, session: StorageSession, operator_id: str, mode: RestoreMode, concurrent_max: int) -> None:
+        self._session = session
+        self._storage = session.storage
+        self._operator_id = operator_id
+        self._mode = mode
+        self._in_doubt_max = concurrent_max
+        self._writes: dict[int, PendingWrite] = {}
+        self._unwanted: set[int] = set()  # may lie there although it was given up; used in worker threads too
+
+    def next_checkpoint_id(self) -> int:
+        """As ``StorageSession.next_checkpoint_id``: ids are the storage's, not the operator's."""
+        return self._session.next_checkpoint_id()
+
+    async def store(self, checkpoint: CompletedCheckpoint) -> None:
+        """Make it durable. Raises ``StorageError``; ``StorageFenced`` if this application must end.
+
+        If it is cancelled the checkpoint does not appear afterwards, unless it was appearing at that very moment; a
+        ``discard`` then removes it.
+        """
+        checkpoint_id = checkpoint.checkpoint_id
+        write = self._writes[checkpoint_id] = PendingWrite()
+        try:
+            await self._session.run_in_thread(partial(self._write, write, checkpoint))
+        finally:
+            write.stop()  # harmless when it is over; else this was cancelled
+            if write.wait_over(0):
+                del self._writes[checkpoint_id]
+
+    async def discard(self, checkpoint_id: int) -> None:
+        """Remove it, whole or in part; a store of it that is under way is stopped, and waited for.
+
+        Raises ``StorageError``; what could not be removed is tried again with every later ``store``.
+        """
+        write = self._writes.get(checkpoint_id)
+        if write is not None:
+            write.stop()
+        await self._session.run_in_thread(partial(self._remove, checkpoint_id, write))
+        self._writes.pop(checkpoint_id, None)
+
+    async def latest(self, *, allow_older: bool = False) -> CompletedCheckpoint | None:
+        """As ``Storage.latest``."""
+        return await self._session.run_in_thread(
+            partial(self._storage.latest, self._operator_id, allow_older=allow_older)
+        )
+
+    async def store_savepoint(self, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint) -> str:
+        """As ``Storage.store_savepoint``. If it is cancelled, the savepoint may appear all the same."""
+        return await self._session.run_in_thread(
+            partial(self._storage.store_savepoint, directory, self._operator_id, checkpoint, mode=self._mode)
+        )
+
+    # --- in worker threads ----------------------------------------------------------------------------------------
+
+    def _write(self, write: PendingWrite, checkpoint: CompletedCheckpoint) -> None:
+        write.begin()
+        try:
+            self._retry_removals()
+            self._storage.store(
+                self._operator_id,
+                checkpoint,
+                mode=self._mode,
+                in_doubt_max=self._in_doubt_max,
+                permit=write.permit,
+            )
+        except (StorageFenced, WriteStopped):
+            raise
+        except StorageError:
+            self._unwanted.add(checkpoint.checkpoint_id)  # the storage may have been unable to take it back
+            raise
+        finally:
+            write.end()
+
+    def _remove(self, checkpoint_id: int, write: PendingWrite | None) -> None:
+        try:
+            if write is not None and not write.wait_over(_DISCARD_WAIT_S):
+                raise StorageError(f"checkpoint {checkpoint_id} is still being written after {_DISCARD_WAIT_S} s")
+            self._storage.discard(self._operator_id, checkpoint_id)
+        except StorageError:
+            self._unwanted.add(checkpoint_id)
+            raise
+        self._unwanted.discard(checkpoint_id)
+
+    def _retry_removals(self) -> None:
+        for checkpoint_id in list(self._unwanted):
+            try:
+                self._remove(checkpoint_id, None)
+            except StorageError as error:
+                log.warning("a checkpoint that was given up cannot be removed", error=str(error))
+                return

@@ -1,0 +1,92 @@
+"""One checkpoint file, whichever directory it lies in: savepoints (H49), and what a storage reads."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.checkpoint_format import (
+    CHECKPOINT_BYTES_MAX,
+    StoredCheckpoint,
+    decode_checkpoint,
+    encode_checkpoint,
+)
+from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
+from protocol.messages import RestoreMode
+from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
+from spark_bridge.storage.files import Files
+from spark_bridge.storage.interface import always_permitted
+from spark_bridge.storage.layout import Owner, savepoint_name, temporary_name
+
+
+def encoded(operator_id: str, checkpoint: CompletedCheckpoint, mode: RestoreMode) -> bytes:
+    """The bytes of its file, as of now. Raises ``StorageError`` for what cannot be encoded."""
+    try:
+        release = version("headgate")
+    except PackageNotFoundError:  # it runs from an archive, or from its sources
+        release = "unknown"
+    try:
+        return encode_checkpoint(StoredCheckpoint(operator_id, mode, time.time_ns() // 1_000_000, release, checkpoint))
+    except LocalProtocolError as error:
+        raise StorageError(str(error)) from error
+
+
+def read_one(files: Files, path: str) -> tuple[StoredCheckpoint, int]:
+    """A checkpoint and the size of its file in bytes.
+
+    Raises ``FileNotFoundError``, and ``CheckpointUnreadable`` for a damaged one.
+    """
+    data = files.read(path, bytes_max=CHECKPOINT_BYTES_MAX)
+    try:
+        return decode_checkpoint(data), len(data)
+    except CheckpointTooNew as error:
+        raise CheckpointUnreadable(files.name_of(path), str(error), too_new=True) from error
+    except CheckpointCorrupt as error:
+        raise CheckpointUnreadable(files.name_of(path), str(error)) from error
+
+
+def store_savepoint(
+    directory: str | os.PathLike[str],
+    operator_id: str,
+    checkpoint: CompletedCheckpoint,
+    *,
+    mode: RestoreMode = RestoreMode.STREAMING,
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """Write a savepoint into ``directory``, a path or a URL, which is made if it is missing; returns its file.
+
+    Blocking, from any thread. All of it or nothing, as with a checkpoint (H50). Raises ``StorageError``.
+    """
+    files = Files(directory, options)
+    files.make_folder()
+    name = savepoint_name(operator_id, checkpoint.checkpoint_id)
+    temporary = temporary_name(name, Owner(0, secrets.token_hex(8)))
+    try:
+        files.write(name, encoded(operator_id, checkpoint, mode), temporary=temporary, before_move=always_permitted)
+    except StorageError:
+        files.sweep(name)
+        raise
+    return files.name_of(name)
+
+
+def read_file(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> StoredCheckpoint:
+    """The checkpoint or savepoint in one file, a path or a URL. Blocking, from any thread.
+
+    Raises ``CheckpointUnreadable`` for a damaged one, ``StorageError`` where it cannot be read.
+    """
+    return read_url(url, options)[0]
+
+
+def read_url(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> tuple[StoredCheckpoint, int]:
+    """As ``read_file``, with the size of the file in bytes."""
+    folder, slash, name = str(url).rpartition("/")
+    files = Files(folder + slash or ".", options)
+    try:
+        return read_one(files, name)
+    except FileNotFoundError:
+        raise StorageError(f"{files.name_of(name)}: there is no such file") from None

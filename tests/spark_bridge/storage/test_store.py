@@ -1,0 +1,246 @@
+"""Checkpoints in a directory: written whole, read whole, kept as long as they are needed (H50, H51, H52)."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from protocol.messages import RestoreMode
+from spark_bridge.storage import CheckpointStorage, StorageError
+from tests.spark_bridge.storage.checkpoints import (
+    HookedFileSystem,
+    a_checkpoint,
+    a_prepared_storage,
+    a_storage_with,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def ids_of(storage: CheckpointStorage, operator_id: str = "words") -> list[int]:
+    return [info.checkpoint_id for info in storage.list(operator_id)]
+
+
+def test_a_new_application_reads_the_newest_one(any_url: str) -> None:  # H52
+    _, ids = a_storage_with(any_url, 2)
+    restored = a_prepared_storage(any_url)
+    assert restored.latest("words") == a_checkpoint(ids[-1])
+    assert restored.read("words", ids[0]) == a_checkpoint(ids[0])
+
+
+def test_an_empty_storage_has_no_latest_one(any_url: str) -> None:
+    assert a_prepared_storage(any_url).latest("words") is None
+
+
+def test_operators_are_kept_apart_whatever_they_are_called(any_url: str) -> None:
+    names = ["words", "Words of München", "..", ".", "_ids", "~", "a=b", "100 %", "x" * 256, "ü" * 256, "a:b*?\\"]
+    storage = a_prepared_storage(any_url)
+    for name, checkpoint_id in zip(names, storage.reserve_ids(len(names)), strict=True):
+        storage.store(name, a_checkpoint(checkpoint_id))
+    restored = a_prepared_storage(any_url)
+    coordinator_states = [latest.coordinator_state for name in names if (latest := restored.latest(name)) is not None]
+    assert coordinator_states == [f"coordinator {number}".encode() for number in range(1, len(names) + 1)]
+    assert {info.operator_id for info in restored.list()} == set(names)
+
+
+def test_the_newest_are_retained(any_url: str) -> None:  # H51
+    storage, ids = a_storage_with(any_url, 10, retained=2)
+    assert ids_of(storage) == ids[-3:]  # two, and the newest, which may yet be given up
+
+
+def test_the_last_completed_one_stays_when_all_that_are_under_way_are_given_up(any_url: str) -> None:  # H51
+    storage = a_prepared_storage(any_url, retained=1)
+    completed, *under_way = storage.reserve_ids(4)
+    storage.store("words", a_checkpoint(completed))
+    for checkpoint_id in under_way:
+        storage.store("words", a_checkpoint(checkpoint_id), in_doubt_max=3)
+    for checkpoint_id in under_way:
+        storage.discard("words", checkpoint_id)
+    assert storage.latest("words") == a_checkpoint(completed)
+
+
+def test_one_operator_retains_its_own(any_url: str) -> None:  # H51
+    storage = a_prepared_storage(any_url, retained=1)
+    lonely, *others = storage.reserve_ids(6)
+    storage.store("lonely", a_checkpoint(lonely))
+    for checkpoint_id in others:
+        storage.store("words", a_checkpoint(checkpoint_id))
+    assert ids_of(storage, "lonely") == [lonely]
+
+
+def test_a_checkpoint_that_is_known_to_be_damaged_is_not_one_of_those_retained(tmp_path: Path) -> None:  # H51
+    _, (whole, damaged) = a_storage_with(tmp_path, 2, retained=1)
+    (tmp_path / "words" / f"checkpoint-{damaged}.hgc").write_bytes(b"rubbish")
+    storage = a_prepared_storage(tmp_path, retained=1)
+    assert storage.latest("words", allow_older=True) == a_checkpoint(whole)
+    (new,) = storage.reserve_ids(1)
+    storage.store("words", a_checkpoint(new))
+    storage.discard("words", new)
+    assert storage.latest("words", allow_older=True) == a_checkpoint(whole)
+
+
+def test_deleting_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:  # H51
+    _, (_, damaged) = a_storage_with(tmp_path, 2, retained=1)
+    (tmp_path / "words" / f"checkpoint-{damaged}.hgc").write_bytes(b"rubbish")
+    storage = a_prepared_storage(tmp_path, retained=1)
+    storage.latest("words", allow_older=True)
+    with capture_logs() as logs:
+        for checkpoint_id in storage.reserve_ids(3):
+            storage.store("words", a_checkpoint(checkpoint_id))
+    assert damaged not in ids_of(storage)
+    assert [entry["file"] for entry in logs if entry["log_level"] == "warning"] == [f"words/checkpoint-{damaged}.hgc"]
+
+
+def test_a_discarded_one_is_gone_and_one_that_never_was_is_no_error(any_url: str) -> None:
+    storage, ids = a_storage_with(any_url, 2)
+    storage.discard("words", ids[1])
+    storage.discard("words", ids[1])
+    storage.discard("nobody", 1)
+    assert storage.latest("words") == a_checkpoint(ids[0])
+
+
+def test_a_list_says_what_each_file_holds(tmp_path: Path) -> None:
+    storage = a_prepared_storage(tmp_path)
+    (checkpoint_id,) = storage.reserve_ids(1)
+    file = storage.store("words", a_checkpoint(checkpoint_id), mode=RestoreMode.BATCH)
+    (info,) = storage.list()
+    assert (info.operator_id, info.checkpoint_id, info.file) == ("words", checkpoint_id, file)
+    assert (info.parallelism, info.subtasks, info.held_events, info.mode) == (2, 1, 1, "batch")
+    assert (info.size_bytes, info.problem) == (os.path.getsize(file), "")
+    assert storage.verify() == []
+
+
+def test_a_write_that_fails_leaves_nothing(hooked_url: str) -> None:  # H50
+    storage, ids = a_storage_with(hooked_url, 1)
+    (new,) = storage.reserve_ids(1)
+    for failing in ("pipe_file", "mv"):
+
+        def no_room(call: str, path: str, failing: str = failing) -> None:
+            if call == failing:
+                raise OSError(28, "No space left on device", path)
+
+        HookedFileSystem.hook = staticmethod(no_room)
+        with pytest.raises(StorageError, match=r"cannot write .*checkpoint-2\.hgc.*No space left on device"):
+            storage.store("words", a_checkpoint(new))
+        assert os.listdir(f"{hooked_url.removeprefix('hooked://')}/words") == ["checkpoint-1.hgc"]
+    assert storage.latest("words") == a_checkpoint(ids[0])
+
+
+def test_a_write_of_which_only_a_part_arrives_is_noticed(hooked_url: str) -> None:  # H50
+    storage = a_prepared_storage(hooked_url)
+    (new,) = storage.reserve_ids(1)
+
+    def cut(call: str, path: str) -> None:
+        if call == "mv":
+            (temporary,) = Path(path).parent.iterdir()
+            os.truncate(temporary, 10)
+
+    HookedFileSystem.hook = staticmethod(cut)
+    with pytest.raises(StorageError, match=r"\d+ bytes were written, and 10 are there"):
+        storage.store("words", a_checkpoint(new))
+    assert storage.latest("words") is None
+
+
+def test_one_that_is_stored_but_whose_fence_cannot_be_seen_is_not_found_later(hooked_url: str) -> None:  # H50
+    storage, ids = a_storage_with(hooked_url, 1)
+    (new,) = storage.reserve_ids(1)
+    moved = False
+
+    def fail_after_the_move(call: str, path: str) -> None:
+        nonlocal moved
+        if moved and call == "ls":
+            raise ConnectionError("no answer")
+        moved = moved or call == "mv"
+
+    HookedFileSystem.hook = staticmethod(fail_after_the_move)
+    with pytest.raises(StorageError, match="no answer"):
+        storage.store("words", a_checkpoint(new))
+    HookedFileSystem.hook = staticmethod(lambda call, path: None)
+    assert storage.latest("words") == a_checkpoint(ids[0])
+
+
+FULL_DISK = """
+import resource, sys
+from spark_bridge.storage import CheckpointStorage, StorageError
+from tests.spark_bridge.storage.checkpoints import a_checkpoint
+storage = CheckpointStorage(sys.argv[1])
+storage.prepare()
+small, large = storage.reserve_ids(2)
+storage.store("words", a_checkpoint(small))
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+try:
+    storage.store("words", a_checkpoint(large, state=bytes(1_000_000)))
+except StorageError as error:
+    print(error)
+assert storage.latest("words") == a_checkpoint(small)
+"""
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="the system cannot limit the size of a file")
+def test_a_local_write_that_breaks_off_in_the_middle_leaves_nothing(tmp_path: Path) -> None:  # H50
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "File too large" in done.stdout
+    assert os.listdir(tmp_path / "words") == ["checkpoint-1.hgc"]
+
+
+def test_a_storage_that_was_not_prepared_says_so(tmp_path: Path) -> None:
+    storage = CheckpointStorage(tmp_path)
+    with pytest.raises(StorageError, match=r"is not prepared: call prepare\(\) first"):
+        storage.store("words", a_checkpoint(1))
+    with pytest.raises(StorageError, match="is not prepared"):
+        storage.reserve_ids(1)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("nonsense://bucket/folder", "cannot use nonsense://bucket/folder: ValueError: Protocol not known"),
+        ("file-in-the-way", "cannot make the directory .*file-in-the-way/checkpoints"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_named(
+    url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file-in-the-way").write_text("here", encoding="utf-8")
+    with pytest.raises(StorageError, match=says):
+        CheckpointStorage(url if "://" in url else f"{url}/checkpoints").prepare()
+
+
+def test_a_place_that_cannot_be_written_is_found_when_it_is_prepared(hooked_url: str) -> None:
+    def read_only(call: str, path: str) -> None:
+        if call == "pipe_file":
+            raise PermissionError(13, "Permission denied", path)
+
+    HookedFileSystem.hook = staticmethod(read_only)
+    with pytest.raises(StorageError, match=r"cannot create .*_ids/.*Permission denied"):
+        CheckpointStorage(hooked_url).prepare()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_local_directory_without_permission_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(StorageError, match="Permission denied"):
+        CheckpointStorage(tmp_path).prepare()
+
+
+def test_bad_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="retained must be at least 1"):
+        CheckpointStorage(tmp_path, retained=0)
+    with pytest.raises(ValueError, match="count must be at least 1"):
+        a_prepared_storage(tmp_path).reserve_ids(0)
