@@ -265,3 +265,13 @@ def test_an_event_of_a_snapshot_whose_checkpoint_has_just_ended_overtakes_nothin
     assert send_in_snapshot(subtask, b"4") == []
     assert events(hear(subtask, Confirm(7, 3))) == [b"3"]
     assert events(hear(subtask, Confirm(7, 4))) == [b"4"]
+
+
+def test_a_small_event_of_a_snapshot_does_not_overtake_a_large_one_that_waits_for_the_window() -> None:
+    # H30
+    subtask = a_subtask_at_its_barrier(SubtaskLimits(9, 100, 30))
+    send(subtask, bytes(60))
+    send_in_snapshot(subtask, bytes(70))
+    assert events(hear(subtask, CheckpointAborted(7, 3, 5))) == [bytes(60)]
+    assert send_in_snapshot(subtask, b"small") == []
+    assert events(hear(subtask, Confirm(7, 3))) == [bytes(70), b"small"]
