@@ -70,8 +70,8 @@ class StorageSession:
         exception_type: type[BaseException] | None,
         exception: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool | None:
-        return await self._stack.__aexit__(exception_type, exception, traceback)
+    ) -> None:
+        await self._stack.aclose()  # without the caller's exception, which the task group would wrap in a group
 
     def port(self, operator_id: str, mode: RestoreMode, *, concurrent_max: int = 1) -> StoragePort:
         """The operator's door; ``concurrent_max`` as in its ``CheckpointConfig``."""

@@ -1,0 +1,262 @@
+"""Storage as the event loop sees it: ids at once, a discard after the store that it overtakes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+
+from protocol.messages import RestoreMode
+from spark_bridge.storage import (
+    CheckpointStorage,
+    MemoryStorage,
+    Storage,
+    StorageError,
+    StorageFenced,
+    StorageSession,
+    read_file,
+)
+from spark_bridge.storage.writes import PendingWrite, WriteStopped
+from tests.spark_bridge.storage.checkpoints import HookedFileSystem, a_checkpoint, a_prepared_storage
+
+STREAMING = RestoreMode.STREAMING
+
+
+@pytest.fixture(params=["directory", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return MemoryStorage(retained=2) if request.param == "memory" else CheckpointStorage(tmp_path, retained=2)
+
+
+class Stopped:
+    """A filesystem call that waits in its thread until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+
+    async def is_reached(self) -> None:
+        assert await anyio.to_thread.run_sync(self.reached.wait, 30)
+
+
+@contextmanager
+def stopped_at(call: str) -> Iterator[Stopped]:
+    """The first such call waits; the threads are let go in any case."""
+    stop = Stopped()
+
+    def hook(called: str, path: str) -> None:
+        if called == call and not stop.reached.is_set():
+            stop.reached.set()
+            assert stop.go_on.wait(30)
+
+    HookedFileSystem.hook = staticmethod(hook)
+    try:
+        yield stop
+    finally:
+        stop.go_on.set()
+
+
+async def test_what_is_stored_is_the_latest(storage: Storage) -> None:
+    async with StorageSession(storage) as session:
+        port = session.port("words", STREAMING)
+        assert await port.latest() is None
+        ids = [port.next_checkpoint_id() for _ in range(5)]
+        assert ids == [1, 2, 3, 4, 5]
+        for checkpoint_id in ids:
+            await port.store(a_checkpoint(checkpoint_id))
+        await port.discard(5)
+        assert await port.latest() == a_checkpoint(4)
+        assert [info.checkpoint_id for info in storage.list()] == [3, 4]
+
+
+async def test_operators_share_the_ids_and_nothing_else(storage: Storage) -> None:  # H4
+    async with StorageSession(storage) as session:
+        words, letters = session.port("words", STREAMING), session.port("letters", STREAMING)
+        await words.store(a_checkpoint(words.next_checkpoint_id()))
+        await letters.store(a_checkpoint(letters.next_checkpoint_id()))
+        assert await words.latest() == a_checkpoint(1)
+        assert await letters.latest() == a_checkpoint(2)
+
+
+async def test_a_savepoint_lies_elsewhere_and_is_no_point_to_restore(storage: Storage, tmp_path: Path) -> None:  # H49
+    async with StorageSession(storage) as session:
+        port = session.port("words", STREAMING)
+        file = await port.store_savepoint(tmp_path / "by hand", a_checkpoint(port.next_checkpoint_id()))
+        assert await port.latest() is None
+    assert file == str(tmp_path / "by hand" / "savepoint-words-1.hgc")
+    stored = read_file(file)
+    assert (stored.operator_id, stored.mode, stored.checkpoint) == ("words", STREAMING, a_checkpoint(1))
+
+
+async def test_ids_do_not_run_out_while_the_storage_gives_more(storage: Storage) -> None:  # H4
+    async with StorageSession(storage, block_ids=4) as session:
+        seen: list[int] = []
+        while len(seen) < 50:
+            try:
+                seen.append(session.next_checkpoint_id())
+            except StorageError:
+                await anyio.lowlevel.checkpoint()
+        assert seen == sorted(set(seen))
+
+
+async def test_ids_that_cannot_be_refilled_run_out_with_the_cause(hooked_url: str) -> None:  # H4
+    async with StorageSession(CheckpointStorage(hooked_url), block_ids=2) as session:
+        refused = threading.Event()
+
+        def refuse(call: str, path: str) -> None:
+            refused.set()
+            raise ConnectionError("no answer")
+
+        HookedFileSystem.hook = staticmethod(refuse)
+        assert [session.next_checkpoint_id(), session.next_checkpoint_id()] == [1, 2]
+        assert await anyio.to_thread.run_sync(refused.wait, 30)
+        with anyio.fail_after(30):
+            while True:
+                with pytest.raises(StorageError, match="no checkpoint id is left") as error:
+                    session.next_checkpoint_id()
+                if "no answer" in str(error.value):
+                    break
+                await anyio.lowlevel.checkpoint()
+        HookedFileSystem.hook = staticmethod(lambda call, path: None)
+        with anyio.fail_after(30):
+            while True:
+                try:
+                    assert session.next_checkpoint_id() > 2
+                    break
+                except StorageError:
+                    await anyio.lowlevel.checkpoint()
+
+
+async def test_a_new_session_goes_on_above_the_ids_of_the_old_one(tmp_path: Path) -> None:  # H4
+    async with StorageSession(CheckpointStorage(tmp_path), block_ids=10) as session:
+        assert session.next_checkpoint_id() == 1
+    async with StorageSession(CheckpointStorage(tmp_path), block_ids=10) as session:
+        assert session.next_checkpoint_id() == 11
+
+
+async def test_an_error_in_the_body_of_a_session_comes_out_as_it_is(storage: Storage) -> None:
+    with pytest.raises(LookupError, match="mine"):
+        async with StorageSession(storage):
+            raise LookupError("mine")
+
+
+async def test_a_place_that_cannot_be_used_stops_a_session_from_beginning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot make the directory"):
+        async with StorageSession(CheckpointStorage(tmp_path / "file")):
+            pytest.fail("it began")
+
+
+async def test_a_fenced_session_can_store_no_more(tmp_path: Path) -> None:
+    async with StorageSession(CheckpointStorage(tmp_path)) as session:
+        port = session.port("words", STREAMING)
+        a_prepared_storage(tmp_path)
+        with pytest.raises(StorageFenced):
+            await port.store(a_checkpoint(port.next_checkpoint_id()))
+
+
+@pytest.mark.parametrize("moment", ["pipe_file", "mv", "moved"])
+async def test_a_discard_waits_for_the_store_that_it_stops(moment: str, hooked_url: str) -> None:  # H50
+    storage = CheckpointStorage(hooked_url)
+    async with StorageSession(storage) as session, anyio.create_task_group() as tasks:
+        port = session.port("words", STREAMING)
+        storing = anyio.CancelScope()
+
+        async def store() -> None:
+            with storing:
+                await port.store(a_checkpoint(7))
+
+        with stopped_at(moment) as stop:
+            tasks.start_soon(store)
+            await stop.is_reached()
+            storing.cancel()
+            tasks.start_soon(port.discard, 7)
+            await anyio.wait_all_tasks_blocked()
+    assert storage.list() == []
+
+
+async def test_a_cancelled_store_does_not_appear_afterwards(hooked_url: str) -> None:  # H50
+    storage = CheckpointStorage(hooked_url)
+    async with StorageSession(storage) as session, anyio.create_task_group() as tasks:
+        port = session.port("words", STREAMING)
+        storing, swept = anyio.CancelScope(), threading.Event()
+
+        async def store() -> None:
+            with storing:
+                await port.store(a_checkpoint(7))
+
+        with stopped_at("pipe_file") as stop:
+            tasks.start_soon(store)
+            await stop.is_reached()
+            storing.cancel()
+            await anyio.wait_all_tasks_blocked()
+
+            def hear(call: str, path: str) -> None:
+                if call == "rm_file" and path.endswith("checkpoint-7.hgc"):
+                    swept.set()
+
+            HookedFileSystem.hook = staticmethod(hear)
+        assert await anyio.to_thread.run_sync(swept.wait, 30)
+    assert storage.list() == []
+
+
+async def test_what_could_not_be_removed_is_removed_with_the_next_store(hooked_url: str) -> None:  # H48
+    storage = CheckpointStorage(hooked_url)
+    async with StorageSession(storage) as session:
+        port = session.port("words", STREAMING)
+        await port.store(a_checkpoint(1))
+        await port.store(a_checkpoint(2))
+
+        def refuse(call: str, path: str) -> None:
+            if call == "rm_file":
+                raise ConnectionError("no answer")
+
+        HookedFileSystem.hook = staticmethod(refuse)
+        with pytest.raises(StorageError, match="no answer"):
+            await port.discard(2)
+        await port.store(a_checkpoint(3))
+        assert [info.checkpoint_id for info in storage.list()] == [1, 2, 3]
+        HookedFileSystem.hook = staticmethod(lambda call, path: None)
+        await port.store(a_checkpoint(4))
+        assert [info.checkpoint_id for info in storage.list()] == [1, 3, 4]
+
+
+def test_a_write_is_stopped_before_it_begins_and_before_it_appears_and_not_later() -> None:  # H50
+    early = PendingWrite()
+    early.stop()
+    assert early.wait_over(0)
+    with pytest.raises(WriteStopped):
+        early.begin()
+    late = PendingWrite()
+    late.begin()
+    late.stop()
+    assert not late.wait_over(0)
+    with pytest.raises(WriteStopped):
+        late.permit()
+    too_late = PendingWrite()
+    too_late.begin()
+    too_late.permit()
+    too_late.stop()
+    assert not too_late.wait_over(0)
+    too_late.end()
+    assert too_late.wait_over(0)
+
+
+def test_memory_says_what_is_not_there() -> None:
+    with pytest.raises(StorageError, match="there is no checkpoint 3 of 'words' in memory"):
+        MemoryStorage().read("words", 3)
+
+
+def test_memory_keeps_the_last_completed_one_too() -> None:  # H51
+    storage = MemoryStorage(retained=1)
+    checkpoints = [a_checkpoint(checkpoint_id) for checkpoint_id in storage.reserve_ids(4)]
+    for checkpoint in checkpoints:
+        storage.store("words", checkpoint, in_doubt_max=2)
+    storage.discard("words", 4)
+    storage.discard("words", 3)
+    assert storage.latest("words") == checkpoints[1]
