@@ -4,17 +4,16 @@ Nothing here knows Spark: any engine that can say when its execution attempts st
 ``OperatorPorts``.
 """
 
-from actors.coordination.barrier_tracker import (
-    BarrierTrackerActor,
-    CheckpointFailed,
-    OperatorConfig,
-    OperatorPorts,
-)
+from actors.coordination.barrier_tracker import BarrierTrackerActor
+from actors.coordination.checkpoint_requests import CheckpointFailed
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.coordinator import CoordinatorActor
-from actors.coordination.gateway import GatewayActor, GatewayHandle
+from actors.coordination.gateway import GatewayActor
+from actors.coordination.gateway_handle import GatewayHandle
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from actors.coordination.operator_config import OperatorConfig, OperatorPorts
+from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.coordination.source import (
     SourceCoordinator,
     SplitEnumerator,
@@ -22,6 +21,7 @@ from actors.coordination.source import (
     StaticSplitEnumerator,
 )
 from actors.coordination.statistics import LatencyRecorder, OperatorStatistics, percentiles_of
+from actors.coordination.store import CoordinatorStore
 
 __all__ = [
     "AttemptConnection",
@@ -30,6 +30,7 @@ __all__ = [
     "Confirmation",
     "CoordinatorActor",
     "CoordinatorContext",
+    "CoordinatorStore",
     "GatewayActor",
     "GatewayHandle",
     "LatencyRecorder",
@@ -37,6 +38,7 @@ __all__ = [
     "OperatorCoordinator",
     "OperatorPorts",
     "OperatorStatistics",
+    "RecreateOnReset",
     "SourceCoordinator",
     "SplitEnumerator",
     "SplitEnumeratorContext",

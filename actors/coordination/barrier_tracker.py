@@ -7,34 +7,39 @@ coordinator and of every gateway; they end with it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import replace
 
-from actors import Actor, ActorContext, ActorRef, Background, MailboxConfig, Reply
+from actors import Actor, ActorContext, ActorRef, Reply
+from actors.coordination.checkpoint_requests import CheckpointFailed, CheckpointRequests
+from actors.coordination.checkpoint_writes import CheckpointWrites
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.deadline import DeadlineTimer
-from actors.coordination.gateway import GatewayActor, GatewayHandle, SendBudget
+from actors.coordination.failure import FailureLatch
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
-    AttachConnection,
+    AwaitSettled,
+    ClientRequest,
     CoordinatorMessage,
-    GatewayMessage,
+    Flush,
     LedgerDecided,
     NotifyAborted,
     NotifyCompleted,
     RequestCheckpoint,
     ResetToCheckpoint,
     RunHasEnded,
+    Settled,
     StartCoordinator,
     StartOperator,
     SubtaskFailed,
     SubtaskFinished,
-    SubtaskReady,
     SubtaskReset,
     TakeSnapshot,
     TrackerMessage,
 )
+from actors.coordination.open_gateways import OpenGateways
+from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
 from actors.coordination.statistics import OperatorStatistics
 from protocol.attempts import (
     AcceptAttempt,
@@ -42,9 +47,7 @@ from protocol.attempts import (
     AnnounceReady,
     EndRun,
     FinishAttempt,
-    GlobalFailureRaised,
     LedgerEffect,
-    LedgerInput,
     ResetOperator,
     ResetSubtask,
     StartRun,
@@ -56,14 +59,12 @@ from protocol.barrier_tracker import (
     AttemptFinished,
     AttemptReady,
     BarrierTracker,
-    CheckpointConfig,
-    CheckpointStored,
-    CheckpointStoreFailed,
     CheckpointTriggered,
     CloseSubtask,
     CompleteCheckpoint,
     CompletedCheckpoint,
     DiscardCheckpoint,
+    EndSavepoint,
     OperatorResetRequired,
     RaiseGlobalFailure,
     RefuseCheckpoint,
@@ -82,62 +83,10 @@ from protocol.barrier_tracker import (
     TellRunEnded,
     TrackerEffect,
     TrackerInput,
+    TriggerCheckpoint,
 )
-from protocol.errors import AttemptOver
-from protocol.gateway_types import (
-    AttemptIsOver,
-    BarrierRequested,
-    CheckpointOver,
-    CloseRequested,
-    GatewayLimits,
-)
-from protocol.ids import ExecutionAttempt
+from protocol.gateway_types import BarrierRequested, CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.machine import TimePassed
-from protocol.messages import Registered, RestoreMode
-
-UNBOUNDED = MailboxConfig(capacity=None)
-"""What the protocol itself bounds (H27) needs no second bound in the mailbox."""
-
-
-class CheckpointFailed(Exception):
-    """A checkpoint was aborted; the message says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorConfig:
-    """How one operator is coordinated. Times in seconds."""
-
-    operator_id: str
-    parallelism: int
-    mode: RestoreMode = RestoreMode.BATCH
-    gateway: GatewayLimits = field(default_factory=GatewayLimits)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    snapshot_timeout_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorPorts:
-    """The operator's doors to the engine's side. All are called on the event loop.
-
-    ``report`` takes what the attempt ledger must hear. ``gateway_opened`` and ``gateway_closed`` tell whoever routes
-    connections which actor serves an attempt, and until when. ``store`` makes a checkpoint durable or raises;
-    ``discard`` removes one that is not wanted any more, whole or in part; what it raises is logged. ``failed`` hears
-    the first cause of each global failure.
-    """
-
-    report: Callable[[LedgerInput], None]
-    gateway_opened: Callable[[ExecutionAttempt, ActorRef[GatewayMessage], AttemptConnection], None]
-    gateway_closed: Callable[[ExecutionAttempt], None]
-    store: Callable[[CompletedCheckpoint], Awaitable[None]]
-    discard: Callable[[int], Awaitable[None]]
-    failed: Callable[[BaseException], None]
-
-
-@dataclass(slots=True)
-class _Gateway:
-    ref: ActorRef[GatewayMessage]
-    budget: SendBudget
-    handle: GatewayHandle
 
 
 class BarrierTrackerActor(Actor[TrackerMessage]):
@@ -154,15 +103,19 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
         self._config = config
         self._ports = ports
         self._statistics = statistics
-        self._machine = BarrierTracker(config.operator_id, config.parallelism, config.checkpoint)
-        self._gateways: dict[int, _Gateway] = {}
+        checkpoint = replace(config.checkpoint, mode=config.mode)
+        self._machine = BarrierTracker(config.operator_id, config.parallelism, checkpoint, config.restored)
+        self._requests = CheckpointRequests(statistics)
         self._accepting: dict[int, AttemptConnection] = {}
-        self._requests: dict[int, Reply[int]] = {}
-        self._storing: Background | None = None
-        self._last_checkpoint_id = 0
-        self._failed = False  # a global failure is under way: its first cause was told
+        self._failures = FailureLatch(config.operator_id, ports.report, ports.failed)
+        self._run_is_on = False
+        self._awaiting_settled: list[Reply[Settled]] = []
         self._deadline = DeadlineTimer()
         self._coordinator_ref: ActorRef[CoordinatorMessage]
+        self._gateways: OpenGateways
+        self._writes: CheckpointWrites
+        if config.restored is not None:
+            statistics.last_completed_checkpoint_id = config.restored.checkpoint_id
 
     async def started(self, context: ActorContext[TrackerMessage]) -> None:
         self._coordinator_ref = context.spawn(
@@ -172,223 +125,220 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
                 parallelism=self._config.parallelism,
                 mode=self._config.mode,
                 snapshot_timeout_s=self._config.snapshot_timeout_s,
+                store=self._ports.coordinator_store,
                 report=self._ports.report,
                 tracker_ref=context.self_ref,
                 statistics=self._statistics,
-                on_failure=self._hear_failure,
+                failures=self._failures,
             ),
             name="coordinator",
             mailbox=UNBOUNDED,
         )
+        self._gateways = OpenGateways(context, self._config, self._ports, self._statistics, self._coordinator_ref)
+        self._writes = CheckpointWrites(context)
 
     async def receive(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
-        callback_us: int | None = None
+        now = context.clock.now()
         match message:
             case StartOperator(reply_to):
-                self._coordinator_ref.tell(StartCoordinator(reply_to))
-                return
-            case RequestCheckpoint(reply_to):
-                self._last_checkpoint_id += 1
-                self._requests[self._last_checkpoint_id] = reply_to
-                machine_input: TrackerInput = CheckpointTriggered(self._last_checkpoint_id)
+                restored = self._config.restored
+                point = None if restored is None else (restored.checkpoint_id, restored.coordinator_state)
+                self._coordinator_ref.tell(StartCoordinator(reply_to, point))
+            case ClientRequest():
+                self._coordinator_ref.tell(message)
+            case AwaitSettled(reply_to):
+                self._awaiting_settled.append(reply_to)
+            case RequestCheckpoint(reply_to, savepoint_directory):
+                self._trigger(context, now, reply_to, savepoint_directory)
             case LedgerDecided(effect, callback_us, connection):
-                translated = self._translate(effect, connection)
-                if translated is None:
-                    return
-                machine_input = translated
+                self._hear_ledger(context, now, effect, callback_us, connection)
             case _:
                 if isinstance(message, TimePassed):
                     self._deadline.fired()
-                machine_input = message
-        now = context.clock.now()
-        self._carry_out(context, self._machine.handle(machine_input, now), callback_us)
+                self._handle(context, message, now)
         self._deadline.arm(context, self._machine.next_deadline(), now)
+        self._answer_if_settled()
 
-    def _translate(self, effect: LedgerEffect, connection: AttemptConnection | None) -> TrackerInput | None:
-        """A decision of the ledger as a fact for the tracker."""
+    def _handle(
+        self,
+        context: ActorContext[TrackerMessage],
+        machine_input: TrackerInput,
+        now: float,
+        callback_us: int | None = None,
+    ) -> None:
+        effects = self._machine.handle(machine_input, now)
+        self._carry_out(context, effects, now, callback_us)
+        if TriggerCheckpoint() in effects:
+            self._trigger(context, now)
+
+    def _trigger(
+        self,
+        context: ActorContext[TrackerMessage],
+        now: float,
+        reply_to: Reply[int] | None = None,
+        savepoint_directory: str | None = None,
+    ) -> None:
+        """Somebody asked, or one is due. Ids are the storage's, which may have none to give (H4)."""
+        is_savepoint = savepoint_directory is not None
+        final = not self._run_is_on and not is_savepoint
+        try:
+            checkpoint_id = self._ports.next_checkpoint_id()
+        except Exception as error:
+            context.log.warning("no checkpoint id", error=repr(error), exc_info=error)
+            self._requests.without_id(error, reply_to, final=final)
+            return
+        self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory, final=final)
+        self._handle(context, CheckpointTriggered(checkpoint_id, is_savepoint), now)
+
+    def _hear_ledger(
+        self,
+        context: ActorContext[TrackerMessage],
+        now: float,
+        effect: LedgerEffect,
+        callback_us: int | None,
+        connection: AttemptConnection | None,
+    ) -> None:
         match effect:
-            case AcceptAttempt(attempt=attempt, mode=mode):
+            case StartRun():
+                self._run_is_on = True
+                self._requests.uncommitted = ""
+                return
+            case EndRun():
+                self._run_is_on = False
+            case AcceptAttempt(attempt=attempt):
                 assert connection is not None
                 self._accepting[attempt.task_attempt_id] = connection
-                return AttemptAccepted(attempt, mode)
-            case AnnounceReady(attempt):
-                return AttemptReady(attempt)
-            case AnnounceFailed(attempt, reason):
-                return AttemptFailed(attempt, reason)
             case FinishAttempt(attempt):
-                self._close_gateway(attempt, "it has finished")
+                self._gateways.close(attempt, "it has finished")
                 self._coordinator_ref.tell(SubtaskFinished(attempt))
-                return AttemptFinished(attempt)
-            case ResetSubtask(subtask=subtask):
-                return SubtaskResetRequired(subtask)
-            case ResetOperator(cause=cause):
-                return OperatorResetRequired(cause)
-            case EndRun(run_id=run_id, succeeded=succeeded, reason=reason_text):
-                return RunEnded(run_id, succeeded, reason_text)
-            case StartRun():
-                return None
-            case _:
-                raise TypeError(f"no decision about an operator: {effect!r}")
+        self._handle(context, _as_fact(effect), now, callback_us)
 
     def _carry_out(
         self,
         context: ActorContext[TrackerMessage],
         effects: Sequence[TrackerEffect],
+        now: float,
         callback_us: int | None,
     ) -> None:
+        gateways = self._gateways
         for effect in effects:
             match effect:
                 case CloseSubtask(attempt, checkpoint_id):
-                    self._tell_gateway(attempt, CloseRequested(checkpoint_id))
+                    gateways.tell(attempt, CloseRequested(checkpoint_id))
                 case SendBarrier(attempt, checkpoint_id):
-                    self._tell_gateway(attempt, BarrierRequested(checkpoint_id))
+                    apart = self._config.inject_barrier is not None
+                    gateways.tell(attempt, BarrierRequested(checkpoint_id, apart))
                 case ReopenSubtask(attempt, checkpoint_id):
-                    self._tell_gateway(attempt, CheckpointOver(checkpoint_id, False))
+                    gateways.tell(attempt, CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
                 case SnapshotCoordinator(checkpoint_id):
                     self._coordinator_ref.tell(TakeSnapshot(checkpoint_id))
-                case StoreCheckpoint(checkpoint):
-                    self._store(context, checkpoint)
-                case CompleteCheckpoint(checkpoint_id):
-                    self._end_checkpoint(checkpoint_id, None)
-                case AbortCheckpoint(checkpoint_id, reason):
-                    context.log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason)
-                    self._end_checkpoint(checkpoint_id, reason)
-                case RefuseCheckpoint(checkpoint_id, reason):
-                    self._answer_request(checkpoint_id, reason)
+                case StoreCheckpoint(checkpoint, savepoint):
+                    self._store(checkpoint, savepoint)
                 case DiscardCheckpoint(checkpoint_id):
-                    self._discard(context, checkpoint_id)
+                    self._writes.take_back(checkpoint_id)
+                case CompleteCheckpoint() | EndSavepoint() | AbortCheckpoint() | RefuseCheckpoint():
+                    self._end_checkpoint(context, effect, now)
                 case ReportStale(what):
                     context.log.debug("stale, ignored", what=what)
                 case RaiseGlobalFailure(cause):
                     context.log.error("too many checkpoints failed", cause=cause)
-                    self._hear_failure(CheckpointFailed(cause))
-                    self._ports.report(GlobalFailureRaised(self._config.operator_id, cause))
-                case RestoreAttempt():
-                    self._open_gateway(context, effect)
+                    self._failures.raise_failure(self._failures.resets, CheckpointFailed(cause), cause)
+                case RestoreAttempt(attempt=attempt):
+                    gateways.open(effect, self._accepting.pop(attempt.task_attempt_id))
+                case TriggerCheckpoint():
+                    pass  # behind the other effects: it leads to new ones
                 case _:
                     self._tell_coordinator(effect, callback_us)
 
     def _tell_coordinator(self, effect: TrackerEffect, callback_us: int | None) -> None:
+        tell = self._coordinator_ref.tell
         match effect:
             case TellReady(attempt):
-                gateway = self._gateways.get(attempt.task_attempt_id)
-                if gateway is not None:  # else it finished while its readiness was withheld, and is not alive (H11)
-                    self._coordinator_ref.tell(SubtaskReady(attempt, gateway.handle, gateway.ref))
+                readiness = self._gateways.readiness(attempt)
+                if readiness is not None:  # else it finished while its readiness was withheld, and is not alive (H11)
+                    tell(readiness)
             case TellFailed(attempt, reason):
-                self._close_gateway(attempt, f"{reason.kind.name.lower()}: {reason.text}")
-                self._coordinator_ref.tell(SubtaskFailed(attempt, reason, callback_us))
+                self._gateways.close(attempt, f"{reason.kind.name.lower()}: {reason.text}")
+                tell(SubtaskFailed(attempt, reason, callback_us))
             case TellReset(subtask, checkpoint_id):
-                self._coordinator_ref.tell(SubtaskReset(subtask, checkpoint_id, callback_us))
+                tell(SubtaskReset(subtask, checkpoint_id, callback_us))
             case TellResetToCheckpoint(checkpoint_id, state):
-                self._failed = False
-                self._coordinator_ref.tell(ResetToCheckpoint(checkpoint_id, state))
+                tell(ResetToCheckpoint(self._failures.reset(), checkpoint_id, state))
             case TellRunEnded(run_id, succeeded, reason_text):
-                for gateway in list(self._gateways.values()):
-                    self._close_gateway(gateway.handle.attempt, "the run has ended")
-                self._coordinator_ref.tell(RunHasEnded(run_id, succeeded, reason_text, callback_us))
+                self._gateways.close_all("the run has ended")
+                tell(RunHasEnded(run_id, succeeded, reason_text, callback_us))
             case _:
                 raise TypeError(f"no effect of a tracker: {effect!r}")
 
-    def _open_gateway(self, context: ActorContext[TrackerMessage], effect: RestoreAttempt) -> None:
-        attempt = effect.attempt
-        connection = self._accepting.pop(attempt.task_attempt_id)
-        limits = self._config.gateway
-        registered = Registered(
-            attempt.task_attempt_id,
-            attempt.attempt,
-            effect.checkpoint_id,
-            effect.state,
-            effect.held,
-            limits.reconnect_timeout_s,
-            limits.upward_events_max,
-            limits.upward_bytes_max,
-        )
-        budget = SendBudget(limits.events_max, limits.bytes_max)
-        ref = context.spawn(
-            lambda: GatewayActor(
-                attempt,
-                limits,
-                registered,
-                budget=budget,
-                coordinator_ref=self._coordinator_ref,
-                tracker_ref=context.self_ref,
-                report=self._ports.report,
-                statistics=self._statistics,
-            ),
-            name=f"gateway-{attempt.subtask}-{attempt.attempt}",
-            mailbox=UNBOUNDED,
-            log_context={
-                "subtask": attempt.subtask,
-                "attempt": attempt.attempt,
-                "task_attempt_id": attempt.task_attempt_id,
-            },
-        )
-        handle = GatewayHandle(attempt, ref, budget, context.clock.now)
-        self._gateways[attempt.task_attempt_id] = _Gateway(ref, budget, handle)
-        self._statistics.attempts += 1
-        ref.tell(AttachConnection(connection, None))
-        self._ports.gateway_opened(attempt, ref, connection)
-
-    def _close_gateway(self, attempt: ExecutionAttempt, reason: str) -> None:
-        """From here on the coordinator's sends to the attempt fail at once, before it hears why (H14, H26)."""
-        gateway = self._gateways.pop(attempt.task_attempt_id, None)
-        if gateway is not None:
-            gateway.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
-            gateway.ref.tell(AttemptIsOver(reason))
-            self._ports.gateway_closed(attempt)
-
-    def _tell_gateway(self, attempt: ExecutionAttempt, message: GatewayMessage) -> None:
-        gateway = self._gateways.get(attempt.task_attempt_id)
-        if gateway is not None:
-            gateway.ref.tell(message)
-
-    def _end_checkpoint(self, checkpoint_id: int, abort_reason: str | None) -> None:
-        for gateway in self._gateways.values():
-            gateway.ref.tell(CheckpointOver(checkpoint_id, abort_reason is None))
-        notify = NotifyCompleted if abort_reason is None else NotifyAborted
-        self._coordinator_ref.tell(notify(checkpoint_id))
-        self._answer_request(checkpoint_id, abort_reason)
-
-    def _answer_request(self, checkpoint_id: int, failure: str | None) -> None:
-        request = self._requests.pop(checkpoint_id, None)
-        if request is None:
+    def _store(self, checkpoint: CompletedCheckpoint, savepoint: bool) -> None:
+        if not savepoint:
+            self._writes.start(checkpoint, self._ports.store, self._ports.discard)
             return
-        if failure is None:
-            request.answer(checkpoint_id)
-        else:
-            request.fail(CheckpointFailed(f"checkpoint {checkpoint_id}: {failure}"))
+        directory = self._requests.savepoint_directory(checkpoint.checkpoint_id)
 
-    def _store(self, context: ActorContext[TrackerMessage], checkpoint: CompletedCheckpoint) -> None:
-        checkpoint_id = checkpoint.checkpoint_id
-        self._storing = context.run(
-            self._ports.store,
-            checkpoint,
-            on_result=lambda _: CheckpointStored(checkpoint_id),
-            on_error=lambda error: CheckpointStoreFailed(checkpoint_id, f"{type(error).__name__}: {error}"),
-        )
+        async def write(checkpoint: CompletedCheckpoint) -> None:
+            await self._ports.store_savepoint(checkpoint, directory)
 
-    def _discard(self, context: ActorContext[TrackerMessage], checkpoint_id: int) -> None:
-        if self._storing is not None:
-            self._storing.cancel()
-            self._storing = None
+        self._writes.start(checkpoint, write, None)
 
-        async def discard() -> None:
-            try:
-                await self._ports.discard(checkpoint_id)
-            except Exception:  # what is left over is refused or overwritten by the storage; nobody fails for it (H48)
-                context.log.exception("discarding a checkpoint failed", checkpoint_id=checkpoint_id)
+    def _end_checkpoint(
+        self,
+        context: ActorContext[TrackerMessage],
+        effect: CompleteCheckpoint | EndSavepoint | AbortCheckpoint | RefuseCheckpoint,
+        now: float,
+    ) -> None:
+        checkpoint_id = effect.checkpoint_id
+        match effect:
+            case CompleteCheckpoint():
+                self._writes.kept(checkpoint_id)
+                self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED))
+                self._coordinator_ref.tell(NotifyCompleted(checkpoint_id))
+                self._requests.completed(checkpoint_id, now)
+            case EndSavepoint():
+                self._writes.kept(checkpoint_id)
+                self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.SAVEPOINT))
+                self._requests.savepoint_completed(checkpoint_id)
+            case AbortCheckpoint(reason=reason):
+                context.log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason)
+                self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
+                self._coordinator_ref.tell(NotifyAborted(checkpoint_id))
+                self._requests.aborted(checkpoint_id, reason)
+            case RefuseCheckpoint(reason=reason):
+                context.log.info("checkpoint refused", checkpoint_id=checkpoint_id, reason=reason)
+                self._requests.refused(checkpoint_id, reason)
 
-        context.run(discard)
+    def _answer_if_settled(self) -> None:
+        """The answer goes through the coordinator's mailbox, behind all that it was sent.
 
-    def _hear_failure(self, error: BaseException) -> None:
-        if not self._failed:
-            self._failed = True
-            self._ports.failed(error)
+        While no attempt runs, the machine has a deadline exactly if a checkpoint is pending, waits, or is due.
+        """
+        if not self._awaiting_settled or self._run_is_on or self._machine.next_deadline() is not None:
+            return
+        settled = Settled(self._machine.restore_id, self._requests.uncommitted)
+        for reply_to in self._awaiting_settled:
+            self._coordinator_ref.tell(Flush(reply_to, settled))
+        self._awaiting_settled.clear()
 
 
-__all__ = [
-    "BarrierTrackerActor",
-    "CheckpointFailed",
-    "OperatorConfig",
-    "OperatorPorts",
-]
+def _as_fact(effect: LedgerEffect) -> TrackerInput:
+    """A decision of the ledger as a fact for the tracker."""
+    match effect:
+        case AcceptAttempt(attempt=attempt, mode=mode):
+            return AttemptAccepted(attempt, mode)
+        case AnnounceReady(attempt):
+            return AttemptReady(attempt)
+        case AnnounceFailed(attempt, reason):
+            return AttemptFailed(attempt, reason)
+        case FinishAttempt(attempt):
+            return AttemptFinished(attempt)
+        case ResetSubtask(subtask=subtask):
+            return SubtaskResetRequired(subtask)
+        case ResetOperator(cause=cause):
+            return OperatorResetRequired(cause)
+        case EndRun(run_id=run_id, succeeded=succeeded, reason=reason_text):
+            return RunEnded(run_id, succeeded, reason_text)
+        case _:
+            raise TypeError(f"no decision about an operator: {effect!r}")
+
+
+__all__ = ["UNBOUNDED", "BarrierTrackerActor"]

@@ -8,20 +8,22 @@ the checkpoint, to the event (H40, H41).
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 
-from actors import Actor, ActorContext, ActorRef, SystemNotRunning
+from actors import Actor, ActorContext, ActorRef
+from actors.coordination.coordinator_context import ContextOfActor
+from actors.coordination.failure import FailureLatch
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
     CallHandler,
+    ClientRequest,
     CoordinatorMessage,
     EventArrived,
+    Flush,
     GatewayMessage,
     NotifyAborted,
     NotifyCompleted,
@@ -37,65 +39,16 @@ from actors.coordination.messages import (
     TrackerMessage,
 )
 from actors.coordination.statistics import OperatorStatistics
-from protocol.attempts import AttemptCondemned, GlobalFailureRaised, LedgerInput
+from actors.coordination.store import CoordinatorStore
+from actors.coordination.taken_events import TakenEvents
+from actors.coordination.user_calls import call_user
+from protocol.attempts import AttemptCondemned, LedgerInput
 from protocol.barrier_tracker import CoordinatorSnapshotFailed, CoordinatorSnapshotTaken
 from protocol.codec import decode_event, encode_event
 from protocol.errors import ProtocolError
 from protocol.gateway_types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
-
-T = TypeVar("T")
-
-
-class _Context:
-    """``CoordinatorContext`` over the actor's own context."""
-
-    def __init__(self, actor: CoordinatorActor, context: ActorContext[CoordinatorMessage]) -> None:
-        self._actor = actor
-        self._context = context
-        self._timers = 0
-
-    @property
-    def operator_id(self) -> str:
-        return self._actor.operator_id
-
-    @property
-    def parallelism(self) -> int:
-        return self._actor.parallelism
-
-    @property
-    def mode(self) -> RestoreMode:
-        return self._actor.mode
-
-    @property
-    def log(self) -> Any:
-        return self._context.log
-
-    def fail_job(self, cause: BaseException | str) -> None:
-        error = cause if isinstance(cause, BaseException) else RuntimeError(cause)
-        self._actor.raise_global_failure("fail_job", error, self._context)
-
-    def call_async(
-        self,
-        function: Callable[..., T],
-        *args: Any,
-        handler: Callable[[T | None, Exception | None], Awaitable[None]],
-    ) -> None:
-        self._context.run_in_thread(
-            function,
-            *args,
-            on_result=lambda result: CallHandler(lambda: handler(result, None)),
-            on_error=lambda error: CallHandler(lambda: handler(None, error)),
-        )
-
-    def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
-        self._timers += 1
-        self._context.timers.start(f"call_later-{self._timers}", CallHandler(handler), delay_s=delay_s)
-
-    def call_soon_threadsafe(self, handler: Callable[[], Awaitable[None]]) -> None:
-        with suppress(SystemNotRunning):
-            self._context.self_ref.tell_threadsafe(CallHandler(handler))
 
 
 class CoordinatorActor(Actor[CoordinatorMessage]):
@@ -109,22 +62,26 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         parallelism: int,
         mode: RestoreMode,
         snapshot_timeout_s: float,
+        store: CoordinatorStore,
         report: Callable[[LedgerInput], None],
         tracker_ref: ActorRef[TrackerMessage],
         statistics: OperatorStatistics,
-        on_failure: Callable[[BaseException], None],
+        failures: FailureLatch,
     ) -> None:
         self.operator_id = operator_id
         self.parallelism = parallelism
         self.mode = mode
+        self.store = store
+        self.taken = TakenEvents()
         self._coordinator = coordinator
         self._snapshot_timeout_s = snapshot_timeout_s
         self._report = report
         self._tracker_ref = tracker_ref
         self._statistics = statistics
-        self._on_failure = on_failure
+        self._failures = failures
+        self._resets = 0  # handled here
         self._live: dict[int, ActorRef[GatewayMessage]] = {}
-        self._failure: BaseException | None = None  # latched until the reset (H8)
+        self._failure: BaseException | None = None  # the first one since the reset
 
     async def receive(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
         match message:
@@ -138,12 +95,16 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._guarded(context, "call handler", handler)
             case StartCoordinator():
                 await self._start(context, message)
+            case ClientRequest():
+                await self._handle_client_request(context, message)
+            case Flush(reply_to, settled):
+                reply_to.answer(settled)
             case _:
                 await self._handle_lifecycle(context, message)
 
     async def stopped(self, context: ActorContext[CoordinatorMessage], cause: BaseException | None) -> None:
         try:
-            await _call("close", self._coordinator.close)
+            await call_user("close", self._coordinator.close)
         except Exception:
             context.log.exception("coordinator close failed")
 
@@ -151,18 +112,19 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self, method: str, error: BaseException, context: ActorContext[CoordinatorMessage]
     ) -> None:
         """The first cause counts until the reset (H7, H8)."""
-        if self._failure is not None:
-            context.log.debug("global failure already under way", method=method, error=repr(error))
-            return
-        self._failure = error
-        context.log.error("coordinator failed the job", method=method, error=repr(error), exc_info=error)
-        self._on_failure(error)
-        cause = f"{method}: {type(error).__name__}: {error}"
-        self._report(GlobalFailureRaised(self.operator_id, cause))
+        if self._failure is None:
+            self._failure = error
+        if self._failures.raise_failure(self._resets, error, f"{method}: {type(error).__name__}: {error}"):
+            context.log.error("coordinator failed the job", method=method, error=repr(error), exc_info=error)
+        else:
+            context.log.warning("global failure already under way", method=method, error=repr(error), exc_info=error)
 
     async def _start(self, context: ActorContext[CoordinatorMessage], message: StartCoordinator) -> None:
         try:
-            await _call("start", self._coordinator.start, _Context(self, context))
+            if message.restored is not None:
+                context.log.info("coordinator restored", checkpoint_id=message.restored[0])
+                await call_user("reset_to_checkpoint", self._coordinator.reset_to_checkpoint, *message.restored)
+            await call_user("start", self._coordinator.start, ContextOfActor(self, context))
         except Exception as error:
             message.reply_to.fail(error)
             return
@@ -174,13 +136,15 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     async def _handle_lifecycle(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
         user = self._coordinator
         match message:
-            case SubtaskReady(attempt, gateway, gateway_ref):
+            case SubtaskReady(attempt, gateway, gateway_ref, events_sent):
                 self._live[attempt.task_attempt_id] = gateway_ref
+                self.taken.begin(attempt, events_sent)
                 self._statistics.ready += 1
                 await self._guarded(context, "subtask_ready", user.subtask_ready, attempt.subtask, gateway)
                 gateway_ref.tell(ReadyAnnounced())
             case SubtaskFailed(attempt, reason, callback_us):
                 self._live.pop(attempt.task_attempt_id, None)
+                self.taken.forget(attempt)
                 self._measure_fact(callback_us)
                 self._count_failure(reason.kind.name.lower())
                 context.log.info("subtask failed", **_keys(attempt), kind=reason.kind.name, reason=reason.text)
@@ -194,9 +158,10 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._statistics.subtask_resets += 1
                 context.log.info("subtask reset", subtask=subtask, checkpoint_id=checkpoint_id)
                 await self._guarded(context, "subtask_reset", user.subtask_reset, subtask, checkpoint_id)
-            case ResetToCheckpoint(checkpoint_id, state):
-                self._failure = None
+            case ResetToCheckpoint(reset, checkpoint_id, state):
+                self._failure, self._resets = None, reset
                 self._live.clear()
+                self.taken.clear()
                 self._statistics.operator_resets += 1
                 context.log.info("coordinator reset", checkpoint_id=checkpoint_id)
                 await self._guarded(context, "reset_to_checkpoint", user.reset_to_checkpoint, checkpoint_id, state)
@@ -206,12 +171,10 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._statistics.runs += 1
                 await self._guarded(context, "run_ended", user.run_ended, run_id, succeeded, reason_text)
             case NotifyCompleted(checkpoint_id):
-                self._statistics.checkpoints_completed += 1
                 await self._guarded(
                     context, "notify_checkpoint_complete", user.notify_checkpoint_complete, checkpoint_id
                 )
             case NotifyAborted(checkpoint_id):
-                self._statistics.checkpoints_aborted += 1
                 await self._guarded(context, "notify_checkpoint_aborted", user.notify_checkpoint_aborted, checkpoint_id)
             case _:
                 raise TypeError(f"no message of a coordinator: {message!r}")
@@ -226,14 +189,20 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._report(AttemptCondemned(self.operator_id, attempt.task_attempt_id, f"unreadable event: {error}"))
             return
         self._statistics.events_received += 1
+        subtask = attempt.subtask
+        if message.sender is not None:
+            subtask = message.sender
+            self._statistics.events_restored += 1
+        self.taken.take(attempt, subtask)
         await self._guarded(
             context,
             "handle_event_from_operator",
             self._coordinator.handle_event_from_operator,
-            attempt.subtask,
+            subtask,
             attempt.attempt,
             event,
         )
+        self.taken.taken()
         if message.report_taken:
             message.gateway_ref.tell(ItemTaken(message.seq))
 
@@ -242,16 +211,29 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if not self._is_live(context, attempt, "request"):
             return
         error, payload = "", b""
+        self.taken.take(attempt, attempt.subtask)
         try:
             request = decode_event(message.payload)
             method = self._coordinator.handle_request
-            answer = await _call("handle_request", method, attempt.subtask, attempt.attempt, request)
+            answer = await call_user("handle_request", method, attempt.subtask, attempt.attempt, request)
             payload = encode_event(answer)
         except Exception as failure:  # the asking task's trouble, as R97; the coordinator's state is its own
             error = f"{type(failure).__name__}: {failure}"
             context.log.warning("request failed", **_keys(attempt), error=error)
+        self.taken.taken()
         message.gateway_ref.tell(AnswerSubmitted(message.request_id, error, payload))
         message.gateway_ref.tell(ItemTaken(message.seq))
+
+    async def _handle_client_request(self, context: ActorContext[CoordinatorMessage], message: ClientRequest) -> None:
+        """What it raises is the asker's trouble alone (R97)."""
+        self._statistics.client_requests += 1
+        try:
+            answer = await call_user("handle_client_request", self._coordinator.handle_client_request, message.request)
+        except Exception as error:
+            context.log.warning("client request failed", error=repr(error))
+            message.reply_to.fail(error)
+        else:
+            message.reply_to.answer(answer)
 
     async def _take_snapshot(self, context: ActorContext[CoordinatorMessage], checkpoint_id: int) -> None:
         timeout_s = self._snapshot_timeout_s
@@ -260,7 +242,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         state: object = None
         try:
             with scope:
-                state = await _call("checkpoint_coordinator", self._coordinator.checkpoint_coordinator, checkpoint_id)
+                state = await call_user(
+                    "checkpoint_coordinator", self._coordinator.checkpoint_coordinator, checkpoint_id
+                )
             if scope.cancelled_caught:
                 reason = f"checkpoint_coordinator took longer than {timeout_s:g} s"
                 self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
@@ -276,7 +260,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         else:
             for gateway_ref in self._live.values():
                 gateway_ref.tell(CutReached(checkpoint_id))
-            self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, bytes(state)))
+            self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, bytes(state), self.taken.at_this_moment()))
         finally:
             deadline.cancel()
 
@@ -289,7 +273,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     ) -> None:
         """The call itself is inside the guard too: a method with the wrong arguments fails the job, not the driver."""
         try:
-            await _call(method, call, *args)
+            await call_user(method, call, *args)
         except Exception as error:
             self.raise_global_failure(method, error, context)
 
@@ -308,17 +292,6 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     def _measure_fact(self, callback_us: int | None) -> None:
         if callback_us is not None:
             self._statistics.fact_us.record(time.time_ns() / 1000 - callback_us)
-
-
-async def _call(method: str, call: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Call a method of the user's. One that awaits something which was cancelled has failed; it is not cancelled."""
-    try:
-        return await call(*args)
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise RuntimeError(f"{method} awaited something that was cancelled") from error
 
 
 def _keys(attempt: ExecutionAttempt) -> dict[str, int]:

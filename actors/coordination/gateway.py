@@ -1,13 +1,10 @@
-"""The actor around one ``GatewayMachine``, and the handle that coordinators hold.
+"""The actor around one ``GatewayMachine``: one per execution attempt, for ever (H20).
 
-One actor per execution attempt, for ever (H20). What is handed over but not yet confirmed is bounded at the handle
-(H27), so the actor's own mailbox never grows beyond that bound.
+What is handed over but not yet confirmed is bounded at the handle (H27), so the mailbox never grows beyond that bound.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +13,7 @@ from actors import Actor, ActorContext, ActorRef
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
+from actors.coordination.gateway_handle import SendBudget
 from actors.coordination.messages import (
     AttachConnection,
     ConnectionClosed,
@@ -28,6 +26,7 @@ from actors.coordination.messages import (
     SendEvent,
     TrackerMessage,
 )
+from actors.coordination.operator_config import BarrierInjector
 from actors.coordination.statistics import OperatorStatistics
 from protocol.attempts import AttemptCondemned, ConnectionExpired, LedgerInput, OperatorOpened
 from protocol.attempts import SubtaskFinished as LedgerSubtaskFinished
@@ -38,8 +37,7 @@ from protocol.barrier_tracker import (
     SubtaskDeclined,
     SubtaskFinalState,
 )
-from protocol.codec import encode_event
-from protocol.errors import AttemptOver, GatewayFull, RemoteProtocolError
+from protocol.errors import AttemptOver, RemoteProtocolError
 from protocol.gateway import GatewayMachine
 from protocol.gateway_types import (
     AttemptIsOver,
@@ -52,6 +50,7 @@ from protocol.gateway_types import (
     FailEvent,
     GatewayEffect,
     GatewayLimits,
+    InjectBarrier,
     ReportAcknowledged,
     ReportClosed,
     ReportDeclined,
@@ -70,130 +69,6 @@ TAKEN_EVERY = 64
 """Of events that come together, so many are taken before the task hears of it: its window must not stand still."""
 
 
-class SendBudget:
-    """How many events and bytes one gateway may have handed over and not yet settled (H27). Waiters go in order."""
-
-    __slots__ = ("_bytes_max", "_events_max", "_waiters", "bytes", "events", "handed_over", "over")
-
-    def __init__(self, events_max: int, bytes_max: int) -> None:
-        self._events_max = events_max
-        self._bytes_max = bytes_max
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self.events = 0
-        self.bytes = 0
-        self.handed_over: deque[Confirmation] = deque()  # not yet seen by the gateway, in the order of its mailbox
-        self.over: AttemptOver | None = None  # set the moment the attempt is over: whoever sends knows at once (H14)
-
-    def end(self, error: AttemptOver) -> None:
-        """The attempt is over: nobody waits for room any more."""
-        if self.over is None:
-            self.over = error
-            self._wake()
-
-    def has_room(self, size: int) -> bool:
-        """A single event larger than the whole bound passes when nothing else is under way, rather than never."""
-        if self.over is not None:
-            return True
-        return self.events == 0 or (self.events < self._events_max and self.bytes + size <= self._bytes_max)
-
-    def try_take(self, size: int) -> bool:
-        """Whoever waits comes first; but once the attempt is over there is nothing left to wait for."""
-        if self.over is None and (self._waiters or not self.has_room(size)):
-            return False
-        self._take(size)
-        return True
-
-    async def take(self, size: int) -> None:
-        if self.try_take(size):
-            return
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            while True:
-                await waiter
-                if self.has_room(size):
-                    break
-                waiter = asyncio.get_running_loop().create_future()
-                self._waiters[0] = waiter
-        except BaseException:
-            self._waiters.remove(waiter)
-            self._wake()
-            raise
-        self._waiters.popleft()
-        self._take(size)
-        self._wake()
-
-    def give_back(self, size: int) -> None:
-        self.events -= 1
-        self.bytes -= size
-        self._wake()
-
-    def _take(self, size: int) -> None:
-        self.events += 1
-        self.bytes += size
-
-    def _wake(self) -> None:
-        if self._waiters and not self._waiters[0].done():
-            self._waiters[0].set_result(None)
-
-
-class GatewayHandle:
-    """``SubtaskGateway`` as coordinators hold it; see there for what its methods promise."""
-
-    __slots__ = ("_attempt", "_budget", "_clock", "_ref")
-
-    def __init__(
-        self,
-        attempt: ExecutionAttempt,
-        ref: ActorRef[GatewayMessage],
-        budget: SendBudget,
-        clock: Callable[[], float],
-    ) -> None:
-        self._attempt = attempt
-        self._ref = ref
-        self._budget = budget
-        self._clock = clock
-
-    def __repr__(self) -> str:
-        return f"<SubtaskGateway {self._attempt}>"
-
-    @property
-    def attempt(self) -> ExecutionAttempt:
-        return self._attempt
-
-    @property
-    def events_pending(self) -> int:
-        return self._budget.events
-
-    @property
-    def bytes_pending(self) -> int:
-        return self._budget.bytes
-
-    async def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
-        payload = encode_event(event)
-        await self._budget.take(len(payload))
-        return self._hand_over(payload, loss_tolerant)
-
-    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
-        payload = encode_event(event)
-        if not self._budget.try_take(len(payload)):
-            raise GatewayFull(
-                f"{self._attempt}: {self._budget.events} events ({self._budget.bytes} bytes) are unconfirmed; "
-                "await send_event() to wait for room, or raise the gateway's bound"
-            )
-        return self._hand_over(payload, loss_tolerant)
-
-    def _hand_over(self, payload: bytes, loss_tolerant: bool) -> Confirmation:
-        confirmation = Confirmation()
-        if self._budget.over is not None:
-            self._budget.give_back(len(payload))
-            confirmation.settle(self._budget.over)
-            return confirmation
-        self._budget.handed_over.append(confirmation)
-        self._ref.tell(SendEvent(payload, loss_tolerant, confirmation, self._clock()))
-        return confirmation
-
-
 @dataclass(slots=True)
 class _Unsettled:
     confirmation: Confirmation
@@ -202,7 +77,10 @@ class _Unsettled:
 
 
 class GatewayActor(Actor[GatewayMessage]):
-    """See the module. ``registered`` is what the attempt is told when its first connection attaches."""
+    """See the module. ``registered`` is what the attempt is told when its first connection attaches.
+
+    ``inject_barrier``: see ``OperatorConfig``; needed only where barriers are asked for that travel apart.
+    """
 
     def __init__(
         self,
@@ -215,6 +93,7 @@ class GatewayActor(Actor[GatewayMessage]):
         tracker_ref: ActorRef[TrackerMessage],
         report: Callable[[LedgerInput], None],
         statistics: OperatorStatistics,
+        inject_barrier: BarrierInjector | None = None,
     ) -> None:
         self._attempt = attempt
         # The budget bounds what is sent down, before it comes here. The machine, which would count answers against
@@ -226,6 +105,7 @@ class GatewayActor(Actor[GatewayMessage]):
         self._tracker_ref = tracker_ref
         self._report = report
         self._statistics = statistics
+        self._inject_barrier = inject_barrier
         self._connection: AttemptConnection | None = None
         self._unsettled: dict[int, _Unsettled] = {}
         self._event_count = 0
@@ -276,6 +156,8 @@ class GatewayActor(Actor[GatewayMessage]):
         self._unsettled[event_id] = _Unsettled(message.confirmation, len(message.payload), message.sent_at)
         self._statistics.events_sent += 1
         effects = self._machine.handle(EventSubmitted(event_id, message.payload, message.loss_tolerant), now)
+        if not effects:
+            self._statistics.events_held += 1
         # The last event that was handed over need not wait for company; the ones before it leave in the same write.
         self._carry_out(effects, now, at_once=not self._budget.handed_over)
 
@@ -340,10 +222,12 @@ class GatewayActor(Actor[GatewayMessage]):
                         self._connection.send(message, at_once=at_once)
                 case ConfirmEvent(event_id):
                     self._settle_confirmed(event_id, now)
-                case DeliverEvent(seq, payload):
+                case DeliverEvent(seq, payload, sender):
                     last_seq = last_seq or max(other.seq for other in effects if isinstance(other, DeliverEvent))
                     report_taken = seq == last_seq or seq % TAKEN_EVERY == 0
-                    self._coordinator_ref.tell(EventArrived(attempt, seq, payload, self._self_ref, report_taken))
+                    self._coordinator_ref.tell(
+                        EventArrived(attempt, seq, payload, self._self_ref, report_taken, sender)
+                    )
                 case DeliverRequest(seq, request_id, payload):
                     self._coordinator_ref.tell(RequestArrived(attempt, seq, request_id, payload, self._self_ref))
                 case FailEvent(event_id, error):
@@ -378,20 +262,33 @@ class GatewayActor(Actor[GatewayMessage]):
         match effect:
             case ReportOpened():
                 self._report(OperatorOpened(attempt.operator_id, attempt.task_attempt_id))
-            case ReportFinished(failure, state):
+            case ReportFinished(failure, state, events_sent):
                 if not failure:
-                    self._tracker_ref.tell(SubtaskFinalState(attempt, state))
+                    self._tracker_ref.tell(SubtaskFinalState(attempt, state, events_sent))
                 self._report(LedgerSubtaskFinished(attempt.operator_id, attempt.task_attempt_id, failure))
             case ReportClosed(checkpoint_id):
                 self._tracker_ref.tell(SubtaskClosed(attempt, checkpoint_id))
             case ReportDrained(checkpoint_id):
                 self._tracker_ref.tell(GatewayDrained(attempt, checkpoint_id))
-            case ReportAcknowledged(checkpoint_id, state, held):
-                self._tracker_ref.tell(SubtaskAcknowledged(attempt, checkpoint_id, state, held))
+            case ReportAcknowledged(checkpoint_id, state, held, events_sent):
+                self._statistics.events_in_snapshots += len(held)
+                self._tracker_ref.tell(SubtaskAcknowledged(attempt, checkpoint_id, state, held, events_sent))
             case ReportDeclined(checkpoint_id, reason):
                 self._tracker_ref.tell(SubtaskDeclined(attempt, checkpoint_id, reason))
+            case InjectBarrier(checkpoint_id, events_before):
+                self._inject(checkpoint_id, events_before)
             case _:
                 raise TypeError(f"no effect of a gateway: {effect!r}")
 
+    def _inject(self, checkpoint_id: int, events_before: int) -> None:
+        """The barrier leaves on its own way. Where it cannot, the checkpoint need not wait for its timeout."""
+        assert self._inject_barrier is not None
+        try:
+            self._inject_barrier(self._attempt, checkpoint_id, events_before)
+        except Exception as error:
+            self._log.warning("a barrier could not be sent", checkpoint_id=checkpoint_id, error=repr(error))
+            reason = f"its barrier could not be sent: {type(error).__name__}: {error}"
+            self._tracker_ref.tell(SubtaskDeclined(self._attempt, checkpoint_id, reason))
 
-__all__ = ["GatewayActor", "GatewayHandle", "SendBudget"]
+
+__all__ = ["GatewayActor"]

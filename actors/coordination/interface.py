@@ -2,6 +2,11 @@
 
 ``OperatorCoordinator`` is called one method at a time, in order, each awaited before the next (H5). Per subtask the
 order is always ready, failed, reset (of the subtask or of the whole coordinator), ready again (H10).
+
+An application that starts from a checkpoint calls ``reset_to_checkpoint`` before ``start`` (H6, H52), and else nothing
+comes before ``start``. At the end of a run that went well, in streaming mode, the order is ``run_ended``,
+``checkpoint_coordinator``, ``notify_checkpoint_complete``: the final checkpoint, with the last state of every subtask,
+which commits the last output.
 """
 
 from __future__ import annotations
@@ -9,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
+from actors.clock import Clock
 from actors.coordination.confirmation import Confirmation
+from actors.coordination.store import CoordinatorStore
 from protocol.attempts import FailureReason
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
@@ -67,8 +74,28 @@ class CoordinatorContext(Protocol):
     def mode(self) -> RestoreMode: ...
 
     @property
+    def clock(self) -> Clock:
+        """The clock that ``call_later`` goes by, in seconds; virtual in tests."""
+        ...
+
+    @property
+    def store(self) -> CoordinatorStore:
+        """The map that all coordinators of the application share (R100); it is in no checkpoint."""
+        ...
+
+    @property
     def log(self) -> Any:
         """A structlog logger with ``operator_id`` bound."""
+        ...
+
+    def events_taken(self, subtask: int) -> int:
+        """How many events and requests of the subtask's history this coordinator has taken (H32).
+
+        Inside ``handle_event_from_operator`` and ``handle_request`` it is the position of the one that is handled,
+        counted from 1. After a restore the count goes on from what the checkpoint covers, so the event that is sent
+        again has the position that it had. 0 where nothing came; with several attempts alive, that of the one that
+        spoke or became ready last. With another parallelism positions start again (H52).
+        """
         ...
 
     def fail_job(self, cause: BaseException | str) -> None:
@@ -84,6 +111,19 @@ class CoordinatorContext(Protocol):
         """Run blocking work on a worker thread; ``handler(result, error)`` comes in the coordinator's own order (H9).
 
         A handler that raises is a global failure. After close the result is dropped.
+        """
+        ...
+
+    def run_in_background(
+        self,
+        coroutine_function: Callable[..., Awaitable[T]],
+        *args: Any,
+        handler: Callable[[T | None, Exception | None], Awaitable[None]],
+    ) -> None:
+        """Run an async function beside the coordinator's calls; ``handler(result, error)`` comes in their order.
+
+        It must not touch what the coordinator's methods touch. A handler that raises is a global failure. What still
+        runs at the end is cancelled, before ``close``.
         """
         ...
 
@@ -103,10 +143,17 @@ class OperatorCoordinator:
     """
 
     async def start(self, context: CoordinatorContext) -> None:
-        """First call, once; only an initial restore comes earlier. An exception fails ``coordinate()`` (H6)."""
+        """First call, once; only an initial restore comes earlier. An exception fails ``coordinate()`` (H6).
+
+        So does one out of the initial restore; then ``start`` is not called, but ``close`` is.
+        """
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        """An event of a ready attempt; in the order in which that attempt sent it, each once (H30)."""
+        """An event of a ready attempt; in the order in which that attempt sent it, each once (H30).
+
+        ``subtask`` is the one that sent it first: an event out of a restored checkpoint of another parallelism may
+        come through another subtask's attempt, whose number ``attempt`` is (H52).
+        """
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         """A request of a ready attempt; what this returns is its answer, what it raises too (H33).
@@ -114,6 +161,13 @@ class OperatorCoordinator:
         The default tells the task that this coordinator answers no requests, and fails nobody else.
         """
         raise TypeError(f"{type(self).__name__} cannot handle requests: override handle_request")
+
+    async def handle_client_request(self, request: Any) -> Any:
+        """A request from the driver's own code; what this returns is its answer, what it raises too (R97).
+
+        It is neither before nor after any event or checkpoint, and what it raises fails nobody but the asker.
+        """
+        raise TypeError(f"{type(self).__name__} cannot handle client event: override handle_client_request")
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         """An attempt is registered, restored and alive (H11); its events come after this call."""
@@ -129,16 +183,22 @@ class OperatorCoordinator:
         return b""
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """The checkpoint is durable, on both sides."""
+        """The checkpoint is durable, on both sides. Never called for a savepoint (H49)."""
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint was given up."""
+        """The checkpoint was given up; what it covers is covered by the next one."""
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        """Global failover or a new run: forget everything, restore ``state``; ``(-1, None)`` is the beginning (H15)."""
+        """Global failover or a new run: forget everything, restore ``state``; ``(-1, None)`` is the beginning (H15).
+
+        Also the first call of all, before ``start``, where the application starts from a checkpoint (H52).
+        """
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        """The run is over with all its gateways; the next one, if any, starts with a reset (H55, H57)."""
+        """The run is over with all its gateways; the next one, if any, starts with a reset (H55, H57).
+
+        Its final checkpoint, where there is one, comes after this.
+        """
 
     async def close(self) -> None:
         """Last call, once, whatever happened; an exception is logged (H6)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from actors import ActorRef, Reply
 from actors.coordination.confirmation import Confirmation
@@ -62,21 +63,28 @@ GatewayMessage = Retire | SendEvent | AttachConnection | MessagesArrived | Conne
 
 @dataclass(frozen=True, slots=True)
 class StartCoordinator:
-    """First of all (H6); answered when ``start`` has returned, failed with what it raised."""
+    """First of all (H6); answered when ``start`` has returned, failed with what it raised.
+
+    ``restored``: the id and state of the checkpoint that the application starts from; ``reset_to_checkpoint`` comes
+    before ``start`` then, and fails like it.
+    """
 
     reply_to: Reply[None]
+    restored: tuple[int, bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EventArrived:
     """``report_taken``: tell the gateway that all up to this one are taken. Not asked for with each event: the word
-    goes through two mailboxes and to the task, and the next one says as much."""
+    goes through two mailboxes and to the task, and the next one says as much. ``sender``: the subtask that sent it
+    first, for an event out of a restored snapshot (H52)."""
 
     attempt: ExecutionAttempt
     seq: int
     payload: bytes
     gateway_ref: ActorRef[GatewayMessage]
     report_taken: bool
+    sender: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +98,12 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskReady:
+    """``events_sent``: where the count of the attempt's upward events goes on (H32)."""
+
     attempt: ExecutionAttempt
     gateway: SubtaskGateway
     gateway_ref: ActorRef[GatewayMessage]
+    events_sent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +115,8 @@ class SubtaskFailed:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskFinished:
-    """Not a callback of the coordinator: from here on what the attempt says is stale (H3)."""
+    """Not a callback of the coordinator: from here on what the attempt says is stale (H3). What it had said before
+    counts, until its success is revoked."""
 
     attempt: ExecutionAttempt
 
@@ -118,6 +130,9 @@ class SubtaskReset:
 
 @dataclass(frozen=True, slots=True)
 class ResetToCheckpoint:
+    """``reset``: which one it is, counted from 1 (``FailureLatch``)."""
+
+    reset: int
     checkpoint_id: int
     state: bytes | None
 
@@ -152,6 +167,37 @@ class CallHandler:
     handler: Callable[[], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """``completed_id``: the last completed checkpoint, which a restart would restore; -1 for none.
+
+    ``uncommitted``: why the final checkpoint of the run that ended last failed, so that its last output is not
+    committed; empty when it completed or none was due.
+    """
+
+    completed_id: int
+    uncommitted: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Answered with ``settled`` when all that was sent to the coordinator before has been handled."""
+
+    reply_to: Reply[Settled]
+    settled: Settled
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRequest:
+    """A request from the driver's side (R97), outside of every order with events and checkpoints.
+
+    Answered with what ``handle_client_request`` returns, failed with what it raises. The tracker hands it on.
+    """
+
+    request: Any
+    reply_to: Reply[Any]
+
+
 CoordinatorMessage = (
     StartCoordinator
     | EventArrived
@@ -166,6 +212,8 @@ CoordinatorMessage = (
     | NotifyCompleted
     | NotifyAborted
     | CallHandler
+    | ClientRequest
+    | Flush
 )
 
 # --- to the barrier tracker ---------------------------------------------------------------------------------------
@@ -189,9 +237,24 @@ class StartOperator:
 
 @dataclass(frozen=True, slots=True)
 class RequestCheckpoint:
-    """Take a checkpoint; answered with its id once it is complete, failed with ``CheckpointFailed``."""
+    """Take a checkpoint; answered with its id once it is complete, failed with ``CheckpointFailed``.
+
+    With ``savepoint_directory`` it is a savepoint: stored there, and no point that a reset restores (H49).
+    """
 
     reply_to: Reply[int]
+    savepoint_directory: str | None = None
 
 
-TrackerMessage = StartOperator | RequestCheckpoint | LedgerDecided | TrackerInput
+@dataclass(frozen=True, slots=True)
+class AwaitSettled:
+    """Answered once no run is under way, no checkpoint is pending or waits, the final one of the run included, and
+    the coordinator has handled all that was sent to it before.
+
+    What the bridge has yet to hear of is not known here: ask it for the end of the runs first.
+    """
+
+    reply_to: Reply[Settled]
+
+
+TrackerMessage = StartOperator | RequestCheckpoint | AwaitSettled | ClientRequest | LedgerDecided | TrackerInput

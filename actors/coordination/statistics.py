@@ -56,12 +56,22 @@ class OperatorStatistics:
     operator_resets: int = 0
     runs: int = 0
     events_sent: int = 0
+    events_held: int = 0  # of them had to wait: the gateway was closed for a checkpoint, or had no connection
     events_confirmed: int = 0
     events_failed: int = 0
     events_received: int = 0
+    events_restored: int = 0  # of them out of a restored snapshot (H31)
+    client_requests: int = 0
     messages_dropped: int = 0  # of attempts that were over (H3)
     checkpoints_completed: int = 0
     checkpoints_aborted: int = 0
+    checkpoints_refused: int = 0  # asked for or due, and never begun
+    savepoints_completed: int = 0
+    events_in_snapshots: int = 0  # upward ones that lay in a subtask's valve at its snapshot (H31)
+    last_completed_checkpoint_id: int = -1
+    last_checkpoint_ms: float | None = None  # of the last completed one, from its trigger to the durable write
+    last_abort_reason: str = ""
+    checkpoint_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     confirm_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     fact_us: LatencyRecorder = field(default_factory=LatencyRecorder)
 
@@ -82,12 +92,22 @@ class OperatorStatistics:
             "resets": self.resets,
             "runs": self.runs,
             "events_sent": self.events_sent,
+            "events_held": self.events_held,
             "events_confirmed": self.events_confirmed,
             "events_failed": self.events_failed,
             "events_received": self.events_received,
+            "events_restored": self.events_restored,
+            "client_requests": self.client_requests,
             "messages_dropped": self.messages_dropped,
             "checkpoints_completed": self.checkpoints_completed,
             "checkpoints_aborted": self.checkpoints_aborted,
+            "checkpoints_refused": self.checkpoints_refused,
+            "savepoints_completed": self.savepoints_completed,
+            "events_in_snapshots": self.events_in_snapshots,
+            "last_completed_checkpoint_id": self.last_completed_checkpoint_id,
+            "last_checkpoint_ms": self.last_checkpoint_ms,
+            "last_abort_reason": self.last_abort_reason,
+            "checkpoint_us": self.checkpoint_us.percentiles(),
             "confirm_us": self.confirm_us.percentiles(),
             "fact_us": self.fact_us.percentiles(),
         }

@@ -16,6 +16,7 @@ from protocol.ids import ExecutionAttempt
 from protocol.messages import AttemptEnded, DownMessage, Registered, Resumed, UpMessage
 from protocol.subtask import SubtaskMachine
 from protocol.subtask_types import (
+    BarrierArrived,
     ConnectionAttached,
     ConnectionLost,
     EndAttempt,
@@ -114,6 +115,8 @@ class Task:
             match self.mailbox.popleft():
                 case MailboxEvent(payload):
                     self.handled.append(decode_event(payload))
+                case MailboxBarrier(checkpoint_id) if not self.machine.wants_snapshot(checkpoint_id):
+                    pass
                 case MailboxBarrier(checkpoint_id) if self.declines:
                     self._drive(SnapshotRefused(checkpoint_id, self.declines))
                 case MailboxBarrier(checkpoint_id):
@@ -127,6 +130,10 @@ class Task:
 
     def acknowledge(self, checkpoint_id: int, state: bytes) -> None:
         self._drive(SnapshotTaken(checkpoint_id, state))
+
+    def meet_barrier(self, checkpoint_id: int, events_before: int) -> None:
+        """A barrier arrives on a way of its own."""
+        self._drive(BarrierArrived(checkpoint_id, events_before))
 
     # --- the connection -------------------------------------------------------------------------------------------
 
@@ -167,7 +174,9 @@ class Task:
             case Registered():
                 self.registered = message
                 limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
-                self.machine = SubtaskMachine(message.task_attempt_id, limits, message.held)
+                self.machine = SubtaskMachine(
+                    message.task_attempt_id, self.attempt.subtask, limits, message.held, message.events_sent
+                )
                 self.restore(message)
                 self._drive(ConnectionAttached(0))
                 if self.opens_at_once:

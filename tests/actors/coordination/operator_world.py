@@ -20,12 +20,16 @@ from actors.coordination import (
 from actors.coordination.barrier_tracker import UNBOUNDED
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import (
+    AwaitSettled,
+    ClientRequest,
     GatewayMessage,
     LedgerDecided,
     RequestCheckpoint,
+    Settled,
     StartOperator,
     TrackerMessage,
 )
+from actors.coordination.operator_config import BarrierInjector
 from actors.testing import Candidate, DeterministicKit, Schedule, deterministic_system
 from protocol.attempts import (
     AcceptAttempt,
@@ -40,6 +44,7 @@ from protocol.attempts import (
     OperatorOpened,
     ResetOperator,
     ResetSubtask,
+    StartRun,
 )
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.gateway_types import GatewayLimits
@@ -92,6 +97,11 @@ class RecordingCoordinator(OperatorCoordinator):
         if "handle_request" not in self.deeds:
             return await super().handle_request(subtask, attempt, request)
         return await self._called("handle_request", subtask, attempt, request)
+
+    async def handle_client_request(self, request: Any) -> Any:
+        if "handle_client_request" not in self.deeds:
+            return await super().handle_client_request(request)
+        return await self._called("handle_client_request", request)
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         self.gateways[subtask] = gateway
@@ -160,6 +170,9 @@ class World:
         self.reports: list[LedgerInput] = []  # what the ledger was told, but for OperatorOpened
         self.failures: list[BaseException] = []
         self.stored: list[CompletedCheckpoint] = []
+        self.savepoints: list[tuple[str, CompletedCheckpoint]] = []  # with the directory that was asked for
+        self.next_id = 1 if config.restored is None else config.restored.checkpoint_id + 1
+        self.no_ids: Exception | None = None  # what the storage raises where an id is wanted
         self.discarded: list[int] = []
         self.on_store: Deed | None = None  # awaited in the storage, before it is written
         self.on_discard: Deed | None = None
@@ -168,6 +181,7 @@ class World:
         self.gateways: dict[int, ActorRef[GatewayMessage]] = {}  # open ones, by task attempt id
         self._connections = 0
         self._numbers: dict[int, int] = {}
+        self._run_is_on = False
         ports = OperatorPorts(
             report=self._hear_report,
             gateway_opened=self._gateway_opened,
@@ -175,6 +189,8 @@ class World:
             store=self._store,
             discard=self._discard,
             failed=self.failures.append,
+            store_savepoint=self._store_savepoint,
+            next_checkpoint_id=self._next_checkpoint_id,
         )
         self.tracker: ActorRef[TrackerMessage] = kit.system.spawn(
             lambda: BarrierTrackerActor(coordinator, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
@@ -204,7 +220,13 @@ class World:
         self.tracker.tell(LedgerDecided(effect, None, connection))
 
     def accept(self, subtask: int) -> Task:
-        """The next attempt of a subtask registers. It opens and is announced ready by itself."""
+        """The next attempt of a subtask registers. It opens and is announced ready by itself.
+
+        A run starts with the first attempt that registers.
+        """
+        if not self._run_is_on:
+            self._run_is_on = True
+            self.decide(StartRun(self.config.operator_id, 1))
         number = self._numbers[subtask] = self._numbers.get(subtask, -1) + 1
         attempt = ExecutionAttempt(self.config.operator_id, subtask, number, 1000 * (subtask + 1) + number)
         connection = self.connection()
@@ -234,11 +256,22 @@ class World:
         self.decide(ResetOperator(self.config.operator_id, cause))
 
     def end_run(self, succeeded: bool = True, reason: str = "") -> None:
+        self._run_is_on = False
         self.decide(EndRun(self.config.operator_id, 1, succeeded, reason))
 
-    def checkpoint(self) -> Answer:
+    def checkpoint(self, savepoint_directory: str | None = None) -> Answer:
         answer = Answer()
-        self.tracker.tell(RequestCheckpoint(cast("Reply[int]", answer)))
+        self.tracker.tell(RequestCheckpoint(cast("Reply[int]", answer), savepoint_directory))
+        return answer
+
+    def ask_client_request(self, request: Any) -> Answer:
+        answer = Answer()
+        self.tracker.tell(ClientRequest(request, cast("Reply[Any]", answer)))
+        return answer
+
+    def await_settled(self) -> Answer:
+        answer = Answer()
+        self.tracker.tell(AwaitSettled(cast("Reply[Settled]", answer)))
         return answer
 
     async def start(self) -> None:
@@ -271,6 +304,17 @@ class World:
             await self.on_store(checkpoint)
         self.stored.append(checkpoint)
 
+    async def _store_savepoint(self, checkpoint: CompletedCheckpoint, directory: str) -> None:
+        if self.on_store is not None:
+            await self.on_store(checkpoint)
+        self.savepoints.append((directory, checkpoint))
+
+    def _next_checkpoint_id(self) -> int:
+        if self.no_ids is not None:
+            raise self.no_ids
+        self.next_id += 1
+        return self.next_id - 1
+
     async def _discard(self, checkpoint_id: int) -> None:
         self.discarded.append(checkpoint_id)
         if self.on_discard is not None:
@@ -299,16 +343,30 @@ async def running_operator(
     tolerated_failures: int = 10,
     checkpoint_timeout_s: float = 60.0,
     snapshot_timeout_s: float = 5.0,
+    interval_s: float | None = None,
+    min_pause_s: float = 0.0,
+    concurrent_max: int = 1,
+    restored: CompletedCheckpoint | None = None,
+    inject_barrier: BarrierInjector | None = None,
     **limits: Any,
 ) -> AsyncIterator[World]:
     """An operator that has started, in a system whose order of delivery follows from ``seed``."""
+    checkpoint = CheckpointConfig(
+        checkpoint_timeout_s,
+        tolerated_failures,
+        interval_s=interval_s,
+        min_pause_s=min_pause_s,
+        concurrent_max=concurrent_max,
+    )
     config = OperatorConfig(
         "words",
         parallelism,
         mode,
         GatewayLimits(**limits),
-        CheckpointConfig(checkpoint_timeout_s, tolerated_failures, mode),
+        checkpoint,
         snapshot_timeout_s,
+        restored,
+        inject_barrier,
     )
     async with deterministic_system(seed=seed, schedule=schedule) as kit:
         world = World(kit, coordinator, config)

@@ -28,8 +28,8 @@ class ReaderTask(Task):
         self._asked = False
 
     def restore(self, registered: Registered) -> None:
-        if registered.state is not None:
-            done, pending = decode_event(registered.state)
+        for _, state in registered.states:
+            done, pending = decode_event(state)
             self.done, self.pending = done, deque(pending)
 
     def work(self) -> None:

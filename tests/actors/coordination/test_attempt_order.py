@@ -10,6 +10,7 @@ import pytest
 from actors.coordination import Confirmation
 from protocol.attempts import FailureKind
 from protocol.errors import AttemptOver
+from protocol.messages import RestoreMode
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, the_turn_of
 
 
@@ -199,7 +200,7 @@ async def test_the_end_of_a_run_ends_its_gateways_and_is_told() -> None:  # H57
 
 async def test_a_coordinator_can_be_used_for_the_next_run() -> None:  # H55, H57
     coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator(coordinator, mode=RestoreMode.BATCH) as world:
         await world.running(0)
         world.end_run()
         world.reset("a new run")

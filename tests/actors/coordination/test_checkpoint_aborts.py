@@ -9,8 +9,9 @@ import anyio
 import pytest
 
 from actors import ActorStopped
-from actors.coordination.messages import RequestCheckpoint
+from actors.coordination.messages import AwaitSettled, RequestCheckpoint, TrackerMessage
 from protocol.attempts import GlobalFailureRaised
+from protocol.barrier_tracker import AbortRequested
 from protocol.messages import RestoreMode
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
 
@@ -200,6 +201,28 @@ async def test_a_second_request_waits_for_the_first_and_a_third_is_refused() -> 
         assert not coordinator.named("notify_checkpoint_aborted")  # the third never began
 
 
+async def test_a_request_to_abort_ends_the_one_that_it_names_and_no_other() -> None:  # H44, H45
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, tolerated_failures=0) as world:
+        (task,) = await world.running(0)
+        task.busy = True
+        first, second = world.checkpoint(), world.checkpoint()
+        await world.settle()
+        world.tracker.tell(AbortRequested(7, "unknown"))
+        world.tracker.tell(AbortRequested(2, "not needed"))
+        await world.settle()
+        assert "not needed" in second.reason()
+        assert first.open
+        world.tracker.tell(AbortRequested(1, "not needed"))
+        world.tracker.tell(AbortRequested(1, "said twice"))
+        await world.settle()
+        assert "not needed" in first.reason()
+        assert coordinator.named("notify_checkpoint_aborted") == [("notify_checkpoint_aborted", 1)]
+        assert not world.failures
+        task.busy = False
+        await assert_that_all_goes_on(world, coordinator)
+
+
 async def test_the_id_of_a_reset_is_the_last_one_that_the_coordinator_was_told() -> None:  # H18
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
@@ -235,15 +258,16 @@ async def test_in_batch_mode_every_reset_goes_to_the_beginning() -> None:  # H18
             ("reset_to_checkpoint", -1, None),
         ]
         assert task.registered is not None
-        assert (task.registered.checkpoint_id, task.registered.state) == (-1, None)
+        assert (task.registered.checkpoint_id, task.registered.states) == (-1, ())
 
 
-async def test_a_request_that_is_pending_at_the_stop_is_failed() -> None:  # H48
+@pytest.mark.parametrize("request_type", [RequestCheckpoint, AwaitSettled])
+async def test_a_request_that_is_pending_at_the_stop_is_failed(request_type: type[TrackerMessage]) -> None:  # H48
     ended: list[Exception] = []
 
     async def ask() -> None:
         try:
-            await world.tracker.ask(RequestCheckpoint, timeout_s=1000.0)
+            await world.tracker.ask(request_type, timeout_s=1000.0)
         except ActorStopped as stopped:
             ended.append(stopped)
 

@@ -10,13 +10,15 @@ import pytest
 from protocol.attempts import AttemptCondemned
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.codec import decode_event, encode_event
+from protocol.messages import SubtaskState
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
 
 
 def decoded(checkpoint: CompletedCheckpoint, subtask: int) -> tuple[list[Any], list[Any]]:
     """The events that a subtask had handled, and those that its valve held, in a checkpoint."""
     snapshot = checkpoint.subtask_states[subtask]
-    return decode_event(snapshot.state), [decode_event(payload) for payload in snapshot.held]
+    (state,) = snapshot.states
+    return decode_event(state.state), [decode_event(held.payload) for held in snapshot.held]
 
 
 async def test_a_request_is_answered_with_the_id_of_the_complete_checkpoint() -> None:  # H4, H40
@@ -170,7 +172,7 @@ async def test_held_events_leave_first_after_a_restore() -> None:  # H31, H18
         await world.settle()
         assert restored.registered is not None
         assert restored.registered.checkpoint_id == 1
-        assert restored.registered.state is not None
+        assert [state.subtask for state in restored.registered.states] == [0]
         restored.open()
         restored.send("new")
         await world.settle()
@@ -193,6 +195,33 @@ async def test_events_sent_after_the_cut_wait_for_that_subtasks_acknowledge_and_
         await world.settle()
         assert slow.handled == [("snapshot", 1), "after the cut", ("completed", 1)]
         assert confirmations[1].confirmed()
+
+
+async def test_a_subtask_that_has_acknowledged_talks_at_once_although_others_have_not() -> None:  # H41, H31
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, parallelism=3) as world:
+        quick, slow, slower = await world.running(0, 1, 2)
+        slow.busy = slower.busy = True
+        answer = world.checkpoint()
+        await world.settle()
+        for task in (quick, slow, slower):
+            task.send(f"up from {task.attempt.subtask}")
+            coordinator.gateways[task.attempt.subtask].send_event_nowait("down")
+        await world.settle()
+        assert (quick.events, slow.events, slower.events) == (["down"], [], [])
+        assert coordinator.events == ["up from 0"]
+        slow.busy = False
+        await world.settle()
+        assert (slow.events, slower.events) == (["down"], [])
+        assert coordinator.events == ["up from 0", "up from 1"]
+        assert answer.open
+        slower.busy = False
+        await world.settle()
+        assert slower.events == ["down"]
+        assert coordinator.events == ["up from 0", "up from 1", "up from 2"]
+        assert answer.values == [1]
+        assert world.statistics.events_in_snapshots == 2
+        assert world.statistics.events_held == 2
 
 
 async def test_what_is_sent_inside_the_snapshot_is_before_the_cut() -> None:  # H40, H41
@@ -291,7 +320,7 @@ async def test_a_finished_subtask_takes_part_with_its_final_state() -> None:  # 
         answer = world.checkpoint()
         await world.settle()
         assert answer.values == [1]
-        assert world.stored[0].subtask_states[0].state == b"final"
+        assert world.stored[0].subtask_states[0].states == (SubtaskState(0, b"final"),)
 
 
 async def test_a_checkpoint_goes_on_over_a_broken_connection() -> None:  # H24, H40

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from actors.coordination import CoordinatorContext
 from actors.coordination.messages import StartOperator
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.messages import RestoreMode
@@ -246,10 +247,20 @@ async def test_too_many_failed_checkpoints_are_a_global_failure_whose_cause_is_k
 
 async def test_the_context_tells_who_and_where_the_coordinator_is() -> None:
     coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, parallelism=3, mode=RestoreMode.BATCH):
+    async with running_operator(coordinator, parallelism=3, mode=RestoreMode.BATCH) as world:
         context = coordinator.context
         assert (context.operator_id, context.parallelism, context.mode) == ("words", 3, RestoreMode.BATCH)
         context.log.debug("a coordinator may log")
+        assert context.clock.now() == world.kit.clock.now()
+
+
+async def test_the_store_is_there_before_the_start() -> None:  # R100
+    async def put(context: CoordinatorContext) -> None:
+        context.store.put_if_absent("broker", "one for all")
+
+    coordinator = RecordingCoordinator(start=put)
+    async with running_operator(coordinator):
+        assert coordinator.context.store.get("broker") == "one for all"
 
 
 async def test_the_result_of_blocking_work_comes_in_the_coordinators_order() -> None:  # H9
@@ -285,6 +296,64 @@ async def test_an_error_of_blocking_work_goes_to_its_handler() -> None:  # H9
         await world.settle()
         assert heard == [(None, ValueError)]
         assert not world.reports
+
+
+async def test_work_in_the_background_holds_no_method_up_and_comes_back_in_their_order() -> None:  # H5, H9
+    heard: list[Any] = []
+    over, gate = asyncio.Event(), asyncio.Event()
+
+    async def work(what: str) -> str:
+        await over.wait()
+        return what.upper()
+
+    async def take(result: str | None, error: Exception | None) -> None:
+        heard.append(result)
+
+    async def stay(subtask: int, attempt: int, event: Any) -> None:
+        await gate.wait()
+        heard.append(event)
+
+    coordinator = RecordingCoordinator(handle_event_from_operator=stay)
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        coordinator.context.run_in_background(work, "done", handler=take)
+        task.send("an event")
+        await world.settle()
+        over.set()
+        await world.settle()
+        assert heard == []
+        gate.set()
+        await world.settle()
+        assert heard == ["an event", "DONE"]
+
+
+async def test_an_error_in_the_background_goes_to_its_handler() -> None:  # H9
+    heard: list[Any] = []
+
+    async def take(result: Any, error: Exception | None) -> None:
+        heard.append((result, str(error)))
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        coordinator.context.run_in_background(raising(ValueError("no broker")), handler=take)
+        await world.settle()
+        assert heard == [(None, "no broker")]
+        assert not world.reports
+
+
+async def test_work_in_the_background_is_cancelled_before_close() -> None:  # H6, H9
+    async def for_ever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            coordinator.calls.append(("cancelled",))
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        coordinator.context.run_in_background(for_ever, handler=raising(AssertionError("after close")))
+        await world.settle()
+        await world.stop()
+        assert coordinator.calls[-2:] == [("cancelled",), ("close",)]
 
 
 async def test_a_handler_that_raises_is_a_global_failure() -> None:  # H7, H9

@@ -23,7 +23,9 @@ async def _nothing(*args: Any) -> None:
 
 @asynccontextmanager
 async def started(coordinator: RecordingCoordinator) -> AsyncIterator[None]:
-    ports = OperatorPorts(lambda _: None, lambda *_: None, lambda _: None, _nothing, _nothing, lambda _: None)
+    ports = OperatorPorts(
+        lambda _: None, lambda *_: None, lambda _: None, _nothing, _nothing, lambda _: None, _nothing, lambda: 1
+    )
     async with ActorSystem() as system:
         tracker = system.spawn(
             lambda: BarrierTrackerActor(coordinator, OperatorConfig("words", 1), ports, OperatorStatistics("words")),

@@ -7,7 +7,7 @@ import anyio.lowlevel
 import pytest
 
 from actors.coordination import Confirmation
-from actors.coordination.gateway import SendBudget
+from actors.coordination.gateway_handle import SendBudget
 from actors.testing import settle
 from protocol.attempts import AttemptCondemned, FailureKind
 from protocol.errors import AttemptOver, ConfirmationTimeout, EventEncodeError

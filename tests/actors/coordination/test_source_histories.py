@@ -22,7 +22,6 @@ class History:
     def __init__(self, world: World, dice: random.Random) -> None:
         self.world = world
         self.dice = dice
-        self.speculates = world.config.mode is RestoreMode.BATCH
         self.living: dict[int, list[ReaderTask]] = {subtask: [] for subtask in range(PARALLELISM)}
         self.succeeded: dict[int, ReaderTask] = {}
         self.believed: dict[int, list[int]] = {}  # batch: what others may have read of a success, until the reset
@@ -85,7 +84,7 @@ class History:
 
     def speculate(self) -> None:
         task = self.any_living()
-        if self.speculates and task is not None and len(self.living[task.attempt.subtask]) == 1:
+        if task is not None and len(self.living[task.attempt.subtask]) == 1:
             self.start(task.attempt.subtask)
 
     def take_checkpoint(self) -> None:

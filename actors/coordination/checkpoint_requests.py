@@ -1,0 +1,100 @@
+"""Which checkpoints of an operator have been triggered and not answered yet, since when, and who waits for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors import Reply
+from actors.coordination.statistics import OperatorStatistics
+
+
+class CheckpointFailed(Exception):
+    """A checkpoint was aborted, or never began; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    since: float
+    reply_to: Reply[int] | None  # None where the schedule asked
+    savepoint_directory: str | None
+    final: bool
+
+
+class CheckpointRequests:
+    """One entry for each trigger, until it is answered by one of the four ways to end. Loop only.
+
+    ``uncommitted``: why the final checkpoint of the last run failed; empty when it has not, or a later one completed.
+    """
+
+    def __init__(self, statistics: OperatorStatistics) -> None:
+        self._open: dict[int, _Request] = {}
+        self._statistics = statistics
+        self.uncommitted = ""
+
+    def savepoint_directory(self, checkpoint_id: int) -> str:
+        """Where a savepoint goes that is under way."""
+        directory = self._open[checkpoint_id].savepoint_directory
+        assert directory is not None
+        return directory
+
+    def triggered(
+        self,
+        checkpoint_id: int,
+        now: float,
+        reply_to: Reply[int] | None = None,
+        savepoint_directory: str | None = None,
+        *,
+        final: bool = False,
+    ) -> None:
+        """``final``: it commits the last output of a run."""
+        self._open[checkpoint_id] = _Request(now, reply_to, savepoint_directory, final)
+
+    def without_id(self, error: Exception, reply_to: Reply[int] | None, *, final: bool = False) -> None:
+        """One was asked for or due, but no id could be had."""
+        reason = f"no checkpoint id: {type(error).__name__}: {error}"
+        self._statistics.checkpoints_refused += 1
+        if final:
+            self.uncommitted = reason
+        _fail(reply_to, reason, error)
+
+    def completed(self, checkpoint_id: int, now: float) -> None:
+        request = self._open.pop(checkpoint_id)
+        statistics = self._statistics
+        statistics.checkpoints_completed += 1
+        statistics.last_completed_checkpoint_id = checkpoint_id
+        statistics.last_checkpoint_ms = round((now - request.since) * 1e3, 3)
+        statistics.checkpoint_us.record((now - request.since) * 1e6)
+        self.uncommitted = ""
+        if request.reply_to is not None:
+            request.reply_to.answer(checkpoint_id)
+
+    def savepoint_completed(self, checkpoint_id: int) -> None:
+        request = self._open.pop(checkpoint_id)
+        self._statistics.savepoints_completed += 1
+        if request.reply_to is not None:
+            request.reply_to.answer(checkpoint_id)
+
+    def aborted(self, checkpoint_id: int, reason: str) -> None:
+        self._statistics.checkpoints_aborted += 1
+        self._statistics.last_abort_reason = reason
+        self._failed(checkpoint_id, reason)
+
+    def refused(self, checkpoint_id: int, reason: str) -> None:
+        self._statistics.checkpoints_refused += 1
+        self._failed(checkpoint_id, reason)
+
+    def _failed(self, checkpoint_id: int, reason: str) -> None:
+        request = self._open.pop(checkpoint_id)
+        if request.final:
+            self.uncommitted = f"checkpoint {checkpoint_id}: {reason}"
+        _fail(request.reply_to, f"checkpoint {checkpoint_id}: {reason}")
+
+
+def _fail(reply_to: Reply[int] | None, reason: str, cause: Exception | None = None) -> None:
+    if reply_to is not None:
+        failure = CheckpointFailed(reason)
+        failure.__cause__ = cause
+        reply_to.fail(failure)
+
+
+__all__ = ["CheckpointFailed", "CheckpointRequests"]

@@ -1,0 +1,95 @@
+"""What a coordinator is given to reach the world: ``CoordinatorContext`` over its actor's own context."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from actors import ActorContext, SystemNotRunning
+from actors.clock import Clock
+from actors.coordination.messages import CallHandler, CoordinatorMessage
+from actors.coordination.store import CoordinatorStore
+from protocol.messages import RestoreMode
+
+if TYPE_CHECKING:
+    from actors.coordination.coordinator import CoordinatorActor
+
+T = TypeVar("T")
+
+
+class ContextOfActor:
+    """``CoordinatorContext`` over the actor's own context."""
+
+    def __init__(self, actor: CoordinatorActor, context: ActorContext[CoordinatorMessage]) -> None:
+        self._actor = actor
+        self._context = context
+        self._timers = 0
+
+    @property
+    def operator_id(self) -> str:
+        return self._actor.operator_id
+
+    @property
+    def parallelism(self) -> int:
+        return self._actor.parallelism
+
+    @property
+    def mode(self) -> RestoreMode:
+        return self._actor.mode
+
+    @property
+    def clock(self) -> Clock:
+        return self._context.clock
+
+    @property
+    def store(self) -> CoordinatorStore:
+        return self._actor.store
+
+    @property
+    def log(self) -> Any:
+        return self._context.log
+
+    def events_taken(self, subtask: int) -> int:
+        return self._actor.taken.position(subtask)
+
+    def fail_job(self, cause: BaseException | str) -> None:
+        error = cause if isinstance(cause, BaseException) else RuntimeError(cause)
+        self._actor.raise_global_failure("fail_job", error, self._context)
+
+    def call_async(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        handler: Callable[[T | None, Exception | None], Awaitable[None]],
+    ) -> None:
+        self._context.run_in_thread(
+            function,
+            *args,
+            on_result=lambda result: CallHandler(lambda: handler(result, None)),
+            on_error=lambda error: CallHandler(lambda: handler(None, error)),
+        )
+
+    def run_in_background(
+        self,
+        coroutine_function: Callable[..., Awaitable[T]],
+        *args: Any,
+        handler: Callable[[T | None, Exception | None], Awaitable[None]],
+    ) -> None:
+        self._context.run(
+            coroutine_function,
+            *args,
+            on_result=lambda result: CallHandler(lambda: handler(result, None)),
+            on_error=lambda error: CallHandler(lambda: handler(None, error)),
+        )
+
+    def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
+        self._timers += 1
+        self._context.timers.start(f"call_later-{self._timers}", CallHandler(handler), delay_s=delay_s)
+
+    def call_soon_threadsafe(self, handler: Callable[[], Awaitable[None]]) -> None:
+        with suppress(SystemNotRunning):
+            self._context.self_ref.tell_threadsafe(CallHandler(handler))
+
+
+__all__ = ["ContextOfActor"]

@@ -1,0 +1,44 @@
+"""One global failure for all that fails between two resets of an operator (H7, H8, H15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from protocol.attempts import GlobalFailureRaised, LedgerInput
+
+
+class FailureLatch:
+    """Shared by an operator's tracker and its coordinator: the first cause of either is reported, and latches.
+
+    Resets are counted from 1; 0 is the time before the first. The tracker decides one a moment before the coordinator
+    hears of it, so each says after which reset it has failed. A failure of before a reset that is decided already
+    calls for nothing more. ``report`` and ``failed`` as in ``OperatorPorts``. Loop only.
+    """
+
+    def __init__(
+        self, operator_id: str, report: Callable[[LedgerInput], None], failed: Callable[[BaseException], None]
+    ) -> None:
+        self._operator_id = operator_id
+        self._report = report
+        self._failed = failed
+        self._latched = False
+        self.resets = 0
+        """How many resets have been decided."""
+
+    def reset(self) -> int:
+        """A reset is decided; returns which one it is."""
+        self._latched = False
+        self.resets += 1
+        return self.resets
+
+    def raise_failure(self, resets: int, error: BaseException, cause: str) -> bool:
+        """Report a global failure after reset ``resets``; False when its reset is under way already."""
+        if self._latched or resets < self.resets:
+            return False
+        self._latched = True
+        self._failed(error)
+        self._report(GlobalFailureRaised(self._operator_id, cause))
+        return True
+
+
+__all__ = ["FailureLatch"]

@@ -1,0 +1,142 @@
+"""The handle to a gateway that coordinators hold, and the bound of what they may hand over (H27)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from actors import ActorRef
+from actors.coordination.confirmation import Confirmation
+from actors.coordination.messages import GatewayMessage, SendEvent
+from protocol.codec import encode_event
+from protocol.errors import AttemptOver, GatewayFull
+from protocol.ids import ExecutionAttempt
+
+
+class SendBudget:
+    """How many events and bytes one gateway may have handed over and not yet settled (H27). Waiters go in order."""
+
+    __slots__ = ("_bytes_max", "_events_max", "_waiters", "bytes", "events", "handed_over", "over")
+
+    def __init__(self, events_max: int, bytes_max: int) -> None:
+        self._events_max = events_max
+        self._bytes_max = bytes_max
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self.events = 0
+        self.bytes = 0
+        self.handed_over: deque[Confirmation] = deque()  # not yet seen by the gateway, in the order of its mailbox
+        self.over: AttemptOver | None = None  # set the moment the attempt is over: whoever sends knows at once (H14)
+
+    def end(self, error: AttemptOver) -> None:
+        """The attempt is over: nobody waits for room any more."""
+        if self.over is None:
+            self.over = error
+            self._wake()
+
+    def has_room(self, size: int) -> bool:
+        """A single event larger than the whole bound passes when nothing else is under way, rather than never."""
+        if self.over is not None:
+            return True
+        return self.events == 0 or (self.events < self._events_max and self.bytes + size <= self._bytes_max)
+
+    def try_take(self, size: int) -> bool:
+        """Whoever waits comes first; but once the attempt is over there is nothing left to wait for."""
+        if self.over is None and (self._waiters or not self.has_room(size)):
+            return False
+        self._take(size)
+        return True
+
+    async def take(self, size: int) -> None:
+        if self.try_take(size):
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            while True:
+                await waiter
+                if self.has_room(size):
+                    break
+                waiter = asyncio.get_running_loop().create_future()
+                self._waiters[0] = waiter
+        except BaseException:
+            self._waiters.remove(waiter)
+            self._wake()
+            raise
+        self._waiters.popleft()
+        self._take(size)
+        self._wake()
+
+    def give_back(self, size: int) -> None:
+        self.events -= 1
+        self.bytes -= size
+        self._wake()
+
+    def _take(self, size: int) -> None:
+        self.events += 1
+        self.bytes += size
+
+    def _wake(self) -> None:
+        if self._waiters and not self._waiters[0].done():
+            self._waiters[0].set_result(None)
+
+
+class GatewayHandle:
+    """``SubtaskGateway`` as coordinators hold it; see there for what its methods promise."""
+
+    __slots__ = ("_attempt", "_budget", "_clock", "_ref")
+
+    def __init__(
+        self,
+        attempt: ExecutionAttempt,
+        ref: ActorRef[GatewayMessage],
+        budget: SendBudget,
+        clock: Callable[[], float],
+    ) -> None:
+        self._attempt = attempt
+        self._ref = ref
+        self._budget = budget
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<SubtaskGateway {self._attempt}>"
+
+    @property
+    def attempt(self) -> ExecutionAttempt:
+        return self._attempt
+
+    @property
+    def events_pending(self) -> int:
+        return self._budget.events
+
+    @property
+    def bytes_pending(self) -> int:
+        return self._budget.bytes
+
+    async def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+        payload = encode_event(event)
+        await self._budget.take(len(payload))
+        return self._hand_over(payload, loss_tolerant)
+
+    def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+        payload = encode_event(event)
+        if not self._budget.try_take(len(payload)):
+            raise GatewayFull(
+                f"{self._attempt}: {self._budget.events} events ({self._budget.bytes} bytes) are unconfirmed; "
+                "await send_event() to wait for room, or raise the gateway's bound"
+            )
+        return self._hand_over(payload, loss_tolerant)
+
+    def _hand_over(self, payload: bytes, loss_tolerant: bool) -> Confirmation:
+        confirmation = Confirmation()
+        if self._budget.over is not None:
+            self._budget.give_back(len(payload))
+            confirmation.settle(self._budget.over)
+            return confirmation
+        self._budget.handed_over.append(confirmation)
+        self._ref.tell(SendEvent(payload, loss_tolerant, confirmation, self._clock()))
+        return confirmation
+
+
+__all__ = ["GatewayHandle", "SendBudget"]

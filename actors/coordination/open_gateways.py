@@ -1,0 +1,127 @@
+"""The gateways of one operator that are open: from the acceptance of an attempt until it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from actors import ActorContext, ActorRef
+from actors.coordination.connection import AttemptConnection
+from actors.coordination.gateway import GatewayActor
+from actors.coordination.gateway_handle import GatewayHandle, SendBudget
+from actors.coordination.messages import (
+    AttachConnection,
+    CoordinatorMessage,
+    GatewayMessage,
+    SubtaskReady,
+    TrackerMessage,
+)
+from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
+from actors.coordination.statistics import OperatorStatistics
+from protocol.barrier_tracker import RestoreAttempt
+from protocol.errors import AttemptOver
+from protocol.gateway_types import AttemptIsOver
+from protocol.ids import ExecutionAttempt
+from protocol.messages import Registered
+
+
+@dataclass(frozen=True, slots=True)
+class _Gateway:
+    ref: ActorRef[GatewayMessage]
+    budget: SendBudget
+    handle: GatewayHandle
+    events_sent: int  # in the attempt's restored history
+
+
+class OpenGateways:
+    """Children of the tracker's actor, one for each attempt. Loop only."""
+
+    def __init__(
+        self,
+        context: ActorContext[TrackerMessage],
+        config: OperatorConfig,
+        ports: OperatorPorts,
+        statistics: OperatorStatistics,
+        coordinator_ref: ActorRef[CoordinatorMessage],
+    ) -> None:
+        self._context = context
+        self._config = config
+        self._ports = ports
+        self._statistics = statistics
+        self._coordinator_ref = coordinator_ref
+        self._open: dict[int, _Gateway] = {}
+
+    def open(self, effect: RestoreAttempt, connection: AttemptConnection) -> None:
+        """The attempt is accepted: tell it what to restore, on the connection on which it has registered."""
+        context, attempt, limits = self._context, effect.attempt, self._config.gateway
+        registered = Registered(
+            attempt.task_attempt_id,
+            attempt.attempt,
+            effect.checkpoint_id,
+            effect.states,
+            effect.held,
+            limits.reconnect_timeout_s,
+            limits.upward_events_max,
+            limits.upward_bytes_max,
+            effect.events_sent,
+        )
+        budget = SendBudget(limits.events_max, limits.bytes_max)
+        ref = context.spawn(
+            self._actor(attempt, registered, budget),
+            name=f"gateway-{attempt.subtask}-{attempt.attempt}",
+            mailbox=UNBOUNDED,
+            log_context={
+                "subtask": attempt.subtask,
+                "attempt": attempt.attempt,
+                "task_attempt_id": attempt.task_attempt_id,
+            },
+        )
+        handle = GatewayHandle(attempt, ref, budget, context.clock.now)
+        self._open[attempt.task_attempt_id] = _Gateway(ref, budget, handle, effect.events_sent)
+        self._statistics.attempts += 1
+        ref.tell(AttachConnection(connection, None))
+        self._ports.gateway_opened(attempt, ref, connection)
+
+    def readiness(self, attempt: ExecutionAttempt) -> SubtaskReady | None:
+        """What the coordinator is told of a ready attempt; None when its gateway is closed already (H11)."""
+        gateway = self._open.get(attempt.task_attempt_id)
+        return None if gateway is None else SubtaskReady(attempt, gateway.handle, gateway.ref, gateway.events_sent)
+
+    def tell(self, attempt: ExecutionAttempt, message: GatewayMessage) -> None:
+        gateway = self._open.get(attempt.task_attempt_id)
+        if gateway is not None:
+            gateway.ref.tell(message)
+
+    def tell_all(self, message: GatewayMessage) -> None:
+        for gateway in self._open.values():
+            gateway.ref.tell(message)
+
+    def close(self, attempt: ExecutionAttempt, reason: str) -> None:
+        """From here on the coordinator's sends to the attempt fail at once, before it hears why (H14, H26)."""
+        gateway = self._open.pop(attempt.task_attempt_id, None)
+        if gateway is not None:
+            gateway.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
+            gateway.ref.tell(AttemptIsOver(reason))
+            self._ports.gateway_closed(attempt)
+
+    def close_all(self, reason: str) -> None:
+        for gateway in list(self._open.values()):
+            self.close(gateway.handle.attempt, reason)
+
+    def _actor(
+        self, attempt: ExecutionAttempt, registered: Registered, budget: SendBudget
+    ) -> Callable[[], GatewayActor]:
+        return lambda: GatewayActor(
+            attempt,
+            self._config.gateway,
+            registered,
+            budget=budget,
+            coordinator_ref=self._coordinator_ref,
+            tracker_ref=self._context.self_ref,
+            report=self._ports.report,
+            statistics=self._statistics,
+            inject_barrier=self._config.inject_barrier,
+        )
+
+
+__all__ = ["OpenGateways"]

@@ -1,0 +1,79 @@
+"""How one operator is coordinated, and its doors to the engine's side."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from actors import ActorRef, MailboxConfig
+from actors.coordination.connection import AttemptConnection
+from actors.coordination.messages import GatewayMessage
+from actors.coordination.store import CoordinatorStore
+from protocol.attempts import LedgerInput
+from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.gateway_types import GatewayLimits
+from protocol.ids import ExecutionAttempt
+from protocol.messages import RestoreMode
+
+UNBOUNDED = MailboxConfig(capacity=None)
+"""What the protocol itself bounds (H27) needs no second bound in the mailbox."""
+
+BarrierInjector = Callable[[ExecutionAttempt, int, int], None]
+"""Takes the attempt, the checkpoint's id, and how many items the attempt has in its mailbox before the barrier."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorConfig:
+    """How one operator is coordinated. Times in seconds.
+
+    ``restored`` is the checkpoint that this application starts from, of any parallelism (H52); the coordinator is
+    reset to it before ``start`` (H6). In batch mode there is none: ``ValueError``. With ``inject_barrier`` the
+    checkpoint barriers do not travel among the events: it is called on the event loop, once for each barrier, must
+    not block, and what it raises aborts the checkpoint.
+    """
+
+    operator_id: str
+    parallelism: int
+    mode: RestoreMode = RestoreMode.BATCH
+    gateway: GatewayLimits = field(default_factory=GatewayLimits)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    snapshot_timeout_s: float = 60.0
+    restored: CompletedCheckpoint | None = None
+    inject_barrier: BarrierInjector | None = None
+
+    def __post_init__(self) -> None:
+        if self.restored is not None and self.mode is not RestoreMode.STREAMING:
+            raise ValueError(
+                f"operator {self.operator_id!r} starts from checkpoint {self.restored.checkpoint_id}, but in batch mode"
+                " Spark owns the output and everything starts from nothing: coordinate it in streaming mode"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPorts:
+    """The operator's doors to the engine's side. All are called on the event loop.
+
+    ``report`` takes what the attempt ledger must hear. ``gateway_opened`` and ``gateway_closed`` tell whoever routes
+    connections which actor serves an attempt, and until when. ``failed`` hears the first cause of each global failure.
+
+    ``store`` makes a checkpoint durable or raises; ``discard`` removes one that is not wanted any more, whole or in
+    part, after its ``store`` has been cancelled; what it raises is logged. ``store_savepoint`` writes one into the
+    directory that was asked for, and nothing discards it (H49). ``next_checkpoint_id`` returns an id that is higher
+    than each one before, for the life of the storage (H4); it must not block, and may raise. Of one operator several
+    ``store`` calls may be under way at once (H43).
+
+    ``coordinator_store`` is the same one for all coordinators of an application.
+    """
+
+    report: Callable[[LedgerInput], None]
+    gateway_opened: Callable[[ExecutionAttempt, ActorRef[GatewayMessage], AttemptConnection], None]
+    gateway_closed: Callable[[ExecutionAttempt], None]
+    store: Callable[[CompletedCheckpoint], Awaitable[None]]
+    discard: Callable[[int], Awaitable[None]]
+    failed: Callable[[BaseException], None]
+    store_savepoint: Callable[[CompletedCheckpoint, str], Awaitable[None]]
+    next_checkpoint_id: Callable[[], int]
+    coordinator_store: CoordinatorStore = field(default_factory=CoordinatorStore)
+
+
+__all__ = ["UNBOUNDED", "BarrierInjector", "OperatorConfig", "OperatorPorts"]

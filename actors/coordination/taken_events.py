@@ -1,0 +1,55 @@
+"""How many upward events of each attempt's history the coordinator has taken (H32)."""
+
+from __future__ import annotations
+
+from protocol.ids import ExecutionAttempt
+
+
+class TakenEvents:
+    """The coordinator's count of events and requests, which a checkpoint compares with the subtasks' own at the cut.
+
+    An attempt's count goes on from what its restored checkpoint covers. It is kept when the attempt has finished,
+    until that success is revoked or everything is reset. Loop only.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}  # by task attempt id
+        self._latest: dict[int, int] = {}  # by subtask: the attempt that became ready, or spoke, last
+        self._handling: tuple[int, int] | None = None  # the subtask that the coordinator hears now, and the position
+
+    def begin(self, attempt: ExecutionAttempt, events_sent: int) -> None:
+        """The attempt is ready; its history has ``events_sent`` events so far."""
+        self._counts[attempt.task_attempt_id] = events_sent
+        self._latest[attempt.subtask] = attempt.task_attempt_id
+
+    def take(self, attempt: ExecutionAttempt, sender: int) -> None:
+        """The coordinator takes one more, which comes in the name of subtask ``sender``."""
+        count = self._counts[attempt.task_attempt_id] = self._counts[attempt.task_attempt_id] + 1
+        self._latest[attempt.subtask] = attempt.task_attempt_id
+        self._handling = (sender, count)
+
+    def taken(self) -> None:
+        """The coordinator has handled it."""
+        self._handling = None
+
+    def forget(self, attempt: ExecutionAttempt) -> None:
+        """The attempt has failed, or its success was revoked."""
+        self._counts.pop(attempt.task_attempt_id, None)
+
+    def clear(self) -> None:
+        """Everything is reset."""
+        self._counts.clear()
+        self._latest.clear()
+
+    def position(self, subtask: int) -> int:
+        """The position of the event that is being handled in the name of ``subtask``, else of the last one taken."""
+        if self._handling is not None and self._handling[0] == subtask:
+            return self._handling[1]
+        return self._counts.get(self._latest.get(subtask, -1), 0)
+
+    def at_this_moment(self) -> dict[int, int]:
+        """The counts by task attempt id."""
+        return dict(self._counts)
+
+
+__all__ = ["TakenEvents"]

@@ -1,0 +1,274 @@
+"""Checkpoints that nobody asks for: by the interval, and the final one of a run (H40, H45, H48)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors.coordination import CheckpointFailed
+from actors.coordination.messages import Settled
+from protocol.attempts import GlobalFailureRaised
+from protocol.messages import RestoreMode, SubtaskState
+from tests.actors.coordination.executor import Task
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+
+
+def stored_ids(world: World) -> list[int]:
+    return [checkpoint.checkpoint_id for checkpoint in world.stored]
+
+
+async def end_well(world: World, *tasks: Task) -> None:
+    """The operators end, Spark counts their tasks as successes, and the job is over."""
+    for task in tasks:
+        task.finish(state=b"last")
+    await world.settle()
+    for task in tasks:
+        world.finish(task)
+    world.end_run()
+
+
+# --- the interval -------------------------------------------------------------------------------------------------
+
+
+async def test_one_is_due_at_each_interval_while_an_attempt_runs() -> None:
+    async with running_operator(RecordingCoordinator(), interval_s=10.0) as world:
+        await world.advance(25.0)
+        assert stored_ids(world) == []
+        await world.running(0, 1)
+        await world.advance(9.9)
+        assert stored_ids(world) == []
+        await world.advance(0.2)
+        assert stored_ids(world) == [1]
+        await world.advance(20.0)
+        assert stored_ids(world) == [1, 2, 3]
+        world.end_run(succeeded=False)
+        await world.advance(30.0)
+        assert stored_ids(world) == [1, 2, 3]
+
+
+async def test_none_is_due_before_the_pause_after_the_last_one_is_over() -> None:
+    async with running_operator(RecordingCoordinator(), interval_s=1.0, min_pause_s=5.0) as world:
+        await world.running(0)
+        await world.advance(1.1)
+        assert stored_ids(world) == [1]
+        await world.advance(4.8)
+        assert stored_ids(world) == [1]
+        await world.advance(0.2)
+        assert stored_ids(world) == [1, 2]
+
+
+async def test_what_is_due_while_one_is_pending_is_late_and_not_doubled() -> None:  # H43
+    async with running_operator(RecordingCoordinator(), interval_s=1.0) as world:
+        (task,) = await world.running(0)
+        task.busy = True
+        await world.advance(5.5)
+        assert world.next_id == 2
+        task.busy = False
+        await world.settle()
+        assert stored_ids(world) == [1, 2]
+
+
+async def test_one_that_takes_too_long_fails_by_itself_and_the_next_one_comes() -> None:  # H45, H48
+    async with running_operator(RecordingCoordinator(), interval_s=20.0, checkpoint_timeout_s=10.0) as world:
+        (task,) = await world.running(0)
+        task.busy = True
+        await world.advance(31.0)
+        assert task.mailbox
+        assert world.statistics.checkpoints_aborted == 1
+        assert "10 s" in world.statistics.last_abort_reason
+        task.busy = False
+        await world.advance(10.0)
+        assert stored_ids(world) == [2]
+
+
+async def test_failures_are_counted_in_a_row_and_a_completed_one_ends_the_row() -> None:  # H45
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, interval_s=1.0, tolerated_failures=1) as world:
+        (task,) = await world.running(0)
+        for declines in ("disk full", "", "disk full"):
+            task.declines = declines
+            await world.advance(1.0)
+        assert not world.reported(GlobalFailureRaised)
+        await world.advance(1.0)
+        (failure,) = world.reported(GlobalFailureRaised)
+        assert "2 checkpoints in a row failed" in failure.cause
+        await world.advance(10.0)
+        assert world.next_id == 5, "none is due before the reset"
+
+
+async def test_where_no_id_can_be_had_the_schedule_tries_again_and_nobody_fails() -> None:  # H4, H48
+    async with running_operator(RecordingCoordinator(), interval_s=10.0, checkpoint_timeout_s=30.0) as world:
+        await world.running(0)
+        world.no_ids = OSError("the storage is gone")
+        await world.advance(10.1)
+        assert world.statistics.checkpoints_refused == 1
+        world.no_ids = None
+        await world.advance(30.0)
+        assert stored_ids(world) == [1]
+        assert not world.failures
+
+
+async def test_a_request_without_an_id_fails_with_what_the_storage_said() -> None:  # H4
+    async with running_operator(RecordingCoordinator()) as world:
+        await world.running(0)
+        world.no_ids = OSError("the storage is gone")
+        answer = world.checkpoint()
+        await world.settle()
+        assert answer.reason() == "no checkpoint id: OSError: the storage is gone"
+        assert answer.errors[0].__cause__ is world.no_ids
+        world.no_ids = None
+        answer = world.checkpoint()
+        await world.settle()
+        assert answer.values == [1]
+
+
+# --- the end of a run ---------------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_ended_well_is_committed_by_a_final_checkpoint() -> None:  # H40, H47
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        await end_well(world, *await world.running(0, 1))
+        await world.settle()
+        assert coordinator.calls[-3:] == [
+            ("run_ended", 1, True, ""),
+            ("checkpoint_coordinator", 1),
+            ("notify_checkpoint_complete", 1),
+        ]
+        states = {subtask: part.states for subtask, part in world.stored[0].subtask_states.items()}
+        assert states == {0: (SubtaskState(0, b"last"),), 1: (SubtaskState(1, b"last"),)}
+        world.reset("a new run")
+        await world.settle()
+        assert coordinator.calls[-1] == ("reset_to_checkpoint", 1, b"state")  # H55
+
+
+@pytest.mark.parametrize(("mode", "succeeded"), [(RestoreMode.BATCH, True), (RestoreMode.STREAMING, False)])
+async def test_there_is_none_where_spark_owns_the_output_or_the_run_failed(  # H55
+    mode: RestoreMode, succeeded: bool
+) -> None:
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, mode=mode) as world:
+        await world.running(0)
+        world.end_run(succeeded, "over")
+        await world.advance(100.0)
+        assert coordinator.calls[-1] == ("run_ended", 1, succeeded, "over")
+
+
+async def test_an_operator_without_a_run_is_settled_at_once() -> None:
+    async with running_operator(RecordingCoordinator()) as world:
+        answer = world.await_settled()
+        await world.settle()
+        assert answer.values == [Settled(-1, "")]
+
+
+async def test_a_run_is_settled_when_its_final_checkpoint_is_and_the_coordinator_knows() -> None:
+    written, committed = asyncio.Event(), asyncio.Event()
+
+    async def write(checkpoint: Any) -> None:
+        await written.wait()
+
+    async def commit(checkpoint_id: int) -> None:
+        await committed.wait()
+
+    async with running_operator(RecordingCoordinator(notify_checkpoint_complete=commit)) as world:
+        world.on_store = write
+        (task,) = await world.running(0)
+        answer = world.await_settled()
+        await world.settle()
+        assert answer.open, "the run is on"
+        await end_well(world, task)
+        await world.settle()
+        assert answer.open, "the final checkpoint is not durable"
+        written.set()
+        await world.settle()
+        assert answer.open, "the coordinator still commits"
+        committed.set()
+        await world.settle()
+        assert answer.values == [Settled(1, "")]
+
+
+async def test_a_run_that_failed_is_settled_when_the_coordinator_has_heard_of_it() -> None:
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        task.busy = True
+        world.checkpoint()
+        await world.settle()
+        world.end_run(succeeded=False)
+        answer = world.await_settled()
+        await world.settle()
+        assert answer.values == [Settled(-1, "")]
+        assert coordinator.calls[-2:] == [("notify_checkpoint_aborted", 1), ("run_ended", 1, False, "")]
+
+
+async def test_a_final_checkpoint_that_failed_is_taken_again() -> None:  # H45
+    async def fail_once(checkpoint: Any) -> None:
+        world.on_store = None
+        raise OSError("no space left")
+
+    async with running_operator(RecordingCoordinator()) as world:
+        (task,) = await world.running(0)
+        world.on_store = fail_once
+        await end_well(world, task)
+        answer = world.await_settled()
+        await world.settle()
+        assert answer.values == [Settled(2, "")]
+
+
+async def test_whoever_waits_is_told_that_the_last_output_is_not_committed() -> None:  # H45
+    async def fail(checkpoint: Any) -> None:
+        raise OSError("no space left")
+
+    async with running_operator(RecordingCoordinator(), tolerated_failures=1) as world:
+        (task,) = await world.running(0)
+        world.checkpoint()
+        await world.settle()
+        world.on_store = fail
+        await end_well(world, task)
+        answer = world.await_settled()
+        await world.settle()
+        assert answer.values == [Settled(1, "checkpoint 3: storage: OSError: no space left")]
+        (failure,) = world.failures
+        assert "no space left" in str(failure)
+        world.on_store = None
+        world.reset("a new run")
+        await world.running(0)
+        world.end_run(succeeded=False)
+        answer = world.await_settled()
+        await world.settle()
+        assert answer.values == [Settled(1, "")], "a run that failed owes nothing, and the one before it is gone"
+
+
+async def test_a_final_checkpoint_that_found_no_id_is_still_owed() -> None:  # H4, H48
+    async with running_operator(RecordingCoordinator(), checkpoint_timeout_s=30.0) as world:
+        (task,) = await world.running(0)
+        world.no_ids = OSError("the storage is gone")
+        await end_well(world, task)
+        answer = world.await_settled()
+        await world.settle()
+        assert answer.open
+        world.no_ids = None
+        await world.advance(30.1)
+        assert answer.values == [Settled(1, "")]
+
+
+async def test_the_figures_tell_of_the_last_checkpoints() -> None:
+    async with running_operator(RecordingCoordinator()) as world:
+        (task,) = await world.running(0)
+        task.busy = True
+        world.checkpoint()
+        await world.advance(2.0)
+        task.busy = False
+        await world.settle()
+        task.declines = "not now"
+        answer = world.checkpoint()
+        await world.settle()
+        assert isinstance(answer.errors[0], CheckpointFailed)
+        figures = world.statistics.snapshot()
+        assert figures["checkpoints_completed"] == 1
+        assert figures["checkpoints_aborted"] == 1
+        assert figures["last_completed_checkpoint_id"] == 1
+        assert figures["last_checkpoint_ms"] == pytest.approx(2000.0)
+        assert "not now" in figures["last_abort_reason"]

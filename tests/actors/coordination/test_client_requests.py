@@ -1,0 +1,59 @@
+"""Requests from the driver's own code to a coordinator (R97, S60, S61)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+
+
+async def test_a_coordinator_answers_with_what_its_handler_returns() -> None:  # S60
+    async def echo(request: Any) -> Any:
+        return request
+
+    async with running_operator(RecordingCoordinator(handle_client_request=echo)) as world:
+        answer = world.ask_client_request("testing payload")
+        await world.settle()
+        assert answer.values == ["testing payload"]
+        assert world.statistics.client_requests == 1
+
+
+async def test_a_coordinator_without_a_handler_says_so() -> None:  # S61
+    async with running_operator(RecordingCoordinator()) as world:
+        answer = world.ask_client_request("testing payload")
+        await world.settle()
+        (error,) = answer.errors
+        assert "RecordingCoordinator cannot handle client event" in str(error)
+
+
+async def test_a_request_that_fails_is_the_askers_trouble_alone() -> None:  # R97, H7
+    cause = ValueError("no such table")
+
+    async def refuse(request: Any) -> Any:
+        raise cause
+
+    coordinator = RecordingCoordinator(handle_client_request=refuse)
+    async with running_operator(coordinator) as world:
+        answer = world.ask_client_request("rows of t")
+        await world.settle()
+        assert answer.errors == [cause]
+        assert not world.reports
+        (task,) = await world.running(0)
+        task.send("hello")
+        await world.settle()
+        assert coordinator.events == ["hello"]
+
+
+async def test_a_request_is_handled_while_a_checkpoint_runs() -> None:  # R98
+    async def echo(request: Any) -> Any:
+        return request
+
+    async with running_operator(RecordingCoordinator(handle_client_request=echo)) as world:
+        (task,) = await world.running(0)
+        task.busy = True
+        checkpoint = world.checkpoint()
+        await world.settle()
+        answer = world.ask_client_request("now")
+        await world.settle()
+        assert answer.values == ["now"]
+        assert checkpoint.open

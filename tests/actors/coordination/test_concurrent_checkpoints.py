@@ -1,0 +1,102 @@
+"""Several checkpoints under way at once, if that is configured (H43)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from protocol.barrier_tracker import AbortRequested
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+
+
+class Disk:
+    """A storage whose writes end when the test says so."""
+
+    def __init__(self, world: World) -> None:
+        self.writing: dict[int, asyncio.Event] = {}
+        self.cancelled: list[int] = []
+        world.on_store = self._write
+
+    async def _write(self, checkpoint: Any) -> None:
+        written = self.writing[checkpoint.checkpoint_id] = asyncio.Event()
+        try:
+            await written.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(checkpoint.checkpoint_id)
+            raise
+
+
+async def test_a_second_one_goes_its_way_while_the_first_is_written() -> None:  # H43
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, concurrent_max=2) as world:
+        disk = Disk(world)
+        await world.running(0, 1)
+        first, second = world.checkpoint(), world.checkpoint()
+        await world.settle()
+        assert sorted(disk.writing) == [1, 2]
+        disk.writing[1].set()
+        await world.settle()
+        assert first.values == [1]
+        assert second.open
+        disk.writing[2].set()
+        await world.settle()
+        assert second.values == [2]
+        assert coordinator.named("notify_checkpoint_complete") == [
+            ("notify_checkpoint_complete", 1),
+            ("notify_checkpoint_complete", 2),
+        ]
+
+
+async def test_a_later_one_that_completes_first_ends_the_lower_one() -> None:  # H43
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, concurrent_max=2, tolerated_failures=0) as world:
+        disk = Disk(world)
+        (task,) = await world.running(0)
+        first, second = world.checkpoint(), world.checkpoint()
+        await world.settle()
+        disk.writing[2].set()
+        await world.settle()
+        assert "subsumed" in first.reason()
+        assert second.values == [2]
+        assert coordinator.calls[-2:] == [("notify_checkpoint_aborted", 1), ("notify_checkpoint_complete", 2)]
+        assert (disk.cancelled, world.discarded) == ([1], [1])
+        assert task.handled[-2:] == [("aborted", 1), ("completed", 2)]
+        assert not world.failures
+
+
+async def test_giving_one_up_leaves_the_write_of_the_other_alone() -> None:  # H43, H44
+    async with running_operator(RecordingCoordinator(), concurrent_max=2) as world:
+        disk = Disk(world)
+        await world.running(0)
+        first, second = world.checkpoint(), world.checkpoint()
+        await world.settle()
+        world.tracker.tell(AbortRequested(2, "by the test"))
+        await world.settle()
+        assert second.errors
+        assert (disk.cancelled, world.discarded) == ([2], [2])
+        disk.writing[1].set()
+        await world.settle()
+        assert first.values == [1]
+        assert [checkpoint.checkpoint_id for checkpoint in world.stored] == [1]
+
+
+async def test_an_event_waits_for_the_lower_one_too() -> None:  # H43, down: N and all lower ones are open
+    async def snapshot(checkpoint_id: int) -> bytes:
+        if checkpoint_id == 2:
+            coordinator.gateways[0].send_event_nowait("between the cuts")
+        return b""
+
+    coordinator = RecordingCoordinator(checkpoint_coordinator=snapshot)
+    async with running_operator(coordinator, concurrent_max=2) as world:
+        (task,) = await world.running(0)
+        task.busy = True
+        answers = [world.checkpoint(), world.checkpoint()]
+        await world.settle()
+        coordinator.gateways[0].send_event_nowait("after both")
+        task.busy = False
+        await world.settle()
+        order = [
+            task.handled.index(what) for what in (("snapshot", 1), "between the cuts", ("snapshot", 2), "after both")
+        ]
+        assert order == sorted(order)
+        assert [answer.values for answer in answers] == [[1], [2]]

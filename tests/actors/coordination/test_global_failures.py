@@ -1,0 +1,71 @@
+"""One global failure for all that fails between two resets (H7, H8, H15, H45)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from actors.coordination import CheckpointFailed
+from protocol.attempts import FailureKind, GlobalFailureRaised
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+
+
+async def raise_error(*args: Any) -> None:
+    raise ValueError("the coordinator's own")
+
+
+async def test_a_coordinator_that_fails_over_a_failed_checkpoint_adds_no_second_failure() -> None:  # H7, H45
+    coordinator = RecordingCoordinator(notify_checkpoint_aborted=raise_error)
+    async with running_operator(coordinator, tolerated_failures=0) as world:
+        (task,) = await world.running(0)
+        task.declines = "disk full"
+        world.checkpoint()
+        await world.settle()
+        (report,) = world.reported(GlobalFailureRaised)
+        assert "disk full" in report.cause
+        (cause,) = world.failures
+        assert isinstance(cause, CheckpointFailed)
+
+
+async def test_a_checkpoint_that_fails_over_a_failed_coordinator_adds_no_second_failure() -> None:  # H8, H45
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, tolerated_failures=0) as world:
+        (task,) = await world.running(0)
+        task.declines = "disk full"
+        coordinator.context.fail_job("the input is gone")
+        world.checkpoint()
+        await world.settle()
+        (report,) = world.reported(GlobalFailureRaised)
+        assert "the input is gone" in report.cause
+        world.reset()
+        (task,) = await world.running(0)
+        task.declines = "disk full again"
+        world.checkpoint()
+        await world.settle()
+        assert "disk full again" in world.reported(GlobalFailureRaised)[-1].cause
+        assert len(world.failures) == 2
+
+
+async def test_a_failure_of_before_a_reset_that_is_decided_calls_for_no_other_one() -> None:  # H15
+    gate = asyncio.Event()
+
+    async def fail_late(*args: Any) -> None:
+        await gate.wait()
+        raise ValueError("of the past")
+
+    coordinator = RecordingCoordinator(handle_event_from_operator=fail_late)
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        task.send("x")
+        await world.settle()
+        world.fail(task, FailureKind.GLOBAL_FAILURE, reset=False)
+        world.reset("a barrier stage restarts")
+        await world.settle()
+        gate.set()
+        await world.settle()
+        assert coordinator.calls[-1] == ("reset_to_checkpoint", -1, None)
+        assert not world.reports
+        (task,) = await world.running(0)
+        task.send("y")
+        await world.settle()
+        assert len(world.reported(GlobalFailureRaised)) == 1

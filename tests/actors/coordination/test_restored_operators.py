@@ -1,0 +1,207 @@
+"""An operator that starts from a checkpoint, and what the coordinator can tell of positions (H6, H31, H32, H52)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from actors.coordination import OperatorConfig
+from actors.coordination.messages import StartOperator
+from protocol.attempts import FailureKind
+from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
+from protocol.codec import encode_event
+from protocol.messages import CheckpointAcknowledged, HeldEvent, RestoreMode, SubtaskState, UpMessage
+from tests.actors.coordination.executor import Task
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+
+
+def part(subtask: int, *held: Any, events_sent: int = 0) -> SubtaskSnapshot:
+    events = tuple(HeldEvent(subtask, encode_event(event)) for event in held)
+    return SubtaskSnapshot((SubtaskState(subtask, b"of %d" % subtask),), events, events_sent)
+
+
+def checkpoint(*parts: SubtaskSnapshot) -> CompletedCheckpoint:
+    return CompletedCheckpoint(7, len(parts), b"books", dict(enumerate(parts)))
+
+
+class Positions:
+    """A coordinator that writes down the position of everything that it hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[int, Any, int]] = []
+        self.coordinator = RecordingCoordinator(handle_event_from_operator=self._hear, handle_request=self._hear)
+
+    async def _hear(self, subtask: int, attempt: int, event: Any) -> None:
+        self.heard.append((subtask, event, self.coordinator.context.events_taken(subtask)))
+
+
+# --- the start ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_coordinator_is_reset_before_it_starts_and_everything_restores() -> None:  # H6, H52
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, restored=checkpoint(part(0, "held"), part(1))) as world:
+        assert coordinator.calls == [("reset_to_checkpoint", 7, b"books"), ("start",)]
+        one, _ = await world.running(0, 1)
+        assert one.registered is not None
+        assert (one.registered.checkpoint_id, one.registered.states) == (7, (SubtaskState(0, b"of 0"),))
+        assert coordinator.events == ["held"]  # H31
+        world.fail(one)
+        await world.settle()
+        assert coordinator.calls[-1] == ("subtask_reset", 0, 7)  # H18
+        assert world.statistics.last_completed_checkpoint_id == 7
+        assert world.statistics.operator_resets == 0
+
+
+async def test_a_reset_before_the_first_attempt_goes_to_the_restored_checkpoint() -> None:  # H18, H52
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, restored=checkpoint(part(0), part(1))) as world:
+        world.reset()
+        await world.settle()
+        assert coordinator.calls[-1] == ("reset_to_checkpoint", 7, b"books")
+
+
+async def test_a_restore_that_fails_is_a_failed_start() -> None:  # H6, H52
+    cause = ValueError("written by a later release")
+
+    async def fail(checkpoint_id: int, state: bytes | None) -> None:
+        raise cause
+
+    coordinator = RecordingCoordinator(reset_to_checkpoint=fail)
+    async with running_operator(coordinator, restored=checkpoint(part(0), part(1)), started=False) as world:
+        with pytest.raises(ValueError, match="later release") as caught:
+            await world.kit.drive(world.tracker.ask(StartOperator, timeout_s=1.0))
+        assert caught.value is cause
+        await world.stop()
+        assert [call[0] for call in coordinator.calls] == ["reset_to_checkpoint", "close"]
+        assert not world.reports  # there is no job yet that could fail
+
+
+def test_in_batch_mode_nothing_is_restored() -> None:  # H52, H55
+    with pytest.raises(ValueError, match="coordinate it in streaming mode"):
+        OperatorConfig("words", 2, RestoreMode.BATCH, restored=checkpoint(part(0), part(1)))
+
+
+async def test_with_another_parallelism_held_events_keep_their_sender_and_order() -> None:  # H52
+    restored = checkpoint(part(0), part(1, "a", "b"), part(2), part(3, "c"))
+    positions = Positions()
+    async with running_operator(positions.coordinator, restored=restored) as world:
+        _, heir = await world.running(0, 1)
+        heir.send("new")
+        await world.settle()
+        assert positions.heard == [(1, "a", 1), (1, "b", 2), (3, "c", 3), (1, "new", 4)]
+        assert world.statistics.events_restored == 3
+        assert heir.registered is not None
+        assert [state.subtask for state in heir.registered.states] == [1, 3]
+        answer = world.checkpoint()
+        await world.settle()
+        assert answer.values == [8]  # H4, H32: and both sides count the same
+
+
+# --- positions ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_position_of_an_event_is_counted_over_the_restored_history() -> None:  # H32, H52
+    positions = Positions()
+    async with running_operator(
+        positions.coordinator, restored=checkpoint(part(0, "held", events_sent=5), part(1))
+    ) as world:
+        one, two = await world.running(0, 1)
+        one.send("new")
+        two.send("first")
+        await world.settle()
+        assert sorted(positions.heard) == [(0, "held", 6), (0, "new", 7), (1, "first", 1)]
+        context = positions.coordinator.context
+        assert [context.events_taken(subtask) for subtask in (0, 1)] == [7, 1]
+
+
+async def test_an_event_that_is_sent_again_after_a_restore_has_the_position_that_it_had() -> None:  # H32
+    positions = Positions()
+    async with running_operator(positions.coordinator) as world:
+        (task,) = await world.running(0)
+        task.send("covered")
+        task.ask("a question counts too")  # H33
+        await world.settle()
+        world.checkpoint()
+        await world.settle()
+        task.send("not covered")
+        await world.settle()
+        world.fail(task)
+        await world.settle()
+        assert positions.coordinator.context.events_taken(0) == 0
+        (task,) = await world.running(0)
+        assert positions.coordinator.context.events_taken(0) == 2
+        task.send("not covered")
+        await world.settle()
+        assert positions.heard == [
+            (0, "covered", 1),
+            (0, "a question counts too", 2),
+            (0, "not covered", 3),
+            (0, "not covered", 3),
+        ]
+        answer = world.checkpoint()
+        await world.settle()
+        assert answer.values == [2]
+
+
+async def test_what_a_finished_attempt_had_sent_counts_until_its_success_is_revoked() -> None:  # H32, H47, H17
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        done, _ = await world.running(0, 1)
+        done.send("before the end")
+        done.finish(state=b"final")
+        await world.settle()
+        world.finish(done)
+        answer = world.checkpoint()
+        await world.settle()
+        assert answer.values == [1]
+        assert world.stored[0].subtask_states[0].events_sent == 1
+        assert coordinator.context.events_taken(0) == 1
+        world.fail(done, FailureKind.REVOKED)
+        (again,) = await world.running(0)
+        again.send("once more")
+        await world.settle()
+        assert coordinator.context.events_taken(0) == 2
+        answer = world.checkpoint()
+        await world.settle()
+        assert answer.values == [2]
+
+
+async def test_a_reset_of_everything_counts_from_the_restored_checkpoint_again() -> None:  # H32, H15
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        task.send("x")
+        await world.settle()
+        world.reset()
+        await world.settle()
+        assert coordinator.context.events_taken(0) == 0
+        (task,) = await world.running(0)
+        task.send("y")
+        await world.settle()
+        assert coordinator.context.events_taken(0) == 1
+
+
+class ForgetfulTask(Task):
+    """Counts an event that it never sent, as if one had been lost on the way."""
+
+    def _say(self, message: UpMessage) -> None:
+        if isinstance(message, CheckpointAcknowledged):
+            message = replace(message, events_sent=message.events_sent + 1)
+        super()._say(message)
+
+
+async def test_where_the_two_sides_count_differently_nothing_is_stored() -> None:  # H32, H45
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        world.task_type = ForgetfulTask
+        (task,) = await world.running(0)
+        task.send("heard")
+        answer = world.checkpoint()
+        await world.settle()
+        assert coordinator.events == ["heard"]
+        assert "2" in answer.reason()
+        assert world.stored == []
+        assert coordinator.calls[-1] == ("notify_checkpoint_aborted", 1)

@@ -1,0 +1,119 @@
+"""A savepoint is stored elsewhere, reopens everything, and completes nothing (H49)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from actors.coordination.messages import Settled
+from protocol.barrier_tracker import AbortRequested
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+
+
+async def assert_that_all_is_open(world: World, coordinator: RecordingCoordinator) -> None:
+    for task in world.tasks:
+        task.send("up")
+        await coordinator.gateways[task.attempt.subtask].send_event("down")
+    await world.settle()
+    assert coordinator.events[-len(world.tasks) :] == ["up"] * len(world.tasks)
+    assert all(task.events[-1] == "down" for task in world.tasks)
+
+
+async def test_a_savepoint_goes_where_it_was_asked_for_and_nobody_commits() -> None:  # H49
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        tasks = await world.running(0, 1)
+        answer = world.checkpoint("backup/monday")
+        await world.settle()
+        assert answer.values == [1]
+        ((directory, savepoint),) = world.savepoints
+        assert (directory, savepoint.checkpoint_id, sorted(savepoint.subtask_states)) == ("backup/monday", 1, [0, 1])
+        assert world.stored == []
+        assert coordinator.calls[-1] == ("checkpoint_coordinator", 1)
+        assert [task.handled for task in tasks] == [[("snapshot", 1)], [("snapshot", 1)]]
+        assert world.statistics.savepoints_completed == 1
+        assert world.statistics.checkpoints_completed == 0
+        await assert_that_all_is_open(world, coordinator)
+
+
+async def test_no_reset_names_a_savepoint() -> None:  # H49, H18
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        world.checkpoint()
+        await world.settle()
+        world.checkpoint("elsewhere")
+        await world.settle()
+        world.fail(task)
+        (task,) = await world.running(0)
+        assert coordinator.named("subtask_reset") == [("subtask_reset", 0, 1)]
+        assert task.registered is not None
+        assert task.registered.checkpoint_id == 1
+
+
+async def test_a_savepoint_that_cannot_be_written_is_its_askers_trouble() -> None:  # H49, H45
+    async def fail(checkpoint: Any) -> None:
+        raise OSError("no such bucket")
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, tolerated_failures=0) as world:
+        (task,) = await world.running(0)
+        world.on_store = fail
+        answer = world.checkpoint("elsewhere")
+        await world.settle()
+        assert "no such bucket" in answer.reason()
+        assert task.handled[-1] == ("aborted", 1)
+        assert coordinator.calls[-1] == ("notify_checkpoint_aborted", 1)
+        assert not world.failures
+        await assert_that_all_is_open(world, coordinator)
+
+
+async def test_a_savepoint_that_is_given_up_is_not_looked_for_among_the_checkpoints() -> None:  # H49, H44
+    disk = asyncio.Event()
+
+    async def slowly(checkpoint: Any) -> None:
+        await disk.wait()
+
+    async with running_operator(RecordingCoordinator()) as world:
+        await world.running(0)
+        world.on_store = slowly
+        answer = world.checkpoint("elsewhere")
+        await world.settle()
+        world.tracker.tell(AbortRequested(1, "changed my mind"))
+        await world.settle()
+        disk.set()
+        await world.settle()
+        assert "changed my mind" in answer.reason()
+        assert (world.savepoints, world.discarded) == ([], [])
+
+
+async def test_a_savepoint_after_a_run_does_not_stand_in_for_the_final_checkpoint() -> None:  # H49
+    async with running_operator(RecordingCoordinator(), checkpoint_timeout_s=30.0) as world:
+        await world.running(0)
+        world.no_ids = OSError("the storage is gone")
+        world.end_run()
+        await world.settle()
+        world.no_ids = None
+        savepoint = world.checkpoint("elsewhere")
+        settled = world.await_settled()
+        await world.settle()
+        assert savepoint.values == [1]
+        assert settled.open
+        await world.advance(30.1)
+        assert settled.values == [Settled(2, "")]
+
+
+async def test_a_savepoint_that_fails_after_a_run_leaves_its_output_committed() -> None:  # H49
+    async def fail(checkpoint: Any) -> None:
+        raise OSError("no such bucket")
+
+    async with running_operator(RecordingCoordinator()) as world:
+        await world.running(0)
+        world.end_run()
+        await world.settle()
+        world.on_store = fail
+        savepoint = world.checkpoint("elsewhere")
+        settled = world.await_settled()
+        await world.settle()
+        assert "no such bucket" in savepoint.reason()
+        assert settled.values == [Settled(1, "")]

@@ -1,0 +1,44 @@
+"""A copy of a reading attempt, as Spark's speculation starts it, beside checkpoints (H13, H56)."""
+
+from __future__ import annotations
+
+from actors.coordination import SourceCoordinator, StaticSplitEnumerator
+from protocol.attempts import FailureKind
+from tests.actors.coordination.operator_world import running_operator
+from tests.actors.coordination.reader import ReaderTask
+
+
+async def test_a_copy_that_registers_before_a_checkpoint_completes_reads_what_the_original_reads() -> None:  # H13, H56
+    """The copy restores what was completed when it registered. Had the later checkpoint been completed all the same,
+    the books would have left out what that one covers, and the copy would never have read it."""
+    splits = list(range(6))
+    coordinator = SourceCoordinator(lambda state: StaticSplitEnumerator(splits, state))
+    async with running_operator(coordinator, parallelism=1, tolerated_failures=0) as world:
+        world.task_type = ReaderTask
+        original = world.accept(0)
+        assert isinstance(original, ReaderTask)
+        await world.settle()
+        for _ in range(4):  # ask, read, ask, read
+            original.step()
+            await world.settle()
+        original.deaf = True
+        pending = world.checkpoint()
+        await world.settle()
+        copy = world.accept(0)
+        assert isinstance(copy, ReaderTask)
+        copy.opens_at_once = False
+        await world.settle()
+        assert "2 attempts at once" in pending.reason()
+        original.deaf = False
+        await world.settle()
+        refused = world.checkpoint()
+        await world.settle()
+        assert "2 attempts at once" in refused.reason()
+        assert not world.failures, "a copy counts as no failure of a checkpoint"
+        copy.open()
+        await world.settle()
+        world.fail(original, FailureKind.SUPERSEDED, reset=False)
+        while not copy.is_over:
+            copy.step()
+            await world.settle()
+        assert copy.done == splits
