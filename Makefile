@@ -11,6 +11,7 @@ PACKAGES := actors protocol spark_bridge
 FOLDERS := $(PACKAGES) tests benchmarks examples
 SEED ?=
 SEEDS ?=
+RUNS ?= 100
 ARGS ?=
 
 # The lock pins the Spark that is used: another one that happens to be installed must not be picked up.
@@ -47,6 +48,10 @@ check: $(STAMP) ## format, lint, types and import rules; seconds, no Java
 .PHONY: sim
 sim: $(STAMP) ## the simulator: SEED=n replays one run, SEEDS=n tries so many
 	@exec $(PY) -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
+.PHONY: soak
+soak: $(STAMP) ## the exactly-once pipeline in a loop, everything dies once in each run; RUNS=1000, SEED=n
+	@$(with_java) && exec $(PY) examples/exactly_once_pipeline.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP) ## the figures of the README, with their raw baselines

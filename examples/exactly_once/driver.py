@@ -1,0 +1,115 @@
+"""The Spark driver of the pipeline, as a program of its own that may be killed and started again at any moment.
+
+``python -m examples.exactly_once.driver JSON`` with the fields of ``DriverOptions``. It writes what happens into its
+journal, a JSON object a line, which survives it. It ends with status 0 when the job has ended well and everything is
+committed. It ends at once when its standard input closes: whoever started it is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pyspark import cloudpickle
+
+from examples.exactly_once import faults, pipeline
+from examples.exactly_once.faults import Fault, FaultyCoordinator, FaultySubtask
+from examples.exactly_once.pipeline import OPERATOR_ID
+from examples.quiet_spark import start_spark
+from protocol.barrier_tracker import CheckpointConfig
+from protocol.gateway_types import GatewayLimits
+from protocol.messages import RestoreMode
+from protocol.restart import FixedDelay
+from spark_bridge import Sidecar, SidecarConfig
+
+CHECKPOINT = CheckpointConfig(
+    interval_s=0.1, timeout_s=5.0, tolerated_failures=1000, mode=RestoreMode.STREAMING
+)  # a checkpoint that meets a fault fails; the fault itself is what fails somebody over
+CONFIRM_TIMEOUT_S = 1.0
+RESTART = FixedDelay(restarts_max=20, delay_s=0.2)
+
+
+class DriverOptions(NamedTuple):
+    """What the driver is told. URLs are of folders; ``faults`` are those that are still to come."""
+
+    master: str
+    parallelism: int
+    numbers: int
+    storage_url: str
+    sink_url: str
+    journal: str
+    faults: list[Fault]
+
+    def to_json(self) -> str:
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def from_json(cls, text: str) -> DriverOptions:
+        fields = json.loads(text)
+        return cls(**{**fields, "faults": [Fault(*fault) for fault in fields["faults"]]})
+
+
+class Journal:
+    """Lines that are in the file when ``write`` returns, whatever becomes of the process. Thread-safe."""
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - open as long as the process
+
+    def write(self, **entry: Any) -> None:
+        self._file.write(json.dumps(entry) + "\n")
+
+
+def end_with_stdin() -> None:
+    """Die with the process that started this one, even if it was killed."""
+
+    def watch() -> None:
+        while os.read(0, 1024):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch-stdin", daemon=True).start()
+
+
+def run(options: DriverOptions) -> None:
+    """Restore what the storage holds, go on to the end, commit. Raises whatever the sidecar or Spark raises."""
+    journal = Journal(options.journal)
+    for module in (pipeline, faults):
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # executors have no examples
+    coordinator = FaultyCoordinator(
+        options.numbers,
+        options.sink_url,
+        options.faults,
+        on_wrong=lambda text: journal.write(wrong=text),
+        on_fault=lambda kind: journal.write(fault=kind),
+    )
+    config = SidecarConfig(storage=options.storage_url, gateway=GatewayLimits(confirm_timeout_s=CONFIRM_TIMEOUT_S))
+    spark = start_spark(options.master, "headgate exactly once", verbose=True)
+    try:
+        with Sidecar(spark, config) as sidecar:
+            handle = sidecar.coordinate(
+                OPERATOR_ID,
+                coordinator,
+                parallelism=options.parallelism,
+                mode=RestoreMode.STREAMING,
+                checkpoint=CHECKPOINT,
+            )
+            task = handle.subtask(FaultySubtask, options.numbers, options.sink_url)
+            slots = spark.sparkContext.parallelize(range(options.parallelism), options.parallelism)
+            sidecar.run(lambda: slots.mapPartitions(task).count(), restart=RESTART)
+            journal.write(statistics=handle.statistics())
+    finally:
+        spark.stop()
+
+
+def main(argument: str) -> int:
+    end_with_stdin()
+    run(DriverOptions.from_json(argument))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,155 @@
+"""What goes wrong on the way, when, and with whom: drawn from a seed, and done by the pipeline's own two ends.
+
+A fault is due when a certain part of all numbers has passed, and strikes a random moment later, from a thread of its
+own: in the middle of whatever the process does then, a checkpoint as likely as not.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from examples.exactly_once.pipeline import NumberCoordinator, NumberSubtask
+from protocol.attempts import FailureKind, FailureReason
+
+FAULT = "fault"
+TASK, DEAF, COORDINATOR, DRIVER = "task", "deaf", "coordinator", "driver"
+KINDS = (TASK, DEAF, COORDINATOR, DRIVER)
+WHAT = {
+    TASK: "a task is killed (SIGKILL)",
+    DEAF: "an attempt goes deaf (SIGSTOP)",
+    COORDINATOR: "the coordinator fails the job",
+    DRIVER: "the driver is killed (SIGKILL)",
+}
+EARLIEST, LATEST, ALMOST_DONE = 0.05, 0.8, 0.85  # part of all numbers
+DELAY_MAX_S = 0.3
+SIGNALS = {TASK: signal.SIGKILL, DEAF: signal.SIGSTOP}
+NOT_ITS_OWN_FAULT = (FailureKind.GLOBAL_FAILURE, FailureKind.RUN_ENDED, FailureKind.SUPERSEDED, FailureKind.REVOKED)
+
+
+class Fault(NamedTuple):
+    """``at`` is a part of all numbers, 0 to 1; ``delay_s`` is how much later it strikes."""
+
+    kind: str
+    at: float
+    delay_s: float
+    subtask: int
+    by_exception: bool
+
+
+def plan_faults(seed: int, kinds: Iterable[str], parallelism: int) -> list[Fault]:
+    """The faults of one run, in the order in which they are due. The same seed gives the same plan."""
+    dice = random.Random(seed)
+    faults = [
+        Fault(
+            kind,
+            dice.uniform(EARLIEST, LATEST),
+            dice.uniform(0.0, DELAY_MAX_S),
+            dice.randrange(parallelism),
+            dice.random() < 0.5,
+        )
+        for kind in kinds
+    ]
+    return sorted(faults, key=lambda fault: fault.at)
+
+
+class CoordinatorFault(Exception):
+    """Raised on purpose, as any exception of a coordinator might be."""
+
+
+# --- in the tasks -------------------------------------------------------------------------------------------------
+
+
+class FaultySubtask(NumberSubtask):
+    """Dies or goes deaf when it is told to."""
+
+    def __init__(self, numbers: int, sink_url: str) -> None:
+        super().__init__(numbers, sink_url)
+        self._timer: threading.Timer | None = None
+
+    def handle_event(self, event: Any) -> None:
+        match event:
+            case ["fault", kind, delay_s]:
+                self._timer = strike_later(delay_s, SIGNALS[kind])
+            case _:
+                super().handle_event(event)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()  # Spark may use this process for the next task
+        super().close()
+
+
+def strike_later(delay_s: float, number: signal.Signals) -> threading.Timer:
+    """Send this process a signal after ``delay_s`` seconds, wherever it then is."""
+    timer = threading.Timer(delay_s, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+# --- in the driver ------------------------------------------------------------------------------------------------
+
+
+class FaultyCoordinator(NumberCoordinator):
+    """Causes the faults that are due, one after the other, and sees whether they came about."""
+
+    def __init__(
+        self,
+        numbers: int,
+        sink_url: str,
+        faults: Iterable[Fault],
+        *,
+        on_wrong: Callable[[str], None],
+        on_fault: Callable[[str], None],
+    ) -> None:
+        """``on_fault`` is told the kind of a fault that came about; the driver's own death only somebody else sees."""
+        super().__init__(numbers, sink_url, on_wrong)
+        self._faults = list(faults)
+        self._on_fault = on_fault
+        self._struck: dict[tuple[int, int], Fault] = {}  # subtask and attempt -> what it was told to do
+
+    async def send_more(self) -> None:
+        await super().send_more()
+        if self._faults and self.progress >= self._faults[0].at:
+            self._cause(self._faults[0])
+
+    def _cause(self, fault: Fault) -> None:
+        """Raises ``CoordinatorFault`` where that is the fault."""
+        match fault.kind:
+            case "driver":
+                self._faults.pop(0)
+                strike_later(fault.delay_s, signal.SIGKILL)
+            case "coordinator":
+                self._faults.pop(0)
+                self._on_fault(fault.kind)
+                if fault.by_exception:
+                    raise CoordinatorFault("a bug, on purpose")
+                self.context.fail_job(CoordinatorFault("it gives up, on purpose"))
+            case _:
+                subtask = self._victim(fault)
+                gateway = self.gateways.get(subtask)
+                if gateway is not None:  # else it is being started again: then a moment later
+                    self._faults.pop(0)
+                    self._struck[subtask, gateway.attempt.attempt] = fault
+                    gateway.send_event_nowait([FAULT, fault.kind, fault.delay_s])
+
+    def _victim(self, fault: Fault) -> int:
+        """The one that was drawn, unless it might end before the fault strikes: then the one that is last."""
+        if self.progress_of(fault.subtask) <= ALMOST_DONE:
+            return fault.subtask
+        return min(range(self.context.parallelism), key=self.progress_of)
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        await super().subtask_failed(subtask, attempt, reason)
+        fault = self._struck.pop((subtask, attempt), None)
+        if fault is None:
+            return
+        if reason.kind in NOT_ITS_OWN_FAULT:  # something else was quicker, and the next attempt has to do it
+            self._faults.insert(0, fault)
+        else:
+            self._on_fault(fault.kind)

@@ -1,0 +1,214 @@
+"""Numbered events in both directions, and a file sink, exactly once whatever fails.
+
+The coordinator sends each subtask 1, 2, 3 and so on, and each subtask does the same upwards, all of them at once and
+all the time. Both sides know how far they are, and keep that in their part of each checkpoint. The subtasks write what
+they sent and what they received into part files, which the coordinator makes visible when a checkpoint is complete.
+
+What is expected of each event is the number after the last one: anything else was lost, doubled or out of order.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from protocol.attempts import FailureReason
+from protocol.errors import GatewayFull
+from spark_bridge.sink import SinkCommitter, SinkWriter
+from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+
+OPERATOR_ID = "numbers"
+NUMBER, WRONG = "number", "wrong"
+TICK_S = 0.01  # both sides send one number to the other so often
+
+
+# --- in the tasks -------------------------------------------------------------------------------------------------
+
+
+class NumberSubtask(SubtaskOperator):
+    """Sends its numbers up, takes those that come down, and writes both into the sink."""
+
+    snapshot_anywhere = True  # at every call of the context, the fields agree with what has left and what was taken
+
+    def __init__(self, numbers: int, sink_url: str) -> None:
+        self._numbers = numbers
+        self._sink_url = sink_url
+        self._sent = 0
+        self._received = 0
+        self.context: SubtaskContext
+        self._sink: SinkWriter | None = None
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+        self._sink = SinkWriter.for_subtask(context, self._sink_url)
+        if state is not None:
+            self._sent, self._received = json.loads(state)
+
+    def process(self, records: Iterator[Any]) -> None:
+        next_tick = time.monotonic()
+        while self._sent < self._numbers or self._received < self._numbers:
+            if self._sent < self._numbers:
+                self._send_next()
+            next_tick = max(next_tick, time.monotonic()) + TICK_S
+            while (left_s := next_tick - time.monotonic()) > 0:
+                self.context.wait_for_event(left_s)
+
+    def _send_next(self) -> None:
+        """The count follows the event: a snapshot that comes while ``send_event`` waits has neither of them."""
+        self.context.send_event([NUMBER, self._sent + 1])
+        self._sent += 1
+        self._write(f"up {self._sent}")
+
+    def handle_event(self, event: Any) -> None:
+        _, number = event
+        if number != self._received + 1:
+            self.context.send_event([WRONG, f"took {number} from the coordinator after {self._received}"])
+        self._received = number
+        self._write(f"down {number}")
+
+    def _write(self, row: str) -> None:
+        assert self._sink is not None, "open comes first"
+        self._sink.write(f"{self.context.subtask} {row}")
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        """What was written since the last snapshot belongs to this one; the coordinator is told which files."""
+        return self._state(checkpoint_id)
+
+    def final_state(self) -> bytes:
+        return self._state(None)
+
+    def _state(self, checkpoint_id: int | None) -> bytes:
+        assert self._sink is not None, "open comes first"
+        self._sink.send_sealed(self.context, checkpoint_id)
+        return json.dumps([self._sent, self._received]).encode()
+
+    def close(self) -> None:
+        if self._sink is not None:
+            self._sink.abandon()
+
+
+# --- in the driver ------------------------------------------------------------------------------------------------
+
+
+class Position(NamedTuple):
+    """How far the coordinator is with one subtask, in both directions."""
+
+    sent: int = 0
+    received: int = 0
+
+
+class NumberCoordinator(OperatorCoordinator):
+    """Sends every subtask its numbers, takes theirs, and publishes their files.
+
+    The heart of it is ``_cuts``: where it was with each subtask at each checkpoint that may still be restored. When
+    one subtask goes back to a checkpoint, the coordinator goes back with it, for this subtask alone: what it sent after
+    the cut is to be sent again, and what it received after the cut will come again.
+    """
+
+    def __init__(self, numbers: int, sink_url: str, on_wrong: Callable[[str], None]) -> None:
+        """``on_wrong`` is told of every event that is not the one after the last; no failover takes that back."""
+        self._numbers = numbers
+        self._on_wrong = on_wrong
+        self._sink = SinkCommitter(sink_url)
+        self._positions: dict[int, Position] = {}
+        self._cuts: dict[int, dict[int, Position]] = {}
+        self.gateways: dict[int, SubtaskGateway] = {}
+        self.context: CoordinatorContext
+
+    @property
+    def progress(self) -> float:
+        """Which part of all numbers was sent and received, 0 to 1."""
+        parallelism = self.context.parallelism
+        return sum(map(self.progress_of, range(parallelism))) / parallelism
+
+    def progress_of(self, subtask: int) -> float:
+        """The same for one subtask."""
+        return sum(self._position(subtask)) / (2 * self._numbers)
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self.context = context
+        await self._sink.start(context)
+        context.call_later(TICK_S, self._tick)
+
+    async def _tick(self) -> None:
+        self.context.call_later(TICK_S, self._tick)
+        await self.send_more()
+
+    async def send_more(self) -> None:
+        """The next number to each subtask that is ready for it."""
+        for subtask, gateway in self.gateways.items():
+            position = self._position(subtask)
+            if position.sent == self._numbers:
+                continue
+            try:
+                gateway.send_event_nowait([NUMBER, position.sent + 1])
+            except GatewayFull:  # it is slow, or about to be found dead; the others need not wait for it
+                continue
+            self._positions[subtask] = position._replace(sent=position.sent + 1)
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        if await self._sink.sealed(subtask, attempt, event):
+            return
+        match event:
+            case ["number", number]:
+                position = self._position(subtask)
+                if number != position.received + 1:
+                    self._on_wrong(f"the coordinator took {number} from subtask {subtask} after {position.received}")
+                self._positions[subtask] = position._replace(received=number)
+            case ["wrong", text]:
+                self._on_wrong(f"subtask {subtask} {text}")
+
+    # --- attempts ---
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        self.gateways[subtask] = gateway
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        self.gateways.pop(subtask, None)
+        self._sink.subtask_failed(subtask, attempt)
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        self._positions[subtask] = self._cuts.get(checkpoint_id, {}).get(subtask, Position())
+        await self._sink.subtask_reset(subtask, checkpoint_id)
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        self.gateways.clear()
+        self._sink.run_ended(succeeded)
+
+    async def close(self) -> None:
+        await self._sink.close()
+
+    # --- checkpoints ---
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        self._cuts[checkpoint_id] = dict(self._positions)
+        return json.dumps(self._positions).encode() + b"\n" + self._sink.snapshot(checkpoint_id)
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """No subtask will ever go back further than this one (H18)."""
+        self._cuts = {cut: positions for cut, positions in self._cuts.items() if cut >= checkpoint_id}
+        await self._sink.complete(checkpoint_id)
+
+    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._cuts.pop(checkpoint_id, None)
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        positions, sink_state = read_state(state)
+        self._positions = dict(positions)
+        self._cuts = {checkpoint_id: positions}
+        self.gateways.clear()
+        await self._sink.restore(checkpoint_id, sink_state)
+
+    def _position(self, subtask: int) -> Position:
+        return self._positions.get(subtask, Position())
+
+
+def read_state(state: bytes | None) -> tuple[dict[int, Position], bytes | None]:
+    """What ``checkpoint_coordinator`` returned: the positions, and the sink's own part."""
+    if state is None:
+        return {}, None
+    positions, _, sink_state = state.partition(b"\n")
+    return {int(subtask): Position(*position) for subtask, position in json.loads(positions).items()}, sink_state
