@@ -11,6 +11,7 @@ loop there, length-prefixed msgpack between them.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import secrets
 import sys
@@ -165,7 +166,16 @@ async def running_driver_half(
             await the_relay.start()
             try:
                 statistics = OperatorStatistics(OPERATOR)
-                ports = OperatorPorts(bridge.tell, router.gateway_opened, router.gateway_closed, _none, _none, _fail)
+                ports = OperatorPorts(
+                    report=bridge.tell,
+                    gateway_opened=router.gateway_opened,
+                    gateway_closed=router.gateway_closed,
+                    store=_none,
+                    discard=_none,
+                    failed=_fail,
+                    store_savepoint=_none,
+                    next_checkpoint_id=itertools.count(1).__next__,
+                )
                 tracker = system.spawn(
                     lambda: BarrierTrackerActor(coordinator, OperatorConfig(OPERATOR, 1), ports, statistics),
                     name="operator",
@@ -235,7 +245,7 @@ async def _child(task: dict[str, Any]) -> AsyncIterator[None]:
             await process.wait()
 
 
-async def _none(_: object) -> None:
+async def _none(*_: object) -> None:
     """Nothing is stored."""
 
 

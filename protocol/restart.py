@@ -53,6 +53,8 @@ class ExponentialDelay:
 RestartStrategy = FixedDelay | ExponentialDelay
 NO_RESTART = FixedDelay(restarts_max=0)
 """The first failure is the last one."""
+DEFAULT_RESTART = FixedDelay()
+"""Three times, a second after each failure."""
 
 
 class RestartBackoff:

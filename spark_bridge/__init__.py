@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_bridge.config import SidecarConfig
-    from spark_bridge.errors import CoordinatorStartError, SidecarError, SidecarNotRunning
+    from spark_bridge.errors import (
+        CoordinatorStartError,
+        NotSettled,
+        RestartsExhausted,
+        SidecarError,
+        SidecarNotRunning,
+    )
     from spark_bridge.handle import OperatorHandle
     from spark_bridge.runtime import SidecarRuntime
     from spark_bridge.sidecar import Sidecar
 
 _ROOMS = {
     "CoordinatorStartError": ".errors",
+    "NotSettled": ".errors",
     "OperatorHandle": ".handle",
+    "RestartsExhausted": ".errors",
     "Sidecar": ".sidecar",
     "SidecarConfig": ".config",
     "SidecarError": ".errors",
@@ -27,7 +35,9 @@ _ROOMS = {
 
 __all__ = [
     "CoordinatorStartError",
+    "NotSettled",
     "OperatorHandle",
+    "RestartsExhausted",
     "Sidecar",
     "SidecarConfig",
     "SidecarError",

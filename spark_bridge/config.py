@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike
+from typing import Any
 
 from protocol.attempts import LedgerConfig
 from protocol.gateway_types import GatewayLimits
@@ -17,6 +20,14 @@ class SidecarConfig:
     what tasks are told, where a router or a container stands between (H63). Left as None, the host comes from Spark:
     loopback for a ``local`` master, else ``spark.driver.bindAddress`` and ``spark.driver.host``. Port 0 takes a free
     one.
+
+    ``storage`` is where checkpoints live: a directory, or any filesystem by URL (``s3://bucket/jobs/words``), with the
+    filesystem's own ``storage_options``; None keeps them in this process, which serves its retries but no new
+    application (H52). ``retained_checkpoints`` are kept for each operator, the last completed one always (H51). A
+    damaged checkpoint is never restored; ``allow_older_checkpoint`` takes the one before it instead of an error (H50).
+
+    ``settle_timeout_s``: how long ``Sidecar.run`` and the end of the sidecar wait for the end of a run to be known and
+    for its final checkpoint.
 
     ``gateway`` bounds and times every operator's gateways unless ``coordinate`` is given its own. ``start_timeout_s``
     is how long a coordinator's ``start`` may take; ``connect_timeout_s`` and ``register_timeout_s`` are for the tasks.
@@ -35,3 +46,8 @@ class SidecarConfig:
     start_timeout_s: float = 60.0
     shutdown_timeout_s: float = 10.0
     slow_handler_limit_s: float = 0.1
+    settle_timeout_s: float = 120.0
+    storage: str | PathLike[str] | None = None
+    storage_options: Mapping[str, Any] | None = None
+    retained_checkpoints: int = 3
+    allow_older_checkpoint: bool = False

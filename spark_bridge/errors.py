@@ -13,3 +13,11 @@ class SidecarNotRunning(SidecarError):
 
 class CoordinatorStartError(SidecarError):
     """A coordinator's ``start`` raised; the cause is chained, and what was built is closed (H6)."""
+
+
+class RestartsExhausted(SidecarError):
+    """The action of ``Sidecar.run`` failed more often than its restart strategy bears; the last cause is chained."""
+
+
+class NotSettled(SidecarError):
+    """The end of a run, or its final checkpoint, did not come within ``SidecarConfig.settle_timeout_s`` (H48)."""

@@ -14,6 +14,8 @@ class RunningJobs:
     def __init__(self) -> None:
         self._stages_of_job: dict[int, frozenset[int]] = {}
         self._run_of_operator: dict[str, int] = {}
+        self.failed_count = 0
+        """How many runs have ended without success so far."""
 
     def hear(self, fact: EngineFact) -> None:
         """A fact of Spark's, in the order of the bus."""
@@ -30,8 +32,9 @@ class RunningJobs:
         match effect:
             case StartRun(operator_id, run_id):
                 self._run_of_operator[operator_id] = run_id
-            case EndRun(operator_id=operator_id):
+            case EndRun(operator_id=operator_id, succeeded=succeeded):
                 self._run_of_operator.pop(operator_id, None)
+                self.failed_count += not succeeded
 
     @property
     def operator_ids(self) -> list[str]:

@@ -9,44 +9,36 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import structlog
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
-from actors.coordination import (
-    BarrierTrackerActor,
-    OperatorConfig,
-    OperatorCoordinator,
-    OperatorPorts,
-    OperatorStatistics,
-)
-from actors.coordination.barrier_tracker import UNBOUNDED
-from actors.coordination.messages import RequestCheckpoint, StartOperator, TrackerMessage
-from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from actors.coordination import OperatorConfig, OperatorCoordinator
+from actors.coordination.operator_config import UNBOUNDED
+from protocol.barrier_tracker import CheckpointConfig
 from protocol.gateway_types import GatewayLimits
+from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
-from spark_bridge.bridge import (
-    AddOperator,
-    AwaitRunsOver,
-    BridgeActor,
-    BridgeMessage,
-    ConnectionRouter,
-    FailRuns,
-    RemoveOperator,
-)
+from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from spark_bridge.bridge import AwaitRunsOver, BridgeActor, BridgeMessage, ConnectionRouter, FailRuns
 from spark_bridge.config import SidecarConfig
 from spark_bridge.driver import advertised_and_bind_host, check_worker_python, driver_context
-from spark_bridge.errors import CoordinatorStartError, SidecarError, SidecarNotRunning
+from spark_bridge.errors import NotSettled, SidecarNotRunning
 from spark_bridge.handle import OperatorHandle
+from spark_bridge.operators import Operators
 from spark_bridge.relay import Relay, RelayError, open_relay
+from spark_bridge.restarts import Restarter
 from spark_bridge.runs import RunningJobs
 from spark_bridge.server import ServerConfig, SubtaskServer
 from spark_bridge.shipping import ship_packages
+from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
 from spark_bridge.subtask.endpoint import TaskEndpoint
 
+T = TypeVar("T")
 log = structlog.get_logger("headgate.sidecar")
 
 RUN_END_GRACE_S = 1.0
@@ -54,16 +46,6 @@ RUN_FAIL_S = 5.0
 CLOSED_WHILE_RUNNING = (
     "the sidecar was closed while this job was running; leave the `with` block only when the action has returned"
 )
-
-
-class _Operator:
-    """What the runtime keeps of an operator."""
-
-    def __init__(self, tracker_ref: ActorRef[TrackerMessage], statistics: OperatorStatistics) -> None:
-        self.tracker_ref = tracker_ref
-        self.statistics = statistics
-        self.failure: BaseException | None = None
-        self.last_checkpoint: CompletedCheckpoint | None = None
 
 
 class SidecarRuntime:
@@ -74,7 +56,7 @@ class SidecarRuntime:
         self._config = config
         self._secret = secrets.token_bytes(32)
         self._router = ConnectionRouter()
-        self._operators: dict[str, _Operator] = {}
+        self._operators: Operators
         self._running_jobs = RunningJobs()
         self._stack = AsyncExitStack()
         self._system: ActorSystem
@@ -104,6 +86,7 @@ class SidecarRuntime:
             )
             stack.push_async_callback(self._server.close)
             await self._server.start()
+            storage = await stack.enter_async_context(StorageSession(self._open_storage()))
             self._system = await stack.enter_async_context(
                 ActorSystem(
                     "headgate",
@@ -121,6 +104,7 @@ class SidecarRuntime:
                 name="bridge",
                 mailbox=UNBOUNDED,
             )
+            self._operators = Operators(config, self._system, self._bridge_ref, self._router, storage)
             self._relay = open_relay(self._context, self._bridge_ref.tell, kind=config.relay, on_lost=self._relay_lost)
             stack.push_async_callback(self._close_relay)
             await self._relay.start()
@@ -162,20 +146,21 @@ class SidecarRuntime:
         mode: RestoreMode = RestoreMode.BATCH,
         gateway: GatewayLimits | None = None,
         checkpoint: CheckpointConfig | None = None,
+        restore: str = "latest",
+        inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
     ) -> OperatorHandle:
         """See ``Sidecar.coordinate``."""
         self._require_running()
         _check_arguments(operator_id, coordinator, parallelism)
-        if operator_id in self._operators:
-            raise SidecarError(f"operator {operator_id!r} is coordinated already: choose another name")
         config = OperatorConfig(
             operator_id,
             parallelism,
             mode,
             gateway or self._config.gateway,
-            checkpoint or CheckpointConfig(mode=mode),
+            replace(checkpoint or CheckpointConfig(), mode=mode),
+            inject_barrier=inject_barrier,
         )
-        operator = await self._start_operator(config, coordinator)
+        operator = await self._operators.add(config, coordinator, restore)
         host, port = self._server.address
         endpoint = TaskEndpoint(
             host,
@@ -189,79 +174,57 @@ class SidecarRuntime:
         )
         return OperatorHandle(endpoint, operator.statistics.snapshot, lambda: operator.failure)
 
-    async def _start_operator(self, config: OperatorConfig, coordinator: OperatorCoordinator) -> _Operator:
-        operator_id = config.operator_id
-        statistics = OperatorStatistics(operator_id)
-        ports = OperatorPorts(
-            report=self._bridge_ref.tell,
-            gateway_opened=self._router.gateway_opened,
-            gateway_closed=self._router.gateway_closed,
-            store=self._keep_checkpoint(operator_id),
-            discard=self._forget_checkpoint(operator_id),
-            failed=lambda error: self._coordinator_failed(operator_id, error),
-        )
-        tracker_ref = self._system.spawn(
-            lambda: BarrierTrackerActor(coordinator, config, ports, statistics),
-            name=f"operator-{operator_id}",
-            mailbox=UNBOUNDED,
-            log_context={"operator_id": operator_id},
-        )
-        operator = self._operators[operator_id] = _Operator(tracker_ref, statistics)
-        try:
-            try:
-                await tracker_ref.ask(StartOperator, timeout_s=self._config.start_timeout_s)
-            except Exception as error:
-                raise CoordinatorStartError(
-                    f"coordinator of operator {operator_id!r} failed in start: {type(error).__name__}: {error}"
-                ) from error
-            await self._bridge_ref.ask(
-                lambda reply_to: AddOperator(operator_id, config.parallelism, tracker_ref, reply_to),
-                timeout_s=self._config.start_timeout_s,
-            )
-        except BaseException:
-            del self._operators[operator_id]
-            with anyio.CancelScope(shield=True):
-                await self._system.stop(tracker_ref)
-            raise
-        return operator
-
     async def release(self, operator_id: str) -> None:
         """See ``Sidecar.release``."""
         self._require_running()
-        operator = self._operators.pop(operator_id, None)
-        if operator is None:
-            raise SidecarError(f"operator {operator_id!r} is not coordinated here")
-        await self._bridge_ref.ask(
-            lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
-        )
-        await self._system.stop(operator.tracker_ref)
+        await self._operators.remove(operator_id)
 
-    async def checkpoint(self, operator_id: str, *, timeout_s: float = 60.0) -> int:
+    async def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
         """See ``Sidecar.checkpoint``."""
         self._require_running()
-        operator = self._operators.get(operator_id)
-        if operator is None:
-            raise SidecarError(f"operator {operator_id!r} is not coordinated here")
-        return await operator.tracker_ref.ask(RequestCheckpoint, timeout_s=timeout_s)
+        return await self._operators.checkpoint(operator_id, timeout_s=timeout_s)
 
-    def _keep_checkpoint(self, operator_id: str) -> Callable[[CompletedCheckpoint], Any]:
-        async def keep(checkpoint: CompletedCheckpoint) -> None:
-            self._operators[operator_id].last_checkpoint = checkpoint
+    async def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
+        """See ``Sidecar.savepoint``."""
+        self._require_running()
+        return await self._operators.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
 
-        return keep
+    async def request(self, operator_id: str, payload: Any, *, timeout_s: float = 30.0) -> Any:
+        """See ``Sidecar.request``."""
+        self._require_running()
+        return await self._operators.request(operator_id, payload, timeout_s=timeout_s)
 
-    def _forget_checkpoint(self, operator_id: str) -> Callable[[int], Any]:
-        async def forget(checkpoint_id: int) -> None:
-            operator = self._operators.get(operator_id)
-            if operator and operator.last_checkpoint and operator.last_checkpoint.checkpoint_id == checkpoint_id:
-                operator.last_checkpoint = None
+    async def run(self, action: Callable[[], T], *, restart: RestartStrategy = DEFAULT_RESTART) -> T:
+        """See ``Sidecar.run``. The action runs in a worker thread; a cancelled caller fails its runs, and leaves."""
+        self._require_running()
+        restarter = Restarter(self, restart)
+        while True:
+            await restarter.begin()
+            try:
+                result = await anyio.to_thread.run_sync(action, abandon_on_cancel=True)
+            except anyio.get_cancelled_exc_class():
+                self._bridge_ref.tell(FailRuns("whoever awaited this job was cancelled"))
+                raise
+            except Exception as error:
+                delay_s: float | None = await restarter.failed(error)
+            else:
+                delay_s = await restarter.succeeded()
+                if delay_s is None:
+                    return result
+            await anyio.sleep(delay_s or 0.0)
 
-        return forget
+    @property
+    def failures(self) -> tuple[int, BaseException | None]:
+        """How often a run or a coordinator has failed so far, and the coordinator's cause of the last time, if any."""
+        return self._running_jobs.failed_count + self._operators.failed_count, self._operators.last_failure
 
-    def _coordinator_failed(self, operator_id: str, error: BaseException) -> None:
-        operator = self._operators.get(operator_id)
-        if operator is not None:
-            operator.failure = error
+    async def settle(self) -> str:
+        """Wait until all runs are over and every final checkpoint has ended: why some output is not committed, or "".
+
+        Raises ``NotSettled`` after ``SidecarConfig.settle_timeout_s``.
+        """
+        self._require_running()
+        return await self._operators.settle(self._config.settle_timeout_s)
 
     def _count_dropped_facts(self, count: int) -> None:
         self.facts_dropped += count
@@ -278,6 +241,7 @@ class SidecarRuntime:
             try:
                 with suppress(AskTimeout):
                     await self._bridge_ref.ask(AwaitRunsOver, timeout_s=RUN_END_GRACE_S)
+                    await self._commit_last_output()
                     return
                 self._bridge_ref.tell(FailRuns(CLOSED_WHILE_RUNNING))
                 await self._bridge_ref.ask(AwaitRunsOver, timeout_s=min(RUN_FAIL_S, self._config.shutdown_timeout_s))
@@ -285,6 +249,14 @@ class SidecarRuntime:
                 log.warning("closed while a job was running, whose end is not known", error=str(error))
             except ActorError:  # cancelled from outside, or failed: the actors are gone before their time
                 await self._cancel_jobs()
+
+    async def _commit_last_output(self) -> None:
+        try:
+            uncommitted = await self._operators.settle(self._config.settle_timeout_s)
+        except NotSettled as error:
+            uncommitted = str(error)
+        if uncommitted:
+            log.error("closed, but the last output is not committed: run the job again", why=uncommitted)
 
     async def _cancel_jobs(self) -> None:
         for job_id in self._running_jobs.job_ids:
@@ -299,6 +271,12 @@ class SidecarRuntime:
                 await self._relay.close()
         except (RelayError, TimeoutError) as error:
             log.warning("the relay did not close cleanly", error=repr(error))
+
+    def _open_storage(self) -> Storage:
+        config = self._config
+        if config.storage is None:
+            return MemoryStorage(retained=config.retained_checkpoints)
+        return CheckpointStorage(config.storage, retained=config.retained_checkpoints, options=config.storage_options)
 
     def _require_running(self) -> None:
         if not self._running:

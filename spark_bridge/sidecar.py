@@ -7,22 +7,30 @@ and its kin take.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from actors.coordination import OperatorCoordinator
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.gateway_types import GatewayLimits
+from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
+from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.config import SidecarConfig
 from spark_bridge.driver import driver_context
 from spark_bridge.errors import SidecarError, SidecarNotRunning
 from spark_bridge.handle import OperatorHandle
 from spark_bridge.interrupts import interrupts_held_back
+from spark_bridge.restarts import Restarter
 from spark_bridge.runtime import SidecarRuntime
+
+T = TypeVar("T")
 
 
 class Sidecar:
@@ -80,15 +88,28 @@ class Sidecar:
         mode: RestoreMode = RestoreMode.BATCH,
         gateway: GatewayLimits | None = None,
         checkpoint: CheckpointConfig | None = None,
+        restore: str = "latest",
+        inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
     ) -> OperatorHandle:
         """Start ``coordinator`` for an operator of ``parallelism`` subtasks and return the operator's handle.
 
         The coordinator lives on the sidecar's loop until ``release`` or the sidecar's end, over as many runs as there
-        are (H55). ``mode`` says who owns the operator's output; ``gateway`` and ``checkpoint`` replace the sidecar's
-        own limits.
+        are (H55). ``mode`` says who owns the operator's output; ``gateway`` replaces the sidecar's own limits.
+        ``checkpoint`` says when checkpoints are taken, and how many failures of them are borne; without it there are
+        only those that ``checkpoint()`` asks for, and the last one of each streaming run.
 
-        Raises ``CoordinatorStartError`` with the cause if ``start`` raises, ``SidecarError`` for a name in use,
-        ``ValueError`` or ``TypeError`` for bad arguments, ``SidecarNotRunning`` outside the ``with``.
+        In streaming mode the operator goes on from the newest checkpoint of this name that the sidecar's storage holds,
+        also with another parallelism (H52): the coordinator hears ``reset_to_checkpoint`` before ``start``.
+        ``restore`` is ``"latest"`` for that, ``"none"`` to start from nothing and leave what is stored, or the path or
+        URL of one checkpoint or savepoint file.
+
+        ``inject_barrier(attempt, checkpoint_id, events_before)`` sends barriers on a way of your own, say with the
+        data; the operator hands what arrives to ``SubtaskContext.barrier_arrived``. It is called on the sidecar's loop
+        and must not block. Without it the barrier travels with the events.
+
+        Raises ``CoordinatorStartError`` with the cause if ``start`` or the restore raises, ``CheckpointUnreadable``
+        naming the file that cannot be restored (H50), ``SidecarError`` for a name in use, ``ValueError`` or
+        ``TypeError`` for bad arguments, ``SidecarNotRunning`` outside the ``with``.
         """
         portal, runtime = self._entered()
 
@@ -100,6 +121,8 @@ class Sidecar:
                 mode=mode,
                 gateway=gateway,
                 checkpoint=checkpoint,
+                restore=restore,
+                inject_barrier=inject_barrier,
             )
 
         return portal.call(call)
@@ -109,14 +132,57 @@ class Sidecar:
         portal, runtime = self._entered()
         portal.call(runtime.release, operator_id)
 
-    def checkpoint(self, operator_id: str, *, timeout_s: float = 60.0) -> int:
-        """Take one checkpoint of an operator now; returns its id, or raises ``CheckpointFailed`` with the reason."""
+    def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
+        """Take one checkpoint of an operator now and return its id once it is complete and durable (H40).
+
+        The name may be left out where only one operator is coordinated. ``timeout_s`` bounds this call; the checkpoint
+        has its own deadline. Raises ``CheckpointFailed`` with the reason, ``AskTimeout`` when the call took too long.
+        """
         portal, runtime = self._entered()
+        return portal.call(partial(runtime.checkpoint, operator_id, timeout_s=timeout_s))
 
-        async def call() -> int:
-            return await runtime.checkpoint(operator_id, timeout_s=timeout_s)
+    def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
+        """Write a snapshot of an operator into ``directory`` (path or URL), apart from its checkpoints; return its id.
 
-        return portal.call(call)
+        Nothing is committed for it, and no retry falls back to it (H49); a new application starts from it with
+        ``coordinate(..., restore=...)``. Raises as ``checkpoint`` does.
+        """
+        portal, runtime = self._entered()
+        return portal.call(partial(runtime.savepoint, operator_id, directory=directory, timeout_s=timeout_s))
+
+    def request(self, operator_id: str, payload: Any, *, timeout_s: float = 30.0) -> Any:
+        """Ask a coordinator from the driver's code: the answer of its ``handle_client_request`` (R97).
+
+        ``payload`` and answer stay in this process and are not copied. Raises what the coordinator raises;
+        ``SidecarError`` when the operator does not exist, ``AskTimeout`` without an answer.
+        """
+        portal, runtime = self._entered()
+        return portal.call(partial(runtime.request, operator_id, payload, timeout_s=timeout_s))
+
+    def run(self, action: Callable[[], T], *, restart: RestartStrategy = DEFAULT_RESTART) -> T:
+        """Call ``action``, your Spark action, and again after a failed run, as ``restart`` says; return its result.
+
+        It runs on the caller's thread. A failure of a coordinated run (an exception of the coordinator, ``fail_job``,
+        too many failed tasks or checkpoints) is followed by a delay and the next call; coordinators and subtasks start
+        from the last completed checkpoint in streaming mode, from the beginning in batch mode (H15, H55). When the
+        action returns, this waits until the last output is committed by a final checkpoint, and restarts if that fails.
+
+        Raises what ``action`` raises where no coordinated run has failed, for then a restart mends nothing;
+        ``RestartsExhausted``, with the last cause chained; ``NotSettled`` when the run's end does not become known.
+        """
+        portal, runtime = self._entered()
+        restarter = Restarter(runtime, restart)
+        while True:
+            portal.call(restarter.begin)
+            try:
+                result = action()
+            except Exception as error:
+                delay_s: float | None = portal.call(restarter.failed, error)
+            else:
+                delay_s = portal.call(restarter.succeeded)
+                if delay_s is None:
+                    return result
+            time.sleep(delay_s or 0.0)
 
     @property
     def address(self) -> tuple[str, int]:

@@ -50,12 +50,12 @@ class Claims:
             last = max([highest_stored, 0, *(claim.last for claim in claims)])
             self._write(Claim(Owner(epoch, self._token), last))
 
-    def reserve(self, count: int) -> range:
-        """The next ``count`` ids; nobody else has had or will have them. Raises ``StorageFenced``."""
+    def reserve(self, count: int, above: int) -> range:
+        """The next ``count`` ids above ``above``; nobody else has had or will have them. Raises ``StorageFenced``."""
         if count < 1:
             raise ValueError(f"count must be at least 1, is {count}")
         with self._lock:
-            first = max([self._own().last, *(claim.last for claim in self._check())]) + 1
+            first = max([above, self._own().last, *(claim.last for claim in self._check())]) + 1
             last = first + count - 1
             self._write(Claim(self._own().owner, last))
             self._check()

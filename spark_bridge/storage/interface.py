@@ -66,8 +66,8 @@ class Storage(Protocol):
     def prepare(self) -> None:
         """Take the storage over: from now on it is this application's. Once; again it does nothing."""
 
-    def reserve_ids(self, count: int) -> range:
-        """The next ``count`` checkpoint ids; they rise for the life of the storage (H4)."""
+    def reserve_ids(self, count: int, *, above: int = 0) -> range:
+        """The next ``count`` checkpoint ids above ``above``; they rise for the life of the storage (H4)."""
 
     def store(
         self,

@@ -29,11 +29,12 @@ class MemoryStorage:
     def prepare(self) -> None:
         """Nothing to prepare."""
 
-    def reserve_ids(self, count: int) -> range:
+    def reserve_ids(self, count: int, *, above: int = 0) -> range:
         if count < 1:
             raise ValueError(f"count must be at least 1, is {count}")
         with self._lock:
-            first, self._last_id = self._last_id + 1, self._last_id + count
+            first = max(self._last_id, above) + 1
+            self._last_id = first + count - 1
             return range(first, self._last_id + 1)
 
     def store(

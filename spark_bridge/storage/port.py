@@ -44,6 +44,7 @@ class StorageSession:
         self._storage = storage
         self._block_ids = block_ids
         self._ids: deque[int] = deque()
+        self._reserving = anyio.Lock()
         self._refill_wanted = anyio.Event()
         self._refill_error: StorageError | None = None
         self._threads: anyio.CapacityLimiter
@@ -86,6 +87,15 @@ class StorageSession:
             raise StorageError(f"no checkpoint id is left{cause}") from self._refill_error
         return self._ids.popleft()
 
+    async def pass_over(self, checkpoint_id: int) -> None:
+        """From here on give out no id up to ``checkpoint_id``: one of another storage is restored (H4)."""
+        async with self._reserving:
+            while self._ids and self._ids[0] <= checkpoint_id:
+                self._ids.popleft()
+            if not self._ids:
+                reserve = partial(self._storage.reserve_ids, self._block_ids, above=checkpoint_id)
+                self._ids.extend(await self.run_in_thread(reserve))
+
     async def run_in_thread(self, function: Callable[[], T]) -> T:
         """Run a blocking method. If this is cancelled, the thread goes on and its result is dropped."""
         return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._threads)
@@ -94,7 +104,8 @@ class StorageSession:
         while True:
             await self._refill_wanted.wait()
             try:
-                self._ids.extend(await self.run_in_thread(partial(self._storage.reserve_ids, self._block_ids)))
+                async with self._reserving:
+                    self._ids.extend(await self.run_in_thread(partial(self._storage.reserve_ids, self._block_ids)))
             except StorageError as error:
                 self._refill_error = error
                 log.warning("reserving checkpoint ids failed; the next checkpoint tries again", error=str(error))

@@ -86,12 +86,12 @@ class CheckpointStorage:
                     log.info("removing what an earlier application was writing", file=f"{folder}/{name}")
                     self._files.remove(f"{folder}/{name}")
 
-    def reserve_ids(self, count: int) -> range:
-        """The next ``count`` checkpoint ids: above all that were ever reserved here, and all that lie here (H4).
+    def reserve_ids(self, count: int, *, above: int = 0) -> range:
+        """The next ``count`` ids above ``above``, all that were ever reserved here and all that lie here (H4).
 
         Those that are never used are lost, after a crash too. Raises ``StorageFenced``.
         """
-        return self._claims.reserve(count)
+        return self._claims.reserve(count, above)
 
     # --- writing --------------------------------------------------------------------------------------------------
 

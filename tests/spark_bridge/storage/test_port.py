@@ -260,3 +260,15 @@ def test_memory_keeps_the_last_completed_one_too() -> None:  # H51
     storage.discard("words", 4)
     storage.discard("words", 3)
     assert storage.latest("words") == checkpoints[1]
+
+
+async def test_ids_pass_over_a_checkpoint_of_another_storage(storage: Storage) -> None:
+    # H4: whoever starts from a savepoint of another storage gives out higher ids than it has
+    async with StorageSession(storage, block_ids=4) as session:
+        assert session.next_checkpoint_id() == 1
+        await session.pass_over(2)
+        assert session.next_checkpoint_id() == 3
+        await session.pass_over(1000)
+        assert session.next_checkpoint_id() == 1001
+        await session.pass_over(7)
+        assert session.next_checkpoint_id() == 1002

@@ -1,0 +1,370 @@
+"""Checkpoints on real Spark: when they are taken, how they fail, what is restored from them and where."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from actors.coordination import CheckpointFailed
+from protocol.barrier_tracker import CheckpointConfig
+from protocol.codec import decode_event, encode_event
+from protocol.messages import RestoreMode
+from protocol.restart import FixedDelay
+from spark_bridge import RestartsExhausted, Sidecar, SidecarConfig
+from spark_bridge.subtask import CheckpointDeclinedByOperator
+from tests.spark.counting import Counting, CountingCoordinator
+
+pytestmark = pytest.mark.spark
+
+STREAMING = RestoreMode.STREAMING
+
+
+def action_of(spark: SparkSession, handle: Any, parallelism: int, *args: Any) -> Callable[[], list[Any]]:
+    rdd = spark.sparkContext.parallelize(range(parallelism), parallelism)
+    return lambda: sorted(rdd.mapPartitions(handle.subtask(*args)).collect())
+
+
+@contextmanager
+def running(action: Callable[[], Any]) -> Iterator[list[Any]]:
+    """The action on a thread of its own; what it returned, or raised, is there when the block is left."""
+    outcome: list[Any] = []
+
+    def call() -> None:
+        try:
+            outcome.append(action())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    yield outcome
+    thread.join(90)
+    assert not thread.is_alive()
+
+
+def ready(count: int) -> Callable[[list[tuple[Any, ...]]], bool]:
+    return lambda story: sum(1 for callback in story if callback[0] == "ready") >= count
+
+
+def completed(count: int) -> Callable[[list[tuple[Any, ...]]], bool]:
+    return lambda story: sum(1 for callback in story if callback[0] == "complete") >= count
+
+
+# --- when they are taken ------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_taken_at_their_interval_and_once_more_at_the_end(spark: SparkSession) -> None:
+    """H40, H47: while the tasks run one after the other, and one behind a good run, which holds its final states."""
+    coordinator = CountingCoordinator()
+    with Sidecar(spark) as sidecar:
+        every = CheckpointConfig(interval_s=0.05)
+        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING, checkpoint=every)
+        with running(lambda: sidecar.run(action_of(spark, handle, 2, Counting))) as outcome:
+            coordinator.wait_for(ready(2))
+            coordinator.send_numbers(0, 100)
+            coordinator.send_numbers(1, 50)
+            coordinator.wait_for(completed(3))
+            coordinator.stop_all()
+        statistics = handle.statistics()
+
+    assert outcome == [[(0, 100), (1, 50)]]
+    assert coordinator.wrong == []
+    taken = [callback[1] for callback in coordinator.named("checkpoint")]
+    done = [callback[1] for callback in coordinator.named("complete")]
+    assert taken == sorted(taken)
+    assert set(done) <= set(taken)
+    ended = coordinator.story.index(("run_ended", True))
+    assert [callback[0] for callback in coordinator.story[ended + 1 :]] == ["checkpoint", "complete", "close"]
+    assert statistics["checkpoints_completed"] == len(done)
+
+
+def test_a_batch_operator_has_no_last_checkpoint(spark: SparkSession) -> None:
+    """Spark owns the output, so nothing is left to commit when the run has ended."""
+    coordinator = CountingCoordinator()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1)
+        with running(lambda: sidecar.run(action_of(spark, handle, 1, Counting))):
+            coordinator.wait_for(ready(1))
+            coordinator.stop_all()
+    assert coordinator.named("checkpoint") == []
+
+
+def test_a_task_that_computes_closes_at_once_and_snapshots_at_its_next_look(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """H31, H40, H41: the coordinator's snapshot comes while the task still computes, what it sends is held, and an
+    event to a subtask that has acknowledged already is delivered, although the other one has not.
+    """
+    coordinator = CountingCoordinator()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING)
+        with running(action_of(spark, handle, 2, Counting, str(tmp_path))) as outcome:
+            coordinator.wait_for(ready(2))
+            coordinator.tell(1, "compute")
+            coordinator.wait_for(lambda story: ("event", 1, 0, "computing") in story)
+            with running(sidecar.checkpoint) as checkpoint:
+                coordinator.wait_for(lambda story: ("checkpoint", 1) in story)
+                coordinator.send_numbers(0, 3)
+                coordinator.send_numbers(1, 3)
+                coordinator.wait_until_seen(0, 3)  # subtask 0 has acknowledged
+                at_that_moment = list(coordinator.story)
+                (tmp_path / "go on").touch()
+            coordinator.wait_until_seen(1, 3)
+            coordinator.stop_all()
+
+    assert checkpoint == [1]
+    assert ("complete", 1) not in at_that_moment
+    assert outcome == [[(0, 3), (1, 3)]]
+    story = coordinator.story
+    assert story.index(("checkpoint", 1)) < story.index(("event", 1, 0, "computed"))
+    assert coordinator.wrong == []
+
+
+# --- how they fail ------------------------------------------------------------------------------------------------
+
+
+class Declining(Counting):
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        raise CheckpointDeclinedByOperator("not in the mood")
+
+    def final_state(self) -> bytes:
+        return b""
+
+
+class RaisingInSnapshot(Counting):
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        if checkpoint_id > 0:
+            raise ValueError("cannot say how far I am")
+        return b""
+
+
+TOLERANT = CheckpointConfig(tolerated_failures=100)
+
+
+@pytest.mark.parametrize(
+    ("operator", "reason"), [(Declining, "not in the mood"), (RaisingInSnapshot, "cannot say how far I am")]
+)
+def test_a_refusal_of_a_subtask_is_the_reason_of_the_failure(
+    spark: SparkSession, operator: type[Counting], reason: str
+) -> None:
+    """H45: aborted, and both sides are told; events flow again."""
+    coordinator = CountingCoordinator()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING, checkpoint=TOLERANT)
+        with running(action_of(spark, handle, 1, operator)) as outcome:
+            coordinator.wait_for(ready(1))
+            with pytest.raises(CheckpointFailed, match=reason):
+                sidecar.checkpoint()
+            if operator is RaisingInSnapshot:
+                coordinator.wait_for(ready(2))
+            coordinator.send_numbers(0, 2)
+            coordinator.wait_until_seen(0, 2)
+            coordinator.stop_all()
+    assert outcome == [[(0, 2)]]
+    assert coordinator.named("complete") == [("complete", coordinator.story[-2][1])]  # the one behind the run
+    assert coordinator.named("aborted") == [("aborted", 1)]
+
+
+def test_a_checkpoint_that_takes_too_long_names_who_is_late(spark: SparkSession, tmp_path: Path) -> None:
+    """H45, H48: the timeout aborts it, the reason says which subtask has not acknowledged, and the next one works."""
+    coordinator = CountingCoordinator()
+    config = CheckpointConfig(timeout_s=0.2, tolerated_failures=1)
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING, checkpoint=config)
+        with running(action_of(spark, handle, 2, Counting, str(tmp_path))):
+            coordinator.wait_for(ready(2))
+            coordinator.tell(1, "compute")
+            coordinator.wait_for(lambda story: ("event", 1, 0, "computing") in story)
+            with pytest.raises(CheckpointFailed, match=r"not complete within 0\.2 s.*op\[1\]#0.*not acknowledged"):
+                sidecar.checkpoint()
+            (tmp_path / "go on").touch()
+            coordinator.wait_for(lambda story: ("event", 1, 0, "computed") in story)
+            coordinator.stop_all()
+    assert coordinator.named("aborted") == [("aborted", 1)]
+
+
+def test_too_many_failures_in_a_row_fail_the_job(spark: SparkSession) -> None:
+    """H45: consecutive failures are counted, and one more than is tolerated is a global failure."""
+    coordinator = CountingCoordinator()
+    config = CheckpointConfig(interval_s=0.02, tolerated_failures=2)
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING, checkpoint=config)
+        with running(action_of(spark, handle, 1, Declining)) as outcome:
+            pass
+    assert isinstance(outcome[0], Exception)
+    assert isinstance(handle.failure, CheckpointFailed)
+    assert "3 checkpoints in a row failed" in str(handle.failure)
+    assert len(coordinator.named("aborted")) == 3
+
+
+# --- what is restored, and where ----------------------------------------------------------------------------------
+
+
+def test_a_new_application_goes_on_from_the_storage(spark: SparkSession, tmp_path: Path) -> None:
+    """H4, H6, H52: reset before start, subtasks at their registration; ids go on to rise."""
+    config = SidecarConfig(storage=tmp_path / "checkpoints")
+    first = CountingCoordinator()
+    with Sidecar(spark, config) as sidecar:
+        handle = sidecar.coordinate("op", first, parallelism=2, mode=STREAMING)
+        with running(action_of(spark, handle, 2, Counting)) as outcome:
+            first.wait_for(ready(2))
+            first.send_numbers(0, 5)
+            first.wait_until_seen(0, 5)
+            first_id = sidecar.checkpoint()
+            first.send_numbers(0, 2)  # of these nobody will know
+            first.wait_until_seen(0, 7)
+            sidecar.release("op")
+    assert isinstance(outcome[0], Exception)
+
+    second = CountingCoordinator()
+    with Sidecar(spark, config) as sidecar:
+        handle = sidecar.coordinate("op", second, parallelism=2, mode=STREAMING)
+        assert second.story[0] == ("reset_to_checkpoint", first_id, second.story[0][2])
+        assert second.story[1] == ("start",)
+        assert second.sent == {0: 5}
+        with running(lambda: sidecar.run(action_of(spark, handle, 2, Counting))) as outcome:
+            second.wait_for(ready(2))
+            second.send_numbers(0, 3)
+            second.send_numbers(1, 1)
+            second.wait_until_seen(0, 8)
+            second.stop_all()
+    assert outcome == [[(0, 8), (1, 1)]]
+    assert second.wrong == []
+    assert second.named("complete")[0][1] > first_id
+
+
+class Summing(Counting):
+    """Knows how to put the states of several subtasks together."""
+
+    def merge_states(self, states: dict[int, bytes]) -> bytes:
+        return encode_event(sum(decode_event(state) for state in states.values()))
+
+
+def test_a_new_application_with_another_parallelism(spark: SparkSession, tmp_path: Path) -> None:
+    """H52: each old subtask's part goes to one new subtask; where several meet, the operator puts them together."""
+    config = SidecarConfig(storage=tmp_path)
+    first = CountingCoordinator()
+    with Sidecar(spark, config) as sidecar:
+        handle = sidecar.coordinate("op", first, parallelism=2, mode=STREAMING)
+        with running(lambda: sidecar.run(action_of(spark, handle, 2, Summing))):
+            first.wait_for(ready(2))
+            for subtask, count in enumerate((1, 2)):
+                first.send_numbers(subtask, count)
+                first.wait_until_seen(subtask, count)
+            first.stop_all()
+
+    second = CountingCoordinator()
+    with Sidecar(spark, config) as sidecar:
+        handle = sidecar.coordinate("op", second, parallelism=1, mode=STREAMING)
+        with running(lambda: sidecar.run(action_of(spark, handle, 1, Summing))) as outcome:
+            second.wait_for(ready(1))
+            second.stop_all()
+    assert outcome == [[(0, 3)]]
+
+
+def test_a_savepoint_is_apart_and_can_be_started_from(spark: SparkSession, tmp_path: Path) -> None:
+    """H49: it completes nothing, no retry falls back to it, everything reopens; a new application may start from it."""
+    savepoints = tmp_path / "savepoints"
+    first = CountingCoordinator()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", first, parallelism=1, mode=STREAMING)
+        with running(action_of(spark, handle, 1, Counting)):
+            first.wait_for(ready(1))
+            first.send_numbers(0, 4)
+            first.wait_until_seen(0, 4)
+            sidecar.savepoint(directory=str(savepoints))
+            assert first.named("complete", "aborted") == []
+            first.send_numbers(0, 1)
+            first.wait_until_seen(0, 5)
+            first.tell(0, "die")
+            first.wait_for(lambda story: ("reset", 0, -1) in story)
+            first.wait_for(ready(2))
+            first.stop_all()
+
+    (file,) = [path for path in savepoints.rglob("*") if path.is_file()]
+    second = CountingCoordinator()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", second, parallelism=1, mode=STREAMING, restore=str(file))
+        with running(action_of(spark, handle, 1, Counting)) as outcome:
+            second.wait_for(ready(1))
+            second.stop_all()
+    assert outcome == [[(0, 4)]]
+
+
+# --- restarts -----------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_job_is_run_again_from_its_last_checkpoint(spark: SparkSession) -> None:
+    """H8, H15: fail_job ends the run; the next one starts from the last completed checkpoint, on both sides."""
+    coordinator = CountingCoordinator()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=STREAMING)
+        action = action_of(spark, handle, 2, Counting)
+        with running(lambda: sidecar.run(action, restart=FixedDelay(restarts_max=1, delay_s=0))) as outcome:
+            coordinator.wait_for(ready(2))
+            coordinator.send_numbers(0, 3)
+            coordinator.wait_until_seen(0, 3)
+            checkpoint_id = sidecar.checkpoint()
+            coordinator.send_numbers(0, 2)
+            coordinator.wait_until_seen(0, 5)
+
+            async def fail() -> None:
+                coordinator.context.fail_job("as it was told")
+
+            coordinator.context.call_soon_threadsafe(fail)
+            coordinator.wait_for(ready(4))
+            coordinator.send_numbers(0, 4)
+            coordinator.wait_until_seen(0, 7)
+            coordinator.stop_all()
+    assert outcome == [[(0, 7), (1, 0)]]
+    assert coordinator.wrong == []
+    resets = coordinator.named("reset", "reset_to_checkpoint")
+    assert [callback[:2] for callback in resets] == [("reset_to_checkpoint", checkpoint_id)]
+    failed = [callback for callback in coordinator.story if callback[0] == "failed"]
+    assert sorted(callback[1] for callback in failed) == [0, 1]
+
+
+def test_a_job_that_goes_on_failing_is_given_up(spark: SparkSession) -> None:
+    """H15: after n restarts the last cause is told."""
+    starts: list[int] = []
+    coordinator = CountingCoordinator()
+
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
+
+        def action() -> None:
+            starts.append(len(starts))
+            coordinator.story.clear()
+            rdd = spark.sparkContext.parallelize([1], 1).mapPartitions(handle.subtask(RaisingAtOnce))
+            rdd.collect()
+
+        with pytest.raises(RestartsExhausted, match="after 2 restarts") as raised:
+            sidecar.run(action, restart=FixedDelay(restarts_max=2, delay_s=0))
+    assert starts == [0, 1, 2]
+    assert "never any luck" in str(raised.value.__cause__)
+
+
+class RaisingAtOnce(Counting):
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        raise ValueError("never any luck")
+
+
+def test_a_mistake_in_the_drivers_own_code_is_not_run_again(spark: SparkSession) -> None:
+    """A restart mends runs of tasks, not the action's own code."""
+    starts: list[int] = []
+
+    def action() -> None:
+        starts.append(1)
+        raise KeyError("my own mistake")
+
+    with Sidecar(spark) as sidecar:
+        sidecar.coordinate("op", CountingCoordinator(), parallelism=1, mode=STREAMING)
+        with pytest.raises(KeyError, match="my own mistake"):
+            sidecar.run(action)
+    assert starts == [1]

@@ -1,0 +1,85 @@
+"""H15: which failures are followed by another start of the action, and when it is given up."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.coordination import CheckpointFailed
+from protocol.restart import FixedDelay
+from spark_bridge import RestartsExhausted
+from spark_bridge.restarts import Restarter
+
+
+class Runs:
+    """Stands in for a sidecar: what has failed and what is not committed is set by the test."""
+
+    def __init__(self) -> None:
+        self.failed = 0
+        self.cause: BaseException | None = None
+        self.uncommitted = ""
+        self.settled = 0
+
+    @property
+    def failures(self) -> tuple[int, BaseException | None]:
+        return self.failed, self.cause
+
+    async def settle(self) -> str:
+        self.settled += 1
+        return self.uncommitted
+
+
+async def test_an_action_that_went_well_is_done_when_its_output_is_committed() -> None:
+    runs = Runs()
+    restarter = Restarter(runs, FixedDelay())
+    await restarter.begin()
+    assert await restarter.succeeded() is None
+    assert runs.settled == 1
+
+
+async def test_output_that_could_not_be_committed_is_made_again() -> None:
+    # H40, H45: rows that no completed checkpoint covers do not exist for a reader
+    runs = Runs()
+    restarter = Restarter(runs, FixedDelay(restarts_max=1, delay_s=0.25))
+    await restarter.begin()
+    runs.uncommitted = "storage: the disk is full"
+    assert await restarter.succeeded() == 0.25
+    await restarter.begin()
+    with pytest.raises(RestartsExhausted, match="disk is full") as raised:
+        await restarter.succeeded()
+    assert isinstance(raised.value.__cause__, CheckpointFailed)
+
+
+async def test_a_coordinator_that_failed_behind_a_good_run_is_a_failure() -> None:
+    # H7: an exception in notify_checkpoint_complete of the final checkpoint, say
+    runs = Runs()
+    restarter = Restarter(runs, FixedDelay(restarts_max=0))
+    await restarter.begin()
+    runs.failed, runs.cause = 1, OSError("cannot publish")
+    with pytest.raises(RestartsExhausted, match="OSError: cannot publish"):
+        await restarter.succeeded()
+
+
+async def test_a_failure_of_before_this_start_does_not_count() -> None:
+    runs = Runs()
+    runs.failed = 3
+    restarter = Restarter(runs, FixedDelay())
+    await restarter.begin()
+    assert await restarter.succeeded() is None
+    await restarter.begin()
+    with pytest.raises(ValueError, match="mine"):
+        await restarter.failed(ValueError("mine"))
+
+
+async def test_a_failed_run_is_started_again_until_it_is_given_up() -> None:
+    runs = Runs()
+    restarter = Restarter(runs, FixedDelay(restarts_max=2, delay_s=0.5))
+    for delay_s in (0.5, 0.5):
+        await restarter.begin()
+        runs.failed += 1
+        assert await restarter.failed(RuntimeError("job aborted\n  a long trace")) == delay_s
+    await restarter.begin()
+    runs.failed += 1
+    error = RuntimeError("job aborted\n  a long trace")
+    with pytest.raises(RestartsExhausted, match=r"again after 2 restarts.*RuntimeError: job aborted$") as raised:
+        await restarter.failed(error)
+    assert raised.value.__cause__ is error
