@@ -1,0 +1,267 @@
+"""A pretended Spark application around a sidecar's real bridge, ledger and operators: facts go in, kills come out.
+
+Jobs here are stages of as many tasks as the operator has subtasks. Spark's part is played by the test: it launches
+tasks, ends them and starts retries. Only what Spark does when it is told so happens by itself: a killed task ends, a
+cancelled job ends with all its tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+from actors import ActorRef, Reply
+from actors.coordination import OperatorConfig, OperatorCoordinator
+from actors.coordination.connection import AttemptConnection
+from actors.coordination.messages import GatewayMessage, RequestCheckpoint, TrackerMessage
+from actors.coordination.operator_config import UNBOUNDED
+from actors.testing import DeterministicKit, deterministic_system
+from protocol.attempts import LedgerConfig
+from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.facts import (
+    EngineFact,
+    JobEnded,
+    JobStarted,
+    StageCompleted,
+    StageSubmitted,
+    StatusReported,
+    TaskEnded,
+    TaskOutcome,
+    TaskStarted,
+)
+from protocol.ids import ExecutionAttempt
+from protocol.messages import DownMessage, Refused, Register, Registered, RestoreMode
+from spark_bridge.bridge import BridgeActor, BridgeMessage, RegistrationReceived
+from spark_bridge.config import SidecarConfig
+from spark_bridge.facts import RelayedFact
+from spark_bridge.operators import Operators
+from tests.actors.coordination.executor import MemoryConnection, Task
+from tests.actors.coordination.operator_world import Answer
+
+OPERATOR = "words"
+
+
+class SparkTask(Task):
+    """A task of the pretended Spark. Until it is registered it is deploying; ``attempt`` is known afterwards."""
+
+    def __init__(self, start: TaskStarted, clock: Any) -> None:
+        self.line = MemoryConnection(start.task_attempt_id)
+        attempt = ExecutionAttempt(OPERATOR, start.partition, start.attempt_number, start.task_attempt_id)
+        super().__init__(attempt, self.line, clock)
+        self.start = start
+        self.refused: Refused | None = None
+        self.running = True
+
+    def restore(self, registered: Registered) -> None:
+        self.attempt = replace(self.attempt, attempt=registered.attempt)
+
+    def _take(self, message: DownMessage) -> None:
+        if isinstance(message, Refused):
+            self.refused = message
+        else:
+            super()._take(message)
+
+
+class MemoryStorage:
+    """In place of a storage session and of each operator's port to it. ``latest`` may lie there from the beginning."""
+
+    def __init__(self, latest: CompletedCheckpoint | None) -> None:
+        self.stored: list[CompletedCheckpoint] = []
+        self._latest = latest
+        self._highest_id = 0 if latest is None else latest.checkpoint_id
+
+    def port(self, operator_id: str, mode: RestoreMode, *, concurrent_max: int) -> MemoryStorage:
+        return self
+
+    def next_checkpoint_id(self) -> int:
+        self._highest_id += 1
+        return self._highest_id
+
+    async def latest(self, *, allow_older: bool) -> CompletedCheckpoint | None:
+        return self._latest
+
+    async def store(self, checkpoint: CompletedCheckpoint) -> None:
+        self.stored.append(checkpoint)
+
+    async def discard(self, checkpoint_id: int) -> None:
+        raise AssertionError("no scenario takes a checkpoint back")
+
+    async def store_savepoint(self, directory: str, checkpoint: CompletedCheckpoint) -> str:
+        raise AssertionError("no scenario takes a savepoint")
+
+
+class Application:
+    """Operators of ``parallelism`` subtasks, and the jobs that run them. It stands in for relay and router too."""
+
+    def __init__(
+        self, kit: DeterministicKit, parallelism: int, mode: RestoreMode, restored: CompletedCheckpoint | None
+    ) -> None:
+        self.kit = kit
+        self.parallelism = parallelism
+        self.mode = mode
+        self.storage = MemoryStorage(restored)
+        self.tasks: dict[int, SparkTask] = {}
+        self.cancelled: list[int] = []  # jobs
+        self._trackers: dict[str, ActorRef[TrackerMessage]] = {}
+        self._job_id = 0
+        self._stage_attempt = 0
+        self._task_attempt_id = 100
+        self.bridge_ref: ActorRef[BridgeMessage] = kit.system.spawn(
+            lambda: BridgeActor(LedgerConfig(), lambda: cast(Any, self)), name="bridge", mailbox=UNBOUNDED
+        )
+        self.operators = Operators(
+            SidecarConfig(), kit.system, self.bridge_ref, cast(Any, self), cast(Any, self.storage)
+        )
+
+    # --- the driver's program -------------------------------------------------------------------------------------
+
+    async def coordinate(self, coordinator: OperatorCoordinator, operator_id: str = OPERATOR) -> None:
+        config = OperatorConfig(operator_id, self.parallelism, self.mode)
+        operator = await self.kit.drive(self.operators.add(config, coordinator, "latest"))
+        self._trackers[operator_id] = operator.tracker_ref
+
+    async def release(self, operator_id: str = OPERATOR) -> None:
+        await self.kit.drive(self.operators.remove(operator_id))
+
+    async def checkpoint(self) -> Answer:
+        """Ask for a checkpoint and let it come as far as it comes."""
+        answer = Answer()
+        self._trackers[OPERATOR].tell(RequestCheckpoint(cast("Reply[int]", answer)))
+        await self.settle()
+        return answer
+
+    async def request(self, request: Any, operator_id: str = OPERATOR) -> Any:
+        return await self.kit.drive(self.operators.request(operator_id, request, timeout_s=1.0))
+
+    # --- Spark ----------------------------------------------------------------------------------------------------
+
+    def start_job(self, *, barrier: bool = False) -> None:
+        """The user's action; a second one computes its lineage in a new stage (H55)."""
+        self._job_id += 1
+        self._stage_attempt = 0
+        self.post(JobStarted(self._job_id, (self._stage_id,)))
+        self.post(StageSubmitted(self._stage_id, 0, self.parallelism, barrier))
+
+    def launch(self, subtask: int, number: int = 0) -> SparkTask:
+        self._task_attempt_id += 1
+        start = TaskStarted(self._task_attempt_id, self._stage_id, self._stage_attempt, subtask, number)
+        task = self.tasks[self._task_attempt_id] = SparkTask(start, self.kit.clock)
+        self.post(start)
+        return task
+
+    def register(self, task: SparkTask, operator_id: str = OPERATOR) -> None:
+        start = task.start
+        register = Register(
+            start.task_attempt_id,
+            operator_id,
+            start.partition,
+            start.stage_id,
+            start.attempt_number,
+            self.mode,
+            self.parallelism,
+            "host/1",
+            "3.11",
+        )
+        self.bridge_ref.tell(RegistrationReceived(task.line, register))
+
+    async def deployed(self) -> list[SparkTask]:
+        """A new job whose attempts are accepted, but not open yet."""
+        self.start_job()
+        return await self._launch_all(opens_at_once=False)
+
+    async def running(self, *, barrier: bool = False) -> list[SparkTask]:
+        """A new job whose attempts are all ready."""
+        self.start_job(barrier=barrier)
+        return await self._launch_all()
+
+    async def end(self, task: SparkTask, outcome: TaskOutcome = TaskOutcome.FAILED, reason: str = "it broke") -> None:
+        """Spark says that the task has ended."""
+        self._end(task, outcome, reason)
+        await self.settle()
+
+    async def retry(self, task: SparkTask) -> SparkTask:
+        """Spark starts the failed task again."""
+        successor = self.launch(task.start.partition, task.start.attempt_number + 1)
+        self.register(successor)
+        await self.settle()
+        return successor
+
+    async def fail_barrier_stage(self, task: SparkTask) -> list[SparkTask]:
+        """The task fails, Spark kills the others of its barrier stage and starts them all again."""
+        self._end(task, TaskOutcome.FAILED, "it broke")
+        self._kill_all("another task of the barrier stage has failed")
+        self.post(StageCompleted(self._stage_id, self._stage_attempt, "a barrier task failed"))
+        self._stage_attempt += 1
+        self.post(StageSubmitted(self._stage_id, self._stage_attempt, self.parallelism, barrier=True))
+        return await self._launch_all()
+
+    def post(self, fact: EngineFact) -> None:
+        self.bridge_ref.tell(RelayedFact(fact, 0))
+
+    async def settle(self) -> None:
+        moved = True
+        while moved:
+            await self.kit.run_until_idle()
+            moved = sum(task.read() for task in self.tasks.values()) > 0
+
+    @property
+    def _stage_id(self) -> int:
+        return 10 * self._job_id
+
+    async def _launch_all(self, *, opens_at_once: bool = True) -> list[SparkTask]:
+        tasks = [self.launch(subtask) for subtask in range(self.parallelism)]
+        for task in tasks:
+            task.opens_at_once = opens_at_once
+            self.register(task)
+        await self.settle()
+        return tasks
+
+    def _end(self, task: SparkTask, outcome: TaskOutcome, reason: str) -> None:
+        if task.running:
+            task.running = False
+            at = task.start
+            place = (at.task_attempt_id, at.stage_id, at.stage_attempt, at.partition, at.attempt_number)
+            self.post(TaskEnded(*place, outcome, reason))
+
+    def _kill_all(self, reason: str) -> None:
+        for task in self.tasks.values():
+            self._end(task, TaskOutcome.KILLED, reason)
+
+    # --- in place of the relay ------------------------------------------------------------------------------------
+
+    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+        self._end(self.tasks[task_attempt_id], TaskOutcome.KILLED, reason)
+
+    async def cancel_job(self, job_id: int, reason: str) -> None:
+        if job_id not in self.cancelled:
+            self.cancelled.append(job_id)
+            self._kill_all(reason)  # one job runs at a time
+            self.post(JobEnded(job_id, False, reason))
+
+    async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
+        raise AssertionError("no fact is lost here: the ledger has nothing to ask")
+
+    # --- in place of the router -----------------------------------------------------------------------------------
+
+    def gateway_opened(
+        self, attempt: ExecutionAttempt, ref: ActorRef[GatewayMessage], connection: AttemptConnection
+    ) -> None:
+        self.tasks[attempt.task_attempt_id].gateway_ref = ref
+
+    def gateway_closed(self, attempt: ExecutionAttempt) -> None:
+        """What the task says later ends at the gateway."""
+
+
+@asynccontextmanager
+async def application(
+    *,
+    parallelism: int = 2,
+    mode: RestoreMode = RestoreMode.STREAMING,
+    restored: CompletedCheckpoint | None = None,
+    seed: int = 0,
+) -> AsyncIterator[Application]:
+    """An application without operators and jobs; the order of delivery follows from ``seed``."""
+    async with deterministic_system(seed=seed) as kit:
+        yield Application(kit, parallelism, mode, restored)
