@@ -37,7 +37,7 @@ from protocol.barrier_tracker import (
     SubtaskDeclined,
     SubtaskFinalState,
 )
-from protocol.errors import AttemptOver, RemoteProtocolError
+from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.gateway import GatewayMachine
 from protocol.gateway_types import (
     AttemptIsOver,
@@ -182,10 +182,14 @@ class GatewayActor(Actor[GatewayMessage]):
         if self._connection is not None:
             self._connection.close(flush=False)
         self._connection = connection
-        if received_seq is None:
-            connection.send(self._registered)
-        else:
-            connection.send(Resumed(self._attempt.task_attempt_id, self._machine.resume_seq))
+        try:
+            if received_seq is None:
+                connection.send(self._registered)
+            else:
+                connection.send(Resumed(self._attempt.task_attempt_id, self._machine.resume_seq))
+        except LocalProtocolError as error:  # the parts of several subtasks may be too much for one frame (H52)
+            self._give_up(f"checkpoint {self._registered.checkpoint_id} cannot be restored: {error}")
+            return
         self._carry_out(effects, now)
 
     def _drop_connection(self, why: str, now: float) -> None:
@@ -203,6 +207,10 @@ class GatewayActor(Actor[GatewayMessage]):
         self._over = True
         self._budget.end(AttemptOver(f"{self._attempt} is over: {reason}"))
         self._carry_out(self._machine.handle(message, now), now)
+        self._hang_up(reason)
+
+    def _give_up(self, reason: str) -> None:
+        self._report(AttemptCondemned(self._attempt.operator_id, self._attempt.task_attempt_id, reason))
         self._hang_up(reason)
 
     def _hang_up(self, reason: str) -> None:
@@ -236,8 +244,7 @@ class GatewayActor(Actor[GatewayMessage]):
                     self._budget.give_back(unsettled.size)
                     unsettled.confirmation.settle(error)
                 case FailAttempt(reason):
-                    self._report(AttemptCondemned(attempt.operator_id, attempt.task_attempt_id, reason))
-                    self._hang_up(reason)
+                    self._give_up(reason)
                 case ExpireConnection():
                     self._report(ConnectionExpired(attempt.operator_id, attempt.task_attempt_id))
                 case DropConnection(why):

@@ -176,7 +176,7 @@ async def test_a_peer_without_the_secret_is_turned_away_and_tells_nothing() -> N
         assert sidecar.log.facts == []
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 500, b"HDGT\x00\x02" + b"n" * 32])
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 500, b"HDGT\x00\x03" + b"n" * 32])
 async def test_a_stranger_harms_nobody_else(garbage: bytes) -> None:  # H62
     async with a_sidecar() as sidecar:
         jvm = await sidecar.jvm()

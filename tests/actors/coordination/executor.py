@@ -11,7 +11,7 @@ from typing import Any
 
 from actors import ActorRef
 from actors.coordination.messages import AttachConnection, ConnectionClosed, GatewayMessage, MessagesArrived
-from protocol.codec import decode_event, encode_event
+from protocol.codec import decode_event, encode_event, encode_message
 from protocol.ids import ExecutionAttempt
 from protocol.messages import AttemptEnded, DownMessage, Registered, Resumed, UpMessage
 from protocol.subtask import SubtaskMachine
@@ -42,7 +42,7 @@ from protocol.subtask_types import (
 
 
 class MemoryConnection:
-    """An ``AttemptConnection`` that keeps what is sent on it, in order."""
+    """An ``AttemptConnection`` that keeps what is sent on it, in order, if the wire could carry it."""
 
     def __init__(self, connection_id: int) -> None:
         self._connection_id = connection_id
@@ -55,6 +55,7 @@ class MemoryConnection:
 
     def send(self, message: DownMessage, *, at_once: bool = False) -> None:
         if not self.closed:
+            encode_message(message)  # as the real one: raises for what is too large
             self.on_the_way.append(message)
 
     def close(self, *, flush: bool = True) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from actors.coordination import OperatorConfig
 from actors.coordination.messages import StartOperator
-from protocol.attempts import FailureKind
+from protocol.attempts import AttemptCondemned, FailureKind
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.codec import encode_event
 from protocol.messages import CheckpointAcknowledged, HeldEvent, RestoreMode, SubtaskState, UpMessage
@@ -205,3 +205,14 @@ async def test_where_the_two_sides_count_differently_nothing_is_stored() -> None
         assert "2" in answer.reason()
         assert world.stored == []
         assert coordinator.calls[-1] == ("notify_checkpoint_aborted", 1)
+
+
+async def test_parts_that_are_too_much_for_one_frame_fail_the_attempt_and_say_so() -> None:  # H48, H52
+    large = tuple(SubtaskSnapshot((SubtaskState(subtask, bytes(33 * 2**20)),)) for subtask in range(2))
+    async with running_operator(RecordingCoordinator(), parallelism=1, restored=checkpoint(*large)) as world:
+        task = world.accept(0)
+        await world.settle()
+        (condemned,) = world.reported(AttemptCondemned)
+        assert "checkpoint 7 cannot be restored: Registered takes" in condemned.reason
+        assert task.registered is None
+        assert task.connection is None or task.connection.closed
