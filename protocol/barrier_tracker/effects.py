@@ -91,7 +91,7 @@ class EndSavepoint:
 class TriggerCheckpoint:
     """One is due: mint an id and say ``CheckpointTriggered``. The machine mints none itself (H4).
 
-    If no id can be had, say nothing: it is asked for again.
+    If no id can be had, say nothing: it is asked for again in time.
     """
 
 

@@ -6,7 +6,8 @@ would never be committed: at once, and again should it fail, until one that star
 is due and cannot start now stays due until it can: it is late, but never asked for twice.
 
 Asking means ``TriggerCheckpoint``: the shell mints the id and says ``CheckpointTriggered``. Should it not come, say
-because no id could be had, then it is asked for again after ``timeout_s`` (H48).
+because no id could be had, then it is asked for again after ``timeout_s``; the final one only as often as failures are
+tolerated in a row, for somebody waits for the end of it (H48).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class CheckpointSchedule:
     final_id: int | None = None  # the one under way that will be the final one, if it completes
     not_before: float = -inf  # the pause after the last one
     asked_until: float = -inf  # asked for; the answer is awaited until then
+    final_asked: int = 0  # how often in a row the final one was
 
     def see_attempts(self, running: bool, now: float) -> None:
         """The clock of the interval starts with the first attempt that runs, and stops with the last."""
@@ -37,15 +39,16 @@ class CheckpointSchedule:
 
     def run_ended_well(self, now: float) -> None:
         """The last output waits for a checkpoint that starts from here on."""
-        self.final_at, self.final_id = now, None
+        self.final_at, self.final_id, self.final_asked = now, None, 0
 
     def reset(self) -> None:
         """Whatever was due belonged to a run that counts no more."""
-        self.due_at, self.final_at, self.final_id, self.asked_until = inf, inf, None, -inf
+        self.due_at, self.final_at, self.final_id = inf, inf, None
+        self.triggered()
 
     def triggered(self) -> None:
         """What was asked for has come, or somebody else's request has, which serves as well."""
-        self.asked_until = -inf
+        self.asked_until, self.final_asked = -inf, 0
 
     def started(self, checkpoint_id: int) -> None:
         """It takes part of everything up to here."""
@@ -75,9 +78,14 @@ class CheckpointSchedule:
 
     def ask(self, now: float) -> bool:
         """Whether to ask for one now; call it only when one could start."""
+        if -inf < self.asked_until <= now:
+            self.asked_until = -inf
+            if self.final_asked > self.config.tolerated_failures:
+                self.final_at = inf
         if now < self._due_at():
             return False
         self.asked_until = now + self.config.timeout_s
+        self.final_asked += self.final_owed
         if self.config.interval_s is not None and self.due_at <= now:
             self.due_at += self.config.interval_s
             if self.due_at <= now:  # late by more than a round: the rounds that were missed are not made up for

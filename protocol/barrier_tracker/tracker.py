@@ -148,8 +148,8 @@ class BarrierTracker:
 
     def next_deadline(self) -> float | None:
         """When ``TimePassed`` is due at the latest."""
-        due_at = self._schedule.next_deadline() if self._could_start() else None
-        deadlines = (self._under_way.next_deadline(), due_at)
+        due_at = self._schedule.next_deadline()
+        deadlines = (self._under_way.next_deadline(), due_at if due_at is not None and self._could_start() else None)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle(self, input: TrackerInput, now: float) -> list[TrackerEffect]:

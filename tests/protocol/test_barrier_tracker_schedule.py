@@ -234,3 +234,14 @@ def test_a_final_one_that_fails_is_tried_again_behind_the_pause() -> None:
     assert kinds(effects) == [AbortCheckpoint, RaiseGlobalFailure]
     assert kinds(dialogue.tell(OperatorResetRequired("x"))) == [TellResetToCheckpoint]
     assert not dialogue.tracker.final_owed
+
+
+def test_a_final_one_for_which_no_id_comes_is_asked_for_as_often_as_failures_are_tolerated() -> None:
+    # H48: whoever waits for the end of the run waits no longer.
+    dialogue = a_finished_run(tolerated_failures=1)
+    dialogue.tell(RunEnded(7, True))
+    assert dialogue.wait(10.0) == DUE
+    assert dialogue.tracker.next_deadline() == 20.0
+    assert dialogue.wait(10.0) == []
+    assert dialogue.tracker.next_deadline() is None
+    assert not dialogue.tracker.final_owed
