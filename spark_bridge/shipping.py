@@ -1,9 +1,9 @@
 """Gives the executors what a task needs: one small archive, sent with ``addPyFile``.
 
-In it are Headgate's packages, and msgpack's pure-Python half for executors that have no msgpack. A task itself needs
-``protocol`` and ``spark_bridge.subtask`` only; the rest is there because the archive comes first on the path of the
-executors: a module of the user's that also imports the driver's half must find it whole. The archive is named after
-its content, so two releases in one application do not mix.
+In it are Headgate's packages, and msgpack's pure-Python half and fsspec for executors that have none. A task itself
+needs ``protocol``, ``spark_bridge.subtask`` and, where it writes files, ``spark_bridge.sink`` only; the rest is there
+because the archive comes first on the path of the executors: a module of the user's that also imports the driver's half
+must find it whole. The archive is named after its content, so two releases in one application do not mix.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = ["archive_contents", "ship_packages", "write_archive"]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGES = ("protocol/", "actors/", "spark_bridge/")
+_VENDORED_PACKAGES = ("msgpack", "fsspec")
 
 _lock = threading.Lock()
 _shipped: weakref.WeakKeyDictionary[SparkContext, str] = weakref.WeakKeyDictionary()
@@ -57,15 +58,17 @@ def write_archive(folder: Path) -> Path:
     path = folder / f"headgate-{digest.hexdigest()[:16]}.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in sorted(contents.items()):
-            archive.writestr(zipfile.ZipInfo(name), data)
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
     return path
 
 
 def archive_contents() -> dict[str, bytes]:
     """Name in the archive → content."""
     contents = _sources(_ROOT, _PACKAGES)
-    for name, data in _sources(_msgpack_folder(), ("",)).items():
-        contents[f"{VENDORED}/msgpack/{name}"] = data
+    for package in _VENDORED_PACKAGES:
+        for name, data in _sources(_folder_of(package), ("",)).items():
+            if "tests" not in name.split("/"):
+                contents[f"{VENDORED}/{package}/{name}"] = data
     return contents
 
 
@@ -77,9 +80,9 @@ def _sources(root: Path, prefixes: tuple[str, ...]) -> dict[str, bytes]:
     }
 
 
-def _msgpack_folder() -> Path:
-    """Where msgpack lies, without importing it: only ``protocol.codec`` does that."""
-    spec = importlib.util.find_spec("msgpack")
+def _folder_of(package: str) -> Path:
+    """Where ``package`` lies, without importing it: only ``protocol.codec`` imports msgpack."""
+    spec = importlib.util.find_spec(package)
     origin = spec.origin if spec is not None else None
-    assert origin is not None, "the driver itself cannot run without msgpack"
+    assert origin is not None, f"the driver itself cannot run without {package}"
     return Path(origin).parent

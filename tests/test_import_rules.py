@@ -46,6 +46,7 @@ PURE_STDLIB = frozenset(
     }
 )
 STDLIB = frozenset(sys.stdlib_module_names)
+SINK = STDLIB | {"fsspec", "protocol", "spark_bridge.sink", "spark_bridge.subtask"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ LAYERS = (
         STDLIB | {"spark_bridge.storage", "spark_bridge.errors", "protocol", "anyio", "fsspec", "structlog"},
     ),
     Layer("spark_bridge/__main__.py", STDLIB | {"spark_bridge.storage"}),
+    # The sink: two files of the driver's, which write nothing; the others go into tasks.
+    Layer("spark_bridge/sink/committer.py", SINK | {"actors", "anyio"}),
+    Layer("spark_bridge/sink/coordinator.py", SINK | {"actors"}),
+    Layer("spark_bridge/sink/", SINK),
     Layer(
         "spark_bridge/",
         STDLIB | {"spark_bridge", "protocol", "actors", "pyspark", "py4j", "anyio", "structlog"},
@@ -159,6 +164,9 @@ def test_every_package_is_there_and_has_modules(package: str) -> None:
         ("spark_bridge/storage/store.py", "from spark_bridge.sidecar import Sidecar"),
         ("spark_bridge/storage/store.py", "from actors import Actor"),
         ("spark_bridge/__main__.py", "from spark_bridge.sidecar import Sidecar"),
+        ("spark_bridge/sink/writer.py", "from actors.coordination import OperatorCoordinator"),
+        ("spark_bridge/sink/writer.py", "import anyio"),
+        ("spark_bridge/sink/committer.py", "import pyspark"),
         ("spark_bridge/sidecar.py", "import pandas"),
         ("spark_bridge/sidecar.py", "from benchmarks import figures"),
     ],
@@ -177,6 +185,8 @@ def test_the_checker_catches_a_violation(path: str, source: str) -> None:
         ("actors/ref.py", "import asyncio\nimport anyio.abc\nfrom protocol.gateway import GatewayMachine"),
         ("spark_bridge/subtask/operator.py", "import socket\nfrom spark_bridge.subtask import valve_io"),
         ("spark_bridge/subtask/operator.py", "from .context import SubtaskContext"),
+        ("spark_bridge/sink/writer.py", "from fsspec.core import url_to_fs"),
+        ("spark_bridge/sink/committer.py", "from actors.coordination import CoordinatorContext"),
         ("spark_bridge/sidecar.py", "from py4j.java_gateway import JavaObject\nimport pyspark.sql"),
     ],
 )
@@ -189,6 +199,7 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
     [
         # An executor has what Spark gives it and what was shipped; the parent package is imported there too.
         ("spark_bridge.subtask", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
+        ("spark_bridge.sink.operator", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
         ("actors.coordination", ["spark_bridge", "pyspark", "py4j"]),
         ("actors.testing", ["spark_bridge", "pyspark", "py4j"]),
         ("spark_bridge.storage", ["actors", "pyspark", "py4j"]),

@@ -1,7 +1,8 @@
-"""msgpack on an executor that has none.
+"""Packages on an executor that has none of them.
 
-The archive that the driver ships (``spark_bridge.shipping``) carries msgpack's pure-Python half in a folder
-of its own, so that it is never preferred to an installed msgpack, which is faster.
+The archive that the driver ships (``spark_bridge.shipping``) carries msgpack's pure-Python half and fsspec in a folder
+of its own, so that they are never preferred to installed ones: that msgpack is faster, and that fsspec is the one which
+the installed filesystems were made for.
 """
 
 from __future__ import annotations
@@ -10,24 +11,31 @@ import importlib.util
 import sys
 from pathlib import Path
 
-__all__ = ["VENDORED", "ensure_msgpack"]
+__all__ = ["VENDORED", "ensure_importable", "ensure_msgpack"]
 
 VENDORED = "headgate_vendored"
 
 
 def ensure_msgpack() -> None:
     """Make ``msgpack`` importable. Raises ``ModuleNotFoundError`` with the mend when that cannot be done."""
-    if importlib.util.find_spec("msgpack") is not None:
+    ensure_importable("msgpack")
+
+
+def ensure_importable(package: str) -> None:
+    """Make ``package`` importable, if it is one that travels. Raises as ``ensure_msgpack``."""
+    if importlib.util.find_spec(package) is not None:
         return
     vendored = str(Path(__file__).parent.parent.parent / VENDORED)
-    if vendored not in sys.path:
+    added = vendored not in sys.path
+    if added:
         sys.path.append(vendored)  # last: whatever else the user put on the path comes first
     importlib.invalidate_caches()
-    if importlib.util.find_spec("msgpack") is None:
-        sys.path.remove(vendored)
+    if importlib.util.find_spec(package) is None:
+        if added:
+            sys.path.remove(vendored)
         raise ModuleNotFoundError(
-            f"no module named 'msgpack' for the Python of this Spark worker, {sys.executable}. Either set "
-            "PYSPARK_PYTHON to a Python that has msgpack (before the session is built), or let the sidecar ship "
+            f"no module named {package!r} for the Python of this Spark worker, {sys.executable}. Either set "
+            f"PYSPARK_PYTHON to a Python that has {package} (before the session is built), or let the sidecar ship "
             "headgate's packages to the executors",
-            name="msgpack",
+            name=package,
         )

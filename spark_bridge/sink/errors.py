@@ -1,0 +1,21 @@
+"""What the two halves of the sink raise."""
+
+from __future__ import annotations
+
+__all__ = ["SinkBroken", "SinkFileLost", "SinkMisused", "SinkPublishError"]
+
+
+class SinkMisused(ValueError):
+    """The sink was set up wrongly: a relative path, batch mode, two ends that do not name the same directory."""
+
+
+class SinkBroken(RuntimeError):
+    """An earlier write of this writer failed, so its open file may end in the middle of a row. Let the task fail."""
+
+
+class SinkPublishError(RuntimeError):
+    """Sealed files could not be made visible, also not after several tries; the cause is the last failure."""
+
+
+class SinkFileLost(RuntimeError):
+    """A sealed file that was never published is gone: somebody else deletes in the sink's own directory."""

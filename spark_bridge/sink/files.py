@@ -1,0 +1,137 @@
+"""The names of part files, and the event that lists what a subtask has sealed.
+
+A part file keeps one name for life: it is written, sealed and listed under it in the staging directory, and published
+under it in the sink's directory. So publishing is one move, and doing it again finds out that it was done.
+
+The name says what cleaning up has to know: ``part-s00003-e0000000015-a00002-9f31c2d07a5be846-000000.jsonl`` is of
+subtask 3, begun in epoch 15 (after checkpoint 14; epoch 0 is the beginning), by the subtask's attempt 2, with a random
+token that no other writer has, and the writer's file number 0. Sorted by name, the files of a subtask stand in the
+order of their rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple
+
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
+from spark_bridge.sink.errors import SinkMisused
+
+__all__ = ["PartName", "SealedFile", "parse_sealed_event", "sealed_events"]
+
+_SEALED = "headgate/sealed-files"
+FILES_PER_EVENT = 1000  # about 100 bytes each
+
+_NAME = re.compile(
+    r"(?P<prefix>[^/]+)-s(?P<subtask>\d{5,})-e(?P<epoch>\d{10,})-a(?P<attempt>\d{5,})-(?P<token>[0-9a-f]{16})"
+    r"-(?P<number>\d{6,})(?P<suffix>(\.[^/]*)?)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartName:
+    """See the module. ``after`` is the checkpoint behind which the file was begun, -1 for the beginning."""
+
+    subtask: int
+    after: int
+    attempt: int
+    token: str
+    number: int
+    prefix: str = "part"
+    suffix: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prefix}-s{self.subtask:05d}-e{self.after + 1:010d}-a{self.attempt:05d}-{self.token}"
+            f"-{self.number:06d}{self.suffix}"
+        )
+
+    @classmethod
+    def parse(cls, name: str) -> PartName | None:
+        """The parts of ``name``, or None if it is no part file's."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        return cls(
+            subtask=int(match["subtask"]),
+            after=int(match["epoch"]) - 1,
+            attempt=int(match["attempt"]),
+            token=match["token"],
+            number=int(match["number"]),
+            prefix=match["prefix"],
+            suffix=match["suffix"],
+        )
+
+
+class SealedFile(NamedTuple):
+    """A whole part file. ``checkpoint_id``: the snapshot it was sealed at, -1 if it was sealed at the end."""
+
+    name: str
+    rows: int
+    size_bytes: int
+    checkpoint_id: int
+
+    @property
+    def sealed_at_end(self) -> bool:
+        """Whether the operator had ended, so that no snapshot was being taken."""
+        return self.checkpoint_id == VIRTUAL_EMPTY_CHECKPOINT
+
+    @property
+    def part(self) -> PartName:
+        """What the name says."""
+        part = PartName.parse(self.name)
+        if part is None:
+            raise ValueError(f"{self.name!r} is no name of a part file")
+        return part
+
+
+def check_affixes(prefix: str, suffix: str) -> None:
+    """Raises ``SinkMisused`` for what would hide the published files, or could not be told from their numbers."""
+    if not prefix or "/" in prefix or prefix[0] in "._":
+        raise SinkMisused(f"prefix {prefix!r} must not be empty, hold a slash, nor begin with a dot or an underscore")
+    if "/" in suffix or (suffix and suffix[0] != "."):
+        raise SinkMisused(f"suffix {suffix!r} must be empty or begin with a dot, and hold no slash")
+
+
+def sealed_events(sink: str, directory: str, files: Iterable[SealedFile]) -> Iterator[list[Any]]:
+    """The lists of ``files`` as events: usually one, none where there are no files, several where there are many.
+
+    ``sink`` is the sink's name and ``directory`` its full address, by which the other end sees that both mean the same.
+    """
+    rest = iter(files)
+    while batch := [list(file) for file in islice(rest, FILES_PER_EVENT)]:
+        yield [_SEALED, sink, directory, batch]
+
+
+def parse_sealed_event(sink: str, directory: str, event: Any) -> tuple[SealedFile, ...] | None:
+    """The files that ``event`` lists, or None if it is an event of another kind or another sink.
+
+    Raises:
+        SinkMisused: the files lie in another directory.
+        ValueError: the list is malformed.
+    """
+    match event:
+        case [tag, name, str(place), list(entries)] if tag == _SEALED and name == sink:
+            if place != directory:
+                raise SinkMisused(
+                    f"sink {sink!r}: a subtask sealed files in {place}, and its coordinator publishes {directory}: "
+                    "give both the same URL; a checkpoint can only be restored with the one that it was taken with"
+                )
+            return files_from(entries)
+        case _:
+            return None
+
+
+def files_from(entries: Sequence[Any]) -> tuple[SealedFile, ...]:
+    """Files out of plain lists. Raises ``ValueError`` for anything else."""
+    files = []
+    for entry in entries:
+        match entry:
+            case [str(name), int(rows), int(size), int(checkpoint_id)] if PartName.parse(name) is not None:
+                files.append(SealedFile(name, rows, size, checkpoint_id))
+            case _:
+                raise ValueError(f"no sealed file: {entry!r}")
+    return tuple(files)

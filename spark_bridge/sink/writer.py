@@ -1,0 +1,176 @@
+"""The sink's half in a task: rows into part files that nobody else sees before they are published."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
+from spark_bridge.sink.directory import PartFile, SinkDirectory
+from spark_bridge.sink.errors import SinkBroken
+from spark_bridge.sink.files import PartName, SealedFile, check_affixes, sealed_events
+
+if TYPE_CHECKING:
+    from spark_bridge.subtask.context import SubtaskContext
+
+__all__ = ["SinkWriter"]
+
+_log = logging.getLogger(__name__)
+
+
+class SinkWriter:
+    """Writes the rows of one execution attempt. For the task's own thread.
+
+    Call ``write`` for each row, ``send_sealed(context, checkpoint_id)`` inside ``snapshot_state``, and ``abandon``
+    inside ``close``. An operator with a ``final_state`` of its own calls ``send_sealed(context)`` there; the usual one
+    asks ``snapshot_state`` with the id -1, which means the same. The order of the rows is the order of the files by
+    name, and in each file the order of the writes.
+
+    ``url`` and ``name`` must be those of the ``SinkCommitter``; the name is usually the operator's id. ``subtask`` and
+    ``attempt`` are the context's, and ``after`` is its ``checkpoint_id``: what this attempt restored. A part is ended
+    when it has ``roll_bytes``; without, each checkpoint has one part of each subtask that wrote anything.
+
+    Raises:
+        SinkMisused: a relative path, or a prefix or suffix that would hide the files.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        subtask: int,
+        attempt: int,
+        after: int = VIRTUAL_EMPTY_CHECKPOINT,
+        prefix: str = "part",
+        suffix: str = "",
+        roll_bytes: int | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> None:
+        check_affixes(prefix, suffix)
+        if roll_bytes is not None and roll_bytes < 1:
+            raise ValueError(f"roll_bytes must be at least 1, not {roll_bytes}")
+        self.name = name
+        self._directory = SinkDirectory(url, name, options)
+        self._subtask, self._attempt, self._after = subtask, attempt, after
+        self._prefix, self._suffix = prefix, suffix
+        self._roll_bytes = roll_bytes
+        self._token = secrets.token_hex(8)  # attempt numbers begin at 0 again in every application
+        self._parts_begun = 0
+        self._open: tuple[str, PartFile] | None = None
+        self._rows = self._bytes = 0  # of the open part
+        self._ended: list[tuple[str, int, int]] = []  # parts that are whole and not yet sealed
+        self._failure: BaseException | None = None
+
+    @classmethod
+    def for_subtask(cls, context: SubtaskContext, url: str, *, name: str | None = None, **settings: Any) -> SinkWriter:
+        """A writer for the attempt of ``context``; ``settings`` are those of the class. For ``open``."""
+        return cls(
+            url,
+            name=name or context.operator_id,
+            subtask=context.subtask,
+            attempt=context.attempt,
+            after=context.checkpoint_id,
+            **settings,
+        )
+
+    def write(self, row: bytes | str) -> None:
+        """Write bytes as they are, or text as one line: its line feed is added here.
+
+        Raises:
+            ValueError: the text has a line feed of its own, so it would be read as two rows.
+            SinkBroken: an earlier write failed.
+            OSError: this one did; what the part holds now is not known, and it will never be published.
+        """
+        if isinstance(row, str):
+            if "\n" in row:
+                raise ValueError("a row of text must not hold a line feed: encode it, or write bytes")
+            row = f"{row}\n".encode()
+        self._check()
+        try:
+            if self._open is None:
+                self._begin()
+            assert self._open is not None
+            self._open[1].write(row)
+            self._rows += 1
+            self._bytes += len(row)
+            if self._roll_bytes is not None and self._bytes >= self._roll_bytes:
+                self._end()
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def seal(self, checkpoint_id: int | None = None) -> list[SealedFile]:
+        """End what is open and give out everything since the last seal, durable and in order; often nothing.
+
+        ``checkpoint_id`` is None or -1 at the end of the operator, where no snapshot is being taken.
+        """
+        self._check()
+        if checkpoint_id is None:
+            checkpoint_id = VIRTUAL_EMPTY_CHECKPOINT
+        try:
+            self._end()
+            if self._ended:
+                self._directory.sync_staging()
+        except BaseException as error:
+            self._failure = error
+            raise
+        sealed = [SealedFile(name, rows, size, checkpoint_id) for name, rows, size in self._ended]
+        self._ended.clear()
+        self._after = max(self._after, checkpoint_id)
+        return sealed
+
+    def send_sealed(self, context: SubtaskContext, checkpoint_id: int | None = None) -> list[SealedFile]:
+        """``seal``, and tell the coordinator's committer by an event.
+
+        Inside ``snapshot_state`` that event is held, becomes part of the very snapshot, and leaves behind it (H31): so
+        a snapshot and the list of its files can never be parted.
+        """
+        sealed = self.seal(checkpoint_id)
+        for event in sealed_events(self.name, self._directory.address, sealed):
+            context.send_event(event)
+        return sealed
+
+    def abandon(self) -> None:
+        """Delete what was never sealed, as far as that can be done here; the committer deletes the rest. Never raises.
+
+        The writer is of no use afterwards.
+        """
+        names = [name for name, _, _ in self._ended]
+        self._ended.clear()
+        if self._open is not None:
+            name, file = self._open
+            self._open = None
+            names.append(name)
+            self._quietly(name, file.close)
+        for name in names:
+            self._quietly(name, self._directory.delete, name)
+        if self._failure is None:
+            self._failure = SinkBroken("the writer was abandoned")
+
+    def _begin(self) -> None:
+        name = PartName(
+            self._subtask, self._after, self._attempt, self._token, self._parts_begun, self._prefix, self._suffix
+        )
+        self._open = str(name), self._directory.create(str(name))
+        self._parts_begun += 1
+        self._rows = self._bytes = 0
+
+    def _end(self) -> None:
+        if self._open is None:
+            return
+        name, file = self._open
+        self._directory.finish(file)
+        self._open = None
+        self._ended.append((name, self._rows, self._bytes))
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise SinkBroken(f"this writer cannot go on after {self._failure!r}") from self._failure
+
+    def _quietly(self, part: str, call: Any, *args: Any) -> None:
+        try:
+            call(*args)
+        except Exception as error:
+            _log.warning("part %s could not be cleaned up here: %r", part, error)

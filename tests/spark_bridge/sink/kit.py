@@ -1,0 +1,132 @@
+"""A filesystem that breaks when it is told to, and what the sink's tests look at."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+import fsspec
+import structlog
+from fsspec.implementations.memory import MemoryFileSystem
+
+from actors.coordination import CoordinatorContext
+from protocol.messages import RestoreMode
+from spark_bridge.subtask import SubtaskContext
+
+_roots = itertools.count()
+
+
+class BreakingFileSystem(MemoryFileSystem):  # type: ignore[misc] # fsspec ships no types
+    """Files in memory; ``on_operation(what, path)`` is called before and after each change, and may raise."""
+
+    protocol: ClassVar = "breaking"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    on_operation: ClassVar[Callable[[str, str], None] | None] = None
+
+    def _told(self, what: str, path: str) -> None:
+        if self.on_operation is not None:
+            type(self).on_operation(what, path)  # type: ignore[misc]
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
+        if mode == "rb":
+            return super()._open(path, mode, **kwargs)
+        self._told("before create", path)
+        file = super()._open(path, mode, **kwargs)
+        self._told("after create", path)
+        return file
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        self._told("before copy", path1)
+        super().cp_file(path1, path2, **kwargs)
+        self._told("after copy", path1)
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        self._told("before remove", path)
+        super().rm(path, recursive=recursive, maxdepth=maxdepth)
+        self._told("after remove", path)
+
+    def rm_file(self, path: str) -> None:
+        self._told("before delete", path)
+        super().rm_file(path)
+        self._told("after delete", path)
+
+
+fsspec.register_implementation("breaking", BreakingFileSystem, clobber=True)
+
+
+def new_url() -> str:
+    """The URL of an empty directory on the breaking filesystem, which is whole again."""
+    BreakingFileSystem.on_operation = None
+    BreakingFileSystem.store.clear()
+    return f"breaking://out{next(_roots)}"
+
+
+def files_under(url: str) -> dict[str, bytes]:
+    """Everything that lies there, the staging directory included: path below ``url`` → content."""
+    filesystem, root = fsspec.core.url_to_fs(url)
+    return {path.removeprefix(f"{root}/"): filesystem.cat_file(path) for path in sorted(filesystem.find(root))}
+
+
+def visible(url: str) -> dict[str, bytes]:
+    """What a reader sees who passes over names with a leading dot, as Spark, Hive and ``glob`` do."""
+    return {
+        path: content for path, content in files_under(url).items() if not any(p[0] in "._" for p in path.split("/"))
+    }
+
+
+def staged(url: str) -> list[str]:
+    """The paths that such a reader does not see."""
+    return [path for path in files_under(url) if path not in visible(url)]
+
+
+def take_visible(url: str) -> dict[str, bytes]:
+    """What a reader gets who deletes what it has read."""
+    files = visible(url)
+    filesystem, root = fsspec.core.url_to_fs(url)
+    for path in files:
+        filesystem.rm_file(f"{root}/{path}")
+    return files
+
+
+def rows_of(files: dict[str, bytes]) -> list[str]:
+    """Their rows, in the order of the files' names. Fails if one is not whole."""
+    content = b"".join(content for _, content in sorted(files.items()))
+    assert not content or content.endswith(b"\n"), content
+    return content.decode().splitlines()
+
+
+@dataclass
+class DriverContext:
+    """As much of a ``CoordinatorContext`` as the sink uses."""
+
+    operator_id: str = "out"
+    mode: RestoreMode = RestoreMode.STREAMING
+    parallelism: int = 2
+    log: Any = field(default_factory=structlog.get_logger)
+
+
+def a_driver(**fields: Any) -> CoordinatorContext:
+    """A context for ``start``."""
+    return cast(CoordinatorContext, DriverContext(**fields))
+
+
+@dataclass
+class TaskContext:
+    """As much of a ``SubtaskContext`` as the sink uses; keeps what is sent."""
+
+    operator_id: str = "out"
+    subtask: int = 0
+    attempt: int = 0
+    checkpoint_id: int = -1
+    parallelism: int = 2
+    sent: list[Any] = field(default_factory=list)
+
+    def send_event(self, event: Any) -> None:
+        self.sent.append(event)
+
+
+def as_context(context: TaskContext) -> SubtaskContext:
+    return cast(SubtaskContext, context)
