@@ -12,8 +12,8 @@ number that they send or receive into a two-phase sink. Meanwhile, at moments dr
 Then comes the proof, from what lies on disk: in the last checkpoint both sides know every number exactly once and in
 order, and a reader of the sink sees the same. ``examples/exactly_once/pipeline.py`` is the pipeline itself.
 
-Exit status: 0 if everything was exactly once, in every run; 1 if not (the seed is shown); 2 for wrong arguments;
-130 after Ctrl-C.
+Exit status: 0 if everything was exactly once, in every run; 1 if not (the seed is shown, the files are kept); 2 for
+wrong arguments or an unusable environment; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import fsspec
 from examples.exactly_once.faults import KINDS, WHAT
 from examples.exactly_once.proof import table
 from examples.exactly_once.trial import Outcome, Trial, TrialOptions
+from examples.quiet_spark import SparkDidNotStart
 
 SEED_MAX = 10**6
 TASK_FAILURES_MAX = 8
@@ -53,7 +54,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--master", metavar="URL", help=f"Spark master (default: local[N,{TASK_FAILURES_MAX}], N the parallelism)")
     text = "where checkpoints and the sink lie, in a folder for each seed (default: a temporary folder)"
     option("--storage", metavar="URL", help=text)
-    option("--keep", action="store_true", help="keep the temporary folder, with the drivers' logs, and say where it is")
+    option("--keep", action="store_true", help="keep the temporary folder, with the drivers' logs, of right runs too")
     text = "seconds that a driver may live before it is taken for hanging (default: %(default)s)"
     option("--timeout", type=float, default=90.0, metavar="S", help=text)
     options = parser.parse_args(arguments)
@@ -87,8 +88,6 @@ def has_content(url: str) -> bool:
 def try_once(options: argparse.Namespace, seed: int, *, alone: bool) -> Outcome:
     """One run. ``alone``: tell what happens while it happens."""
     folder = Path(tempfile.mkdtemp(prefix=f"exactly-once-{seed}-"))
-    if options.keep:
-        print(f"everything of seed {seed} is kept in {folder}", file=sys.stderr)
     url = f"{options.storage}/seed-{seed}" if options.storage else str(folder)
     trial = Trial(
         TrialOptions(
@@ -103,10 +102,15 @@ def try_once(options: argparse.Namespace, seed: int, *, alone: bool) -> Outcome:
         ),
         say=lambda text: print(f"  {text}", file=sys.stderr) if alone else None,
     )
+    keep = options.keep
     try:
-        return trial.run()
+        outcome = trial.run()
+        keep = keep or bool(outcome.wrong)
+        return outcome
     finally:
-        if not options.keep:
+        if keep:
+            print(f"what seed {seed} has left is kept in {folder}", file=sys.stderr)
+        else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -154,6 +158,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except SparkDidNotStart as error:
+        print(f"Spark did not start: {error}", file=sys.stderr)
+        return 2
     if not alone:
         print(f"{options.runs} runs; " + ", ".join(f"{times} times {WHAT[kind]}" for kind, times in struck.items()))
     print("exactly once: yes")

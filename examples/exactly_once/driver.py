@@ -2,7 +2,7 @@
 
 ``python -m examples.exactly_once.driver JSON`` with the fields of ``DriverOptions``. It writes what happens into its
 journal, a JSON object a line, which survives it. It ends with status 0 when the job has ended well and everything is
-committed. It ends at once when its standard input closes: whoever started it is gone.
+committed, 2 where there is no Spark. It ends at once when its standard input closes: whoever started it is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark import cloudpickle
 from examples.exactly_once import faults, pipeline
 from examples.exactly_once.faults import Fault, FaultyCoordinator, FaultySubtask
 from examples.exactly_once.pipeline import OPERATOR_ID
-from examples.quiet_spark import start_spark
+from examples.quiet_spark import SparkDidNotStart, start_spark
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.gateway_types import GatewayLimits
 from protocol.messages import RestoreMode
@@ -107,7 +107,12 @@ def run(options: DriverOptions) -> None:
 
 def main(argument: str) -> int:
     end_with_stdin()
-    run(DriverOptions.from_json(argument))
+    options = DriverOptions.from_json(argument)
+    try:
+        run(options)
+    except SparkDidNotStart as error:
+        Journal(options.journal).write(no_spark=str(error))
+        return 2
     return 0
 
 

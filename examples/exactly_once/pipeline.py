@@ -75,12 +75,6 @@ class NumberSubtask(SubtaskOperator):
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
         """What was written since the last snapshot belongs to this one; the coordinator is told which files."""
-        return self._state(checkpoint_id)
-
-    def final_state(self) -> bytes:
-        return self._state(None)
-
-    def _state(self, checkpoint_id: int | None) -> bytes:
         assert self._sink is not None, "open comes first"
         self._sink.send_sealed(self.context, checkpoint_id)
         return json.dumps([self._sent, self._received]).encode()

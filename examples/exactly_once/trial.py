@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from examples.exactly_once.driver import DriverOptions
 from examples.exactly_once.faults import DRIVER, WHAT, plan_faults
 from examples.exactly_once.proof import Proof, prove
+from examples.quiet_spark import SparkDidNotStart
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DRIVER_COMMAND = [sys.executable, "-m", "examples.exactly_once.driver"]
@@ -64,7 +65,10 @@ class Trial:
         self._groups: list[int] = []
 
     def run(self) -> Outcome:
-        """Blocks until the job has ended and was judged. Ctrl-C ends the driver, and comes out as usual."""
+        """Blocks until the job has ended and was judged. Ctrl-C ends the driver, and comes out as usual.
+
+        Raises ``SparkDidNotStart`` where a driver says so.
+        """
         options = self._options
         began = time.monotonic()
         self._journal.touch()
@@ -141,6 +145,8 @@ class Trial:
                 self._strike(kind)
             case {"wrong": text}:
                 self._wrong.append(text)
+            case {"no_spark": text}:
+                raise SparkDidNotStart(text)
             case {"statistics": statistics}:
                 self._checkpoints = statistics["checkpoints_completed"]
 
