@@ -87,6 +87,36 @@ def test_applications_that_start_at_the_same_moment_never_share_an_id(tmp_path: 
     assert len(fenced) <= 5  # one of them, the last, is fenced by nobody
 
 
+def test_ids_that_were_reserved_while_another_took_over_are_not_given_out_again(hooked_url: str) -> None:  # H4
+    earlier = a_prepared_storage(hooked_url)
+    seen: list[int] = []
+
+    def reserve_meanwhile(call: str, path: str) -> None:
+        if call == "pipe_file":  # the later one has looked at the markers, and is about to write its own
+            HookedFileSystem.hook = staticmethod(lambda call, path: None)
+            seen.extend(earlier.reserve_ids(5))
+
+    HookedFileSystem.hook = staticmethod(reserve_meanwhile)
+    later = a_prepared_storage(hooked_url)
+    seen.extend(later.reserve_ids(5))
+    assert seen == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_an_application_that_is_taken_over_while_it_reserves_ids_gets_none(hooked_url: str) -> None:  # H4
+    earlier = a_prepared_storage(hooked_url)
+    seen: list[int] = []
+
+    def take_over(call: str, path: str) -> None:
+        if call == "pipe_file":
+            HookedFileSystem.hook = staticmethod(lambda call, path: None)
+            seen.extend(a_prepared_storage(hooked_url).reserve_ids(5))
+
+    HookedFileSystem.hook = staticmethod(take_over)
+    with pytest.raises(StorageFenced):
+        earlier.reserve_ids(5)
+    assert seen == [1, 2, 3, 4, 5]
+
+
 def test_few_markers_stay(tmp_path: Path) -> None:
     for _ in range(5):
         storage = a_prepared_storage(tmp_path)

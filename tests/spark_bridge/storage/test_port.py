@@ -39,6 +39,7 @@ class Stopped:
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.go_on = threading.Event()
+        self.removed_meanwhile: list[str] = []
 
     async def is_reached(self) -> None:
         assert await anyio.to_thread.run_sync(self.reached.wait, 30)
@@ -53,6 +54,8 @@ def stopped_at(call: str) -> Iterator[Stopped]:
         if called == call and not stop.reached.is_set():
             stop.reached.set()
             assert stop.go_on.wait(30)
+        elif called == "rm_file" and stop.reached.is_set() and not stop.go_on.is_set():
+            stop.removed_meanwhile.append(path)
 
     HookedFileSystem.hook = staticmethod(hook)
     try:
@@ -177,6 +180,7 @@ async def test_a_discard_waits_for_the_store_that_it_stops(moment: str, hooked_u
             storing.cancel()
             tasks.start_soon(port.discard, 7)
             await anyio.wait_all_tasks_blocked()
+            assert stop.removed_meanwhile == []
     assert storage.list() == []
 
 

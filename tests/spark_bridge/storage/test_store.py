@@ -117,6 +117,19 @@ def test_a_list_says_what_each_file_holds(tmp_path: Path) -> None:
     assert storage.verify() == []
 
 
+def test_what_appears_is_the_very_file_that_was_written_whole(tmp_path: Path) -> None:  # H50
+    storage = a_prepared_storage(tmp_path)
+    (checkpoint_id,) = storage.reserve_ids(1)
+    written: list[tuple[int, int]] = []
+
+    def look() -> None:
+        (temporary,) = (tmp_path / "words").iterdir()
+        written.append((temporary.stat().st_ino, temporary.stat().st_size))
+
+    file = storage.store("words", a_checkpoint(checkpoint_id), permit=look)
+    assert written == [(os.stat(file).st_ino, os.stat(file).st_size)]
+
+
 def test_a_write_that_fails_leaves_nothing(hooked_url: str) -> None:  # H50
     storage, ids = a_storage_with(hooked_url, 1)
     (new,) = storage.reserve_ids(1)
