@@ -64,6 +64,8 @@ class SinkCommitter:
     async def start(self, context: CoordinatorContext) -> None:
         """Make the directories, publish what a restored state lists, and delete what dead drivers left.
 
+        Another committer of the same sidecar may start in its place later, as recreate-on-reset does.
+
         Raises:
             SinkMisused: batch mode, where no checkpoint owns the output; a relative path.
             SinkFileLost, SinkPublishError, OSError: the directory cannot be used.
@@ -80,7 +82,9 @@ class SinkCommitter:
         await run_sync(self._directory.prepare)
         if self._restored is not None:
             await self.restore(*self._restored)
-        await self._sweep(self._books.left_by_others)
+        # Only before this application's first attempt: one that begins now looks like one of a dead driver's.
+        if context.store.put_if_absent(f"headgate/sink/{self._directory.address}/{self._sink}", True) is None:
+            await self._sweep(self._books.left_by_others)
 
     async def sealed(self, subtask: int, attempt: int, event: Any) -> bool:
         """Whether ``event`` was a list of this sink's; then it has been dealt with. For the event handler.

@@ -12,6 +12,7 @@ import structlog
 from fsspec.implementations.memory import MemoryFileSystem
 
 from actors.coordination import CoordinatorContext
+from actors.coordination.store import CoordinatorStore
 from protocol.messages import RestoreMode
 from spark_bridge.subtask import SubtaskContext
 
@@ -91,6 +92,13 @@ def take_visible(url: str) -> dict[str, bytes]:
     return files
 
 
+def delete_staged(url: str) -> None:
+    """Somebody tidies up where he must not."""
+    filesystem, root = fsspec.core.url_to_fs(url)
+    for path in staged(url):
+        filesystem.rm_file(f"{root}/{path}")
+
+
 def rows_of(files: dict[str, bytes]) -> list[str]:
     """Their rows, in the order of the files' names. Fails if one is not whole."""
     content = b"".join(content for _, content in sorted(files.items()))
@@ -106,6 +114,7 @@ class DriverContext:
     mode: RestoreMode = RestoreMode.STREAMING
     parallelism: int = 2
     log: Any = field(default_factory=structlog.get_logger)
+    store: CoordinatorStore = field(default_factory=CoordinatorStore)
 
 
 def a_driver(**fields: Any) -> CoordinatorContext:

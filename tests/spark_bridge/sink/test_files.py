@@ -1,0 +1,94 @@
+"""Names of part files, and the events that list them."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.codec import decode_event, encode_event
+from spark_bridge.sink import SealedFile, SinkMisused
+from spark_bridge.sink.files import PartName, check_affixes, parse_sealed_event, sealed_events
+
+PART = PartName(subtask=3, after=14, attempt=2, token="9f31c2d07a5be846", number=0, suffix=".jsonl")
+PLACE = "file:///out"
+
+
+def a_file(number: int = 0) -> SealedFile:
+    return SealedFile(str(PartName(0, -1, 0, "0" * 16, number)), rows=2, size_bytes=8, checkpoint_id=1)
+
+
+def test_a_name_says_what_cleaning_up_must_know() -> None:
+    assert str(PART) == "part-s00003-e0000000015-a00002-9f31c2d07a5be846-000000.jsonl"
+    assert PartName.parse(str(PART)) == PART
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        PartName(0, -1, 0, "0" * 16, 0),
+        PartName(123456, 99999999999, 123456, "f" * 16, 1234567, "a-s00001-e1-b", ".csv.gz"),
+    ],
+)
+def test_a_name_is_read_back_whatever_its_numbers(part: PartName) -> None:
+    assert PartName.parse(str(part)) == part
+
+
+@pytest.mark.parametrize("name", ["", "part", "_SUCCESS", f"x/{PART}", f"{PART}/x", f"../{PART}", str(PART)[1:5]])
+def test_other_names_are_no_parts(name: str) -> None:
+    assert PartName.parse(name) is None
+
+
+def test_the_files_of_a_subtask_sort_in_the_order_of_their_rows() -> None:
+    """By epoch, a later attempt behind an earlier one, then by number."""
+    parts = [
+        PartName(0, -1, 0, "f" * 16, 0),
+        PartName(0, -1, 0, "f" * 16, 1),
+        PartName(0, 9, 0, "f" * 16, 2),
+        PartName(0, 9, 1, "0" * 16, 0),
+        PartName(0, 10, 1, "0" * 16, 1),
+        PartName(1, -1, 0, "0" * 16, 0),
+    ]
+    assert sorted(map(str, parts)) == [str(part) for part in parts]
+
+
+@pytest.mark.parametrize(("prefix", "suffix"), [("", ""), (".x", ""), ("_x", ""), ("a/b", ""), ("a", "x"), ("a", "./")])
+def test_what_would_hide_the_files_is_refused(prefix: str, suffix: str) -> None:
+    with pytest.raises(SinkMisused):
+        check_affixes(prefix, suffix)
+
+
+def test_a_list_comes_through_the_codec_as_it_was() -> None:
+    files = [a_file(0), a_file(1)]
+    (event,) = sealed_events("out", PLACE, files)
+    assert parse_sealed_event("out", PLACE, decode_event(encode_event(event))) == tuple(files)
+
+
+def test_nothing_sealed_is_no_event_and_very_many_are_several() -> None:
+    """Each must fit the bound of an event (H62)."""
+    assert list(sealed_events("out", PLACE, [])) == []
+    files = [a_file(number) for number in range(2500)]
+    events = list(sealed_events("out", PLACE, files))
+    assert len(events) == 3
+    assert [file for event in events for file in parse_sealed_event("out", PLACE, event) or ()] == files
+    assert all(encode_event(event) for event in events)
+
+
+@pytest.mark.parametrize("event", [None, 1, [], ["other"], {"a": 1}, ["headgate/sealed-files"]])
+def test_an_event_of_the_users_own_is_no_list(event: object) -> None:
+    assert parse_sealed_event("out", PLACE, event) is None
+
+
+def test_the_list_of_another_sink_is_not_this_ones() -> None:
+    (event,) = sealed_events("other", PLACE, [a_file()])
+    assert parse_sealed_event("out", PLACE, event) is None
+
+
+def test_two_ends_with_different_directories_are_told_so() -> None:
+    (event,) = sealed_events("out", "file:///elsewhere", [a_file()])
+    with pytest.raises(SinkMisused, match=r"file:///elsewhere.*file:///out.*same URL"):
+        parse_sealed_event("out", PLACE, event)
+
+
+@pytest.mark.parametrize("entry", [None, [], ["x", 1, 1, 1], [str(PART), "1", 1, 1], ["../" + str(PART), 1, 1, 1]])
+def test_a_malformed_list_is_an_error(entry: object) -> None:
+    with pytest.raises(ValueError, match="no sealed file"):
+        parse_sealed_event("out", PLACE, ["headgate/sealed-files", "out", PLACE, [entry]])
