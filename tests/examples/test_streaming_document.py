@@ -1,0 +1,14 @@
+"""What the page on streaming mode shows is what the exactly-once example does."""
+
+from __future__ import annotations
+
+from tests.examples.test_user_documents import ROOT, parts_of, without_indents
+
+
+def test_every_snippet_on_streaming_is_a_part_of_the_example() -> None:
+    files = (ROOT / "examples" / "exactly_once").glob("*.py")
+    examples = [without_indents(file.read_text(encoding="utf-8")) for file in files]
+    parts = parts_of("docs/streaming.md")
+
+    assert parts
+    assert [part for part in parts if not any(without_indents(part) in example for example in examples)] == []
