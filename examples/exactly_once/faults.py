@@ -1,7 +1,7 @@
 """What goes wrong on the way, when, and with whom: drawn from a seed, and done by the pipeline's own two ends.
 
-A fault is due when a certain part of all numbers has passed, and strikes a random moment later, from a thread of its
-own: in the middle of whatever the process does then, a checkpoint as likely as not.
+A fault is due when a certain part of all numbers has passed. Every other one then waits for the next checkpoint's cut.
+It strikes a random moment later, from a thread of its own, in the middle of whatever the process does then.
 """
 
 from __future__ import annotations
@@ -27,33 +27,41 @@ WHAT = {
 }
 EARLIEST, LATEST, ALMOST_DONE = 0.05, 0.8, 0.85  # part of all numbers
 DELAY_MAX_S = 0.3
+CHECKPOINT_DELAY_MAX_S = 0.03  # about as long as a checkpoint takes from its cut to its completion
 SIGNALS = {TASK: signal.SIGKILL, DEAF: signal.SIGSTOP}
 NOT_ITS_OWN_FAULT = (FailureKind.GLOBAL_FAILURE, FailureKind.RUN_ENDED, FailureKind.SUPERSEDED, FailureKind.REVOKED)
 
 
 class Fault(NamedTuple):
-    """``at`` is a part of all numbers, 0 to 1; ``delay_s`` is how much later it strikes."""
+    """``at`` is a part of all numbers, 0 to 1; ``delay_s`` is how much later it strikes.
+
+    ``in_checkpoint``: it waits for a cut first. ``by_exception``: how a coordinator fails, else by ``fail_job``.
+    """
 
     kind: str
     at: float
     delay_s: float
     subtask: int
+    in_checkpoint: bool
     by_exception: bool
 
 
 def plan_faults(seed: int, kinds: Iterable[str], parallelism: int) -> list[Fault]:
     """The faults of one run, in the order in which they are due. The same seed gives the same plan."""
     dice = random.Random(seed)
-    faults = [
-        Fault(
-            kind,
-            dice.uniform(EARLIEST, LATEST),
-            dice.uniform(0.0, DELAY_MAX_S),
-            dice.randrange(parallelism),
-            dice.random() < 0.5,
+    faults = []
+    for kind in kinds:
+        in_checkpoint = dice.random() < 0.5
+        faults.append(
+            Fault(
+                kind,
+                at=dice.uniform(EARLIEST, LATEST),
+                delay_s=dice.uniform(0.0, CHECKPOINT_DELAY_MAX_S if in_checkpoint else DELAY_MAX_S),
+                subtask=dice.randrange(parallelism),
+                in_checkpoint=in_checkpoint,
+                by_exception=dice.random() < 0.5,
+            )
         )
-        for kind in kinds
-    ]
     return sorted(faults, key=lambda fault: fault.at)
 
 
@@ -115,21 +123,25 @@ class FaultyCoordinator(NumberCoordinator):
 
     async def send_more(self) -> None:
         await super().send_more()
-        if self._faults and self.progress >= self._faults[0].at:
+        self._cause_if_due(in_checkpoint=False)
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        state = await super().checkpoint_coordinator(checkpoint_id)
+        self._cause_if_due(in_checkpoint=True)
+        return state
+
+    def _cause_if_due(self, *, in_checkpoint: bool) -> None:
+        if self._faults and self._faults[0].in_checkpoint == in_checkpoint and self.progress >= self._faults[0].at:
             self._cause(self._faults[0])
 
     def _cause(self, fault: Fault) -> None:
-        """Raises ``CoordinatorFault`` where that is the fault."""
         match fault.kind:
             case "driver":
                 self._faults.pop(0)
                 strike_later(fault.delay_s, signal.SIGKILL)
             case "coordinator":
                 self._faults.pop(0)
-                self._on_fault(fault.kind)
-                if fault.by_exception:
-                    raise CoordinatorFault("a bug, on purpose")
-                self.context.fail_job(CoordinatorFault("it gives up, on purpose"))
+                self.context.call_later(fault.delay_s, self._fail_by_exception if fault.by_exception else self._give_up)
             case _:
                 subtask = self._victim(fault)
                 gateway = self.gateways.get(subtask)
@@ -137,6 +149,14 @@ class FaultyCoordinator(NumberCoordinator):
                     self._faults.pop(0)
                     self._struck[subtask, gateway.attempt.attempt] = fault
                     gateway.send_event_nowait([FAULT, fault.kind, fault.delay_s])
+
+    async def _fail_by_exception(self) -> None:
+        self._on_fault(COORDINATOR)
+        raise CoordinatorFault("a bug, on purpose")
+
+    async def _give_up(self) -> None:
+        self._on_fault(COORDINATOR)
+        self.context.fail_job(CoordinatorFault("it gives up, on purpose"))
 
     def _victim(self, fault: Fault) -> int:
         """The one that was drawn, unless it might end before the fault strikes: then the one that is last."""

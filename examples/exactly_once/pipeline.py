@@ -187,6 +187,7 @@ class NumberCoordinator(OperatorCoordinator):
         await self._sink.complete(checkpoint_id)
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        """Nobody will ever go back to it."""
         self._cuts.pop(checkpoint_id, None)
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:

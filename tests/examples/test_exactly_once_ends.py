@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
+from actors.coordination import CoordinatorStore
 from examples.exactly_once.faults import (
     COORDINATOR,
     DEAF,
@@ -57,6 +58,7 @@ class CoordinatorWorld:
     log = structlog.get_logger()
 
     def __init__(self) -> None:
+        self.store = CoordinatorStore()
         self.later: list[Callable[[], Awaitable[None]]] = []
         self.failures: list[BaseException] = []
 
@@ -148,7 +150,7 @@ async def test_one_subtask_goes_back_to_the_cut_and_the_coordinator_with_it(tmp_
     assert wrong == []
 
 
-async def test_an_aborted_cut_is_forgotten_and_an_older_one_kept_until_a_newer_is_complete(tmp_path: Path) -> None:
+async def test_a_cut_is_kept_until_a_newer_one_is_complete_whatever_is_given_up_meanwhile(tmp_path: Path) -> None:
     """H18, H45: 5 is complete, 6 was given up; before any of them the way back leads to the beginning."""
     coordinator, world, _ = await a_coordinator(tmp_path)
     await ready(coordinator, 0)
@@ -279,8 +281,8 @@ def test_a_seed_gives_the_same_faults_in_the_order_in_which_they_are_due() -> No
     assert all(first.at <= second.at for plan in plans for first, second in pairwise(plan))
 
 
-def a_fault(kind: str, at: float, *, by_exception: bool = True) -> Fault:
-    return Fault(kind, at, 0.0, 0, by_exception)
+def a_fault(kind: str, at: float, *, in_checkpoint: bool = False, by_exception: bool = True) -> Fault:
+    return Fault(kind, at, 0.0, 0, in_checkpoint, by_exception)
 
 
 async def a_faulty(sink: Path, *faults: Fault) -> tuple[FaultyCoordinator, CoordinatorWorld, list[str]]:
@@ -290,30 +292,35 @@ async def a_faulty(sink: Path, *faults: Fault) -> tuple[FaultyCoordinator, Coord
 
 
 async def test_a_fault_is_due_when_its_part_of_the_numbers_has_passed(tmp_path: Path) -> None:
-    coordinator, world, struck = await a_faulty(tmp_path, a_fault(COORDINATOR, 0.1), a_fault(COORDINATOR, 0.15))
+    """H7: and the coordinator goes on after it."""
+    coordinator, world, struck = await a_faulty(tmp_path, a_fault(COORDINATOR, 0.1))
     for subtask in range(2):
         await ready(coordinator, subtask)
     await world.tick()
-    assert coordinator.progress == 0.05
+    await world.tick()
+    assert (coordinator.progress, struck) == (0.1, [])
 
     with pytest.raises(CoordinatorFault):
         await world.tick()
+
     assert struck == [COORDINATOR]
-    with pytest.raises(CoordinatorFault):
-        await world.tick()
-
-    assert len(world.later) == 1  # it goes on after the failure
+    assert len(world.later) == 1
 
 
-async def test_the_coordinator_may_also_fail_the_job_without_an_exception(tmp_path: Path) -> None:
-    """H8."""
-    coordinator, world, struck = await a_faulty(tmp_path, a_fault(COORDINATOR, 0.0, by_exception=False))
+async def test_some_wait_for_the_cut_of_a_checkpoint(tmp_path: Path) -> None:
+    """H8, H45: it comes behind the cut, by ``fail_job``."""
+    fault = a_fault(COORDINATOR, 0.0, in_checkpoint=True, by_exception=False)
+    coordinator, world, struck = await a_faulty(tmp_path, fault)
+    await world.tick()
+    await world.tick()
+    assert struck == []
 
+    await coordinator.checkpoint_coordinator(1)
+    assert struck == []
     await world.tick()
 
     assert struck == [COORDINATOR]
     assert isinstance(world.failures[0], CoordinatorFault)
-    assert coordinator.gateways == {}
 
 
 @pytest.mark.parametrize(("kind", "way"), [(TASK, FailureKind.FAILED), (DEAF, FailureKind.CONFIRMATION_TIMEOUT)])
