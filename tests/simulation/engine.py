@@ -52,6 +52,7 @@ class Faults:
     double: float
     break_connection: float
     crash: float
+    lose_driver: float
     budget: int
 
     def spend(self, random: Random, probability: float) -> bool:

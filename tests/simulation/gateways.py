@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from protocol.attempts import AttemptCondemned, ConnectionExpired, OperatorOpened, SubtaskFinished
 from protocol.barrier_tracker import (
     GatewayDrained,
+    RestoreAttempt,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
@@ -21,12 +22,14 @@ from protocol.gateway_types import (
     AttemptIsOver,
     ConfirmEvent,
     DeliverEvent,
+    DeliverRequest,
     EventSubmitted,
     ExpireConnection,
     FailAttempt,
     FailEvent,
     GatewayEffect,
     GatewayLimits,
+    InjectBarrier,
     ReportAcknowledged,
     ReportClosed,
     ReportDeclined,
@@ -38,30 +41,14 @@ from protocol.gateway_types import (
 from protocol.ids import ExecutionAttempt
 from protocol.messages import AttemptEnded, Registered, Resumed, UpMessage
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
-from tests.simulation.checkers import AttemptRecord, demand
+from tests.simulation.application import OPERATOR
+from tests.simulation.checkers import demand
 from tests.simulation.network import Connection
+from tests.simulation.shared import Boxes
 
-OPERATOR = "words"
-
-
-class GatewayWorld(Protocol):
-    """What a gateway may touch."""
-
-    now: float
-
-    def record(self, task_attempt_id: int) -> AttemptRecord: ...
-
-
-class Boxes(Protocol):
-    """The mailboxes that a gateway writes to."""
-
-    bridge_box: deque[Any]
-    tracker_box: deque[Any]
-    coordinator_box: deque[tuple[Any, ...]]
-    confirmed: int
-
-    @property
-    def world(self) -> GatewayWorld: ...
+EVENTS_MAX = 8
+"""How many events of one gateway may be unsettled; its handle counts them, as the actors' one does."""
+LIMITS = GatewayLimits(3.0, 2.0, 2**63, 2**63, 4, 10_000)
 
 
 @dataclass(frozen=True)
@@ -81,32 +68,52 @@ class Lost:
     connection_id: int
 
 
+@dataclass(frozen=True)
+class Retire:
+    """Behind all that was sent to it: what comes later, nobody reads."""
+
+
 class Gateway:
     """As the gateway's actor: one attempt, one mailbox."""
 
-    def __init__(self, driver: Boxes, attempt: ExecutionAttempt, limits: GatewayLimits, registered: Registered) -> None:
-        self.driver = driver
-        self.attempt = attempt
-        self.machine = GatewayMachine(attempt, limits)
-        self.registered = registered
+    def __init__(self, boxes: Boxes, table: GatewayTable, effect: RestoreAttempt, target: int) -> None:
+        self.boxes = boxes
+        self.table = table
+        self.attempt = attempt = effect.attempt
+        self.target = target  # so many events each key has to get in this run
+        self.events_restored = effect.events_sent
+        self.machine = GatewayMachine(attempt, LIMITS)
+        self.registered = Registered(
+            attempt.task_attempt_id,
+            attempt.attempt,
+            effect.checkpoint_id,
+            effect.states,
+            effect.held,
+            LIMITS.reconnect_timeout_s,
+            LIMITS.upward_events_max,
+            LIMITS.upward_bytes_max,
+            effect.events_sent,
+        )
         self.box: deque[Any] = deque()
         self.connection: Connection | None = None
         self.dead = False  # for whoever sends: at once, ahead of the mailbox (H14)
         self.open_events = 0
-        self.record = driver.world.record(attempt.task_attempt_id)
+        self.record = boxes.world.record(attempt.task_attempt_id)
 
-    def send(self, payload: str) -> None:
+    def send(self, payload: str, *, loose: bool = False) -> None:
         """The coordinator's ``send_event``."""
         place = len(self.record.down_sent)
         self.record.down_sent.append(payload)
+        if loose:
+            self.record.loose.add(place)
         if self.dead:
             self.record.settle(place, False)
             return
         self.open_events += 1
-        self.box.append(EventSubmitted(place, payload.encode()))
+        self.box.append(EventSubmitted(place, payload.encode(), loose))
 
     def receive(self) -> None:
-        message, now = self.box.popleft(), self.driver.world.now
+        message, now = self.box.popleft(), self.boxes.world.now
         match message:
             case Arrived(connection_id, messages):
                 if self.connection is not None and self.connection.connection_id == connection_id:
@@ -119,16 +126,17 @@ class Gateway:
                     self.carry_out(self.machine.handle(ConnectionLost(), now))
             case AttemptIsOver(reason):
                 self.carry_out(self.machine.handle(message, now))
-                if self.connection is not None:
-                    self.connection.send_down(AttemptEnded(self.attempt.task_attempt_id, reason))
-                    self.connection.close_by_server()
-                    self.connection = None
+                self.hang_up(reason)
+                self.box.append(Retire())
+            case Retire():
+                self.table.all.remove(self)
+                self.box.clear()
             case _:
                 self.carry_out(self.machine.handle(message, now))
         self.machine.check_invariants()
 
     def attach(self, connection: Connection, received_seq: int | None) -> None:
-        now = self.driver.world.now
+        now = self.boxes.world.now
         if self.dead:
             connection.send_down(AttemptEnded(self.attempt.task_attempt_id, "the attempt is over"))
             connection.close_by_server()
@@ -148,8 +156,18 @@ class Gateway:
             connection.send_down(Resumed(self.attempt.task_attempt_id, resume_seq))
         self.carry_out(effects)
 
+    def hang_up(self, reason: str) -> None:
+        if self.connection is not None:
+            self.connection.send_down(AttemptEnded(self.attempt.task_attempt_id, reason))
+            self.connection.close_by_server()
+            self.connection = None
+
+    def settle(self, event_id: int, confirmed: bool) -> None:
+        self.open_events -= 1
+        self.record.settle(event_id, confirmed)
+
     def carry_out(self, effects: Sequence[GatewayEffect]) -> None:
-        driver, attempt = self.driver, self.attempt
+        boxes, attempt = self.boxes, self.attempt
         tid = attempt.task_attempt_id
         for effect in effects:
             match effect:
@@ -157,34 +175,91 @@ class Gateway:
                     if self.connection is not None:
                         self.connection.send_down(message)
                 case ConfirmEvent(event_id):
-                    self.open_events -= 1
-                    self.record.settle(event_id, True)
-                    driver.confirmed += 1
+                    self.settle(event_id, True)
+                    boxes.world.figures.events_down += 1
                 case FailEvent(event_id, error):
                     demand(isinstance(error, AttemptOver), f"H26: event {event_id} of {attempt} failed with {error!r}")
-                    self.open_events -= 1
-                    self.record.settle(event_id, False)
-                case DeliverEvent(seq, payload):
-                    driver.coordinator_box.append(("event", self, seq, payload.decode()))
+                    self.settle(event_id, False)
+                case DeliverEvent(seq, payload, sender):
+                    boxes.coordinator.append(("event", self, seq, payload.decode(), sender))
+                case DeliverRequest(seq, request_id, payload):
+                    boxes.coordinator.append(("request", self, seq, payload.decode(), request_id))
                 case FailAttempt(reason):
-                    driver.bridge_box.append(AttemptCondemned(OPERATOR, tid, reason))
+                    self.record.check_late()
+                    boxes.bridge.append(AttemptCondemned(OPERATOR, tid, reason))
+                    self.hang_up(reason)
                 case ExpireConnection():
-                    driver.bridge_box.append(ConnectionExpired(OPERATOR, tid))
+                    boxes.bridge.append(ConnectionExpired(OPERATOR, tid))
                 case DropConnection(why):
                     demand(False, f"H30: the gateway of {attempt} drops its connection: {why}")
-                case ReportOpened():
-                    driver.bridge_box.append(OperatorOpened(OPERATOR, tid))
-                case ReportFinished(failure, state):
-                    if not failure:
-                        driver.tracker_box.append(SubtaskFinalState(attempt, state))
-                    driver.bridge_box.append(SubtaskFinished(OPERATOR, tid, failure))
-                case ReportClosed(checkpoint_id):
-                    driver.tracker_box.append(SubtaskClosed(attempt, checkpoint_id))
-                case ReportDrained(checkpoint_id):
-                    driver.tracker_box.append(GatewayDrained(attempt, checkpoint_id))
-                case ReportAcknowledged(checkpoint_id, state, held):
-                    driver.tracker_box.append(SubtaskAcknowledged(attempt, checkpoint_id, state, held))
-                case ReportDeclined(checkpoint_id, reason):
-                    driver.tracker_box.append(SubtaskDeclined(attempt, checkpoint_id, reason))
+                case InjectBarrier(checkpoint_id, events_before):
+                    boxes.world.send_barrier_apart(tid, checkpoint_id, events_before)
                 case _:
-                    pass
+                    self.report(effect)
+
+    def report(self, effect: GatewayEffect) -> None:
+        boxes, attempt = self.boxes, self.attempt
+        tid = attempt.task_attempt_id
+        match effect:
+            case ReportOpened():
+                boxes.bridge.append(OperatorOpened(OPERATOR, tid))
+            case ReportFinished(failure, state, events_sent):
+                if not failure:
+                    boxes.tracker.append(SubtaskFinalState(attempt, state, events_sent))
+                boxes.bridge.append(SubtaskFinished(OPERATOR, tid, failure))
+            case ReportClosed(checkpoint_id):
+                boxes.tracker.append(SubtaskClosed(attempt, checkpoint_id))
+            case ReportDrained(checkpoint_id):
+                boxes.tracker.append(GatewayDrained(attempt, checkpoint_id))
+            case ReportAcknowledged(checkpoint_id, state, held, events_sent):
+                boxes.tracker.append(SubtaskAcknowledged(attempt, checkpoint_id, state, held, events_sent))
+            case ReportDeclined(checkpoint_id, reason):
+                boxes.tracker.append(SubtaskDeclined(attempt, checkpoint_id, reason))
+            case _:
+                pass
+
+
+@dataclass
+class GatewayTable:
+    """The gateways of one driver, and the connections that have none yet. ``open`` are those not over, by task."""
+
+    registering: dict[int, Connection] = field(default_factory=dict)  # by connection, until the ledger has decided
+    accepting: dict[int, tuple[Connection, int]] = field(default_factory=dict)  # by task, with its run
+    open: dict[int, Gateway] = field(default_factory=dict)
+    all: list[Gateway] = field(default_factory=list)
+    by_connection: dict[int, Gateway] = field(default_factory=dict)
+
+    def open_one(self, boxes: Boxes, effect: RestoreAttempt) -> None:
+        tid = effect.attempt.task_attempt_id
+        connection, run_id = self.accepting.pop(tid)
+        gateway = Gateway(boxes, self, effect, boxes.world.target(run_id))
+        self.open[tid] = gateway
+        self.all.append(gateway)
+        self.by_connection[connection.connection_id] = gateway
+        gateway.box.append(Attach(connection, None))
+        if connection.server_knows:
+            gateway.box.append(Lost(connection.connection_id))
+
+    def close(self, attempt: ExecutionAttempt, reason: str) -> None:
+        gateway = self.open.pop(attempt.task_attempt_id, None)
+        if gateway is not None:
+            gateway.dead = True
+            gateway.box.append(AttemptIsOver(reason))
+
+    def close_all(self, reason: str) -> None:
+        for gateway in list(self.open.values()):
+            self.close(gateway.attempt, reason)
+
+    def tell(self, attempt: ExecutionAttempt, message: Any) -> None:
+        gateway = self.open.get(attempt.task_attempt_id)
+        if gateway is not None:
+            gateway.box.append(message)
+
+    def tell_all(self, message: Any) -> None:
+        for gateway in self.open.values():
+            gateway.box.append(message)
+
+    def beside(self, attempt: ExecutionAttempt) -> set[int]:
+        """The other attempts of its subtask that are alive now, ready or not."""
+        same = (g.attempt for g in self.open.values() if g.attempt.subtask == attempt.subtask)
+        return {other.attempt for other in same if other != attempt}

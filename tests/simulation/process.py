@@ -10,27 +10,23 @@ from random import Random
 from typing import Protocol
 
 from protocol.errors import GatewayFull
-from protocol.messages import (
-    AttemptEnded,
-    DownMessage,
-    Refused,
-    Register,
-    Registered,
-    RestoreMode,
-    Resume,
-    Resumed,
-)
-from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
+from protocol.messages import AttemptEnded, DownMessage, Refused, Register, Registered, Resume, Resumed
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RoomAvailable
 from protocol.subtask import SubtaskMachine
 from protocol.subtask_types import (
+    BarrierArrived,
     EndAttempt,
     EventSubmitted,
+    MailboxAborted,
     MailboxBarrier,
+    MailboxCompleted,
     MailboxEvent,
     MailboxItem,
     OperatorFinished,
     OperatorOpened,
     PutInMailbox,
+    RequestSubmitted,
+    ResolveRequest,
     SendToCoordinator,
     SnapshotRefused,
     SnapshotTaken,
@@ -38,8 +34,10 @@ from protocol.subtask_types import (
     SubtaskInput,
     SubtaskLimits,
 )
-from tests.simulation.checkers import END, AttemptRecord, Log, demand
+from tests.simulation.application import OPERATOR, Application
+from tests.simulation.checkers import AttemptRecord, demand
 from tests.simulation.engine import EngineTask
+from tests.simulation.invariant import TAIL, Log, merge, wire_form
 from tests.simulation.network import Connection
 
 
@@ -63,30 +61,35 @@ class TaskWorld(Protocol):
     def calm(self) -> bool: ...
     def record(self, task_attempt_id: int) -> AttemptRecord: ...
     def exited(self, task_attempt_id: int, failure: str) -> None: ...
+    def check_told(self, checkpoint_id: int, *, completed: bool) -> None: ...
     def tell(self, line: str) -> None: ...
 
 
 class Process:
-    """One task attempt. ``actions`` says what could happen next in it; the world chooses."""
+    """One task attempt. ``actions`` says what could happen next in it; the world chooses.
 
-    def __init__(
-        self, world: TaskWorld, task: EngineTask, operator_id: str, mode: RestoreMode, parallelism: int, to_send: int
-    ) -> None:
+    ``target``: how many events of each key are to be sent, and to come, until it may finish.
+    """
+
+    def __init__(self, world: TaskWorld, task: EngineTask, application: Application, target: int) -> None:
         self.world = world
         self.task = task
         self.tid = task.task_attempt_id
-        self.operator_id = operator_id
-        self.mode = mode
-        self.parallelism = parallelism
-        self.to_send = to_send
+        self.application = application
+        self.target = target
         self.life = Life.NEW
         self.hung = False
         self.slowness = world.random.choice([0.0, 0.0, 0.5, 0.95])  # how likely it lets its turn pass
+        self.record = world.record(self.tid)
         self.connection: Connection | None = None
         self.resuming = False
         self.machine: SubtaskMachine | None = None
         self.mailbox: deque[MailboxItem] = deque()
-        self.log = Log()
+        self.logs = {key: Log() for key in application.keys_of(task.partition)}
+        self.expected = 0  # events that are still to come at the start
+        self.loose = 0  # loss-tolerant events that came
+        self.submitted = 0  # events and requests of the subtask's whole history (H32)
+        self.open_requests: dict[int, int] = {}  # the keys that they are about
         self.waits_for_room = False
 
     # --- what could happen next ---
@@ -110,7 +113,7 @@ class Process:
         elif self.life is Life.RUNNING:
             if self.mailbox:
                 actions.append(self.handle_mail)
-            if len(self.log.sent) < self.to_send and not self.waits_for_room:
+            if not self.waits_for_room and self.sendable():
                 actions.append(self.send)
             if self.may_finish():
                 actions.append(self.finish)
@@ -126,12 +129,12 @@ class Process:
         self.connection.send_up(
             Register(
                 self.tid,
-                self.operator_id,
+                OPERATOR,
                 task.partition,
                 task.stage_id,
                 task.attempt_number,
-                self.mode,
-                self.parallelism,
+                self.application.settings.mode,
+                self.application.parallelism,
                 "host",
                 "3.11",
             )
@@ -142,7 +145,7 @@ class Process:
         assert self.machine is not None
         self.connection = self.world.connect(self.tid)
         self.resuming = True
-        self.connection.send_up(Resume(self.tid, self.operator_id, self.machine.resume_seq))
+        self.connection.send_up(Resume(self.tid, OPERATOR, self.machine.resume_seq))
 
     def notice_loss(self) -> None:
         assert self.connection is not None
@@ -180,15 +183,25 @@ class Process:
         if not isinstance(message, Registered):
             self.exit(f"refused: {message}")
             return
-        if message.state is not None:
-            state = json.loads(message.state)
-            self.log = Log(state["sent"], state["received"])
-        record = self.world.record(self.tid)
-        record.up_sent.extend(payload.decode() for payload in message.held)
+        self.restore(message)
         limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
-        self.machine = SubtaskMachine(self.tid, limits, message.held)
+        subtask = self.task.partition
+        self.machine = SubtaskMachine(self.tid, subtask, limits, message.held, message.events_sent)
         self.life = Life.RESTORING
         self.step(ConnectionAttached(0))
+
+    def restore(self, message: Registered) -> None:
+        states = [json.loads(state.state) for state in message.states]
+        logs = merge(f"task {self.tid}", states)
+        demand(set(logs) <= set(self.logs), f"H52: task {self.tid} of keys {list(self.logs)} restores {list(logs)}")
+        self.logs.update(logs)
+        self.expected = sum(self.target - len(log.received) for log in self.logs.values())
+        held = [event.payload.decode() for event in message.held]
+        same = len(states) == 1 and states[0]["generation"] == self.application.generation
+        self.submitted = states[0]["submitted"] if same else len(held)
+        record = self.record
+        record.up_restored = self.submitted - len(held)
+        record.up_sent.extend(held)
 
     # --- the operator ---
 
@@ -196,35 +209,99 @@ class Process:
         self.life = Life.RUNNING
         self.step(OperatorOpened())
 
-    def send(self) -> None:
-        payload = f"{self.task.partition}:u{len(self.log.sent)}"
+    def sendable(self) -> list[int]:
+        return [key for key, log in self.logs.items() if len(log.sent) < self.target]
+
+    def send(self, *, in_snapshot: bool = False) -> None:
+        random, record = self.world.random, self.record
+        key = random.choice(self.sendable())
+        event = f"u{len(self.logs[key].sent)}"
+        payload = wire_form(self.task.partition, key, event)
+        asks = not in_snapshot and random.random() < self.application.settings.requests
+        request_id = len(record.requests)
         try:
-            self.step(EventSubmitted(payload.encode()))
+            if asks:
+                self.step(RequestSubmitted(request_id, payload.encode()))
+            else:
+                self.step(EventSubmitted(payload.encode(), in_snapshot))
         except GatewayFull:
+            demand(not in_snapshot, f"H31: task {self.tid} may not send inside its snapshot")
             self.waits_for_room = True
             return
-        self.log.sent.append(payload)
-        self.world.record(self.tid).up_sent.append(payload)
+        if asks:
+            record.requests[request_id] = payload
+            self.open_requests[request_id] = key
+        self.logs[key].sent.append(event)
+        self.submitted += 1
+        record.up_sent.append(payload)
+
+    def hear_answer_to(self, effect: ResolveRequest) -> None:
+        answer = effect.payload.decode()
+        self.record.resolve(effect.request_id, effect.error, answer)
+        key = self.open_requests.pop(effect.request_id)
+        if not effect.error:
+            self.logs[key].answers.append(answer)
+
+    def hear_barrier(self, barrier: BarrierArrived) -> None:
+        """It comes on its own way, perhaps late, perhaps again."""
+        if self.machine is not None and not self.hung and self.life is not Life.GONE:
+            self.step(barrier)
 
     def handle_mail(self) -> None:
         item = self.mailbox.popleft()
-        if isinstance(item, MailboxEvent):
-            target, _, payload = item.payload.decode().partition("|")
-            demand(int(target) == self.tid, f"H20: task {self.tid} got an event for task {target}")
-            self.log.received.append(payload)
-        elif isinstance(item, MailboxBarrier):
-            if not self.world.calm and self.world.random.random() < 0.03:
-                self.step(SnapshotRefused(item.checkpoint_id, "not now"))
-            else:
-                self.step(SnapshotTaken(item.checkpoint_id, self.state()))
+        match item:
+            case MailboxEvent(payload):
+                target, _, rest = payload.decode().partition("|")
+                demand(int(target) == self.tid, f"H20: task {self.tid} got an event for task {target}")
+                if rest.startswith("~"):
+                    self.loose += 1
+                else:
+                    key, _, event = rest.partition(":")
+                    self.logs[int(key)].received.append(event)
+            case MailboxBarrier(checkpoint_id):
+                self.meet_barrier(checkpoint_id)
+            case MailboxCompleted(checkpoint_id):
+                self.world.check_told(checkpoint_id, completed=True)
+            case MailboxAborted(checkpoint_id):
+                self.world.check_told(checkpoint_id, completed=False)
+
+    def meet_barrier(self, checkpoint_id: int) -> None:
+        assert self.machine is not None
+        random = self.world.random
+        if not self.machine.wants_snapshot(checkpoint_id):
+            return  # it ended while its barrier lay in the mailbox
+        if not self.world.calm and random.random() < 0.03:
+            self.step(SnapshotRefused(checkpoint_id, "not now"))
+            return
+        for _ in range(3):
+            if self.sendable() and random.random() < self.application.settings.in_snapshot:
+                self.send(in_snapshot=True)
+        self.step(SnapshotTaken(checkpoint_id, self.state()))
 
     def state(self) -> bytes:
-        return json.dumps({"tid": self.tid, "sent": self.log.sent, "received": self.log.received}).encode()
+        state = {
+            "subtask": self.task.partition,
+            "tid": self.tid,
+            "generation": self.application.generation,
+            "submitted": self.submitted,
+            "loose": self.loose,
+            "tail": self.record.up_sent[-TAIL:],
+            "logs": {key: log.plain() for key, log in self.logs.items()},
+        }
+        return json.dumps(state).encode()
+
+    def is_done(self) -> bool:
+        target = self.target
+        return all(len(log.sent) >= target and len(log.received) >= target for log in self.logs.values())
+
+    def awaits_events(self) -> bool:
+        """Whether one that is waited for is still to come, of which none has arrived."""
+        came = sum("|~" not in payload for payload in self.record.down_came)
+        return 0 < came < self.expected
 
     def may_finish(self) -> bool:
         assert self.machine is not None
-        done = self.log.received[-1:] == [END] and len(self.log.sent) >= self.to_send
-        return done and not self.mailbox and self.machine.may_finish
+        return not self.mailbox and not self.open_requests and self.machine.may_finish and self.is_done()
 
     def finish(self) -> None:
         self.life = Life.LEAVING
@@ -265,12 +342,14 @@ class Process:
                     self.connection.send_up(effect.message)
             elif isinstance(effect, PutInMailbox):
                 if isinstance(effect.item, MailboxEvent):
-                    self.world.record(self.tid).came_down(effect.item.payload.decode())
+                    self.record.came_down(effect.item.payload.decode())
                 self.mailbox.append(effect.item)
             elif isinstance(effect, EndAttempt):
                 self.exit(f"ended: {effect.reason}")
                 return
             elif isinstance(effect, DropConnection):
                 demand(False, f"H22: task {self.tid} drops its connection: {effect.why}")
-            else:
+            elif isinstance(effect, RoomAvailable):
                 self.waits_for_room = False
+            elif isinstance(effect, ResolveRequest):
+                self.hear_answer_to(effect)

@@ -30,8 +30,8 @@ from protocol.streams import ConnectionAttached
 from protocol.subtask import SubtaskMachine
 from protocol.subtask_types import PutInMailbox, SendToCoordinator
 from tests.simulation.__main__ import main
+from tests.simulation.coordination import Coordination
 from tests.simulation.coordinator import Coordinator
-from tests.simulation.driver import Driver
 from tests.simulation.world import World, run_world
 
 WORLDS = 60
@@ -102,7 +102,7 @@ def break_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some events reach the operator twice (H22)."""
 
     def twice(_: Any, effects: list[Any]) -> list[Any]:
-        events = [e for e in effects if isinstance(e, PutInMailbox) and b"|d3" in getattr(e.item, "payload", b"")]
+        events = [e for e in effects if isinstance(e, PutInMailbox) and b":d3" in getattr(e.item, "payload", b"")]
         return [*effects, *events]
 
     edit(monkeypatch, SubtaskMachine, twice)
@@ -150,17 +150,18 @@ def break_held(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def break_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateways hear of the cut a moment late: an event slips in between (H40, H41)."""
-    end_snapshot, state = Driver.end_snapshot, Coordinator.state
+    end_snapshot, snapshot = Coordination.end_snapshot, Coordinator.snapshot
 
-    def late(self: Driver) -> None:
-        taken = state(self.coordinator)
+    def late(self: Coordination) -> None:
+        assert self.snapshotting is not None
+        taken = snapshot(self.coordinator, self.snapshotting)
         if self.senders():
             self.send_something()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.coordinator, "state", lambda: taken, raising=False)
+            patch.setattr(self.coordinator, "snapshot", lambda _: taken, raising=False)
             end_snapshot(self)
 
-    monkeypatch.setattr(Driver, "end_snapshot", late)
+    monkeypatch.setattr(Coordination, "end_snapshot", late)
 
 
 def break_abort(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +191,7 @@ def break_withholding(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attempt is announced while the others are closing, ahead of the coordinator's snapshot."""
 
     def eager(self: BarrierTracker, input: AttemptReady, now: float, out: list[Any]) -> None:
-        self._attempts[input.attempt.task_attempt_id].ready = True
+        self._attempts.by_task[input.attempt.task_attempt_id].ready = True
         out.append(TellReady(input.attempt))
 
     monkeypatch.setitem(tracker._HANDLERS, AttemptReady, eager)

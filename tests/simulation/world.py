@@ -3,50 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
+from math import inf
 from random import Random
 
-from protocol.attempts import GlobalFailureRaised
-from protocol.barrier_tracker import AbortRequested, Phase
-from protocol.gateway import GatewayState
+from protocol.barrier_tracker import CheckpointConfig
+from protocol.errors import LocalProtocolError
 from protocol.machine import TimePassed
 from protocol.messages import RestoreMode
-from tests.simulation.checkers import END, AttemptRecord, Violation, check_whole, demand
+from protocol.subtask_types import BarrierArrived
+from tests.simulation.application import Application, Settings, start
+from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
-from tests.simulation.gateways import OPERATOR
+from tests.simulation.misfortune import strike
 from tests.simulation.network import Connection
 from tests.simulation.process import Life, Process
+from tests.simulation.shared import Totals
+from tests.simulation.storage import Storage
+from tests.simulation.tracking import PARALLELISM_MAX, never_restored_since_rescale
 
 STEPS_MAX = 60_000
 SECONDS_MAX = 3_000.0
+CLOCK_S = 0.005
+"""How late a timer may be."""
 JOBS_WANTED = 2  # that succeed
 JOBS_MAX = 6
 
 
-@dataclass
-class Totals:
-    """What happened, over one world or many."""
-
-    worlds: int = 0
-    steps: int = 0
-    events_down: int = 0
-    events_up: int = 0
-    checkpoints: int = 0
-    aborted: int = 0
-    failures: int = 0
-    resets: int = 0
-    reconnects: int = 0
-    jobs: int = 0
-    jobs_failed: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)
-
-    def add(self, other: Totals) -> None:
-        for name, value in vars(other).items():
-            if isinstance(value, int):
-                setattr(self, name, getattr(self, name) + value)
-        for kind, count in other.kinds.items():
-            self.kinds[kind] = self.kinds.get(kind, 0) + count
+def draw_settings(random: Random) -> Settings:
+    mode = random.choice([RestoreMode.BATCH, RestoreMode.STREAMING, RestoreMode.STREAMING])
+    barrier_stage = random.random() < 0.2
+    checkpoints = CheckpointConfig(
+        timeout_s=6.0,
+        tolerated_failures=random.choice([1, 1, 4]),
+        mode=mode,
+        interval_s=random.choice([None, None, 0.04, 0.2]),
+        min_pause_s=random.choice([0.0, 0.0, 0.05]),
+        concurrent_max=random.choice([1, 1, 2, 3]),
+    )
+    return Settings(
+        mode=mode,
+        keys=random.choice([1, 2, 2, 3, 4]),
+        checkpoints=checkpoints,
+        requests=random.choice([0.0, 0.0, 0.3]),
+        loose=random.choice([0.0, 0.0, 0.2]),
+        apart=random.choice([0.0, 0.0, 0.5, 1.0]),
+        in_snapshot=random.choice([0.0, 0.0, 0.5]),
+        copies=mode is RestoreMode.BATCH and not barrier_stage and random.random() < 0.5,
+        barrier_stage=barrier_stage,
+    )
 
 
 class World:
@@ -56,31 +63,50 @@ class World:
         self.seed = seed
         self.random = random = Random(seed)
         self.now = 0.0
+        self.look_at = 0.0  # when timers are looked at next
         self.steps = 0
         self.story: list[str] = []
         self.records: dict[int, AttemptRecord] = {}
-        self.connections: dict[int, Connection] = {}
+        self.connections: list[Connection] = []  # that are not over for the server
         self.processes: dict[int, Process] = {}
-        self.reconnects = 0
-        self.mode = random.choice(list(RestoreMode))
-        self.parallelism = random.randint(1, 3)
-        self.to_send = random.choice([1, 3, 12, 40])
+        self.living: list[Process] = []
+        self.barriers: list[tuple[int, BarrierArrived]] = []  # on their own way
+        self.figures = Totals(1)
+        self.settings = settings = draw_settings(random)
+        self.to_send = random.choice([1, 3, 8, 20])
+        self.growth = random.choice([0, 3, 8])  # from one good job to the next
+        self.targets: dict[int, int] = {}  # by run
+        self.patience_s = random.choice([0.0, 30.0, 30.0])  # how long the user waits for the last output's checkpoint
+        self.patient_until = 0.0
         self.faults = Faults(
             drop=random.choice([0.0, 0.02, 0.1, 0.3]),
             double=random.choice([0.0, 0.05, 0.2]),
             break_connection=random.choice([0.0, 0.005, 0.02, 0.05]),
             crash=random.choice([0.0, 0.004, 0.01, 0.03]),
+            lose_driver=random.choice([0.0, 0.002, 0.005]),
             budget=random.choice([0, 3, 8, 15, 40]),
         )
         self.eager = random.choice([0.0, 0.004, 0.02, 0.05])  # how often somebody asks for a checkpoint
         if eager is not None:
             self.eager = eager
-        barrier = random.random() < 0.2
-        copies = self.mode is RestoreMode.BATCH and not barrier and random.random() < 0.5
-        self.engine = Engine(random, self.parallelism, self.faults, self.launch, self.kill_process, copies, barrier)
-        self.driver = Driver(self, self.parallelism, self.mode, self.to_send)
-        self.tell(f"{self.mode.name}, parallelism {self.parallelism}, {self.to_send} events, {self.faults}")
-        self.tell(f"a barrier stage: {barrier}; copies: {copies}; requests for checkpoints: {self.eager}")
+        self.storage = Storage(random)
+        self.drivers = self.jobs = self.jobs_done = self.connection_count = 0
+        self.tell(f"{settings}")
+        self.tell(
+            f"{self.to_send} events and {self.growth} more, requests for checkpoints: {self.eager}, {self.faults}"
+        )
+        self.start_application(start(settings, random.randint(1, 3), None))
+
+    def start_application(self, application: Application) -> None:
+        self.drivers += 1
+        self.tell(f"a driver starts: parallelism {application.parallelism}, restores {application.restored}")
+        copies, barrier = self.settings.copies, self.settings.barrier_stage
+        self.engine = Engine(
+            self.random, application.parallelism, self.faults, self.launch, self.kill_process, copies, barrier
+        )
+        self.engine.next_task = 1000 * self.drivers  # so that a number names one task
+        self.application = application
+        self.driver = Driver(self, application)
 
     # --- what the parts may touch ---
 
@@ -95,15 +121,22 @@ class World:
     def record(self, task_attempt_id: int) -> AttemptRecord:
         return self.records.setdefault(task_attempt_id, AttemptRecord(f"task {task_attempt_id}"))
 
+    def target(self, run_id: int) -> int:
+        """How many events of each key are exchanged when this run has ended well."""
+        return self.targets[run_id]
+
     def connect(self, task_attempt_id: int) -> Connection:
-        connection = Connection(len(self.connections) + 1, task_attempt_id)
-        self.connections[connection.connection_id] = connection
-        self.reconnects += self.processes[task_attempt_id].machine is not None
+        self.connection_count += 1
+        connection = Connection(self.connection_count, task_attempt_id)
+        self.connections.append(connection)
+        self.figures.reconnects += self.processes[task_attempt_id].machine is not None
         return connection
 
     def launch(self, task: EngineTask) -> None:
         self.tell(f"engine launches {task.task_attempt_id}: {task}")
-        self.processes[task.task_attempt_id] = Process(self, task, OPERATOR, self.mode, self.parallelism, self.to_send)
+        process = Process(self, task, self.application, self.target(task.stage_id))
+        self.processes[task.task_attempt_id] = process
+        self.living.append(process)
 
     def kill_process(self, task_attempt_id: int) -> None:
         process = self.processes[task_attempt_id]
@@ -113,6 +146,15 @@ class World:
     def exited(self, task_attempt_id: int, failure: str) -> None:
         self.tell(f"task {task_attempt_id} exits: {failure or 'well'}")
         self.engine.exited(task_attempt_id, failure)
+
+    def check_told(self, checkpoint_id: int, *, completed: bool) -> None:
+        """A subtask hears how a checkpoint ended (H40, H45, H49)."""
+        tracking = self.driver.tracking
+        truth = tracking.completed if completed else tracking.aborted
+        demand(checkpoint_id in truth, f"H40: a subtask hears that {checkpoint_id} is over, completed: {completed}")
+
+    def send_barrier_apart(self, task_attempt_id: int, checkpoint_id: int, events_before: int) -> None:
+        self.barriers.append((task_attempt_id, BarrierArrived(checkpoint_id, events_before)))
 
     # --- the loop ---
 
@@ -124,64 +166,97 @@ class World:
         return self.totals()
 
     def is_over(self) -> bool:
-        done = not self.more_jobs() and not self.engine.active
-        return done and not self.actions() and self.next_deadline() is None
+        if self.engine.active or self.more_jobs():
+            return False
+        return not self.actions() and self.next_deadline() is None
 
     def more_jobs(self) -> bool:
-        engine = self.engine
-        return sum(engine.results.values()) < JOBS_WANTED and len(engine.jobs) < JOBS_MAX
+        return self.done() < JOBS_WANTED and self.jobs < JOBS_MAX
+
+    def done(self) -> int:
+        """How many jobs have ended well, over all drivers."""
+        return self.jobs_done + sum(self.engine.results.values())
 
     def step(self) -> None:
         self.steps += 1
         self.now += self.random.expovariate(1000.0)
-        self.misfortune()
-        self.pass_time()
+        if self.engine.active and self.random.random() < self.eager:
+            self.driver.tracking.request(savepoint=self.random.random() < 0.15)
+        strike(self)
+        if self.now >= self.look_at:
+            self.look_at = self.now + CLOCK_S
+            self.pass_time()
         actions = self.actions(patient=False) or self.actions()
         if actions:
             self.random.choice(actions)()
             return
         deadline = self.next_deadline()
-        demand(deadline is not None, "H48: nothing can happen any more")
-        assert deadline is not None
-        self.now = max(self.now, deadline)
+        if deadline is None:  # this step took the driver away, and with it all that was to come
+            demand(self.is_over(), "H48: nothing can happen any more")
+        else:
+            self.now = self.look_at = max(self.now, deadline)
 
     def actions(self, *, patient: bool = True) -> list[Callable[[], None]]:
         """What could happen next. Without patience, slow processes are passed over more often than not."""
-        engine = self.engine
+        engine, random = self.engine, self.random
+        if not engine.active and self.patient_until == inf:
+            self.patient_until = self.now + self.patience_s
         actions = self.driver.actions()
-        for process in self.processes.values():
-            if process.life is not Life.GONE and (patient or self.random.random() >= process.slowness):
+        self.living = [process for process in self.living if process.life is not Life.GONE]
+        for process in self.living:
+            if patient or random.random() >= process.slowness:
                 actions.extend(process.actions())
+        self.connections = [connection for connection in self.connections if not connection.server_knows]
+        for connection in self.connections:
+            if connection.up or connection.task_gone:
+                actions.append(partial(self.driver.read, connection))
         if engine.bus:
             actions.extend([self.deliver_fact] * 3)
         if engine.late and not engine.bus:
             actions.append(lambda: engine.bus.append(engine.late.pop(0)))
         if engine.kills:
             actions.append(engine.carry_out_kill)
-        if not engine.active and self.more_jobs():
+        if self.barriers and (patient or random.random() < 0.5):
+            actions.append(self.bring_barrier)
+        if not engine.active and self.more_jobs() and (self.now >= self.patient_until or self.driver.settled()):
             actions.append(self.start_job)
         return actions
 
     def start_job(self) -> None:
         self.check_results()
+        self.targets[self.engine.stage_id + 1] = self.to_send + self.growth * self.done()
+        self.jobs += 1
+        self.patient_until = inf
         self.tell("the user starts a job")
         self.engine.start_job()
 
     def deliver_fact(self) -> None:
         fact = self.engine.bus.popleft()
         self.tell(f"bus: {fact}")
-        self.driver.bridge_box.append(fact)
+        self.driver.boxes.bridge.append(fact)
+
+    def bring_barrier(self) -> None:
+        """A barrier that went its own way comes: any of them, once or twice, or never."""
+        barrier = self.barriers.pop(self.random.randrange(len(self.barriers)))
+        chance = self.random.random()
+        if not self.calm and chance < 0.03:
+            return
+        if chance > 0.8 and not self.calm:
+            self.barriers.append(barrier)
+        self.processes[barrier[0]].hear_barrier(barrier[1])
 
     def next_deadline(self) -> float | None:
         deadlines = [self.driver.next_deadline()]
-        for process in self.processes.values():
+        if self.now < self.patient_until < inf and self.more_jobs():
+            deadlines.append(self.patient_until)
+        for process in self.living:
             if process.machine is not None and not process.hung and process.life is not Life.GONE:
                 deadlines.append(process.machine.next_deadline())
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def pass_time(self) -> None:
         self.driver.pass_time()
-        for process in list(self.processes.values()):
+        for process in list(self.living):
             machine = process.machine
             if machine is None or process.hung or process.life is Life.GONE:
                 continue
@@ -189,77 +264,38 @@ class World:
             if deadline is not None and deadline <= self.now:
                 process.step(TimePassed())
 
-    # --- misfortune ---
+    # --- the driver dies ---
 
-    def misfortune(self) -> None:
-        random, faults = self.random, self.faults
-        if self.engine.active and random.random() < self.eager:
-            self.driver.trigger()
-        if self.calm:
+    def lose_driver(self) -> None:
+        """With it its tasks. Another one starts from what the storage has (H52)."""
+        self.tell("the driver dies")
+        self.patient_until = self.now
+        for process in self.living:
+            if process.life is not Life.GONE:
+                process.die()
+        if not self.engine.active:
+            self.check_results()
+        self.jobs_done += sum(self.engine.results.values())
+        self.figures.drivers_lost += 1
+        self.figures.jobs_failed += self.jobs_failed()
+        self.living, self.connections, self.barriers, self.processes, self.records = [], [], [], {}, {}
+        completed = self.driver.tracking.completed
+        self.storage.lose_driver()
+        stored = self.storage.choose() if self.settings.mode is RestoreMode.STREAMING else None
+        parallelism = self.random.choice([self.application.parallelism, self.random.randint(1, PARALLELISM_MAX)])
+        if stored is None:
+            self.start_application(start(self.settings, parallelism, None))
             return
-        if faults.spend(random, faults.break_connection):
-            self.break_a_connection()
-        if not self.engine.active or not faults.spend(random, faults.crash):
-            return
-        what = random.choice(
-            [self.crash, self.crash, self.hang, self.raise_in_operator, self.lose, self.copy, self.lull, self.upset]
-        )
-        what()
-
-    def victims(self) -> list[Process]:
-        return [process for process in self.processes.values() if process.life is not Life.GONE and not process.hung]
-
-    def break_a_connection(self) -> None:
-        whole = [c for c in self.connections.values() if not c.task_gone and not c.server_gone]
-        if whole:
-            connection = self.random.choice(whole)
-            self.tell(f"connection {connection.connection_id} of task {connection.task_attempt_id} breaks")
-            connection.break_now(self.random)
-
-    def crash(self) -> None:
-        if victims := self.victims():
-            process = self.random.choice(victims)
-            self.tell(f"task {process.tid} crashes")
-            process.exit("the process crashed")
-
-    def hang(self) -> None:
-        """Deaf: only a missing confirmation can show it, so there must be one to miss."""
-
-        def still_to_come(process: Process) -> bool:
-            came = self.record(process.tid).down_came
-            return process.life is Life.RUNNING and bool(came) and not came[-1].endswith(END)
-
-        victims = [process for process in self.victims() if still_to_come(process)]
-        if victims:
-            process = self.random.choice(victims)
-            self.tell(f"task {process.tid} goes deaf")
-            process.hung = True
-
-    def raise_in_operator(self) -> None:
-        victims = [process for process in self.victims() if process.life in (Life.RESTORING, Life.RUNNING)]
-        if victims:
-            process = self.random.choice(victims)
-            self.tell(f"the operator of task {process.tid} raises")
-            process.fail()
-
-    def lose(self) -> None:
-        self.tell("an executor is lost")
-        self.engine.lose_executor()
-
-    def copy(self) -> None:
-        if self.engine.copies:
-            self.engine.copy_one()
-
-    def lull(self) -> None:
-        self.now += self.random.uniform(0.0, 2.5)
-
-    def upset(self) -> None:
-        """The coordinator fails the job, or somebody gives a checkpoint up."""
-        if self.random.random() < 0.5:
-            self.tell("the coordinator fails the job")
-            self.driver.bridge_box.append(GlobalFailureRaised(OPERATOR, "fail_job"))
-        else:
-            self.driver.tracker_box.append(AbortRequested(self.driver.last_checkpoint, "never mind"))
+        self.figures.restores += 1
+        self.figures.uncompleted_restores += stored.checkpoint.checkpoint_id not in completed
+        try:
+            self.start_application(start(self.settings, parallelism, stored))
+        except LocalProtocolError as error:
+            parts = stored.checkpoint.subtask_states.values()
+            demand(never_restored_since_rescale(parts), f"H52: {error}")
+            self.tell(f"refused: {error}")
+            self.start_application(start(self.settings, stored.checkpoint.parallelism, stored))
+        self.figures.rescales += self.application.parallelism != stored.checkpoint.parallelism
 
     # --- the end ---
 
@@ -268,42 +304,28 @@ class World:
         engine = self.engine
         if not engine.results.get(engine.job_id, False):
             return
-        for partition, tid in engine.finished.items():
-            log = self.processes[tid].log
-            check_whole(f"job {engine.job_id}, task {tid}", log.sent, log.received, partition, self.to_send)
+        for tid in engine.finished.values():
+            for key, log in self.processes[tid].logs.items():
+                name = f"job {engine.job_id}, task {tid}, key {key}"
+                check_whole(name, log.sent, log.received, self.target(engine.stage_id))
 
     def check_rest(self) -> None:
         """Nothing is left, and nobody was left without an answer."""
         self.check_results()
-        driver = self.driver
-        demand(driver.tracker.phase is Phase.IDLE, "H48: a checkpoint is pending for ever")
-        unanswered = driver.triggered - driver.answered
-        demand(not unanswered, f"H45: the requests for checkpoints {unanswered} were never answered")
-        demand(not driver.gateways, f"H57: gateways are left: {list(driver.gateways)}")
-        for gateway in driver.all_gateways:
-            demand(gateway.machine.state is GatewayState.OVER, f"H57: the gateway of {gateway.attempt} is not over")
+        self.driver.check_rest()
         for record in self.records.values():
             record.check_settled()
         for process in self.processes.values():
             demand(process.life is Life.GONE, f"H19: task {process.tid} waits for ever: {process.life}")
 
+    def jobs_failed(self) -> int:
+        """Of the present engine; one that still runs will not succeed either."""
+        return len(self.engine.jobs) - sum(self.engine.results.values())
+
     def totals(self) -> Totals:
-        driver, engine = self.driver, self.engine
-        results = list(engine.results.values())
-        return Totals(
-            1,
-            self.steps,
-            driver.confirmed,
-            driver.events_up,
-            driver.completed,
-            driver.aborted,
-            driver.failures,
-            driver.resets,
-            self.reconnects,
-            len(results),
-            results.count(False),
-            dict(driver.kinds),
-        )
+        figures = replace(self.figures, steps=self.steps, jobs=self.jobs, kinds=dict(self.figures.kinds))
+        figures.jobs_failed += self.jobs_failed()
+        return figures
 
 
 def run_world(seed: int, eager: float | None = None) -> tuple[World, Exception | None]:

@@ -1,0 +1,75 @@
+"""One life of the driver, as the user has configured it, and which subtask works at what.
+
+The work is cut into *keys*. At the beginning key k belongs to subtask ``k % parallelism``; with each change of
+parallelism it goes where the state of its subtask goes (H52). So events of a key have one sender at a time, and a key
+keeps its history through every restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.messages import RestoreMode
+
+OPERATOR = "words"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What holds for all lives of the driver in one world. Probabilities are per chance.
+
+    ``requests``: how likely what a subtask sends wants an answer. ``loose``: how likely a loss-tolerant event is sent.
+    ``apart``: how likely a barrier goes its own way. ``in_snapshot``: how likely a subtask sends from inside its
+    snapshot.
+    """
+
+    mode: RestoreMode
+    keys: int
+    checkpoints: CheckpointConfig
+    requests: float
+    loose: float
+    apart: float
+    in_snapshot: float
+    copies: bool
+    barrier_stage: bool
+
+
+@dataclass(frozen=True)
+class Application:
+    """``ways``: the parallelisms that the restored state has been cut to, this one last."""
+
+    settings: Settings
+    parallelism: int
+    ways: tuple[int, ...]
+    restored: CompletedCheckpoint | None
+
+    @property
+    def generation(self) -> int:
+        """How often the parallelism has changed; positions are counted anew with each change (H32)."""
+        return len(self.ways)
+
+    def keys_of(self, subtask: int) -> list[int]:
+        return [key for key in range(self.settings.keys) if self.owner(key) == subtask]
+
+    def owner(self, key: int) -> int:
+        place = key
+        for parallelism in self.ways:
+            place %= parallelism
+        return place
+
+
+def start(settings: Settings, parallelism: int, restored: Stored | None) -> Application:
+    """The next life, from what is restored, if anything is."""
+    if restored is None:
+        return Application(settings, parallelism, (parallelism,), None)
+    ways = restored.ways if restored.checkpoint.parallelism == parallelism else (*restored.ways, parallelism)
+    return Application(settings, parallelism, ways, restored.checkpoint)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint that is durable, and the ways that its state has come."""
+
+    checkpoint: CompletedCheckpoint
+    ways: tuple[int, ...]

@@ -1,0 +1,137 @@
+"""The invariant of the contract, on a checkpoint as it is stored: restore it, and compare both ends of every channel.
+
+An event counts as received exactly if it counts as sent, or it lies in the checkpoint on its sender's side.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
+from protocol.messages import HeldEvent
+from tests.simulation.application import Application
+from tests.simulation.checkers import demand
+
+TAIL = 48
+"""How many of its last events a subtask writes into its state; no snapshot holds so many."""
+
+
+@dataclass
+class Log:
+    """What one end believes to have been exchanged for one key, since the beginning of time."""
+
+    sent: list[str] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+
+    def copy(self) -> Log:
+        return Log(list(self.sent), list(self.received), list(self.answers))
+
+    def plain(self) -> list[list[str]]:
+        return [self.sent, self.received, self.answers]
+
+
+def wire_form(sender: int, key: int, event: str) -> str:
+    """An upward event as it travels: who sent it first stands in front."""
+    return f"{sender}>{key}:{event}"
+
+
+def split_wire_form(payload: str) -> tuple[int, int, str]:
+    sender, _, rest = payload.partition(">")
+    key, _, event = rest.partition(":")
+    return int(sender), int(key), event
+
+
+def read_coordinator(state: bytes) -> tuple[dict[int, Log], dict[int, int]]:
+    """The logs by key, and how many loss-tolerant events were sent, by task."""
+    whole = json.loads(state)
+    return {int(key): Log(*log) for key, log in whole["logs"].items()}, {int(t): n for t, n in whole["loose"].items()}
+
+
+def check_checkpoint(checkpoint: CompletedCheckpoint, application: Application) -> None:
+    """The whole checkpoint, both ways, every subtask."""
+    logs, loose = read_coordinator(checkpoint.coordinator_state)
+    demand(checkpoint.parallelism == application.parallelism, f"H52: the parallelism of {checkpoint}")
+    for subtask in range(application.parallelism):
+        snapshot = checkpoint.subtask_states.get(subtask, SubtaskSnapshot())
+        name = f"checkpoint {checkpoint.checkpoint_id}, subtask {subtask}"
+        states = [json.loads(state.state) for state in snapshot.states]
+        whose = [state.subtask for state in snapshot.states]
+        demand(whose == [state["subtask"] for state in states], f"H52: {name} names the wrong subtasks: {whose}")
+        theirs = merge(name, states)
+        keys = application.keys_of(subtask)
+        held: dict[int, list[str]] = {}
+        for event in snapshot.held:
+            _, key, what = check_sender(name, event)
+            held.setdefault(key, []).append(what)
+        demand(theirs.keys() | held.keys() <= set(keys), f"H52: {name} has keys {list(theirs)}, held {list(held)}")
+        for key in keys:
+            check_channel(f"{name}, key {key}", logs.get(key, Log()), theirs.get(key, Log()), held.get(key, []))
+        check_positions(name, snapshot, states, application)
+        for state in states:
+            sent = loose.get(state["tid"], state["loose"])
+            demand(state["loose"] <= sent, f"invariant, down, {name}: {state['loose']} loss-tolerant ones, sent {sent}")
+
+
+def merge(name: str, states: list[dict[str, Any]]) -> dict[int, Log]:
+    """Several states of one subtask, as after a change of parallelism (H52)."""
+    merged: dict[int, Log] = {}
+    for state in states:
+        for key, log in state["logs"].items():
+            demand(int(key) not in merged, f"H52: {name} has two states of key {key}")
+            merged[int(key)] = Log(*log)
+    return merged
+
+
+def check_sender(name: str, event: HeldEvent) -> tuple[int, int, str]:
+    sender, key, what = split_wire_form(event.payload.decode())
+    demand(event.sender == sender, f"H52: {name}: {event.payload!r} is said to be of subtask {event.sender}")
+    return sender, key, what
+
+
+def check_channel(name: str, coordinator: Log, subtask: Log, held: list[str]) -> None:
+    demand(
+        coordinator.sent == subtask.received,
+        f"invariant, down, {name}: sent {coordinator.sent}, received {subtask.received}",
+    )
+    demand(
+        subtask.sent == coordinator.received + held,
+        f"invariant, up, {name}: sent {subtask.sent}, received {coordinator.received}, stored {held}",
+    )
+    demand(
+        coordinator.answers == subtask.answers,
+        f"invariant, answers, {name}: given {coordinator.answers}, got {subtask.answers}",
+    )
+
+
+def check_positions(
+    name: str, snapshot: SubtaskSnapshot, states: list[dict[str, Any]], application: Application
+) -> None:
+    """The subtask's own count agrees with the stored one (H32), and what is held is the last that it sent (H31)."""
+    if len(states) != 1 or states[0]["generation"] != application.generation:
+        demand(snapshot.events_sent == 0, f"H32: {name} was never restored, and is at {snapshot.events_sent}")
+        return
+    left = states[0]["submitted"] - len(snapshot.held)
+    demand(snapshot.events_sent == left, f"H32: {name}: {left} events have left, {snapshot.events_sent} are stored")
+    held = [event.payload.decode() for event in snapshot.held]
+    tail = states[0]["tail"][len(states[0]["tail"]) - len(held) :]
+    demand(held == tail, f"H31: {name} holds {held}, and sent {tail} last")
+
+
+def check_rescaled(checkpoint: CompletedCheckpoint, cut: CompletedCheckpoint) -> None:
+    """Part j goes to subtask ``j % parallelism``, whole; held events keep sender and order (H52)."""
+    name = f"checkpoint {checkpoint.checkpoint_id} from {checkpoint.parallelism} to {cut.parallelism}"
+    for subtask in range(cut.parallelism):
+        new = cut.subtask_states.get(subtask, SubtaskSnapshot())
+        places = range(subtask, checkpoint.parallelism, cut.parallelism)
+        old = [checkpoint.subtask_states.get(place, SubtaskSnapshot()) for place in places]
+        demand(sorted(new.states) == sorted(s for part in old for s in part.states), f"H52: the states of {name}")
+        demand(len(new.held) == sum(len(part.held) for part in old), f"H52: the held events of {name}")
+        for sender in {event.sender for event in new.held}:
+            came = [event for event in new.held if event.sender == sender]
+            went = [event for part in old for event in part.held if event.sender == sender]
+            demand(came == went, f"H52: {name}: the events of subtask {sender}: {went} became {came}")
+    demand(cut.coordinator_state == checkpoint.coordinator_state, f"H52: the coordinator's state of {name}")
+    demand(set(cut.subtask_states) <= set(range(cut.parallelism)), f"H52: the subtasks of {name}")

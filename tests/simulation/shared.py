@@ -1,0 +1,81 @@
+"""What the parts of the driver share: the mailboxes, the world around them, and the figures."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
+
+from tests.simulation.application import Application
+from tests.simulation.checkers import AttemptRecord
+from tests.simulation.engine import Engine
+from tests.simulation.storage import Storage
+
+
+@dataclass
+class Totals:
+    """What happened, over one world or many."""
+
+    worlds: int = 0
+    steps: int = 0
+    events_down: int = 0
+    events_up: int = 0
+    events_restored: int = 0
+    requests: int = 0
+    checkpoints: int = 0
+    savepoints: int = 0
+    subsumed: int = 0
+    final: int = 0
+    aborted: int = 0
+    refused: int = 0
+    barriers_apart: int = 0
+    failures: int = 0
+    resets: int = 0
+    reconnects: int = 0
+    jobs: int = 0
+    jobs_failed: int = 0
+    drivers_lost: int = 0
+    restores: int = 0
+    uncompleted_restores: int = 0
+    rescales: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+
+    def count_failure(self, kind: str) -> None:
+        self.failures += 1
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+
+    def add(self, other: Totals) -> None:
+        for name, value in vars(other).items():
+            if isinstance(value, int):
+                setattr(self, name, getattr(self, name) + value)
+        for kind, count in other.kinds.items():
+            self.kinds[kind] = self.kinds.get(kind, 0) + count
+
+
+class DriverWorld(Protocol):
+    """What the driver's side may touch."""
+
+    random: Random
+    now: float
+    engine: Engine
+    storage: Storage
+    figures: Totals
+
+    @property
+    def calm(self) -> bool: ...
+    def record(self, task_attempt_id: int) -> AttemptRecord: ...
+    def tell(self, line: str) -> None: ...
+    def target(self, run_id: int) -> int: ...
+    def send_barrier_apart(self, task_attempt_id: int, checkpoint_id: int, events_before: int) -> None: ...
+
+
+@dataclass
+class Boxes:
+    """The mailboxes of one driver. Each has one reader, and keeps its order."""
+
+    world: DriverWorld
+    application: Application
+    bridge: deque[Any] = field(default_factory=deque)
+    tracker: deque[Any] = field(default_factory=deque)
+    coordinator: deque[tuple[Any, ...]] = field(default_factory=deque)
