@@ -101,14 +101,12 @@ class SinkWriter:
             self._failure = error
             raise
 
-    def seal(self, checkpoint_id: int | None = None) -> list[SealedFile]:
+    def seal(self, checkpoint_id: int = VIRTUAL_EMPTY_CHECKPOINT) -> list[SealedFile]:
         """End what is open and give out everything since the last seal, durable and in order; often nothing.
 
-        ``checkpoint_id`` is None or -1 at the end of the operator, where no snapshot is being taken.
+        ``checkpoint_id`` is -1 at the end of the operator, where no snapshot is being taken.
         """
         self._check()
-        if checkpoint_id is None:
-            checkpoint_id = VIRTUAL_EMPTY_CHECKPOINT
         try:
             self._end()
             if self._ended:
@@ -121,7 +119,7 @@ class SinkWriter:
         self._after = max(self._after, checkpoint_id)
         return sealed
 
-    def send_sealed(self, context: SubtaskContext, checkpoint_id: int | None = None) -> list[SealedFile]:
+    def send_sealed(self, context: SubtaskContext, checkpoint_id: int = VIRTUAL_EMPTY_CHECKPOINT) -> list[SealedFile]:
         """``seal``, and tell the coordinator's committer by an event.
 
         Inside ``snapshot_state`` that event is held, becomes part of the very snapshot, and leaves behind it (H31): so

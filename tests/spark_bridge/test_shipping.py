@@ -69,6 +69,45 @@ def test_an_installed_msgpack_is_preferred(tmp_path: Path) -> None:
     assert str(installed) in done.stdout
 
 
+def test_a_python_without_fsspec_writes_files_with_the_one_that_travels(tmp_path: Path) -> None:
+    archive = write_archive(tmp_path)
+    done = in_bare_python(
+        f"import sys; sys.path.insert(1, {str(archive)!r})\n"
+        "from spark_bridge.sink import SinkWriter\n"
+        f"writer = SinkWriter({str(tmp_path / 'out')!r}, name='out', subtask=0, attempt=0)\n"
+        "writer.write('a row')\n"
+        "import fsspec; print(writer.seal(1)[0].rows, fsspec.__file__)\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 ")
+    assert VENDORED in done.stdout
+
+
+def test_the_tests_of_what_travels_stay_at_home_and_the_archive_is_compressed(tmp_path: Path) -> None:
+    contents = archive_contents()
+    assert [name for name in contents if "tests" in name.split("/")] == []
+    assert write_archive(tmp_path).stat().st_size < sum(map(len, contents.values())) / 2
+
+
+def test_without_fsspec_the_error_names_the_mend(tmp_path: Path) -> None:
+    """And what was found in the archive before, msgpack, is still found afterwards."""
+    with zipfile.ZipFile(write_archive(tmp_path)) as content:
+        names = [name for name in content.namelist() if not name.startswith(f"{VENDORED}/fsspec/")]
+        content.extractall(tmp_path / "bare", names)
+    done = in_bare_python(
+        f"import sys; sys.path.insert(1, {str(tmp_path / 'bare')!r})\n"
+        "import spark_bridge.subtask\n"
+        "from spark_bridge.subtask.bootstrap import VENDORED\n"
+        "try:\n    import spark_bridge.sink.writer\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error.name, error, any(VENDORED in entry for entry in sys.path))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("fsspec ")
+    assert "PYSPARK_PYTHON" in done.stdout
+    assert done.stdout.strip().endswith("True")
+
+
 def test_without_any_msgpack_the_error_names_the_python_and_the_mend(tmp_path: Path) -> None:  # spark-facts 21
     with zipfile.ZipFile(write_archive(tmp_path)) as content:
         content.extractall(tmp_path / "bare", [name for name in content.namelist() if not name.startswith(VENDORED)])
