@@ -129,6 +129,7 @@ class ConnectionRouter:
 
     def __init__(self) -> None:
         self._bridge_ref: ActorRef[BridgeMessage] | None = None
+        self._why_refused = "the sidecar is not running"
         self._open: dict[int, Connection] = {}
         self._by_connection: dict[int, ActorRef[GatewayMessage]] = {}
         self._by_attempt: dict[tuple[str, int], ActorRef[GatewayMessage]] = {}
@@ -139,6 +140,10 @@ class ConnectionRouter:
     def attach(self, bridge_ref: ActorRef[BridgeMessage]) -> None:
         """From here on registrations go to the bridge; before, they are refused."""
         self._bridge_ref = bridge_ref
+
+    def refuse_tasks(self, why: str) -> None:
+        """From here on registrations are refused, with this reason; attempts that were accepted go on."""
+        self._bridge_ref, self._why_refused = None, why
 
     # --- the server's side ----------------------------------------------------------------------------------------
 
@@ -207,7 +212,7 @@ class ConnectionRouter:
 
     def _register(self, connection: Connection, message: Register) -> None:
         if self._bridge_ref is None:
-            connection.send(Refused(message.task_attempt_id, RefusalCode.SHUTTING_DOWN, "the sidecar is not running"))
+            connection.send(Refused(message.task_attempt_id, RefusalCode.SHUTTING_DOWN, self._why_refused))
             connection.close()
         else:
             self._bridge_ref.tell(RegistrationReceived(connection, message))

@@ -29,10 +29,17 @@ from actors.coordination.messages import (
 from actors.coordination.operator_config import UNBOUNDED
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.messages import RestoreMode
-from spark_bridge.bridge import AddOperator, AwaitRunsOver, BridgeMessage, ConnectionRouter, RemoveOperator
+from spark_bridge.bridge import (
+    AddOperator,
+    AwaitRunsOver,
+    BridgeMessage,
+    ConnectionRouter,
+    FailRuns,
+    RemoveOperator,
+)
 from spark_bridge.config import SidecarConfig
 from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError
-from spark_bridge.storage import StoragePort, StorageSession, read_file
+from spark_bridge.storage import StorageFenced, StoragePort, StorageSession, read_file
 
 __all__ = ["Operator", "Operators"]
 
@@ -69,12 +76,16 @@ class Operators:
         self.failed_count = 0
         """How often a coordinator, or an operator's checkpoints, have failed a job."""
         self.last_failure: BaseException | None = None
+        self.fenced: StorageFenced | None = None
+        """Set for good when a later application has taken the storage over."""
 
     # --- one operator's life --------------------------------------------------------------------------------------
 
     async def add(self, config: OperatorConfig, coordinator: OperatorCoordinator, restore: str) -> Operator:
         """Restore what there is for it, start the coordinator, and take its tasks from here on."""
         operator_id = config.operator_id
+        if self.fenced is not None:
+            raise self.fenced
         if operator_id in self._operators:
             raise SidecarError(f"operator {operator_id!r} is coordinated already: choose another name")
         port = self._storage.port(operator_id, config.mode, concurrent_max=config.checkpoint.concurrent_max)
@@ -146,6 +157,13 @@ class Operators:
         )
 
     def _ports(self, operator_id: str, port: StoragePort) -> OperatorPorts:
+        async def store(checkpoint: CompletedCheckpoint) -> None:
+            try:
+                await port.store(checkpoint)
+            except StorageFenced as error:
+                self._end_fenced(operator_id, error)
+                raise
+
         async def store_savepoint(checkpoint: CompletedCheckpoint, directory: str) -> None:
             file = await port.store_savepoint(directory, checkpoint)
             log.info("savepoint written", operator_id=operator_id, checkpoint_id=checkpoint.checkpoint_id, file=file)
@@ -154,13 +172,22 @@ class Operators:
             report=self._bridge_ref.tell,
             gateway_opened=self._router.gateway_opened,
             gateway_closed=self._router.gateway_closed,
-            store=port.store,
+            store=store,
             discard=port.discard,
             failed=partial(self._hear_failure, operator_id),
             store_savepoint=store_savepoint,
             next_checkpoint_id=port.next_checkpoint_id,
             coordinator_store=self._coordinator_store,
         )
+
+    def _end_fenced(self, operator_id: str, error: StorageFenced) -> None:
+        """A later application goes on from here: leave everything to it, resets and their clean-up included."""
+        if self.fenced is None:
+            self.fenced = error
+            log.error("fenced: this application ends its runs and takes no more tasks", error=str(error))
+            self._hear_failure(operator_id, error)
+            self._router.refuse_tasks(str(error))
+            self._bridge_ref.tell(FailRuns(str(error)))
 
     def _hear_failure(self, operator_id: str, error: BaseException) -> None:
         self.failed_count += 1

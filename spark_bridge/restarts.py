@@ -29,6 +29,11 @@ class Runs(Protocol):
         """How often a run or a coordinator has failed so far, and the coordinator's cause of the last time, if any."""
         ...
 
+    @property
+    def fenced(self) -> Exception | None:
+        """Why this application may not go on at all, if it may not."""
+        ...
+
     async def settle(self) -> str:
         """Return when all runs are over and every final checkpoint has ended: why some output is not committed, or
         nothing."""
@@ -78,6 +83,8 @@ class Restarter:
         return self._runs.failures[0] > self._failures_before
 
     def _delay(self, error: BaseException) -> float:
+        if self._runs.fenced is not None:
+            raise self._runs.fenced from error
         delay_s = self._backoff.failed(time.monotonic())
         restarts = self._backoff.restarts
         first_line = (str(error).strip().splitlines() or [""])[0]

@@ -218,6 +218,11 @@ class SidecarRuntime:
         """How often a run or a coordinator has failed so far, and the coordinator's cause of the last time, if any."""
         return self._running_jobs.failed_count + self._operators.failed_count, self._operators.last_failure
 
+    @property
+    def fenced(self) -> Exception | None:
+        """Set for good when a later application has taken the storage over: this one cannot go on."""
+        return self._operators.fenced
+
     async def settle(self) -> str:
         """Wait until all runs are over and every final checkpoint has ended: why some output is not committed, or "".
 

@@ -168,7 +168,8 @@ class Sidecar:
         action returns, this waits until the last output is committed by a final checkpoint, and restarts if that fails.
 
         Raises what ``action`` raises where no coordinated run has failed, for then a restart mends nothing;
-        ``RestartsExhausted``, with the last cause chained; ``NotSettled`` when the run's end does not become known.
+        ``RestartsExhausted``, with the last cause chained; ``StorageFenced`` when a later application has taken the
+        storage over; ``NotSettled`` when the run's end does not become known.
         """
         portal, runtime = self._entered()
         restarter = Restarter(runtime, restart)

@@ -17,6 +17,7 @@ from protocol.codec import decode_event, encode_event
 from protocol.messages import RestoreMode
 from protocol.restart import FixedDelay
 from spark_bridge import RestartsExhausted, Sidecar, SidecarConfig
+from spark_bridge.storage import CheckpointStorage, StorageFenced
 from spark_bridge.subtask import CheckpointDeclinedByOperator
 from tests.spark.counting import Counting, CountingCoordinator
 
@@ -295,6 +296,23 @@ def test_a_savepoint_is_apart_and_can_be_started_from(spark: SparkSession, tmp_p
             second.wait_for(ready(1))
             second.stop_all()
     assert outcome == [[(0, 4)]]
+
+
+def test_an_application_whose_storage_was_taken_over_ends(spark: SparkSession, tmp_path: Path) -> None:
+    """H4, H50: the later application goes on; the earlier one completes nothing more and takes no more tasks."""
+    coordinator = CountingCoordinator()
+    with Sidecar(spark, SidecarConfig(storage=tmp_path)) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING, checkpoint=TOLERANT)
+        action = action_of(spark, handle, 1, Counting)
+        with running(lambda: sidecar.run(action, restart=FixedDelay(restarts_max=None, delay_s=0))) as outcome:
+            coordinator.wait_for(ready(1))
+            CheckpointStorage(tmp_path).prepare()
+            with pytest.raises(CheckpointFailed, match="taken over by a later application"):
+                sidecar.checkpoint()
+        assert isinstance(outcome[0], StorageFenced)
+        with pytest.raises(StorageFenced):
+            sidecar.coordinate("another", CountingCoordinator(), parallelism=1)
+    assert coordinator.named("complete", "reset", "reset_to_checkpoint") == []
 
 
 # --- restarts -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from actors.coordination import CheckpointFailed
 from protocol.restart import FixedDelay
 from spark_bridge import RestartsExhausted
 from spark_bridge.restarts import Restarter
+from spark_bridge.storage import StorageFenced
 
 
 class Runs:
@@ -18,6 +19,7 @@ class Runs:
         self.cause: BaseException | None = None
         self.uncommitted = ""
         self.settled = 0
+        self.fenced: Exception | None = None
 
     @property
     def failures(self) -> tuple[int, BaseException | None]:
@@ -83,3 +85,13 @@ async def test_a_failed_run_is_started_again_until_it_is_given_up() -> None:
     with pytest.raises(RestartsExhausted, match=r"again after 2 restarts.*RuntimeError: job aborted$") as raised:
         await restarter.failed(error)
     assert raised.value.__cause__ is error
+
+
+async def test_whoever_is_fenced_is_not_started_again() -> None:
+    # H50: a later application has taken the storage over; two must not go on from the same checkpoint
+    runs = Runs()
+    restarter = Restarter(runs, FixedDelay(restarts_max=None))
+    await restarter.begin()
+    runs.failed, runs.fenced = 1, StorageFenced("taken over by application number 2")
+    with pytest.raises(StorageFenced, match="number 2"):
+        await restarter.failed(RuntimeError("job aborted"))
