@@ -220,9 +220,9 @@ async def test_after_a_good_end_and_its_checkpoint_nothing_is_left_but_a_new_run
     Task(url).seal("sealed by an attempt that was killed", 1)
     await committer.complete(1)
     committer.run_ended(True)
+    committer.snapshot(2)
     await committer.complete(1)  # its cut lay before the end: what it covers may be held
     assert len(staged(url)) == 1
-    committer.snapshot(2)
     Task(url, after=2).writer.write("of the next run")
     await committer.complete(2)
     assert [path for path in staged(url) if "-e0000000003-" not in path] == []
