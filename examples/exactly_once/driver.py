@@ -27,7 +27,7 @@ from protocol.restart import FixedDelay
 from spark_bridge import Sidecar, SidecarConfig
 
 CHECKPOINT = CheckpointConfig(
-    interval_s=0.1, timeout_s=5.0, tolerated_failures=1000, mode=RestoreMode.STREAMING
+    interval_s=0.1, timeout_s=3.0, tolerated_failures=1000, mode=RestoreMode.STREAMING
 )  # a checkpoint that meets a fault fails; the fault itself is what fails somebody over
 CONFIRM_TIMEOUT_S = 1.0
 RESTART = FixedDelay(restarts_max=20, delay_s=0.2)

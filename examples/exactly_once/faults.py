@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -27,7 +28,8 @@ WHAT = {
 }
 EARLIEST, LATEST, ALMOST_DONE = 0.05, 0.8, 0.85  # part of all numbers
 DELAY_MAX_S = 0.3
-CHECKPOINT_DELAY_MAX_S = 0.03  # about as long as a checkpoint takes from its cut to its completion
+CHECKPOINT_DELAY_MAX_S = 0.05  # about as long as a checkpoint takes from its cut to its completion
+DAWDLE_S = 0.01
 SIGNALS = {TASK: signal.SIGKILL, DEAF: signal.SIGSTOP}
 NOT_ITS_OWN_FAULT = (FailureKind.GLOBAL_FAILURE, FailureKind.RUN_ENDED, FailureKind.SUPERSEDED, FailureKind.REVOKED)
 
@@ -73,7 +75,7 @@ class CoordinatorFault(Exception):
 
 
 class FaultySubtask(NumberSubtask):
-    """Dies or goes deaf when it is told to."""
+    """Dies or goes deaf when it is told to, and takes its time for snapshots, as a large state would."""
 
     def __init__(self, numbers: int, sink_url: str) -> None:
         super().__init__(numbers, sink_url)
@@ -85,6 +87,11 @@ class FaultySubtask(NumberSubtask):
                 self._timer = strike_later(delay_s, SIGNALS[kind])
             case _:
                 super().handle_event(event)
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        """Between the first acknowledgement and the last there is time for a fault."""
+        time.sleep(DAWDLE_S * ((checkpoint_id + self.context.subtask) % 4))
+        return super().snapshot_state(checkpoint_id)
 
     def close(self) -> None:
         if self._timer is not None:
