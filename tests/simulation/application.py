@@ -19,7 +19,8 @@ OPERATOR = "words"
 class Settings:
     """What holds for all lives of the driver in one world. Probabilities are per chance.
 
-    ``requests``: how likely what a subtask sends wants an answer. ``loose``: how likely a loss-tolerant event is sent.
+    ``requests``: how likely what a subtask sends wants an answer. ``late_answers``: how likely the coordinator
+    answers later than it hears. ``loose``: how likely a loss-tolerant event is sent.
     ``apart``: how likely a barrier goes its own way. ``in_snapshot``: how likely a subtask sends from inside its
     snapshot.
     """
@@ -28,6 +29,7 @@ class Settings:
     keys: int
     checkpoints: CheckpointConfig
     requests: float
+    late_answers: float
     loose: float
     apart: float
     in_snapshot: float

@@ -140,6 +140,7 @@ class AttemptRecord:
     requests: dict[int, str] = field(default_factory=dict)
     answered: dict[int, str] = field(default_factory=dict)
     resolved: set[int] = field(default_factory=set)
+    cuts: dict[int, tuple[int, set[int]]] = field(default_factory=dict)  # what was sent and answered at each cut
 
     def came_down(self, payload: str) -> None:
         place = len(self.down_came)
@@ -171,6 +172,22 @@ class AttemptRecord:
             f"H23: event {place} of {self.name} is confirmed, and not in its mailbox",
         )
         self.settled[place] = confirmed
+
+    def cut(self, checkpoint_id: int) -> None:
+        self.cuts[checkpoint_id] = len(self.down_sent), set(self.answered)
+
+    def check_drained(self, checkpoint_id: int) -> None:
+        """A barrier may leave: whatever was sent before the cut is confirmed, whenever that was (H42)."""
+        sent, answered = self.cuts[checkpoint_id]
+        open_ones = [place for place in range(sent) if place not in self.loose and not self.settled.get(place)]
+        demand(not open_ones, f"H42: {self.name} is drained for {checkpoint_id}, and {open_ones} are not confirmed")
+        open_requests = answered - self.resolved
+        demand(not open_requests, f"H42: {self.name} is drained for {checkpoint_id}, and waits for {open_requests}")
+
+    def meet_barrier(self, checkpoint_id: int) -> None:
+        """The barrier is in the mailbox: behind every event of before the cut, ahead of every later one (H23, H41)."""
+        sent, came = self.cuts[checkpoint_id][0], len(self.down_came)
+        demand(came == sent, f"H23: {self.name} meets barrier {checkpoint_id} behind {came} events, not {sent}")
 
     def check_late(self) -> None:
         """It is given up for an event that it does not confirm: a loss-tolerant one is no reason (H28)."""

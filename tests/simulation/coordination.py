@@ -25,6 +25,7 @@ class Coordination:
         self.coordinator = Coordinator(application)
         self.taken = TakenEvents()
         self.snapshotting: int | None = None
+        self.unanswered: list[tuple[Gateway, str, int]] = []
         self.order = CallbackOrder(
             application.parallelism,
             settings.mode is RestoreMode.BATCH,
@@ -75,6 +76,7 @@ class Coordination:
         state = self.coordinator.snapshot(checkpoint_id)
         for handles in self.coordinator.handles.values():
             for gateway in handles.values():
+                gateway.record.cut(checkpoint_id)
                 gateway.box.append(CutReached(checkpoint_id))
         boxes.tracker.append(CoordinatorSnapshotTaken(checkpoint_id, state, self.taken.at_this_moment()))
 
@@ -88,7 +90,7 @@ class Coordination:
                 if self.take(gateway, payload, sender) is not None:
                     gateway.box.append(ItemTaken(seq))
             case ("request", gateway, seq, payload, request_id):
-                self.answer(gateway, seq, payload, request_id)
+                self.hear_request(gateway, seq, payload, request_id)
             case ("snapshot", checkpoint_id, savepoint):
                 order.snapshot_asked(checkpoint_id, savepoint)
                 self.snapshotting = checkpoint_id
@@ -144,16 +146,29 @@ class Coordination:
         figures.events_restored += sender is not None
         return log
 
-    def answer(self, gateway: Gateway, seq: int, payload: str, request_id: int) -> None:
-        log = self.take(gateway, payload, None)
-        if log is None:
+    def hear_request(self, gateway: Gateway, seq: int, payload: str, request_id: int) -> None:
+        if self.take(gateway, payload, None) is None:
             return
-        answer = f"a{log.received[-1]}"
-        log.answers.append(answer)
+        self.unanswered.append((gateway, payload, request_id))
+        gateway.box.append(ItemTaken(seq))
+        if self.boxes.world.random.random() >= self.boxes.application.settings.late_answers:
+            self.answer_one(len(self.unanswered) - 1)
+
+    def answer_one(self, place: int | None = None) -> None:
+        """Answer a request, any one unless ``place`` names it; to an attempt that is over, nothing is said."""
+        random, subtasks = self.boxes.world.random, self.coordinator.handles
+        gateway, payload, request_id = self.unanswered.pop(
+            random.randrange(len(self.unanswered)) if place is None else place
+        )
+        attempt = gateway.attempt
+        if attempt.attempt not in subtasks.get(attempt.subtask, {}):
+            return
+        _, key, event = split_wire_form(payload)
+        answer = f"a{event}"
+        self.coordinator.logs[attempt.subtask][attempt.attempt][key].answers.append(answer)
         gateway.record.answered[request_id] = answer
         self.boxes.world.figures.requests += 1
         gateway.box.append(AnswerSubmitted(request_id, "", answer.encode()))
-        gateway.box.append(ItemTaken(seq))
 
     # --- what must be true of the whole ---
 

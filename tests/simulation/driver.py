@@ -45,6 +45,8 @@ class Driver:
             actions.append(coordination.end_snapshot)
         elif boxes.coordinator:
             actions.append(coordination.receive)
+        if coordination.unanswered and (not actions or self.world.random.random() < 0.2):
+            actions.append(coordination.answer_one)
         actions.extend([gateway.receive for gateway in self.table.all if gateway.box])
         if storage.writing:
             actions.append(self.tracking.end_write)
@@ -89,5 +91,7 @@ class Driver:
         demand(not self.table.open, f"H57: gateways are left: {list(self.table.open)}")
         demand(not self.table.all, f"H57: gateways are not over: {[gateway.attempt for gateway in self.table.all]}")
         uncommitted = self.coordination.order.uncommitted
-        no_ids = self.tracking.ids_refused > self.application.settings.checkpoints.tolerated_failures
-        demand(not uncommitted or no_ids, f"streaming: no checkpoint covers the last output of {uncommitted}")
+        told = self.tracking.uncommitted
+        demand(
+            not uncommitted or bool(told), f"H45: no checkpoint covers the last output of {uncommitted}: nobody is told"
+        )

@@ -210,6 +210,7 @@ class Gateway:
             case ReportClosed(checkpoint_id):
                 boxes.tracker.append(SubtaskClosed(attempt, checkpoint_id))
             case ReportDrained(checkpoint_id):
+                self.record.check_drained(checkpoint_id)
                 boxes.tracker.append(GatewayDrained(attempt, checkpoint_id))
             case ReportAcknowledged(checkpoint_id, state, held, events_sent):
                 boxes.tracker.append(SubtaskAcknowledged(attempt, checkpoint_id, state, held, events_sent))

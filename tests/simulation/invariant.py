@@ -14,7 +14,7 @@ from protocol.messages import HeldEvent
 from tests.simulation.application import Application
 from tests.simulation.checkers import demand
 
-TAIL = 48
+TAIL = 200
 """How many of its last events a subtask writes into its state; no snapshot holds so many."""
 
 

@@ -343,6 +343,8 @@ class Process:
             elif isinstance(effect, PutInMailbox):
                 if isinstance(effect.item, MailboxEvent):
                     self.record.came_down(effect.item.payload.decode())
+                elif isinstance(effect.item, MailboxBarrier):
+                    self.record.meet_barrier(effect.item.checkpoint_id)
                 self.mailbox.append(effect.item)
             elif isinstance(effect, EndAttempt):
                 self.exit(f"ended: {effect.reason}")

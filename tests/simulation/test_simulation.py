@@ -18,28 +18,36 @@ from protocol.barrier_tracker import (
     AttemptFailed,
     AttemptReady,
     BarrierTracker,
+    CompletedCheckpoint,
+    RestoreAttempt,
+    StoreCheckpoint,
     TellReady,
     TellReset,
+    rescaled,
     tracker,
 )
-from protocol.barrier_tracker.pending import PendingCheckpoint
+from protocol.barrier_tracker.pending import Part, PendingCheckpoint
+from protocol.barrier_tracker.under_way import CheckpointsUnderWay
+from protocol.downward_intake import DownwardIntake
+from protocol.downward_valve import DownwardValve
 from protocol.gateway import GatewayMachine
-from protocol.gateway_types import ConfirmEvent, EventSubmitted, FailEvent, SendToAttempt
+from protocol.gateway_types import ConfirmEvent, EventSubmitted, FailAttempt, FailEvent, SendToAttempt
 from protocol.messages import CheckpointAcknowledged, EventMessage
 from protocol.streams import ConnectionAttached
 from protocol.subtask import SubtaskMachine
-from protocol.subtask_types import PutInMailbox, SendToCoordinator
+from protocol.subtask_types import BarrierArrived, PutInMailbox, SendToCoordinator
+from protocol.upward_valve import Phase, UpwardValve
 from tests.simulation.__main__ import main
 from tests.simulation.coordination import Coordination
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.world import World, run_world
 
-WORLDS = 60
+WORLDS = 40
 HUNT_MAX = 1000  # worlds until a broken machine must have been caught
 
 
 def test_fresh_worlds_keep_the_contract() -> None:
-    # The invariant, H10-H24, H30, H31, H40-H49, H55, H57
+    # The invariant, H4, H10-H24, H28, H30-H33, H40-H50, H52, H55, H57
     first = SystemRandom().randrange(1_000_000_000)
     print(f"seeds {first}..{first + WORLDS - 1}")
     for seed in range(first, first + WORLDS):
@@ -207,6 +215,149 @@ def break_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PendingCheckpoint, "__init__", forgetful)
 
 
+def break_reopening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway reopens when the barrier leaves, not when the attempt has acknowledged (H41)."""
+    send_barrier, reopen = DownwardValve.send_barrier, DownwardValve._reopen
+
+    def hasty(self: DownwardValve, checkpoint_id: int, apart: bool, effects: list[Any]) -> None:
+        send_barrier(self, checkpoint_id, apart, effects)
+        only_once(self, checkpoint_id, 0.0, effects)
+
+    def only_once(self: DownwardValve, checkpoint_id: int, now: float, effects: list[Any]) -> None:
+        if checkpoint_id in self.closed:
+            reopen(self, checkpoint_id, now, effects)
+
+    monkeypatch.setattr(DownwardValve, "send_barrier", hasty)
+    monkeypatch.setattr(DownwardValve, "_reopen", only_once)
+
+
+def break_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tracker does not compare the two halves of a checkpoint (H32); by itself that harms nothing."""
+    monkeypatch.setattr(Part, "why_torn", lambda self: "")
+
+
+def break_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upward valve holds nothing (H31), and nobody compares."""
+    break_comparison(monkeypatch)
+    submit = UpwardValve.submit
+
+    def leaky(self: UpwardValve, submitted: Any, effects: list[Any]) -> None:
+        closed, self._closed = self._closed, []
+        try:
+            submit(self, submitted, effects)
+        finally:
+            self._closed = closed
+
+    monkeypatch.setattr(UpwardValve, "submit", leaky)
+
+
+def break_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The upward valve opens for one checkpoint while it is closed for another (H43), and nobody compares."""
+    break_comparison(monkeypatch)
+
+    def early(self: UpwardValve, checkpoint_id: int, effects: list[Any]) -> None:
+        self._closed.remove(checkpoint_id)
+        closed, self._closed = self._closed, []
+        self._make_room(effects)
+        self._closed = closed
+
+    monkeypatch.setattr(UpwardValve, "_open", early)
+
+
+def break_restore_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reset refers to a checkpoint that is being written, ahead of its completion (H18, FLINK-20290)."""
+    handle = BarrierTracker.handle
+
+    def early(self: BarrierTracker, input: Any, now: float) -> list[Any]:
+        effects = handle(self, input, now)
+        for effect in effects:
+            if isinstance(effect, StoreCheckpoint):
+                self._completed = effect.checkpoint
+        return effects
+
+    monkeypatch.setattr(BarrierTracker, "handle", early)
+
+
+def break_rescale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another parallelism, the last held event of each subtask is lost (H52)."""
+
+    def lossy(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedCheckpoint:
+        whole = rescaled(checkpoint, parallelism)
+        if whole is checkpoint:
+            return whole
+        parts = {subtask: replace(part, held=part.held[:-1]) for subtask, part in whole.subtask_states.items()}
+        return replace(whole, subtask_states=parts)
+
+    monkeypatch.setattr(tracker, "rescaled", lossy)
+
+
+def break_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restore, positions are counted from nothing again, on both sides (H32)."""
+
+    def forgetful(_: Any, effects: list[Any]) -> list[Any]:
+        return [replace(e, events_sent=0) if isinstance(e, RestoreAttempt) else e for e in effects]
+
+    edit(monkeypatch, BarrierTracker, forgetful)
+
+
+def break_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers pass the closed gateway (H33, H41)."""
+    submit_answer = DownwardValve.submit_answer
+
+    def leaky(self: DownwardValve, answer: Any, now: float, effects: list[Any]) -> None:
+        closed, self.closed = self.closed, []
+        submit_answer(self, answer, now, effects)
+        self.closed = closed
+
+    monkeypatch.setattr(DownwardValve, "submit_answer", leaky)
+
+
+def break_loss_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deaf attempt is failed for an event that may be lost (H28)."""
+
+    def strict(input: Any, effects: list[Any]) -> list[Any]:
+        lost = [e for e in effects if isinstance(e, SendToAttempt)]
+        if isinstance(input, EventSubmitted) and input.loss_tolerant and lost:
+            return [*effects, FailAttempt("not confirmed")]
+        return effects
+
+    edit(monkeypatch, GatewayMachine, strict)
+
+
+def break_barrier_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A barrier that comes on its own way does not wait for the items before it (H23)."""
+
+    def hasty(self: DownwardIntake, barrier: BarrierArrived, effects: list[Any]) -> None:
+        if self._valve.phase(barrier.checkpoint_id) is Phase.CLOSED:
+            self._meet_barrier(barrier.checkpoint_id, effects)
+
+    monkeypatch.setattr(DownwardIntake, "take_barrier_apart", hasty)
+
+
+def break_drain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway is drained at its cut, whatever is unconfirmed (H42)."""
+    reach_cut = DownwardValve.reach_cut
+
+    def careless(self: DownwardValve, checkpoint_id: int, effects: list[Any]) -> None:
+        submitted, self._submitted = self._submitted, 0
+        reach_cut(self, checkpoint_id, effects)
+        self._submitted = submitted
+
+    monkeypatch.setattr(DownwardValve, "reach_cut", careless)
+
+
+def break_savepoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A savepoint becomes the point that resets refer to (H49)."""
+    complete = CheckpointsUnderWay.complete
+
+    def greedy(self: CheckpointsUnderWay, checkpoint_id: int, out: list[Any]) -> CompletedCheckpoint | None:
+        pending = self.pending[checkpoint_id]
+        complete(self, checkpoint_id, out)
+        return pending.whole(self.parallelism)
+
+    monkeypatch.setattr(CheckpointsUnderWay, "complete", greedy)
+
+
 @pytest.mark.parametrize(
     ("break_it", "rules"),
     [
@@ -221,6 +372,17 @@ def break_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
         (break_reset, ("H10",)),
         (break_withholding, ("invariant",)),
         (break_at_rest, ("invariant", "exactly once")),
+        (break_reopening, ("invariant, down", "H23")),
+        (break_closing, ("invariant, up", "H30", "H32")),
+        (break_release, ("invariant, up", "H32")),
+        (break_restore_point, ("H18",)),
+        (break_rescale, ("invariant, up", "exactly once", "H30")),
+        (break_position, ("H32",)),
+        (break_answers, ("invariant, answers",)),
+        (break_loss_tolerance, ("H28",)),
+        (break_savepoint, ("H18",)),
+        (break_barrier_apart, ("H23",)),
+        (break_drain, ("H42",)),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

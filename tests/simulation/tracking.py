@@ -74,8 +74,9 @@ class Tracking:
         self.answered: set[int] = set()
         self.completed: set[int] = set()
         self.aborted: set[int] = set()
-        self.ids_refused = 0  # in a row
         self.run_is_on = False
+        self.final: set[int] = set()  # triggered when no run was on
+        self.uncommitted = ""  # what whoever waits for the last output is told
 
     # --- triggers ---
 
@@ -89,11 +90,13 @@ class Tracking:
         checkpoint_id = world.storage.next_id(not world.calm)
         if checkpoint_id is None:
             world.tell("no checkpoint id")
-            self.ids_refused += not savepoint
+            if not self.run_is_on and not savepoint:
+                self.uncommitted = "no checkpoint id"
             return
         demand(checkpoint_id > self.last_id, f"H4: checkpoint {checkpoint_id} after {self.last_id}")
         self.last_id = checkpoint_id
-        self.ids_refused *= savepoint
+        if not self.run_is_on and not savepoint:
+            self.final.add(checkpoint_id)
         self.triggered.add(checkpoint_id)
         if savepoint:
             self.savepoints.add(checkpoint_id)
@@ -110,7 +113,7 @@ class Tracking:
                 self.table.accepting[attempt.task_attempt_id] = connection, run_id
                 self.handle(AttemptAccepted(attempt, mode))
             case StartRun():
-                self.run_is_on = True
+                self.run_is_on, self.uncommitted = True, ""
             case _:
                 self.handle(self.as_fact(message))
 
@@ -217,8 +220,11 @@ class Tracking:
         checkpoint_id, figures = effect.checkpoint_id, self.boxes.world.figures
         demand(checkpoint_id not in self.answered, f"H44: checkpoint {checkpoint_id} was answered twice")
         self.answered.add(checkpoint_id)
+        if checkpoint_id in self.final and not isinstance(effect, CompleteCheckpoint):
+            self.uncommitted = f"checkpoint {checkpoint_id} failed"
         match effect:
             case CompleteCheckpoint():
+                self.uncommitted = ""
                 demand(checkpoint_id in self.boxes.world.storage.files, f"H50: {checkpoint_id} is not durable")
                 self.completed.add(checkpoint_id)
                 figures.checkpoints += 1
