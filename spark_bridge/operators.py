@@ -140,7 +140,9 @@ class Operators:
                     )
                 restored = stored.checkpoint
                 await self._storage.pass_over(restored.checkpoint_id)
-        if restored is not None:
+        if restored is None:
+            log.info("starting from nothing", operator_id=operator_id, storage=str(self._config.storage or "memory"))
+        else:
             log.info("restoring a checkpoint", operator_id=operator_id, checkpoint_id=restored.checkpoint_id)
         return restored
 
