@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -115,6 +116,8 @@ class Operators:
         await self._bridge_ref.ask(
             lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
         )
+        with suppress(AskTimeout):  # the coordinator is to hear the end of its run, but nobody waits for ever for it
+            await operator.tracker_ref.ask(AwaitSettled, timeout_s=self._config.shutdown_timeout_s)
         await self._system.stop(operator.tracker_ref)
 
     async def _restored(self, config: OperatorConfig, port: StoragePort, restore: str) -> CompletedCheckpoint | None:

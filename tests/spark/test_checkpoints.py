@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from pyspark.sql import SparkSession
 
@@ -222,6 +225,7 @@ def test_a_new_application_goes_on_from_the_storage(spark: SparkSession, tmp_pat
             first.wait_until_seen(0, 7)
             sidecar.release("op")
     assert isinstance(outcome[0], Exception)
+    assert first.story[-2:] == [("run_ended", False), ("close",)]  # H57
 
     second = CountingCoordinator()
     with Sidecar(spark, config) as sidecar:
@@ -386,3 +390,50 @@ def test_a_mistake_in_the_drivers_own_code_is_not_run_again(spark: SparkSession)
         with pytest.raises(KeyError, match="my own mistake"):
             sidecar.run(action)
     assert starts == [1]
+
+
+async def test_on_a_loop_of_ones_own_the_action_runs_in_a_thread(spark: SparkSession) -> None:
+    """H15: the same in an ``async with``: restarts, and the checkpoint behind the run."""
+    coordinator = CountingCoordinator()
+    async with Sidecar(spark) as sidecar:
+        handle = await sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
+        action = action_of(spark, handle, 1, Counting)
+        starts: list[int] = []
+
+        def twice() -> list[Any]:
+            starts.append(1)
+            if len(starts) == 1:
+                return action_of(spark, handle, 1, RaisingAtOnce)()
+            return action()
+
+        async with anyio.create_task_group() as tasks:
+
+            async def stop_when_ready() -> None:
+                await anyio.to_thread.run_sync(coordinator.wait_for, ran_again)
+                coordinator.stop_all()
+
+            tasks.start_soon(stop_when_ready)
+            assert await sidecar.run(twice, restart=FixedDelay(delay_s=0)) == [(0, 0)]
+    assert len(starts) == 2
+    assert len(coordinator.named("complete")) == 1
+
+
+def ran_again(story: list[tuple[Any, ...]]) -> bool:
+    resets = [at for at, callback in enumerate(story) if callback[0] == "reset_to_checkpoint"]
+    return bool(resets) and any(callback[0] == "ready" for callback in story[resets[-1] :])
+
+
+async def test_who_is_cancelled_while_it_awaits_the_action_leaves_no_job_behind(spark: SparkSession) -> None:
+    """H48, H57: the runs fail with a reason, and nothing is started again."""
+    coordinator = CountingCoordinator()
+    async with Sidecar(spark) as sidecar:
+        handle = await sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
+        action = action_of(spark, handle, 1, Counting)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(sidecar.run, action, restart=FixedDelay(restarts_max=None, delay_s=0)))
+            await anyio.to_thread.run_sync(coordinator.wait_for, ready(1))
+            tasks.cancel_scope.cancel()
+        await sidecar.settle()
+    assert len(coordinator.named("ready")) == 1
+    assert ("run_ended", False) in coordinator.story
+    assert "cancelled" in coordinator.reasons[0].text
