@@ -180,14 +180,13 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
     ) -> None:
         """Somebody asked, or one is due. Ids are the storage's, which may have none to give (H4)."""
         is_savepoint = savepoint_directory is not None
-        final = not self._run_is_on and not is_savepoint
         try:
             checkpoint_id = self._ports.next_checkpoint_id()
         except Exception as error:
             context.log.warning("no checkpoint id", error=repr(error), exc_info=error)
-            self._requests.without_id(error, reply_to, final=final)
+            self._requests.without_id(error, reply_to, final_owed=self._machine.final_owed)
             return
-        self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory, final=final)
+        self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory)
         self._handle(context, CheckpointTriggered(checkpoint_id, is_savepoint), now)
 
     def _hear_ledger(
@@ -302,10 +301,10 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
                 context.log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
                 self._coordinator_ref.tell(NotifyAborted(checkpoint_id))
-                self._requests.aborted(checkpoint_id, reason)
+                self._requests.aborted(checkpoint_id, reason, final_owed=self._machine.final_owed)
             case RefuseCheckpoint(reason=reason):
                 context.log.info("checkpoint refused", checkpoint_id=checkpoint_id, reason=reason)
-                self._requests.refused(checkpoint_id, reason)
+                self._requests.refused(checkpoint_id, reason, final_owed=self._machine.final_owed)
 
     def _answer_if_settled(self) -> None:
         """The answer goes through the coordinator's mailbox, behind all that it was sent.

@@ -17,13 +17,13 @@ class _Request:
     since: float
     reply_to: Reply[int] | None  # None where the schedule asked
     savepoint_directory: str | None
-    final: bool
 
 
 class CheckpointRequests:
     """One entry for each trigger, until it is answered by one of the four ways to end. Loop only.
 
-    ``uncommitted``: why the final checkpoint of the last run failed; empty when it has not, or a later one completed.
+    ``final_owed``, wherever it is an argument: a run has ended well, and no checkpoint behind its end is complete yet.
+    ``uncommitted``: what failed last while that was so, whenever it had begun; empty when one completed since.
     """
 
     def __init__(self, statistics: OperatorStatistics) -> None:
@@ -43,17 +43,14 @@ class CheckpointRequests:
         now: float,
         reply_to: Reply[int] | None = None,
         savepoint_directory: str | None = None,
-        *,
-        final: bool = False,
     ) -> None:
-        """``final``: it commits the last output of a run."""
-        self._open[checkpoint_id] = _Request(now, reply_to, savepoint_directory, final)
+        self._open[checkpoint_id] = _Request(now, reply_to, savepoint_directory)
 
-    def without_id(self, error: Exception, reply_to: Reply[int] | None, *, final: bool = False) -> None:
+    def without_id(self, error: Exception, reply_to: Reply[int] | None, *, final_owed: bool) -> None:
         """One was asked for or due, but no id could be had."""
         reason = f"no checkpoint id: {type(error).__name__}: {error}"
         self._statistics.checkpoints_refused += 1
-        if final:
+        if final_owed:
             self.uncommitted = reason
         _fail(reply_to, reason, error)
 
@@ -74,18 +71,18 @@ class CheckpointRequests:
         if request.reply_to is not None:
             request.reply_to.answer(checkpoint_id)
 
-    def aborted(self, checkpoint_id: int, reason: str) -> None:
+    def aborted(self, checkpoint_id: int, reason: str, *, final_owed: bool) -> None:
         self._statistics.checkpoints_aborted += 1
         self._statistics.last_abort_reason = reason
-        self._failed(checkpoint_id, reason)
+        self._failed(checkpoint_id, reason, final_owed)
 
-    def refused(self, checkpoint_id: int, reason: str) -> None:
+    def refused(self, checkpoint_id: int, reason: str, *, final_owed: bool) -> None:
         self._statistics.checkpoints_refused += 1
-        self._failed(checkpoint_id, reason)
+        self._failed(checkpoint_id, reason, final_owed)
 
-    def _failed(self, checkpoint_id: int, reason: str) -> None:
+    def _failed(self, checkpoint_id: int, reason: str, final_owed: bool) -> None:
         request = self._open.pop(checkpoint_id)
-        if request.final:
+        if final_owed:
             self.uncommitted = f"checkpoint {checkpoint_id}: {reason}"
         _fail(request.reply_to, f"checkpoint {checkpoint_id}: {reason}")
 

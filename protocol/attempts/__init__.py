@@ -17,7 +17,10 @@ ids up as it launches; the smaller id is the older task.
 - The older one's end came: it is failed and reset, the newer one accepted.
 - The newer one's start came, plain and of the same stage attempt: Spark posts an end before the next start, so the
   end was dropped. The older one fails with LOST_FACT (REVOKED if it had said goodbye: it may have succeeded).
-- It is speculative, or of another stage attempt (a zombie's rival): both are alive, it is accepted beside (H13).
+- It is speculative, or of another stage attempt (a zombie's rival): both are alive, it is accepted beside (H13). Not in
+  streaming mode: the two would go on from one state, and the coordinator can follow only one of them. There the later
+  one takes over: the older is superseded, killed and reset first (unless it has said goodbye: then the copy waits), and
+  an older one that comes late is refused and killed.
 - The older one has *finished*: a copy, known by its start or because it was launched before the success, is of no
   use and waits until it ends. Anything else is a rerun: the success is revoked (H17), reset, and the rerun accepted.
 - A task of a barrier stage always waits for its start, which says whether its stage attempt has failed.

@@ -8,9 +8,9 @@ from enum import Enum
 from protocol.attempts.books import Relation, StageRecord, TaskRecord, relate
 from protocol.attempts.entries import AttemptEntry, AttemptState, HeldRegistration, Run
 from protocol.attempts.operator import OperatorLedger
-from protocol.attempts.types import FailureKind
+from protocol.attempts.types import FailureKind, KillTask
 from protocol.facts import StatusReported, TaskOutcome, TaskState
-from protocol.messages import RefusalCode
+from protocol.messages import RefusalCode, RestoreMode
 
 
 class Wait(Enum):
@@ -21,13 +21,16 @@ class Wait(Enum):
 class Refusal:
     code: RefusalCode
     text: str
+    kill: bool = False  # Spark would let it run on, or count its failure
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """``predecessors`` are not known to be over, but must be: they fail first."""
+    """``predecessors`` are not known to be over, but must be: they fail first. ``superseded`` run beside it, and may
+    not."""
 
     predecessors: tuple[AttemptEntry, ...] = ()
+    superseded: tuple[AttemptEntry, ...] = ()
 
 
 Verdict = Wait | Refusal | Acceptance
@@ -44,15 +47,20 @@ def settle(operator: OperatorLedger, now: float) -> None:
                 continue
             verdict = _judge(operator, held, now)
             if isinstance(verdict, Refusal):
+                if verdict.kill:
+                    operator.out.append(KillTask(task_attempt_id, verdict.text))
                 operator.refuse(task_attempt_id, verdict.code, verdict.text)
             elif isinstance(verdict, Acceptance):
-                _make_room(operator, verdict.predecessors)
+                _make_room(operator, verdict)
                 operator.accept(held, now)
             progress = progress or verdict is not Wait.WAIT
 
 
-def _make_room(operator: OperatorLedger, predecessors: tuple[AttemptEntry, ...]) -> None:
-    for entry in predecessors:
+def _make_room(operator: OperatorLedger, acceptance: Acceptance) -> None:
+    for entry in acceptance.superseded:
+        if entry.alive:
+            operator.fail(entry, FailureKind.SUPERSEDED, "a later attempt has taken over", kill=True)
+    for entry in acceptance.predecessors:
         if entry.state in (AttemptState.ENDING, AttemptState.FINISHED):
             operator.fail(entry, FailureKind.REVOKED, "Spark runs the partition again")
         elif entry.alive:
@@ -103,7 +111,9 @@ def _give_up(operator: OperatorLedger, held: HeldRegistration) -> Refusal:
 
 def _judge_rivals(operator: OperatorLedger, held: HeldRegistration, run: Run, task: TaskRecord) -> Verdict:
     stage = operator.books.stage(run.run_id)
+    one_at_a_time = held.message.mode == RestoreMode.STREAMING
     predecessors: list[AttemptEntry] = []
+    superseded: list[AttemptEntry] = []
     verdict: Verdict = Acceptance()
     for entry in run.subtask(held.message.subtask).attempts.values():
         if entry.state is AttemptState.OVER:
@@ -118,6 +128,8 @@ def _judge_rivals(operator: OperatorLedger, held: HeldRegistration, run: Run, ta
                 relation = Relation.BESIDE
             if relation is Relation.UNDECIDED or finished:
                 verdict = Wait.WAIT  # after a success an older copy is of no use: it waits until Spark ends it
+            elif one_at_a_time:
+                return Refusal(RefusalCode.ATTEMPT_OVER, f"{entry.attempt} has taken over", kill=True)
             continue
         relation = relate(rival, task, barrier=stage.barrier)
         if relation is Relation.UNDECIDED and entry.task_attempt_id in held.beside:
@@ -126,9 +138,11 @@ def _judge_rivals(operator: OperatorLedger, held: HeldRegistration, run: Run, ta
             relation = _relate_to_success(relation, held, task, rival)
         if relation is Relation.SUCCESSION:
             predecessors.append(entry)  # H17: what has succeeded runs again only when its output is lost
-        elif relation is Relation.UNDECIDED:
+        elif relation is Relation.UNDECIDED or (one_at_a_time and entry.state is AttemptState.ENDING):
             verdict = Wait.WAIT
-    return verdict if verdict is Wait.WAIT else Acceptance(tuple(predecessors))
+        elif one_at_a_time:
+            superseded.append(entry)
+    return verdict if verdict is Wait.WAIT else Acceptance(tuple(predecessors), tuple(superseded))
 
 
 def _relate_to_success(relation: Relation, held: HeldRegistration, task: TaskRecord, rival: TaskRecord) -> Relation:

@@ -31,6 +31,7 @@ from protocol.facts import (
     TaskOutcome,
     TaskState,
 )
+from protocol.messages import RestoreMode
 from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
 
 OK = TaskOutcome.SUCCESS
@@ -203,6 +204,45 @@ def test_a_copy_that_registers_after_the_success_waits_until_it_ends() -> None:
     assert book.feed(reg(11, 1, number=1)) == []
     ended = book.feed(end(11, 1, KILLED, number=1, reason="another attempt succeeded"))
     assert ended == ["refuse task 11 ATTEMPT_OVER", "failed 1#1 SUPERSEDED"]
+
+
+STREAMING = RestoreMode.STREAMING
+
+
+def a_streaming_attempt() -> Playbook:
+    book = Playbook()
+    book.feed(job(), stage(), start(10, 1), reg(10, 1, mode=STREAMING), opened(10))
+    return book
+
+
+def test_in_streaming_mode_a_copy_takes_over_and_the_subtask_is_reset_first() -> None:
+    book = a_streaming_attempt()  # H13, H18: what the copy restores is what the coordinator was told
+    copy = book.feed(start(11, 1, number=1, speculative=True), reg(11, 1, number=1, mode=STREAMING))
+    assert copy == ["kill 10", "failed 1#0 SUPERSEDED", "reset 1", "accept 1#1 task 11"]
+    assert book.feed(opened(11)) == ["ready 1#1"]
+    assert book.feed(end(10, 1, KILLED, reason="superseded")) == []
+    assert book.feed(end(11, 1, OK, number=1)) == ["finish 1#1"]
+
+
+def test_in_streaming_mode_the_attempt_of_a_new_stage_attempt_takes_over_from_the_zombie() -> None:
+    book = a_streaming_attempt()  # H13, spark-facts 13
+    book.feed(stage(attempt=1), start(20, 1, number=0, stage_attempt=1))
+    taken_over = book.feed(reg(20, 1, number=0, mode=STREAMING))
+    assert taken_over == ["kill 10", "failed 1#0 SUPERSEDED", "reset 1", "accept 1#1 task 20"]
+
+
+def test_in_streaming_mode_an_older_attempt_that_comes_late_is_refused_and_killed() -> None:
+    book = a_streaming_attempt()  # H13
+    book.feed(stage(attempt=1), start(8, 2, number=1), start(20, 2, number=0, stage_attempt=1))
+    book.feed(reg(20, 2, mode=STREAMING))
+    assert book.feed(reg(8, 2, number=1, mode=STREAMING)) == ["kill 8", "refuse task 8 ATTEMPT_OVER"]
+
+
+def test_in_streaming_mode_a_copy_of_an_attempt_that_has_said_goodbye_waits() -> None:
+    book = a_streaming_attempt()  # H13: its output may be counted already
+    book.feed(goodbye(10), start(11, 1, number=1, speculative=True))
+    assert book.feed(reg(11, 1, number=1, mode=STREAMING)) == []
+    assert book.feed(end(10, 1)) == ["failed 1#0 FAILED", "reset 1", "accept 1#1 task 11"]
 
 
 # --- condemned --------------------------------------------------------------------------------------------

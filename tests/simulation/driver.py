@@ -91,7 +91,7 @@ class Driver:
         demand(not self.table.open, f"H57: gateways are left: {list(self.table.open)}")
         demand(not self.table.all, f"H57: gateways are not over: {[gateway.attempt for gateway in self.table.all]}")
         uncommitted = self.coordination.order.uncommitted
-        told = self.tracking.uncommitted or self.tracking.tracker.final_owed
+        told = self.tracking.uncommitted
         demand(
             not uncommitted or bool(told), f"H45: no checkpoint covers the last output of {uncommitted}: nobody is told"
         )

@@ -75,7 +75,6 @@ class Tracking:
         self.completed: set[int] = set()
         self.aborted: set[int] = set()
         self.run_is_on = False
-        self.final: set[int] = set()  # triggered when no run was on
         self.uncommitted = ""  # what whoever waits for the last output is told
 
     # --- triggers ---
@@ -90,13 +89,11 @@ class Tracking:
         checkpoint_id = world.storage.next_id(not world.calm)
         if checkpoint_id is None:
             world.tell("no checkpoint id")
-            if not self.run_is_on and not savepoint:
+            if self.tracker.final_owed:
                 self.uncommitted = "no checkpoint id"
             return
         demand(checkpoint_id > self.last_id, f"H4: checkpoint {checkpoint_id} after {self.last_id}")
         self.last_id = checkpoint_id
-        if not self.run_is_on and not savepoint:
-            self.final.add(checkpoint_id)
         self.triggered.add(checkpoint_id)
         if savepoint:
             self.savepoints.add(checkpoint_id)
@@ -220,7 +217,7 @@ class Tracking:
         checkpoint_id, figures = effect.checkpoint_id, self.boxes.world.figures
         demand(checkpoint_id not in self.answered, f"H44: checkpoint {checkpoint_id} was answered twice")
         self.answered.add(checkpoint_id)
-        if checkpoint_id in self.final and not isinstance(effect, CompleteCheckpoint):
+        if self.tracker.final_owed and isinstance(effect, AbortCheckpoint | RefuseCheckpoint):
             self.uncommitted = f"checkpoint {checkpoint_id} failed"
         match effect:
             case CompleteCheckpoint():

@@ -52,7 +52,7 @@ def draw_settings(random: Random) -> Settings:
         loose=random.choice([0.0, 0.3]),
         apart=random.choice([0.0, 0.5, 1.0]),
         in_snapshot=random.choice([0.0, 0.0, 0.5]),
-        copies=mode is RestoreMode.BATCH and not barrier_stage and random.random() < 0.5,
+        copies=not barrier_stage and random.random() < 0.5,
         barrier_stage=barrier_stage,
     )
 
@@ -87,10 +87,6 @@ class World:
             lose_driver=random.choice([0.0, 0.002, 0.005]),
             budget=random.choice([0, 3, 8, 15, 40]),
         )
-        if settings.mode is RestoreMode.STREAMING and settings.barrier_stage:
-            # With facts lost, the new stage attempt's tasks look like copies. In streaming mode a copy that outlives
-            # the first attempt has restored a checkpoint of which its coordinator was never told (H13).
-            self.faults.drop = 0.0
         self.eager = random.choice([0.0, 0.004, 0.02, 0.05])  # how often somebody asks for a checkpoint
         if eager is not None:
             self.eager = eager

@@ -241,6 +241,32 @@ async def test_whoever_waits_is_told_that_the_last_output_is_not_committed() -> 
         assert answer.values == [Settled(1, "")], "a run that failed owes nothing, and the one before it is gone"
 
 
+async def test_it_is_told_too_when_the_last_try_had_begun_before_the_end_of_the_run() -> None:  # H45
+    written = asyncio.Event()
+
+    async def fail(checkpoint: Any) -> None:
+        await written.wait()
+        raise OSError("no space left")
+
+    async with running_operator(RecordingCoordinator(), tolerated_failures=0) as world:
+        (task,) = await world.running(0)
+        task.finish(state=b"last")
+        await world.settle()
+        world.on_store = fail
+        world.checkpoint()
+        await world.settle()  # all have taken part, and it is being stored
+        world.finish(task)
+        world.end_run()
+        answer = world.await_settled()
+        await world.settle()
+        assert answer.open
+        written.set()
+        await world.settle()
+        (settled,) = answer.values
+        assert "no space left" in settled.uncommitted
+        assert len(world.failures) == 1
+
+
 async def test_a_final_checkpoint_that_found_no_id_is_still_owed() -> None:  # H4, H48
     async with running_operator(RecordingCoordinator(), checkpoint_timeout_s=30.0) as world:
         (task,) = await world.running(0)
