@@ -100,18 +100,12 @@ async def test_a_job_with_a_failure_and_a_kill_is_told_attempt_by_attempt(spark:
 
         [started] = log.of(JobStarted)
         assert ended == JobEnded(started.job_id, succeeded=True)
-        outcomes = sorted((fact.partition, fact.attempt_number, fact.outcome.name) for fact in log.of(TaskEnded))
-        assert outcomes == [
-            (0, 0, "SUCCESS"),
-            (1, 0, "FAILED"),
-            (1, 1, "SUCCESS"),
-            (2, 0, "KILLED"),
-            (2, 1, "SUCCESS"),
-        ]
-        killed = next(fact for fact in log.of(TaskEnded) if fact.outcome is TaskOutcome.KILLED)
-        assert (killed.task_attempt_id, killed.reason) == (hanging.task_attempt_id, "it went deaf")
-        failed = next(fact for fact in log.of(TaskEnded) if fact.outcome is TaskOutcome.FAILED)
-        assert "the first attempt of partition 1 fails" in failed.reason
+        ends = log.of(TaskEnded)  # among them, now and then, of a worker that Spark itself has just lost
+        killed = [fact for fact in ends if fact.outcome is TaskOutcome.KILLED]
+        assert [(fact.task_attempt_id, fact.reason) for fact in killed] == [(hanging.task_attempt_id, "it went deaf")]
+        assert sorted(fact.partition for fact in ends if fact.outcome is TaskOutcome.SUCCESS) == [0, 1, 2], ends
+        [raised] = [fact for fact in ends if "the first attempt of partition 1 fails" in fact.reason]
+        assert (raised.partition, raised.attempt_number, raised.outcome) == (1, 0, TaskOutcome.FAILED)
 
 
 async def hear_one_job_twice(spark: SparkSession) -> tuple[FactsLog, FactsLog]:
