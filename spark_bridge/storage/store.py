@@ -31,7 +31,10 @@ from spark_bridge.storage.layout import (
 log = structlog.get_logger("headgate.storage")
 
 _LOOKS_MAX = 5
-_MEND = "restore the file from a copy, or allow an older checkpoint (allow_older=True)"
+_MEND = (
+    "restore the file from a copy, or allow an older checkpoint "
+    "(allow_older=True; of a sidecar: SidecarConfig(allow_older_checkpoint=True))"
+)
 
 
 class CheckpointStorage:

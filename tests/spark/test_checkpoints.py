@@ -20,7 +20,7 @@ from protocol.codec import decode_event, encode_event
 from protocol.messages import RestoreMode
 from protocol.restart import FixedDelay
 from spark_bridge import RestartsExhausted, Sidecar, SidecarConfig
-from spark_bridge.storage import CheckpointStorage, StorageFenced
+from spark_bridge.storage import CheckpointStorage, CheckpointUnreadable, StorageFenced
 from spark_bridge.subtask import CheckpointDeclinedByOperator
 from tests.spark.counting import Counting, CountingCoordinator
 
@@ -300,6 +300,28 @@ def test_a_savepoint_is_apart_and_can_be_started_from(spark: SparkSession, tmp_p
             second.wait_for(ready(1))
             second.stop_all()
     assert outcome == [[(0, 4)]]
+
+
+def test_a_damaged_checkpoint_is_an_error_unless_an_older_one_is_allowed(spark: SparkSession, tmp_path: Path) -> None:
+    """H50, H51: the error names the file and the setting; of the older ones as many are kept as the setting says."""
+    coordinator = CountingCoordinator()
+    with Sidecar(spark, SidecarConfig(storage=tmp_path, retained_checkpoints=1)) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
+        with running(lambda: sidecar.run(action_of(spark, handle, 1, Counting))):
+            coordinator.wait_for(ready(1))
+            ids = [sidecar.checkpoint() for _ in range(3)]
+            coordinator.stop_all()
+    older, newest = sorted(tmp_path.rglob("*.hgc"))  # the retained one, and the newest, which counts for nothing
+    newest.write_bytes(newest.read_bytes()[:-1])
+
+    with Sidecar(spark, SidecarConfig(storage=tmp_path)) as sidecar:
+        with pytest.raises(CheckpointUnreadable, match=rf"{newest.name}.*allow_older_checkpoint=True"):
+            sidecar.coordinate("op", CountingCoordinator(), parallelism=1, mode=STREAMING)
+    restored = CountingCoordinator()
+    with Sidecar(spark, SidecarConfig(storage=tmp_path, allow_older_checkpoint=True)) as sidecar:
+        sidecar.coordinate("op", restored, parallelism=1, mode=STREAMING)
+    assert str(ids[-1]) in older.name
+    assert restored.story[0][:2] == ("reset_to_checkpoint", ids[-1])
 
 
 def test_an_application_whose_storage_was_taken_over_ends(spark: SparkSession, tmp_path: Path) -> None:
