@@ -15,6 +15,7 @@ from protocol.messages import RestoreMode
 from protocol.subtask_types import BarrierArrived
 from tests.simulation.application import Application, Settings, start
 from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand
+from tests.simulation.choices import Choices
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
 from tests.simulation.misfortune import strike
@@ -60,9 +61,11 @@ def draw_settings(random: Random) -> Settings:
 class World:
     """See the module. ``run`` ends in a quiet world, or raises ``Violation``."""
 
-    def __init__(self, seed: int, eager: float | None = None) -> None:
+    def __init__(self, seed: int, eager: float | None = None, choices: Choices | None = None) -> None:
         self.seed = seed
-        self.random = random = Random(seed)
+        self.choices = Choices(seed) if choices is None else choices
+        self.random: Random = self.choices
+        random = self.random
         self.now = 0.0
         self.look_at = 0.0  # when timers are looked at next
         self.steps = 0
@@ -180,6 +183,7 @@ class World:
 
     def step(self) -> None:
         self.steps += 1
+        self.choices.begin_step()
         self.now += self.random.expovariate(1000.0)
         if self.engine.active and self.random.random() < self.eager:
             self.driver.tracking.request(savepoint=self.random.random() < 0.15)
@@ -329,12 +333,13 @@ class World:
         return figures
 
 
-def run_world(seed: int, eager: float | None = None) -> tuple[World, Exception | None]:
+def run_world(seed: int, eager: float | None = None, choices: Choices | None = None) -> tuple[World, Exception | None]:
     """Run one world; return it with what went wrong, if anything did. Any exception is a finding.
 
     ``eager``: how likely somebody asks for a checkpoint at each step, where the seed shall not decide.
+    ``choices``: all chance, instead of what follows from the seed.
     """
-    world = World(seed, eager)
+    world = World(seed, eager, choices)
     try:
         world.run()
     except Exception as error:
