@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from protocol.attempts import GlobalFailureRaised
+from protocol.barrier_tracker import AbortRequested
 from protocol.machine import TimePassed
-from tests.simulation.application import Application
+from tests.simulation.application import OPERATOR, Application
 from tests.simulation.bridge import Bridge
 from tests.simulation.checkers import demand
 from tests.simulation.coordination import Coordination
@@ -60,6 +62,14 @@ class Driver:
 
     def read(self, connection: Connection) -> None:
         self.bridge.read(connection)
+
+    def fail_job(self, cause: str) -> None:
+        """The coordinator gives the job up (H8)."""
+        self.boxes.bridge.append(GlobalFailureRaised(OPERATOR, cause))
+
+    def abort_checkpoint(self, reason: str) -> None:
+        """Somebody gives up the checkpoint that was begun last; it may be over already (H45)."""
+        self.boxes.tracker.append(AbortRequested(self.tracking.last_id, reason))
 
     def next_deadline(self) -> float | None:
         deadlines = [self.bridge.ledger.next_deadline(), self.tracking.tracker.next_deadline()]

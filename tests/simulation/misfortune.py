@@ -6,9 +6,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from protocol.attempts import GlobalFailureRaised
-from protocol.barrier_tracker import AbortRequested
-from tests.simulation.application import OPERATOR
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, Faults
 from tests.simulation.network import Connection
@@ -100,9 +97,9 @@ def upset(world: UnluckyWorld) -> None:
     """The coordinator fails the job, or somebody gives a checkpoint up."""
     if world.random.random() < 0.5:
         world.tell("the coordinator fails the job")
-        world.driver.boxes.bridge.append(GlobalFailureRaised(OPERATOR, "fail_job"))
+        world.driver.fail_job("fail_job")
     else:
-        world.driver.boxes.tracker.append(AbortRequested(world.driver.tracking.last_id, "never mind"))
+        world.driver.abort_checkpoint("never mind")
 
 
 MISFORTUNES: list[Callable[[UnluckyWorld], None]] = [

@@ -39,18 +39,23 @@ class Totals:
     restores: int = 0
     uncompleted_restores: int = 0
     rescales: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)  # failures of attempts, as the coordinator hears of them
+    happenings: dict[str, int] = field(default_factory=dict)  # what the world did to them
 
     def count_failure(self, kind: str) -> None:
         self.failures += 1
         self.kinds[kind] = self.kinds.get(kind, 0) + 1
 
+    def happen(self, what: str) -> None:
+        self.happenings[what] = self.happenings.get(what, 0) + 1
+
     def add(self, other: Totals) -> None:
         for name, value in vars(other).items():
             if isinstance(value, int):
                 setattr(self, name, getattr(self, name) + value)
-        for kind, count in other.kinds.items():
-            self.kinds[kind] = self.kinds.get(kind, 0) + count
+        for mine, others in ((self.kinds, other.kinds), (self.happenings, other.happenings)):
+            for name, count in others.items():
+                mine[name] = mine.get(name, 0) + count
 
 
 class DriverWorld(Protocol):
