@@ -1,0 +1,374 @@
+"""Every input in every state of a gateway: its tables, cell by cell (H20-H27, H40-H44)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from random import Random
+from typing import Any, ClassVar
+
+from hypothesis import given as hypothesis_given
+from hypothesis import settings
+
+from protocol import gateway_types as g
+from protocol import messages as m
+from protocol.downward_valve import _Phase as Phase
+from protocol.errors import GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.gateway import LEGAL, GatewayMachine, GatewayState, Verdict
+from protocol.ids import ExecutionAttempt
+from protocol.upward_intake import _Peer as Peer
+from tests.protocol.every_input import (
+    HUGE,
+    WANDERINGS,
+    Cell,
+    Given,
+    Walk,
+    check_complete,
+    differences,
+    explore,
+    freeze,
+    members,
+    wander,
+)
+
+ATTEMPT = ExecutionAttempt("words", 2, 1, 7)
+ITEMS = members(m.UpItem)
+PAYLOAD = (m.EventMessage, m.RequestMessage, m.RestoredEventMessage)
+OF_CHECKPOINT = (m.ClosedForCheckpoint, m.CheckpointAcknowledged, m.CheckpointDeclined)
+ABOUT_CHECKPOINT = (g.CutReached, g.BarrierRequested, g.CheckpointOver, *OF_CHECKPOINT)
+STREAM = ("_untaken", "received_seq", "untaken_bytes", "_confirm_sent")  # what a dropped item moves all the same
+
+GatewayGiven = Given[g.GatewayInput, g.GatewayEffect]
+
+
+class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
+    kinds = tuple(kind for kind in members(g.GatewayInput) if kind is not g.MessageReceived) + members(m.UpMessage)
+    errors = (LocalProtocolError, RemoteProtocolError)
+    remembered: ClassVar = {GatewayFull: frozenset({"_refused_bytes"})}
+    weights: ClassVar = {
+        g.AttemptIsOver: 0.05,
+        g.TimePassed: 0.3,
+        g.ConnectionAttached: 2.0,
+        g.ConnectionLost: 0.5,
+        m.Finished: 0.15,
+        g.EventSubmitted: 2.0,
+        m.EventMessage: 2.0,
+        m.RequestMessage: 2.0,
+    }
+
+    machine: GatewayMachine
+
+    def build(self) -> GatewayMachine:
+        self.limits = g.GatewayLimits(10.0, 7.0, 4, 60, self.dice.choice((3, 5)), 60)
+        self.event_id = self.request_id = 0
+        self.open_events: set[int] = set()
+        return GatewayMachine(ATTEMPT, self.limits)
+
+    def fork(self) -> GatewayWalk:
+        fork = super().fork()
+        assert isinstance(fork, GatewayWalk)
+        fork.open_events = set(self.open_events)
+        return fork
+
+    # --- what fits ---
+
+    def phases(self) -> dict[int, Phase]:
+        return {n: checkpoint.phase for n, checkpoint in self.machine._valve._checkpoints.items()}
+
+    def checkpoint(self, fits: bool, *phases: Phase) -> int:
+        known = self.phases()
+        latest = self.machine._valve._latest or 0
+        fitting = [n for n, phase in known.items() if phase in phases]
+        others = [n for n in known if n not in fitting]
+        return self.one_of(fitting, [*others, latest + 1, -1, 0, HUGE, max(latest - 1, 0)], fits)
+
+    def payload(self, fits: bool) -> bytes:
+        return bytes(self.one_of((0, 1, 9, 30), (61, 500), fits or self.dice.random() < 0.5))
+
+    def draw(self, kind: type, fits: bool) -> g.GatewayInput:
+        if kind in members(m.UpMessage):
+            return g.MessageReceived(self.message(kind, fits))
+        valve, intake, dice = self.machine._valve, self.machine._in, self.dice
+        stream = valve.stream
+        if kind is g.ConnectionAttached:
+            low, high = stream.confirmed_seq, stream.last_seq
+            return g.ConnectionAttached(self.one_of(range(low, high + 1), (low - 1, high + 1, -HUGE, HUGE), fits))
+        if kind is g.EventSubmitted:
+            self.event_id += 1
+            return g.EventSubmitted(self.event_id, self.payload(fits), dice.random() < 0.2)
+        if kind is g.AnswerSubmitted:
+            unanswered = sorted(intake._unanswered)
+            request_id = self.one_of(unanswered, (-1, HUGE, self.request_id + 1), fits)
+            return g.AnswerSubmitted(request_id, dice.choice(("", "no")), self.payload(fits))
+        if kind is g.ItemTaken:
+            delivered = intake._kept[0].seq - 1 if intake._kept else intake.stream.received_seq
+            return g.ItemTaken(self.one_of(range(delivered + 1), (delivered + 1, HUGE, -1), fits))
+        if kind is g.CloseRequested:
+            latest = valve._latest or 0
+            return g.CloseRequested(self.one_of((latest + 1, latest + 3), (latest, -1, latest - 1), fits))
+        if kind is g.CutReached:
+            return g.CutReached(self.checkpoint(fits, Phase.REQUESTED))
+        if kind is g.BarrierRequested:
+            return g.BarrierRequested(self.checkpoint(fits, Phase.DRAINED), dice.random() < 0.3)
+        if kind is g.CheckpointOver:
+            return g.CheckpointOver(self.checkpoint(fits, *Phase), dice.choice(list(g.CheckpointOutcome)))
+        if kind is g.TimePassed:
+            deadline = self.machine.next_deadline()
+            if fits and deadline is not None:
+                self.now = max(self.now, deadline)
+            return g.TimePassed()
+        simple: dict[type, g.GatewayInput] = {
+            g.ConnectionLost: g.ConnectionLost(),
+            g.ReadyAnnounced: g.ReadyAnnounced(),
+            g.AttemptIsOver: g.AttemptIsOver("killed"),
+        }
+        return simple[kind]
+
+    def message(self, kind: type, fits: bool) -> m.UpMessage:
+        dice, intake, sent = self.dice, self.machine._in, self.machine._valve.stream
+        came = intake.stream.received_seq
+        task = 7 if self.perhaps(fits) else dice.choice((8, -1))
+        seq = self.one_of((came + 1,), (came + 1, came + 1, came, 0, -1, came + 2, HUGE), self.perhaps(fits))
+        if kind is m.Confirm:
+            low, high = sent.confirmed_seq, sent.last_seq
+            return m.Confirm(task, self.one_of(range(low, high + 1), (high + 1, HUGE, low - 1, -1), fits))
+        if kind is m.Register:
+            return m.Register(task, "words", 2, 1, 0, m.RestoreMode.BATCH, 3, "h", "3.11")
+        if kind is m.Resume:
+            return m.Resume(task, "words", dice.choice((0, came)))
+        if kind is m.EventMessage:
+            return m.EventMessage(task, seq, self.payload(fits))
+        if kind is m.RestoredEventMessage:
+            return m.RestoredEventMessage(task, seq, dice.choice((0, 5, HUGE)), self.payload(fits))
+        if kind is m.RequestMessage:
+            self.request_id += 1
+            request_id = self.one_of((self.request_id,), (*sorted(intake._unanswered), HUGE), fits)
+            return m.RequestMessage(task, seq, request_id, self.payload(fits))
+        if kind is m.ClosedForCheckpoint:
+            return m.ClosedForCheckpoint(task, seq, self.checkpoint(fits, Phase.REQUESTED))
+        if kind is m.CheckpointAcknowledged:
+            checkpoint_id = self.checkpoint(fits, Phase.BARRIER)
+            return m.CheckpointAcknowledged(task, seq, checkpoint_id, b"state", (m.HeldEvent(2, b"held"),), 3)
+        if kind is m.CheckpointDeclined:
+            return m.CheckpointDeclined(task, seq, self.checkpoint(fits, Phase.BARRIER), "no")
+        if kind is m.Finished:
+            return m.Finished(task, seq, dice.choice(("", "boom")), b"last", 3)
+        assert kind is m.Opened, f"a message without a generator: {kind}"
+        return m.Opened(task, seq)
+
+    def follow(self) -> g.GatewayInput | None:
+        """The next step of a life that has a checkpoint under way most of the time."""
+        if self.machine.state is GatewayState.OVER:
+            return None
+        if self.machine.state is GatewayState.DETACHED:
+            return self.draw(g.ConnectionAttached, True)
+        steps: list[type] = [m.Confirm, g.ItemTaken, g.EventSubmitted, g.EventSubmitted]
+        steps += [] if self.machine._in._ready else [g.ReadyAnnounced]
+        steps += [m.Opened] if self.machine._in._peer is Peer.RESTORING else []
+        phases = set(self.phases().values())
+        steps += [] if len(self.phases()) > 2 else [g.CloseRequested]
+        steps += [g.CutReached, m.ClosedForCheckpoint] if Phase.REQUESTED in phases else []
+        steps += [g.BarrierRequested] if Phase.DRAINED in phases else []
+        steps += [m.CheckpointAcknowledged] if Phase.BARRIER in phases else []
+        steps += [g.CheckpointOver] if Phase.ACKNOWLEDGED in phases else []
+        return self.draw(self.dice.choice(steps), True)
+
+    # --- the tables ---
+
+    def state(self) -> Hashable:
+        valve, intake = self.machine._valve, self.machine._in
+        phases = frozenset(self.phases().values())
+        waits = (bool(valve._held), bool(valve._awaited), bool(intake._kept), bool(intake._unanswered))
+        return self.machine.state, intake._peer, intake._ready, phases, waits, valve._refused_bytes is not None
+
+    def is_news(self, message: m.UpMessage) -> bool:
+        """Whether it is the next item, on this connection, and there is room for it."""
+        if not isinstance(message, m.UpItem) or message.task_attempt_id != 7:
+            return False
+        intake = self.machine._in
+        if self.machine.state is not GatewayState.ATTACHED or message.seq != intake.stream.received_seq + 1:
+            return False
+        if not isinstance(message, PAYLOAD):
+            said = {(type(item), getattr(item, "checkpoint_id", None)) for item in intake._kept}
+            return (type(message), getattr(message, "checkpoint_id", None)) not in said
+        count, size = intake.stream.untaken_events, intake.stream.untaken_bytes + len(message.payload)
+        if count and (count >= self.limits.upward_events_max or size > self.limits.upward_bytes_max):
+            return False
+        if isinstance(message, m.RequestMessage):
+            open_requests = len(intake._unanswered) + self.machine._valve.answers_pending
+            return message.request_id not in intake._unanswered and open_requests < self.limits.upward_events_max
+        return True
+
+    def cells(self, input: g.GatewayInput) -> list[Cell]:
+        state, intake = self.machine.state, self.machine._in
+        cells: list[Cell] = [("state", state, type(input))]
+        about: Any = input
+        if isinstance(input, g.MessageReceived):
+            about = input.message
+            cells.append(("message", state, type(about)))
+            if not self.is_news(about):
+                return cells
+            cells.append(("item", intake._peer, intake._ready, type(about)))
+            if intake._kept or intake._peer is Peer.FINISHED:
+                return cells
+        if isinstance(about, ABOUT_CHECKPOINT) and state is not GatewayState.OVER:
+            cells.append(("checkpoint", self.phases().get(about.checkpoint_id), type(about)))
+        return cells
+
+    def judge(self, cells: list[Cell], given: GatewayGiven) -> None:
+        for cell in cells:
+            match cell:
+                case ("state", state, kind):
+                    self.judge_state(LEGAL[kind][list(GatewayState).index(state)], given)
+                case ("message", GatewayState.ATTACHED, kind) if kind in (m.Register, m.Resume):
+                    own = isinstance(given.input, g.MessageReceived) and given.input.message.task_attempt_id == 7
+                    assert isinstance(given.error, RemoteProtocolError) == own
+                case ("item", peer, ready, kind):
+                    self.judge_item(peer, ready, kind, given)
+                case ("checkpoint", phase, kind):
+                    self.judge_checkpoint(phase, kind, given)
+        self.judge_events(given)
+        self.judge_ids(given)
+
+    def judge_state(self, verdict: Verdict, given: GatewayGiven) -> None:
+        match verdict:
+            case Verdict.IGNORE:
+                assert given.nothing(*self.started())
+            case Verdict.REFUSE:  # H3
+                assert given.kinds == [g.RefuseMessage]
+                assert not given.changed(*self.started())
+            case Verdict.FAIL:  # H21, H26
+                assert given.kinds == [g.FailEvent]
+                assert not given.changed(*self.started())
+            case Verdict.ACT if isinstance(given.input, g.MessageReceived) and g.RefuseMessage in given.kinds:
+                assert set(given.kinds) <= {g.RefuseMessage, g.SendToAttempt}
+                assert not given.changed(*STREAM, "_kept")  # what is over need not wait any more, either
+
+    def started(self) -> tuple[str, ...]:
+        """What the first input of any kind changes: it starts the clock."""
+        return () if any(given.error is None for given in self.history) else ("stopped_at",)
+
+    def judge_item(self, peer: Peer, ready: bool, kind: type, given: GatewayGiven) -> None:
+        """The table at the top of ``upward_intake``, for an item that comes for the first time."""
+        assert given.error is None
+        refused = g.RefuseMessage in given.kinds
+        waits = g.DeliverEvent not in given.kinds and g.DeliverRequest not in given.kinds
+        if peer is Peer.FINISHED:  # H47
+            assert refused or kind is m.ClosedForCheckpoint
+        elif kind is m.Opened:
+            assert (g.ReportOpened in given.kinds) == (peer is Peer.RESTORING)
+            assert refused == (peer is Peer.OPEN)
+        elif kind in PAYLOAD:  # H10
+            assert not refused
+            assert waits == (not ready)
+        elif kind is m.Finished:
+            input = given.input
+            badly = isinstance(input, g.MessageReceived) and isinstance(input.message, m.Finished)
+            badly = badly and bool(input.message.failure)  # type: ignore[union-attr]
+            assert not refused
+            assert (g.ReportFinished in given.kinds) or not (ready or badly)
+
+    def judge_checkpoint(self, phase: Phase | None, kind: type, given: GatewayGiven) -> None:
+        """The phases of a checkpoint at ``downward_valve``, and what an unknown id may do: nothing (H44)."""
+        refused = given.kinds[:1] == [g.RefuseMessage]
+        if phase is None:
+            assert refused if kind in OF_CHECKPOINT else given.nothing(*self.started())
+        elif kind is g.CutReached:
+            assert phase is Phase.REQUESTED or isinstance(given.error, LocalProtocolError)
+        elif kind is g.BarrierRequested:
+            assert (given.error is None) == (phase is Phase.DRAINED)
+        elif kind is m.CheckpointAcknowledged:
+            assert refused == (phase is not Phase.BARRIER)
+            assert (g.ReportAcknowledged in given.kinds) == (phase is Phase.BARRIER)
+        elif kind is m.ClosedForCheckpoint:
+            assert g.ReportClosed in given.kinds
+        elif kind is m.CheckpointDeclined:
+            assert g.ReportDeclined in given.kinds
+        else:
+            assert given.error is None
+            assert given.changed()
+
+    def judge_events(self, given: GatewayGiven) -> None:
+        """Every accepted event is confirmed or failed, once (H21, H26)."""
+        if isinstance(given.input, g.EventSubmitted) and given.error is None:
+            self.open_events.add(given.input.event_id)
+        for effect in given.effects:
+            if isinstance(effect, g.ConfirmEvent | g.FailEvent):
+                self.open_events.remove(effect.event_id)
+        if self.machine.state is GatewayState.OVER:
+            assert not self.open_events
+
+    def judge_ids(self, given: GatewayGiven) -> None:
+        """Nothing is said of a checkpoint that is over (H44), and at most one ``Confirm`` leaves."""
+        known = {*self.phases(), getattr(given.input, "checkpoint_id", None)}
+        confirms = 0
+        for effect in given.effects:
+            if isinstance(effect, g.SendToAttempt):
+                confirms += isinstance(effect.message, m.Confirm)
+                assert effect.message.task_attempt_id == 7
+            elif not isinstance(effect, g.RoomAvailable):
+                assert getattr(effect, "checkpoint_id", None) in {None, *known}
+        assert confirms <= 1
+
+    # --- batches ---
+
+    def probe(self, rounds: int = 1) -> None:
+        super().probe(rounds)
+        self.probe_batch()
+
+    def probe_batch(self) -> None:
+        """A batch is its messages one by one, but for the confirmations, up to the one that breaks the protocol."""
+        one_by_one, whole = self.fork(), self.fork()
+        messages: list[m.UpMessage] = []
+        apart: list[g.GatewayEffect] = []
+        broken = False
+        while len(messages) < 4 and not broken:
+            messages.append(one_by_one.message(self.dice.choice(members(m.UpMessage)), self.dice.random() < 0.8))
+            given = one_by_one.give(g.MessageReceived(messages[-1]))
+            apart += given.effects
+            broken = given.error is not None
+        together = whole.machine.handle_batch([*messages, *([m.Opened(7, HUGE)] if broken else [])], self.now)
+        whole.machine.check_invariants()
+        self.seen.effects.update(type(effect) for effect in together)
+        assert broken == (g.DropConnection in map(type, together))
+        assert not any(isinstance(effect, g.DropConnection) for effect in together[:-1])
+        assert silent(together) == silent(apart)
+        but = frozenset({"_confirm_sent", *self.started()})
+        assert not differences(freeze(whole.machine), freeze(one_by_one.machine), but)
+
+
+def silent(effects: list[g.GatewayEffect]) -> list[g.GatewayEffect]:
+    """All but the confirmations, and what ends a batch."""
+    return [
+        effect
+        for effect in effects
+        if not isinstance(effect, g.DropConnection)
+        and not (isinstance(effect, g.SendToAttempt) and isinstance(effect.message, m.Confirm))
+    ]
+
+
+ALL_CELLS: list[Cell] = [
+    *(("state", state, kind) for state in GatewayState for kind in LEGAL),
+    *(("message", state, kind) for state in GatewayState for kind in members(m.UpMessage)),
+    *(("item", peer, ready, kind) for peer in Peer for ready in (False, True) for kind in ITEMS),
+    *(("checkpoint", phase, kind) for phase in (None, *Phase) for kind in ABOUT_CHECKPOINT),
+]
+
+
+def test_every_input_of_a_gateway_has_a_row_and_a_generator() -> None:
+    assert set(LEGAL) == set(members(g.GatewayInput))
+    walk = GatewayWalk(Random(1))
+    for kind in GatewayWalk.kinds:
+        for fits in (True, False):
+            input = walk.draw(kind, fits)
+            assert type(input.message if isinstance(input, g.MessageReceived) else input) is kind
+
+
+def test_no_cell_of_the_gateways_tables_is_left_out() -> None:
+    check_complete(explore(GatewayWalk, range(40), 50), ALL_CELLS, members(g.GatewayEffect))
+
+
+@settings(max_examples=100, deadline=None, print_blob=True)
+@hypothesis_given(WANDERINGS)
+def test_a_gateway_takes_every_input_or_refuses_it_unchanged(numbers: list[int]) -> None:
+    # H3, H21, H26, H44
+    wander(GatewayWalk, numbers)
