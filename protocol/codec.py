@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
+from struct import error as StructError
 from typing import Any
 
 import msgpack
@@ -27,7 +28,7 @@ import msgpack
 from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
 from protocol.framing import DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
 from protocol.messages import Confirm, EventMessage, Message
-from protocol.wire_format import BY_KIND, BY_TAG, CONFIRM_TAG, EVENT_TAG, INT_MAX, text
+from protocol.wire_format import BY_KIND, BY_TAG, CONFIRM_TAG, EVENT_TAG, INT_MAX, PAIR_LISTS, text
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -43,6 +44,8 @@ __all__ = [
 # an I/O thread encode at the same time, and a Packer is not safe for that.
 _pack: Callable[..., bytes] = msgpack.packb
 _unpack: Callable[..., Any] = msgpack.unpackb
+_Unpacker: Callable[..., Any] = msgpack.Unpacker
+_UNPACK_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException)
 
 
 # --- messages -----------------------------------------------------------------------------------------------
@@ -65,15 +68,18 @@ def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> byt
     a value of the wrong type or out of range, or a frame over ``limits.frame_bytes_max`` (a state that is too
     large).
     """
-    if isinstance(message, EventMessage):
-        task, seq, size = message.task_attempt_id, message.seq, len(message.payload)
-        if 0 < seq <= INT_MAX and 0 <= task <= INT_MAX and size <= limits.event_bytes_max:
-            head = _EVENT_HEAD.pack(25 + size, 0x94, EVENT_TAG, 0xCF, task, 0xCF, seq, 0xC6, size)
-            return head + message.payload
-    elif isinstance(message, Confirm):
-        task, seq = message.task_attempt_id, message.seq
-        if 0 <= seq <= INT_MAX and 0 <= task <= INT_MAX:
-            return _CONFIRM_FRAME.pack(20, 0x93, CONFIRM_TAG, 0xCF, task, 0xCF, seq)
+    try:
+        if isinstance(message, EventMessage):
+            task, seq, size = message.task_attempt_id, message.seq, len(message.payload)
+            if 0 < seq <= INT_MAX and 0 <= task <= INT_MAX and size <= limits.event_bytes_max:
+                head = _EVENT_HEAD.pack(25 + size, 0x94, EVENT_TAG, 0xCF, task, 0xCF, seq, 0xC6, size)
+                return head + message.payload
+        elif isinstance(message, Confirm):
+            task, seq = message.task_attempt_id, message.seq
+            if 0 <= seq <= INT_MAX and 0 <= task <= INT_MAX:
+                return _CONFIRM_FRAME.pack(20, 0x93, CONFIRM_TAG, 0xCF, task, 0xCF, seq)
+    except (TypeError, StructError):
+        pass  # a field of another type, which the checks name
     return _encode_checked(message, limits)
 
 
@@ -89,7 +95,7 @@ def _encode_checked(message: Message, limits: WireLimits) -> bytes:
             value = _fit(value, limits.text_chars_max)
         try:
             values.append(check(value, limits))
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise LocalProtocolError(f"{type(message).__name__}.{name} {error}") from None
     try:
         body = _pack(values)
@@ -127,41 +133,97 @@ def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
 
 
 def _decode_checked(body: bytes, limits: WireLimits) -> Message:
-    values = _unpack_bounded(body, limits, max(limits.held_events_max, 32), "a message")
-    if type(values) is not list or not values or type(values[0]) is not int:
-        raise RemoteProtocolError("a message must be a list that begins with its tag")
-    entry = BY_TAG.get(values[0])
+    values = _Values(body, limits)
+    if not values.next_is_list():
+        raise RemoteProtocolError("a message that is not msgpack, or no list that begins with its tag")
+    try:
+        count = values.list_length()
+        tag = values.scalar()
+    except _UNPACK_ERRORS as error:
+        raise RemoteProtocolError(f"a message that does not begin with its tag: {_detail(error)}") from None
+    entry = BY_TAG.get(tag) if type(tag) is int else None
     if entry is None:
-        raise RemoteProtocolError(f"there is no message with tag {values[0]}")
+        raise RemoteProtocolError(f"there is no message with tag {tag!r:.40}")
     kind, row = entry
-    if len(values) != len(row) + 1:
-        raise RemoteProtocolError(f"{kind.__name__} must have {len(row)} fields, has {len(values) - 1}")
+    if count != len(row) + 1:
+        raise RemoteProtocolError(f"{kind.__name__} must have {len(row)} fields, has {count - 1}")
     fitted = []
-    for (name, check), value in zip(row, values[1:], strict=True):
+    for name, check in row:
         try:
+            value = values.pairs(limits.held_events_max) if check in PAIR_LISTS else values.scalar()
             fitted.append(check(value, limits))
-        except ValueError as error:
-            raise RemoteProtocolError(f"{kind.__name__}.{name} {error}") from None
+        except _UNPACK_ERRORS as error:
+            raise RemoteProtocolError(f"{kind.__name__}.{name} {_detail(error)}") from None
+    if not values.at_end:
+        raise RemoteProtocolError(f"{kind.__name__} has bytes behind its last field")
     return kind(*fitted)
 
 
-def _unpack_bounded(data: bytes, limits: WireLimits, items_max: int, what: str) -> Any:
-    """msgpack makes room for a list when it reads its header, so none may claim more entries than bytes are here."""
+class _Values:
+    """Reads the values of one body in turn, each by itself.
+
+    Whatever the body claims, no list is made but one of pairs, and none before its entries are here: a message as a
+    whole could nest lists that take a thousand times its bytes.
+    """
+
+    __slots__ = ("_body", "_values")
+
+    def __init__(self, body: bytes, limits: WireLimits) -> None:
+        self._body = body
+        self._values = _unpacker(body, max(limits.held_events_max, 32))
+
+    def next_is_list(self) -> bool:
+        mark = self._next_byte()
+        return 0x90 <= mark <= 0x9F or mark in (0xDC, 0xDD)
+
+    @property
+    def at_end(self) -> bool:
+        return bool(self._values.tell() == len(self._body))
+
+    def list_length(self) -> int:
+        return int(self._values.read_array_header())
+
+    def scalar(self) -> Any:
+        mark = self._next_byte()
+        if 0x80 <= mark <= 0x9F or 0xDC <= mark <= 0xDF:
+            raise ValueError("must be a single value, is a list or a map")
+        return self._values.unpack()
+
+    def pairs(self, count_max: int) -> list[list[Any]]:
+        if not self.next_is_list():
+            raise ValueError("must be a list of pairs")
+        count = self.list_length()
+        if count > count_max:
+            raise ValueError(f"must have at most {count_max} entries, has {count}")
+        pairs = []
+        for _ in range(count):
+            if not self.next_is_list() or self.list_length() != 2:
+                raise ValueError("must hold pairs of a subtask and bytes")
+            pairs.append([self.scalar(), self.scalar()])
+        return pairs
+
+    def _next_byte(self) -> int:
+        place = self._values.tell()
+        return self._body[place] if place < len(self._body) else 0
+
+
+def _unpacker(data: bytes, entries_max: int) -> Any:
     size = len(data)
-    entries_max = min(size, items_max)
-    try:
-        return _unpack(
-            data,
-            strict_map_key=False,
-            max_str_len=size,
-            max_bin_len=size,
-            max_array_len=entries_max,
-            max_map_len=entries_max,
-            max_ext_len=0,
-        )
-    except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException) as error:
-        detail = str(error) or type(error).__name__
-        raise RemoteProtocolError(f"{what} that is not msgpack within the bounds: {detail}") from None
+    unpacker = _Unpacker(
+        max_buffer_size=max(size, 1),
+        strict_map_key=False,
+        max_str_len=size,
+        max_bin_len=size,
+        max_array_len=entries_max,
+        max_map_len=entries_max,
+        max_ext_len=0,
+    )
+    unpacker.feed(data)
+    return unpacker
+
+
+def _detail(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 # --- events -------------------------------------------------------------------------------------------------
@@ -198,13 +260,38 @@ def decode_event(data: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Any:
     """The event in a payload. Raises ``RemoteProtocolError`` when it is none, or is over a bound."""
     if len(data) > limits.event_bytes_max:
         raise RemoteProtocolError(f"an event of {len(data)} bytes, over {limits.event_bytes_max}")
-    value = _unpack_bounded(data, limits, limits.event_items_max, "an event")
+    value = _unpack_event(data, limits)
     if type(value) not in _SCALARS:
         try:
             _check_value(value, limits)
         except EventEncodeError as error:
             raise RemoteProtocolError(f"an event over the bounds: {error}") from None
     return value
+
+
+_CLAIMS_UNCHECKED_BYTES = 1024
+"""Up to this size an event may claim what it likes: 512 lists in one another, each of so many entries, take 4 MiB."""
+
+
+def _unpack_event(data: bytes, limits: WireLimits) -> Any:
+    """msgpack may make room for a list when it reads its header, and lists can stand in one another: so a larger event
+    is first walked through once, with nothing built, which shows whether what it claims is there."""
+    size = len(data)
+    entries_max = min(size, limits.event_items_max)
+    try:
+        if size > _CLAIMS_UNCHECKED_BYTES:
+            _unpacker(data, entries_max).skip()
+        return _unpack(
+            data,
+            strict_map_key=False,
+            max_str_len=size,
+            max_bin_len=size,
+            max_array_len=entries_max,
+            max_map_len=entries_max,
+            max_ext_len=0,
+        )
+    except _UNPACK_ERRORS as error:
+        raise RemoteProtocolError(f"an event that is not msgpack within the bounds: {_detail(error)}") from None
 
 
 _Place = tuple["_Place | None", object]  # a linked list of keys, so that a path costs nothing until it is needed

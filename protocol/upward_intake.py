@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from typing import get_args
 
 from protocol.downward_valve import DownwardValve, Effects
 from protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -32,6 +33,7 @@ from protocol.gateway_types import (
 )
 from protocol.ids import ExecutionAttempt
 from protocol.messages import (
+    CheckpointAcknowledged,
     CheckpointDeclined,
     ClosedForCheckpoint,
     EventMessage,
@@ -44,6 +46,8 @@ from protocol.messages import (
 from protocol.streams import IncomingStream, RefuseMessage
 
 PAYLOAD = (EventMessage, RequestMessage, RestoredEventMessage)
+_OfCheckpoint = ClosedForCheckpoint | CheckpointAcknowledged | CheckpointDeclined
+_OF_CHECKPOINT = get_args(_OfCheckpoint)
 
 
 class _Peer(Enum):
@@ -57,7 +61,7 @@ class _Peer(Enum):
 class UpwardIntake:
     """What one attempt says. ``valve`` is the other half: it hears of acknowledgements, and bounds the answers."""
 
-    __slots__ = ("_attempt", "_kept", "_limits", "_peer", "_ready", "_unanswered", "_valve", "stream")
+    __slots__ = ("_attempt", "_kept", "_kept_words", "_limits", "_peer", "_ready", "_unanswered", "_valve", "stream")
 
     def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits, valve: DownwardValve) -> None:
         self._attempt = attempt
@@ -67,6 +71,7 @@ class UpwardIntake:
         self._peer = _Peer.RESTORING
         self._ready = False
         self._kept: deque[UpItem] = deque()  # came before the readiness was announced
+        self._kept_words: set[tuple[type, int]] = set()  # of these, what concerns a checkpoint: its kind and id
         self._unanswered: set[int] = set()
 
     def receive(self, item: UpItem, now: float, effects: Effects) -> bool:
@@ -113,9 +118,37 @@ class UpwardIntake:
         elif isinstance(item, RequestMessage):
             self._unanswered.add(item.request_id)
         if not self._ready and (self._kept or isinstance(item, PAYLOAD)):
-            self._kept.append(item)
+            self._keep(item, effects)
         else:
             self._deliver(item, now, effects)
+
+    def _keep(self, item: UpItem, effects: Effects) -> None:
+        """Let it wait for readiness. Of a checkpoint, only what is not over and was not said before: so what counts
+        against no window is bounded, too (H27)."""
+        if isinstance(item, _OF_CHECKPOINT):
+            word = (type(item), item.checkpoint_id)
+            if word in self._kept_words or not self._valve.knows(item.checkpoint_id):
+                self._refuse_stale(item, effects)
+                return
+            self._forget_stale(effects)
+            self._kept_words.add(word)
+        self._kept.append(item)
+
+    def _forget_stale(self, effects: Effects) -> None:
+        if all(self._valve.knows(checkpoint_id) for _, checkpoint_id in self._kept_words):
+            return
+        waiting, self._kept = self._kept, deque()
+        for item in waiting:
+            if isinstance(item, _OF_CHECKPOINT) and not self._valve.knows(item.checkpoint_id):
+                self._kept_words.remove((type(item), item.checkpoint_id))
+                self._refuse_stale(item, effects)
+            else:
+                self._kept.append(item)
+
+    def _refuse_stale(self, item: _OfCheckpoint, effects: Effects) -> None:
+        name = f"{type(item).__name__} of {self._attempt}"
+        why = "was said before" if self._valve.knows(item.checkpoint_id) else "is over or unknown"
+        effects.append(RefuseMessage(f"{name}: checkpoint {item.checkpoint_id} {why}"))
 
     def _check_turn(self, item: UpItem, effects: Effects) -> bool:
         """False for what a peer says after its goodbye, other than that it closes (H47)."""
@@ -137,8 +170,7 @@ class UpwardIntake:
         elif isinstance(item, Opened):
             raise AssertionError("readiness never waits for itself")
         elif not self._valve.knows(item.checkpoint_id):
-            name = f"{type(item).__name__} of {self._attempt}"
-            effects.append(RefuseMessage(f"{name}: checkpoint {item.checkpoint_id} is over or unknown"))
+            self._refuse_stale(item, effects)
         elif isinstance(item, ClosedForCheckpoint):
             effects.append(ReportClosed(item.checkpoint_id))
         elif isinstance(item, CheckpointDeclined):
@@ -153,6 +185,7 @@ class UpwardIntake:
         self._ready = True
         while self._kept:
             self._deliver(self._kept.popleft(), now, effects)
+        self._kept_words.clear()
 
     def take(self, seq: int) -> None:
         """Everything delivered up to ``seq`` is taken. Raises ``LocalProtocolError`` if it was not delivered."""
@@ -172,6 +205,7 @@ class UpwardIntake:
         """The attempt is over: forget what is not taken."""
         self.stream.clear()
         self._kept.clear()
+        self._kept_words.clear()
         self._unanswered.clear()
 
     @property
@@ -182,3 +216,5 @@ class UpwardIntake:
     def check_invariants(self) -> None:
         self.stream.check_invariants()
         assert not (self._kept and self._ready)
+        words = [(type(item), item.checkpoint_id) for item in self._kept if isinstance(item, _OF_CHECKPOINT)]
+        assert len(words) == len(self._kept_words) == len(self._kept_words.intersection(words))

@@ -123,6 +123,9 @@ _CODE: Check = partial(_of_enum, kind=RefusalCode)
 _STATES: Check = partial(_pairs, kind=SubtaskState, check=_bytes)
 _HELD: Check = partial(_pairs, kind=HeldEvent, check=_payload)
 
+PAIR_LISTS = frozenset({_STATES, _HELD})
+"""The checks of fields that are lists of pairs; every other field is a single value."""
+
 EVENT_TAG = 1
 CONFIRM_TAG = 2
 

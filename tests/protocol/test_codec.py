@@ -99,6 +99,7 @@ def either_msgpack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     if request.param == "python":
         monkeypatch.setattr(codec, "_pack", lambda value: msgpack.fallback.Packer().pack(value))
         monkeypatch.setattr(codec, "_unpack", msgpack.fallback.unpackb)
+        monkeypatch.setattr(codec, "_Unpacker", msgpack.fallback.Unpacker)
 
 
 def body_of(message: Message) -> bytes:

@@ -1,0 +1,180 @@
+"""Random valid things: every message of the protocol, events, checkpoints, records of the relay.
+
+Every function draws from the ``Random`` that it is given, so that a seed gives the same thing again. Numbers are
+mostly small or at an edge, for that is where decoders go wrong.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import fields
+from random import Random
+from typing import Any, get_args
+
+from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
+from protocol.checkpoint_format import StoredCheckpoint
+from protocol.framing import WireLimits
+from protocol.messages import HeldEvent, Message, RefusalCode, RestoreMode, SubtaskState, UpMessage
+
+LIMITS = WireLimits(
+    frame_bytes_max=64 * 1024,
+    event_bytes_max=8 * 1024,
+    event_nesting_max=16,
+    event_items_max=2000,
+    name_chars_max=32,
+    text_chars_max=256,
+    held_events_max=64,
+)
+"""Bounds small enough that a fuzzer is often at them."""
+
+MESSAGE_KINDS: tuple[type[Message], ...] = get_args(Message)
+UPWARD_KINDS: tuple[type[UpMessage], ...] = get_args(UpMessage)
+INT_MAX = 2**63 - 1
+
+_EDGES = (0, 1, 2, 31, 32, 127, 128, 255, 256, 65_535, 65_536, 2**31 - 1, 2**32 - 1, 2**32, 2**53 + 1, INT_MAX)
+_LETTERS = "aZ09 _-.:/\n\x00äß€漢\U0001f6a6"
+
+
+def natural(random: Random, least: int = 0) -> int:
+    """From ``least`` to ``INT_MAX``."""
+    value = random.choice(_EDGES) if random.random() < 0.5 else random.randrange(1000)
+    return max(least, value)
+
+
+def text(random: Random, chars_max: int, least: int = 0) -> str:
+    length = random.choice((least, 1, 3, 31, 32, chars_max))
+    return "".join(random.choices(_LETTERS, k=min(max(length, least), chars_max)))
+
+
+def blob(random: Random, bytes_max: int) -> bytes:
+    length = random.choice((0, 1, 5, 255, 256, random.randrange(bytes_max + 1)))
+    return random.randbytes(min(length, bytes_max))
+
+
+# --- messages -----------------------------------------------------------------------------------------------------
+
+
+def _payload(random: Random) -> bytes:
+    return blob(random, LIMITS.event_bytes_max) if random.random() < 0.1 else blob(random, 300)
+
+
+def _held(random: Random) -> tuple[HeldEvent, ...]:
+    count = random.choice((0, 1, 3, LIMITS.held_events_max))
+    return tuple(HeldEvent(natural(random), blob(random, 40)) for _ in range(count))
+
+
+def _states(random: Random) -> tuple[SubtaskState, ...]:
+    return tuple(SubtaskState(natural(random), blob(random, 300)) for _ in range(random.choice((0, 1, 4))))
+
+
+_FIELDS: dict[str, Callable[[Random], Any]] = {
+    "seq": lambda random: natural(random, 1),
+    "payload": _payload,
+    "state": lambda random: blob(random, 3000),
+    "held": _held,
+    "states": _states,
+    "operator_id": lambda random: text(random, LIMITS.name_chars_max, 1),
+    "mode": lambda random: random.choice(list(RestoreMode)),
+    "code": lambda random: random.choice(list(RefusalCode)),
+    "parallelism": lambda random: natural(random, 1),
+    "window_events": lambda random: natural(random, 1),
+    "window_bytes": lambda random: natural(random, 1),
+    "checkpoint_id": lambda random: natural(random) if random.random() < 0.8 else -1,
+    "reconnect_timeout_s": lambda random: random.choice((0.0, 0.5, 30.0, 1e300, 5e-324)),
+}
+_TEXTS = frozenset({"location", "python_version", "reason", "failure", "message", "error"})
+
+
+def message(random: Random, kind: type[Message] | None = None) -> Message:
+    """A valid message under ``LIMITS``: of ``kind``, or of any."""
+    kind = kind or random.choice(MESSAGE_KINDS)
+    values: dict[str, Any] = {}
+    for field in fields(kind):
+        if field.name in _TEXTS:
+            values[field.name] = text(random, LIMITS.text_chars_max)
+        else:
+            values[field.name] = _FIELDS.get(field.name, natural)(random)
+    return kind(**values)
+
+
+# --- events -------------------------------------------------------------------------------------------------------
+
+
+def event(random: Random, depth: int = 0) -> Any:
+    """A value that an event can be, nesting a few deep."""
+    if depth < 4 and random.random() < 0.4:
+        entries = range(random.choice((0, 1, 2, 5)))
+        if random.random() < 0.5:
+            return [event(random, depth + 1) for _ in entries]
+        return {_scalar(random): event(random, depth + 1) for _ in entries}
+    return _scalar(random)
+
+
+def _scalar(random: Random) -> Any:
+    match random.randrange(7):
+        case 0:
+            return random.choice((None, True, False))
+        case 1:
+            return natural(random)
+        case 2:
+            return -natural(random) - 1
+        case 3:
+            return random.choice((0.0, -0.0, 1.5, float("nan"), float("inf"), -5e-324, 2**64 - 1))
+        case 4:
+            return text(random, 40)
+        case _:
+            return blob(random, 40)
+
+
+# --- checkpoints and relay records --------------------------------------------------------------------------------
+
+
+def checkpoint(random: Random) -> StoredCheckpoint:
+    parallelism = random.choice((1, 2, 5))
+    parts = {
+        subtask: SubtaskSnapshot(_states(random), _held(random), natural(random))
+        for subtask in range(parallelism)
+        if random.random() < 0.7
+    }
+    return StoredCheckpoint(
+        operator_id=text(random, 32, 1),
+        mode=random.choice(list(RestoreMode)),
+        created_ms=natural(random),
+        release=text(random, 8, 1),
+        checkpoint=CompletedCheckpoint(natural(random, 1), parallelism, blob(random, 300), parts),
+    )
+
+
+def relay_record(random: Random) -> bytes:
+    """What the listener in the JVM writes: a kind, a time, and the fields of that kind."""
+    kind = random.randrange(1, 12)
+
+    def small(layout: str) -> bytes:
+        return struct.pack(">" + layout, *(random.randrange(100) for _ in layout))
+
+    def flag() -> bytes:
+        return struct.pack(">?", random.random() < 0.5)
+
+    def prose() -> bytes:
+        data = text(random, 60).encode()
+        return struct.pack(">H", len(data)) + data
+
+    def listed(layout: str) -> bytes:
+        entries = [small(layout) if "?" not in layout else small(layout[:-1]) + flag() for _ in range(3)]
+        return struct.pack(">I", len(entries)) + b"".join(entries)
+
+    bodies: dict[int, Callable[[], bytes]] = {
+        1: lambda: small("i") + listed("i"),
+        2: lambda: small("i") + flag() + prose(),
+        3: lambda: small("iii") + flag(),
+        4: lambda: small("ii") + flag() + prose(),
+        5: lambda: small("qiiii") + flag() + prose() + prose(),
+        6: lambda: small("qiiii") + bytes([random.randrange(7)]) + prose(),
+        7: lambda: prose() + prose(),
+        8: lambda: small("q"),
+        9: lambda: b"",
+        10: lambda: small("q") + flag() + prose(),
+        11: lambda: small("q") + listed("i?") + struct.pack(">IqB", 1, 7, random.randrange(4)),
+    }
+    return struct.pack(">Bq", kind, natural(random)) + bodies[kind]()
