@@ -42,8 +42,10 @@ __all__ = [
     "DeterministicKit",
     "Schedule",
     "TestProbe",
+    "TurnGate",
     "VirtualClock",
     "deterministic_system",
+    "next_item",
     "settle",
 ]
 
@@ -70,8 +72,11 @@ class Delivery:
 Schedule: TypeAlias = Sequence[str] | Callable[[Sequence[Candidate]], int]
 
 
-class _TurnGate:
-    """Where actors wait for their turn."""
+class TurnGate:
+    """Where the actors of one system wait for their turn; give it to ``ActorSystem(gate=...)``. Loop only.
+
+    ``waiting`` are those that have something to handle, in the order in which they came to have it.
+    """
 
     def __init__(self) -> None:
         self._open = False
@@ -88,11 +93,13 @@ class _TurnGate:
             self.waiting.pop(cell, None)
 
     def release(self, cell: ActorCell[Any]) -> None:
+        """Let it handle one signal or message."""
         turn = self.waiting.pop(cell)
         if not turn.done():
             turn.set_result(None)
 
     def open(self) -> None:
+        """From here on nobody waits."""
         self._open = True
         for cell in tuple(self.waiting):
             self.release(cell)
@@ -106,7 +113,7 @@ class _InPlaceSystem(ActorSystem):
 class DeterministicKit:
     """Drives one system step by step; made by ``deterministic_system``."""
 
-    def __init__(self, system: ActorSystem, clock: VirtualClock, gate: _TurnGate, choose: _Chooser) -> None:
+    def __init__(self, system: ActorSystem, clock: VirtualClock, gate: TurnGate, choose: _Chooser) -> None:
         self.system = system
         self.clock = clock
         self.trace: list[Delivery] = []
@@ -118,7 +125,7 @@ class DeterministicKit:
     async def candidates(self) -> list[Candidate]:
         """Whose turn it could be now, in the order in which they were spawned."""
         await settle()
-        return [Candidate(cell.path, _next_item(cell)) for cell in self._cells()]
+        return [Candidate(cell.path, next_item(cell)) for cell in self._cells()]
 
     async def step(self) -> Delivery | None:
         """Deliver one signal or message and run what follows from it; None if there was nothing to
@@ -202,7 +209,7 @@ async def deterministic_system(
     schedule: the names of the receivers in turn, or a function that picks an index from the candidates.
     On the way out the actors run freely again, and stop.
     """
-    gate, clock = _TurnGate(), clock or VirtualClock()
+    gate, clock = TurnGate(), clock or VirtualClock()
     system = _InPlaceSystem(
         name,
         clock=clock,
@@ -243,7 +250,8 @@ def _chooser(seed: int, schedule: Schedule | None) -> _Chooser:
     return by_name
 
 
-def _next_item(cell: ActorCell[Any]) -> object:
+def next_item(cell: ActorCell[Any]) -> object:
+    """The signal or message that an actor which waits for its turn would be given."""
     mailbox = cell.mailbox
     if mailbox.signals:
         return mailbox.signals[0]

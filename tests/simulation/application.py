@@ -10,26 +10,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.codec import decode_event, encode_event
 from protocol.messages import RestoreMode
 
 OPERATOR = "words"
+PARALLELISM_MAX = 4
+EVENTS_MAX = 8
+"""How many events of one gateway may be unsettled (H27)."""
+
+
+def pack(event: str) -> bytes:
+    """An event as it travels."""
+    return encode_event(event)
+
+
+def unpack(payload: bytes) -> str:
+    event = decode_event(payload)
+    assert isinstance(event, str)
+    return event
 
 
 @dataclass(frozen=True)
 class Settings:
     """What holds for all lives of the driver in one world. Probabilities are per chance.
 
-    ``requests``: how likely what a subtask sends wants an answer. ``late_answers``: how likely the coordinator
-    answers later than it hears. ``loose``: how likely a loss-tolerant event is sent.
-    ``apart``: how likely a barrier goes its own way. ``in_snapshot``: how likely a subtask sends from inside its
-    snapshot.
+    ``requests``: how likely what a subtask sends wants an answer. ``stalls``: how likely a method of the coordinator
+    takes its time. ``inside``: how likely it sends from inside its methods. ``loose``: how likely a loss-tolerant
+    event is sent. ``apart``: how likely the barriers go their own way. ``in_snapshot``: how likely a subtask sends
+    from inside its snapshot.
     """
 
     mode: RestoreMode
     keys: int
     checkpoints: CheckpointConfig
     requests: float
-    late_answers: float
+    stalls: float
+    inside: float
     loose: float
     apart: float
     in_snapshot: float

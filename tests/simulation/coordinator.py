@@ -1,50 +1,81 @@
-"""A user's coordinator, as simple as one can be that would show every lost, doubled or misplaced event."""
+"""A user's coordinator, as simple as one can be that would show every lost, doubled or misplaced event.
+
+Now and then it takes its time, raises, or sends from inside a method, as users' coordinators do.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
-from tests.simulation.application import Application
-from tests.simulation.gateways import Gateway
-from tests.simulation.invariant import Log, read_coordinator
+from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from actors.coordination.messages import SubtaskFailed
+from protocol.attempts import FailureReason
+from protocol.errors import AttemptOver
+from protocol.ids import ExecutionAttempt
+from protocol.messages import RestoreMode
+from tests.simulation.application import EVENTS_MAX, Application
+from tests.simulation.checkers import AttemptRecord, CallbackOrder, check_whole, demand, judged
+from tests.simulation.invariant import Log, read_coordinator, split_wire_form
+from tests.simulation.overseer import Overseer
+from tests.simulation.shared import DriverWorld
+
+RAISES = 0.004
+"""How likely a method fails, while the world is unkind."""
+HANGS = 0.02
+"""How likely a snapshot never comes to its end."""
 
 
 @dataclass
-class Coordinator:
-    """Hands each key numbered events, and keeps a log for each attempt. Resets come with nothing but its own bytes."""
+class Handle:
+    """A ready attempt, as the coordinator holds it."""
+
+    gateway: SubtaskGateway
+    target: int  # so many events each key has to get in this run
+    record: AttemptRecord
+
+    @property
+    def attempt(self) -> ExecutionAttempt:
+        return self.gateway.attempt
+
+
+@dataclass
+class Books:
+    """What the coordinator knows: a log for each attempt and key. Resets come with nothing but its own bytes."""
 
     application: Application
     base: dict[int, Log] = field(default_factory=dict)  # by key: what an attempt would start from
     logs: dict[int, dict[int, dict[int, Log]]] = field(default_factory=dict)  # by subtask and attempt, then by key
-    handles: dict[int, dict[int, Gateway]] = field(default_factory=dict)
+    handles: dict[int, dict[int, Handle]] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     loose_sent: dict[int, int] = field(default_factory=dict)  # by task
     snapshots: dict[int, bytes] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        restored = self.application.restored
-        if restored is not None:
-            self.snapshots[restored.checkpoint_id] = restored.coordinator_state
-            self.base = read_coordinator(restored.coordinator_state)[0]
-
     def base_of(self, key: int) -> Log:
         return self.base.setdefault(key, Log())
 
-    def ready(self, gateway: Gateway) -> None:
-        subtask, number = gateway.attempt.subtask, gateway.attempt.attempt
+    def logs_of(self, attempt: ExecutionAttempt) -> dict[int, Log]:
+        return self.logs[attempt.subtask][attempt.attempt]
+
+    def ready(self, handle: Handle) -> None:
+        subtask, number = handle.attempt.subtask, handle.attempt.attempt
         keys = self.application.keys_of(subtask)
         self.logs.setdefault(subtask, {})[number] = {key: self.base_of(key).copy() for key in keys}
-        self.handles.setdefault(subtask, {})[number] = gateway
+        self.handles.setdefault(subtask, {})[number] = handle
 
-    def over(self, subtask: int, number: int) -> None:
-        self.handles.get(subtask, {}).pop(number, None)
+    def over(self, attempt: ExecutionAttempt) -> None:
+        self.handles.get(attempt.subtask, {}).pop(attempt.attempt, None)
 
-    def finish(self, subtask: int, number: int) -> None:
+    def finish(self, attempt: ExecutionAttempt) -> None:
         """From here on its gateway is dead; what it exchanged stays part of every snapshot until a reset."""
-        self.over(subtask, number)
-        self.finished.add(subtask)
-        self.base.update({key: log.copy() for key, log in self.logs.get(subtask, {}).get(number, {}).items()})
+        self.over(attempt)
+        self.finished.add(attempt.subtask)
+        logs = self.logs.get(attempt.subtask, {}).get(attempt.attempt, {})
+        self.base.update({key: log.copy() for key, log in logs.items()})
 
     def snapshot(self, checkpoint_id: int) -> bytes:
         logs: dict[int, list[list[str]]] = {}
@@ -57,6 +88,10 @@ class Coordinator:
                 logs[key] = self.base_of(key).plain()
         state = self.snapshots[checkpoint_id] = json.dumps({"logs": logs, "loose": self.loose_sent}).encode()
         return state
+
+    def restore(self, checkpoint_id: int, state: bytes) -> None:
+        self.snapshots[checkpoint_id] = state
+        self.base = read_coordinator(state)[0]
 
     def reset(self, subtask: int, checkpoint_id: int) -> None:
         logs = read_coordinator(self.snapshots[checkpoint_id])[0] if checkpoint_id >= 0 else {}
@@ -73,3 +108,272 @@ class Coordinator:
         self.finished.discard(subtask)
         for key in self.application.keys_of(subtask):
             self.base[key] = logs.get(key, Log())
+
+
+class Coordinator(OperatorCoordinator):
+    """See the module. ``order`` judges what it is told."""
+
+    def __init__(self, world: DriverWorld, application: Application, overseer: Overseer) -> None:
+        settings, restored = application.settings, application.restored
+        self.context: CoordinatorContext
+        self.books = Books(application)
+        self.stalled: asyncio.Future[None] | None = None
+        self.hangs = False  # the stall ends only by a deadline
+        self.started = self.closed = False
+        self.order = CallbackOrder(
+            application.parallelism,
+            settings.mode is RestoreMode.BATCH,
+            settings.copies or settings.barrier_stage,
+            settings.checkpoints.concurrent_max,
+            -1 if restored is None else restored.checkpoint_id,
+        )
+        self._world = world
+        self._application = application
+        self._overseer = overseer
+        self._inside = ""  # the method that runs
+        self._waits_for_room: Handle | None = None
+
+    # --- what users' code does, well or not -----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _call(self, method: str, told: str = "") -> AsyncIterator[None]:
+        """Each method is awaited before the next (H5); nothing comes after close (H6). It may be slow, or raise."""
+        world = self._world
+        world.tell(f"coordinator: {method} {told}")
+        with judged(world):
+            demand(not self._inside, f"H5: {method} is called inside {self._inside}")
+            demand(not self.closed, f"H6: {method} is called after close")
+        self._inside = method
+        try:
+            if self._chance(self._application.settings.stalls):
+                await self._stall()
+            with judged(world):
+                yield
+        finally:
+            self._inside = ""
+        if self.started and world.engine.faults.spend(world.random, RAISES):
+            world.tell(f"coordinator: {method} raises")
+            world.figures.happen("the coordinator raises")
+            raise RuntimeError(f"no luck in {method}")
+
+    def _chance(self, probability: float) -> bool:
+        return self._world.random.random() < probability
+
+    async def _stall(self) -> None:
+        self.stalled = asyncio.get_running_loop().create_future()
+        try:
+            await self.stalled
+        finally:
+            self.stalled, self.hangs = None, False
+
+    def end_stall(self) -> None:
+        if self.stalled is not None and not self.stalled.done():
+            self.stalled.set_result(None)
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    def _senders(self) -> list[Handle]:
+        """The attempts that may take another event, and want one."""
+        return [
+            handle
+            for handles in self.books.handles.values()
+            for handle in handles.values()
+            if handle is not self._waits_for_room
+            and handle.gateway.events_pending < EVENTS_MAX
+            and self._wanting(handle)
+        ]
+
+    def _wanting(self, handle: Handle) -> list[int]:
+        return [key for key, log in self.books.logs_of(handle.attempt).items() if len(log.sent) < handle.target]
+
+    def can_send(self) -> bool:
+        return bool(self._senders())
+
+    def send_something(self) -> None:
+        """The user's code sends from outside of any method, on the loop."""
+        handle = self._world.random.choice(self._senders())
+        key, event, loose = self._next_event(handle)
+        confirmation = handle.gateway.send_event_nowait(event, loss_tolerant=loose)
+        self._sent(handle, key, event, confirmation)
+
+    async def _send_inside(self) -> None:
+        """A method sends, and waits for room where there is none (H27)."""
+        handles = [h for handles in self.books.handles.values() for h in handles.values() if self._wanting(h)]
+        if not handles or not self._chance(self._application.settings.inside):
+            return
+        self._waits_for_room = handle = self._world.random.choice(handles)
+        key, event, loose = self._next_event(handle)
+        try:
+            confirmation = await handle.gateway.send_event(event, loss_tolerant=loose)
+        finally:
+            self._waits_for_room = None
+        self._sent(handle, key, event, confirmation)
+
+    def _next_event(self, handle: Handle) -> tuple[int | None, str, bool]:
+        """Its key, what is sent, and whether it may be lost; a loss-tolerant one is of no key."""
+        tid = handle.attempt.task_attempt_id
+        if self._chance(self._application.settings.loose):
+            return None, f"{tid}|~{self.books.loose_sent.get(tid, 0) + 1}", True
+        key = self._world.random.choice(self._wanting(handle))
+        return key, f"{tid}|{key}:d{len(self.books.logs_of(handle.attempt)[key].sent)}", False
+
+    def _sent(self, handle: Handle, key: int | None, event: str, confirmation: Confirmation) -> None:
+        """It was handed over at this moment, and its fate is not known yet unless the attempt is over."""
+        record, tid = handle.record, handle.attempt.task_attempt_id
+        place = len(record.down_sent)
+        record.down_sent.append(event)
+        if key is None:
+            record.loose.add(place)
+            self.books.loose_sent[tid] = self.books.loose_sent.get(tid, 0) + 1
+        else:
+            self.books.logs_of(handle.attempt)[key].sent.append(event.rpartition(":")[2])
+        confirmation.add_done_callback(partial(self._settled, record, place))
+
+    def _settled(self, record: AttemptRecord, place: int, confirmation: Confirmation) -> None:
+        error = confirmation.error()
+        with judged(self._world):
+            demand(error is None or isinstance(error, AttemptOver), f"H26: event {place} failed with {error!r}")
+            record.settle(place, confirmation.confirmed())
+        self._world.figures.events_down += confirmation.confirmed()
+
+    # --- callbacks ------------------------------------------------------------------------------------------------
+
+    async def start(self, context: CoordinatorContext) -> None:
+        async with self._call("start"):
+            self.context = context
+        self.started = True
+
+    async def close(self) -> None:
+        with judged(self._world):
+            demand(not self.closed, "H6: close is called twice")
+        self.closed = True
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: str) -> None:
+        async with self._call("handle_event_from_operator"):
+            self._take(subtask, attempt, event)
+            await self._send_inside()
+
+    async def handle_request(self, subtask: int, attempt: int, request: str) -> str:
+        async with self._call("handle_request"):
+            log = self._take(subtask, attempt, request)
+        answer = f"a{split_wire_form(request)[2]}"
+        log.answers.append(answer)
+        message = self._overseer.handling
+        self._world.record(message.attempt.task_attempt_id).answered[message.request_id] = answer
+        self._world.figures.requests += 1
+        return answer
+
+    def _take(self, subtask: int, number: int, payload: str) -> Log:
+        """An event comes to the coordinator, of an attempt that is alive (H3)."""
+        message = self._overseer.handling
+        attempt: ExecutionAttempt = message.attempt
+        self.order.event(attempt.subtask, attempt.attempt)
+        demand(number == attempt.attempt, f"H3: {payload} of {attempt} comes as of attempt {number}")
+        sender, key, event = split_wire_form(payload)
+        demand(sender == subtask, f"H52: {payload} comes in the name of subtask {subtask}")
+        self._world.record(attempt.task_attempt_id).came_up(payload, self.context.events_taken(subtask))
+        log = self.books.logs_of(attempt)[key]
+        log.received.append(event)
+        figures = self._world.figures
+        figures.events_up += 1
+        figures.events_restored += getattr(message, "sender", None) is not None
+        return log
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        async with self._call("subtask_ready"):
+            attempt, world = gateway.attempt, self._world
+            demand(attempt.subtask == subtask, f"H20: {attempt} is announced as of subtask {subtask}")
+            self.order.ready(subtask, attempt.attempt, self._overseer.beside_ready(attempt))
+            target = world.target_of(attempt.task_attempt_id)
+            self.books.ready(Handle(gateway, target, world.record(attempt.task_attempt_id)))
+            await self._send_inside()
+            if self._chance(self._application.settings.inside):
+                self.context.call_later(world.random.uniform(0.0, 0.1), self._send_later)
+
+    async def _send_later(self) -> None:
+        async with self._call("call_later"):
+            await self._send_inside()
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        message = self._overseer.handling
+        assert isinstance(message, SubtaskFailed)
+        async with self._call("subtask_failed"):
+            self.order.failed_attempt(subtask, attempt, *self._overseer.beside_failed(message.attempt))
+            self._world.figures.count_failure(reason.kind.value)
+            handle = self.books.handles.get(subtask, {}).get(attempt)
+            self.books.over(message.attempt)
+            if handle is not None:
+                self._try_dead_gateway(handle)
+
+    def _try_dead_gateway(self, handle: Handle) -> None:
+        """Its gateway refuses already (H14); the event fails at once (H26)."""
+        confirmation = handle.gateway.send_event_nowait("to nobody")
+        demand(confirmation.error() is not None, f"H14: {handle.attempt} has failed, and its gateway takes events")
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        async with self._call("subtask_reset"):
+            self._world.figures.resets += 1
+            self.order.reset(subtask, checkpoint_id)
+            self.books.reset(subtask, checkpoint_id)
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        """Its return is the cut. Or it fails, or never ends."""
+        async with self._call("checkpoint_coordinator"):
+            self.order.snapshot_asked(checkpoint_id, checkpoint_id in self._overseer.savepoints)
+            self.hangs = self._world.engine.faults.spend(self._world.random, HANGS)
+            if self.hangs or self._chance(0.5):
+                await self._stall()
+            await self._send_inside()
+        state = self.books.snapshot(checkpoint_id)
+        for handles in self.books.handles.values():
+            for handle in handles.values():
+                handle.record.cut(checkpoint_id)
+        return state
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        async with self._call("notify_checkpoint_complete"):
+            self.order.checkpoint_over(checkpoint_id, completed=True)
+            self._check_committed(checkpoint_id)
+
+    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        async with self._call("notify_checkpoint_aborted"):
+            self.order.checkpoint_over(checkpoint_id, completed=False)
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        async with self._call("reset_to_checkpoint"):
+            restored = self._application.restored
+            if not self.started:
+                demand(restored is not None and restored.checkpoint_id == checkpoint_id, "H52: the wrong checkpoint")
+                assert state is not None
+                self.books.restore(checkpoint_id, state)
+                return
+            self._world.figures.resets += 1
+            self.order.reset_all(checkpoint_id)
+            self.books.reset_all(state)
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        async with self._call("run_ended"):
+            self.order.run_ended(run_id, succeeded)
+            self.books.handles.clear()
+            if succeeded:
+                self._check_whole_run(run_id)
+
+    def finish(self, attempt: ExecutionAttempt) -> None:
+        """No callback tells of it; the world knows."""
+        self.books.finish(attempt)
+
+    # --- what must be true of the whole ---------------------------------------------------------------------------
+
+    def _check_whole_run(self, run_id: int) -> None:
+        """A run that succeeded has exchanged everything, once, for every key."""
+        target = self._world.target(run_id)
+        for key in range(self._application.settings.keys):
+            log = self.books.base_of(key)
+            check_whole(f"coordinator's view of key {key}", log.received, log.sent, target)
+
+    def _check_committed(self, checkpoint_id: int) -> None:
+        """Behind the end of a good run, a checkpoint that covers all of it commits its last output."""
+        if self.order.uncommitted:
+            state = read_coordinator(self.books.snapshots[checkpoint_id])[0]
+            if all(state[key].plain() == log.plain() for key, log in self.books.base.items()):
+                self.order.uncommitted = ""

@@ -1,107 +1,275 @@
-"""The driver's side: the real ledger, tracker and gateways, joined by mailboxes as the actors are.
+"""The driver's side: the real actors of a sidecar, on a loop whose turns and time are the world's.
 
-Every actor has an ordered mailbox of its own, and the world chooses whose turn it is. So whatever can overtake in
-the real sidecar can overtake here, and nothing else.
+The server's connections, Spark's relay and the storage are the world's; everything between them is the product's own
+code. Each actor has its mailbox, and the world chooses whose turn it is, so whatever can overtake in the real sidecar
+can overtake here, and nothing else.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
-from protocol.attempts import GlobalFailureRaised
+from actors import ActorSystem
+from actors.cell import ActorCell
+from actors.coordination import OperatorConfig
+from actors.coordination.checkpoint_requests import CheckpointFailed
+from actors.coordination.messages import SubtaskFinished
+from actors.coordination.operator_config import UNBOUNDED
+from actors.errors import ActorError
+from actors.testing import TurnGate, next_item
+from protocol.attempts import LedgerConfig
 from protocol.barrier_tracker import AbortRequested
-from protocol.machine import TimePassed
-from tests.simulation.application import OPERATOR, Application
-from tests.simulation.bridge import Bridge
+from protocol.errors import LocalProtocolError
+from protocol.facts import EngineFact
+from protocol.gateway_types import GatewayLimits
+from protocol.ids import ExecutionAttempt
+from spark_bridge.bridge import BridgeActor
+from spark_bridge.config import SidecarConfig
+from spark_bridge.errors import NotSettled, SidecarError
+from spark_bridge.facts import RelayedFact
+from spark_bridge.operators import Operator, Operators
+from spark_bridge.runs import RunningJobs
+from spark_bridge.storage import StorageSession
+from tests.simulation.application import EVENTS_MAX, OPERATOR, Application
 from tests.simulation.checkers import demand
-from tests.simulation.coordination import Coordination
-from tests.simulation.gateways import GatewayTable
+from tests.simulation.coordinator import Coordinator
+from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Connection
-from tests.simulation.shared import Boxes, DriverWorld
-from tests.simulation.tracking import Tracking
+from tests.simulation.overseer import Overseer
+from tests.simulation.ports import SimulatedRelay, SimulatedSession
+from tests.simulation.server import Router, ServerEnd
+from tests.simulation.shared import DriverWorld
+
+LIMITS = GatewayLimits(3.0, 2.0, EVENTS_MAX, 2**40, 4, 10_000)
+LEDGER = LedgerConfig(heal_after_s=1.0, query_every_s=0.5, audit_every_s=5.0)
+CHECKPOINT_ANSWER_S = 60.0
+SNAPSHOT_TIMEOUT_S = 4.0
 
 
 class Driver:
-    """Bridge, tracker, coordinator and gateways of one application. It can be dropped at any moment."""
+    """One life of the sidecar. It can be killed at any moment; ``close`` is the other end."""
 
     def __init__(self, world: DriverWorld, application: Application) -> None:
         self.world = world
         self.application = application
-        self.boxes = boxes = Boxes(world, application)
-        self.table = GatewayTable()
-        self.bridge = Bridge(boxes, self.table)
-        self.tracking = Tracking(boxes, self.table)
-        self.coordination = Coordination(boxes)
+        self.loop = SimulatedLoop(lambda: world.now)  # type: ignore[abstract]  # there is no I/O
+        self.gate = TurnGate()
+        self.router = Router()
+        self.overseer = Overseer(world, self.router)
+        self.coordinator = Coordinator(world, application, self.overseer)
+        self.running = RunningJobs()
+        self.relay = SimulatedRelay(world, self.loop)
+        self.session = SimulatedSession(world, application, self.overseer, self.running, self.loop)
+        self.operator: Operator | None = None  # once it is coordinated
+        self.refused: LocalProtocolError | None = None  # why it never will be
+        self.requests = 0  # for a checkpoint, not answered yet
+        self.settling = self.settled = False
+        self.uncommitted = ""  # what whoever waits for the last output is told
+        self._answers: list[tuple[int, bool]] = []
+        self._ends: dict[int, ServerEnd] = {}
+        self._operators: Operators
+        self._over = self.loop.create_future()
+        self._apart = world.random.random() < application.settings.apart
+        self._life = self.loop.create_task(self._live())
+        self._run()
+
+    async def _live(self) -> None:
+        async with ActorSystem("simulated", gate=self.gate, loop_timer=lambda: 0.0) as system:
+            try:
+                await self._coordinate(system)
+            except Exception as error:  # seen at once, not when all actors have had their turns to stop
+                self.world.broken = self.world.broken or error
+                raise
+            await self._over
+
+    async def _coordinate(self, system: ActorSystem) -> None:
+        bridge = partial(BridgeActor, LEDGER, lambda: self.relay, running=self.running)
+        self._bridge_ref = system.spawn(bridge, name="bridge", mailbox=UNBOUNDED)
+        session = cast(StorageSession, self.session)
+        self._operators = Operators(SidecarConfig(), system, self._bridge_ref, self.router, session)
+        self.router.attach(self._bridge_ref)
+        settings = self.application.settings
+        config = OperatorConfig(
+            OPERATOR,
+            self.application.parallelism,
+            settings.mode,
+            LIMITS,
+            settings.checkpoints,
+            SNAPSHOT_TIMEOUT_S,
+            inject_barrier=self._inject_barrier if self._apart else None,
+        )
+        try:
+            operator = await self._operators.add(config, self.coordinator, "latest")
+        except SidecarError as error:
+            if not isinstance(error.__cause__, LocalProtocolError):
+                raise
+            self.refused = error.__cause__
+            return
+        self.operator = operator
+        self.overseer.watch(self._bridge_ref, operator.tracker_ref, operator.statistics)
+
+    # --- what could happen next -----------------------------------------------------------------------------------
 
     def actions(self) -> list[Callable[[], None]]:
         """What could happen next, but for what comes from outside."""
-        boxes, coordination, storage = self.boxes, self.coordination, self.world.storage
-        actions: list[Callable[[], None]] = []
-        if boxes.bridge:
-            actions.append(self.bridge.receive)
-        if boxes.tracker:
-            actions.append(self.tracking.receive)
-        if coordination.snapshotting is not None:
-            actions.append(coordination.end_snapshot)
-        elif boxes.coordinator:
-            actions.append(coordination.receive)
-        if coordination.unanswered and (not actions or self.world.random.random() < 0.2):
-            actions.append(coordination.answer_one)
-        actions.extend([gateway.receive for gateway in self.table.all if gateway.box])
-        if storage.writing:
-            actions.append(self.tracking.end_write)
-        if storage.unwanted:
-            actions.append(storage.take_away_one)
-        if self.bridge.queries:
-            actions.append(self.bridge.answer_query)
-        if coordination.senders():
-            actions.append(coordination.send_something)
+        self._judge_answers()
+        world, coordinator = self.world, self.coordinator
+        actions: list[Callable[[], None]] = [partial(self._turn, cell) for cell in self.gate.waiting]
+        if coordinator.stalled is not None and not coordinator.hangs:
+            actions.append(self._end_stall)
+        if world.storage.writing:
+            actions.append(self._end_write)
+        if world.storage.unwanted:
+            actions.append(world.storage.take_away_one)
+        if self.relay.queries:
+            actions.append(partial(self._run, self.relay.answer_query))
+        if coordinator.can_send():
+            actions.append(partial(self._run, coordinator.send_something))
         return actions
 
-    def read(self, connection: Connection) -> None:
-        self.bridge.read(connection)
+    def _turn(self, cell: ActorCell[Any]) -> None:
+        item = next_item(cell)
+        mark = self.overseer.before(cell, item)
+        if isinstance(item, SubtaskFinished):  # no callback tells of it
+            self.coordinator.finish(item.attempt)
+        self.gate.release(cell)
+        self._run()
+        self.overseer.after(cell, item, mark)
 
-    def fail_job(self, cause: str) -> None:
-        """The coordinator gives the job up (H8)."""
-        self.boxes.bridge.append(GlobalFailureRaised(OPERATOR, cause))
+    def _end_stall(self) -> None:
+        self._run(self.coordinator.end_stall)
 
-    def abort_checkpoint(self, reason: str) -> None:
-        """Somebody gives up the checkpoint that was begun last; it may be over already (H45)."""
-        self.boxes.tracker.append(AbortRequested(self.tracking.last_id, reason))
+    def _end_write(self) -> None:
+        self._run(self.world.storage.end_one, not self.world.calm)
+
+    def _run(self, function: Callable[..., object] | None = None, *args: Any) -> None:
+        """Do something on the loop, and all that follows from it; whatever nobody catches there is a finding."""
+        if function is not None:
+            self.loop.call_soon(function, *args)
+        self.loop.run_until_idle()
+        if self.world.broken is not None:
+            raise self.world.broken
+        if self._life.done() and not self._life.cancelled():
+            error = self._life.exception()
+            if error is not None:
+                raise error
+        for context in self.loop.errors:
+            raise context.get("exception") or AssertionError(context["message"])
+
+    # --- time -----------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        deadlines = [self.bridge.ledger.next_deadline(), self.tracking.tracker.next_deadline()]
-        deadlines.extend(gateway.machine.next_deadline() for gateway in self.table.all)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return self.loop.next_deadline()
 
     def pass_time(self) -> None:
-        """Every timer that is due fires into the mailbox of its actor."""
-        now = self.world.now
+        """Every timer that is due fires."""
+        deadline = self.loop.next_deadline()
+        if deadline is not None and deadline <= self.world.now:
+            self.loop.fire_timers()
+            self._run()
 
-        def fire_if_due(deadline: float | None, box: deque[Any]) -> None:
-            if deadline is not None and deadline <= now and TimePassed() not in box:
-                box.append(TimePassed())
+    # --- from outside ---------------------------------------------------------------------------------------------
 
-        fire_if_due(self.bridge.ledger.next_deadline(), self.boxes.bridge)
-        fire_if_due(self.tracking.tracker.next_deadline(), self.boxes.tracker)
-        for gateway in self.table.all:
-            fire_if_due(gateway.machine.next_deadline(), gateway.box)
+    def read(self, connection: Connection) -> None:
+        """The server reads from a connection, or notices its end."""
+        end = self._ends.get(connection.connection_id)
+        if end is None:
+            end = self._ends[connection.connection_id] = ServerEnd(connection)
+            self._run(self.router.connected, end)
+        if connection.up:
+            count = self.world.random.randint(1, len(connection.up))
+            messages = [connection.up.popleft() for _ in range(count)]
+            self._run(self.router.messages_received, end, messages)
+            return
+        connection.server_knows = True
+        del self._ends[connection.connection_id]
+        self._run(self.router.disconnected, end, "closed")
 
-    def settled(self) -> bool:
-        """Nothing runs, nothing is under way, and no last output waits for its checkpoint."""
-        boxes, tracking = self.boxes, self.tracking
-        quiet = not boxes.bridge and not boxes.tracker and not boxes.coordinator
-        return quiet and not tracking.run_is_on and tracking.tracker.next_deadline() is None
+    def hear_fact(self, fact: EngineFact) -> None:
+        self._run(self._bridge_ref.tell, RelayedFact(fact, 0))
+
+    def fail_job(self, cause: str) -> None:
+        """The coordinator finds, by itself, that it cannot go on (H8)."""
+        if self.operator is not None:
+            self._run(self.coordinator.context.fail_job, cause)
+
+    def abort_checkpoint(self, reason: str) -> None:
+        """Somebody gives the latest checkpoint up (H45)."""
+        if self.operator is not None:
+            self._run(self.operator.tracker_ref.tell, AbortRequested(self.session.last_id, reason))
+
+    def request(self, *, savepoint: bool) -> None:
+        """Somebody asks for a checkpoint, or a savepoint."""
+        if self.operator is not None:
+            self.requests += 1
+            self._run(self.loop.create_task, self._ask_for_checkpoint(savepoint))
+
+    async def _ask_for_checkpoint(self, savepoint: bool) -> None:
+        directory = "savepoints" if savepoint else None
+        try:
+            checkpoint_id = await self._operators.checkpoint(
+                OPERATOR, timeout_s=CHECKPOINT_ANSWER_S, savepoint_directory=directory
+            )
+        except (CheckpointFailed, ActorError) as error:
+            self.overseer.request_failed(error)
+        else:
+            self._answers.append((checkpoint_id, savepoint))
+        self.requests -= 1
+
+    def _judge_answers(self) -> None:
+        """Behind the step in which they were given, with what was decided in it."""
+        for checkpoint_id, savepoint in self._answers:
+            self.overseer.request_answered(checkpoint_id, savepoint=savepoint)
+            if savepoint:
+                self.coordinator.order.savepoint_over(checkpoint_id)
+        self._answers.clear()
+
+    def settle(self, timeout_s: float) -> None:
+        """The user waits for the end of the run, and for its last checkpoint."""
+        self.settling, self.settled, self.uncommitted = True, False, ""
+        self._run(self.loop.create_task, self._settle(timeout_s))
+
+    async def _settle(self, timeout_s: float) -> None:
+        try:
+            self.uncommitted = await self._operators.settle(timeout_s)
+        except NotSettled as error:
+            self.uncommitted = str(error)
+        except ActorError:
+            pass  # the driver dies
+        self.settling, self.settled = False, True
+
+    def _inject_barrier(self, attempt: ExecutionAttempt, checkpoint_id: int, events_before: int) -> None:
+        world = self.world
+        if not world.calm and world.random.random() < 0.02:
+            raise OSError("no way for the barrier")
+        world.figures.barriers_apart += 1
+        world.send_barrier_apart(attempt.task_attempt_id, checkpoint_id, events_before)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def die(self) -> None:
+        """Whatever it was at stays as it is."""
+        self.loop.kill()
+        demand(self._life.done(), "H48: a killed sidecar goes on")
+
+    def close(self) -> None:
+        """The user leaves the sidecar: nothing of it may be left (H57)."""
+        self.loop.call_soon(self._over.set_result, None)
+        self.gate.open()
+        self._run()
+        demand(self._life.done(), "H48: the sidecar does not come to its end")
+        demand(self.coordinator.closed, "H6: the coordinator was not closed")
+        demand(self.loop.next_deadline() is None, "H57: a timer is left behind a closed sidecar")
 
     def check_rest(self) -> None:
         """Nothing is left, and nobody was left without an answer."""
-        self.tracking.check_rest()
-        demand(not self.table.open, f"H57: gateways are left: {list(self.table.open)}")
-        demand(not self.table.all, f"H57: gateways are not over: {[gateway.attempt for gateway in self.table.all]}")
-        uncommitted = self.coordination.order.uncommitted
-        told = self.tracking.uncommitted
+        demand(self.requests == 0, f"H45: {self.requests} requests for a checkpoint were never answered")
+        demand(not self.router.open, f"H57: gateways are left: {list(self.router.open)}")
+        self.overseer.check_rest()
+        uncommitted = self.coordinator.order.uncommitted
         demand(
-            not uncommitted or bool(told), f"H45: no checkpoint covers the last output of {uncommitted}: nobody is told"
+            not uncommitted or bool(self.uncommitted),
+            f"H45: no checkpoint covers the last output of {uncommitted}: nobody is told",
         )

@@ -6,12 +6,13 @@ An event counts as received exactly if it counts as sent, or it lies in the chec
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.messages import HeldEvent
-from tests.simulation.application import Application
+from tests.simulation.application import Application, unpack
 from tests.simulation.checkers import demand
 
 TAIL = 200
@@ -86,7 +87,7 @@ def merge(name: str, states: list[dict[str, Any]]) -> dict[int, Log]:
 
 
 def check_sender(name: str, event: HeldEvent) -> tuple[int, int, str]:
-    sender, key, what = split_wire_form(event.payload.decode())
+    sender, key, what = split_wire_form(unpack(event.payload))
     demand(event.sender == sender, f"H52: {name}: {event.payload!r} is said to be of subtask {event.sender}")
     return sender, key, what
 
@@ -115,7 +116,7 @@ def check_positions(
         return
     left = states[0]["submitted"] - len(snapshot.held)
     demand(snapshot.events_sent == left, f"H32: {name}: {left} events have left, {snapshot.events_sent} are stored")
-    held = [event.payload.decode() for event in snapshot.held]
+    held = [unpack(event.payload) for event in snapshot.held]
     tail = states[0]["tail"][len(states[0]["tail"]) - len(held) :]
     demand(held == tail, f"H31: {name} holds {held}, and sent {tail} last")
 
@@ -135,3 +136,10 @@ def check_rescaled(checkpoint: CompletedCheckpoint, cut: CompletedCheckpoint) ->
             demand(came == went, f"H52: {name}: the events of subtask {sender}: {went} became {came}")
     demand(cut.coordinator_state == checkpoint.coordinator_state, f"H52: the coordinator's state of {name}")
     demand(set(cut.subtask_states) <= set(range(cut.parallelism)), f"H52: the subtasks of {name}")
+
+
+def never_restored_since_rescale(parts: Iterable[SubtaskSnapshot]) -> bool:
+    """Whether any subtask still has several states, or another one's: the only reason not to cut once more (H52)."""
+    states = [[state.subtask for state in part.states] for part in parts]
+    subtasks = [subtask for part in states for subtask in part]
+    return any(len(part) > 1 for part in states) or len(set(subtasks)) < len(subtasks)

@@ -1,13 +1,11 @@
-"""What the parts of the driver share: the mailboxes, the world around them, and the figures."""
+"""What the driver's side may touch of the world, and the figures."""
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Protocol
+from typing import Protocol
 
-from tests.simulation.application import Application
 from tests.simulation.checkers import AttemptRecord
 from tests.simulation.engine import Engine
 from tests.simulation.storage import Storage
@@ -66,21 +64,12 @@ class DriverWorld(Protocol):
     engine: Engine
     storage: Storage
     figures: Totals
+    broken: Exception | None  # a violation that the code under judgement may have swallowed
 
     @property
     def calm(self) -> bool: ...
     def record(self, task_attempt_id: int) -> AttemptRecord: ...
     def tell(self, line: str) -> None: ...
     def target(self, run_id: int) -> int: ...
+    def target_of(self, task_attempt_id: int) -> int: ...
     def send_barrier_apart(self, task_attempt_id: int, checkpoint_id: int, events_before: int) -> None: ...
-
-
-@dataclass
-class Boxes:
-    """The mailboxes of one driver. Each has one reader, and keeps its order."""
-
-    world: DriverWorld
-    application: Application
-    bridge: deque[Any] = field(default_factory=deque)
-    tracker: deque[Any] = field(default_factory=deque)
-    coordinator: deque[tuple[Any, ...]] = field(default_factory=deque)

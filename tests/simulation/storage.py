@@ -6,6 +6,7 @@ that was given up may not have been taken away yet. Both are whole, so the next 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -17,13 +18,22 @@ BLOCK = 8
 
 
 @dataclass
+class Write:
+    """``end`` is called with whether it has succeeded."""
+
+    stored: Stored
+    savepoint: bool
+    end: Callable[[bool], None]
+
+
+@dataclass
 class Storage:
     """``given``: the highest id that was ever given out."""
 
     random: Random
     files: dict[int, Stored] = field(default_factory=dict)
     savepoints: dict[int, Stored] = field(default_factory=dict)
-    writing: dict[int, tuple[Stored, bool]] = field(default_factory=dict)  # and whether it is a savepoint
+    writing: dict[int, Write] = field(default_factory=dict)
     unwanted: list[int] = field(default_factory=list)
     given: int = -1
     reserved: int = -1
@@ -37,34 +47,41 @@ class Storage:
         self.given += 1
         return self.given
 
-    def begin(self, checkpoint: CompletedCheckpoint, ways: tuple[int, ...], savepoint: bool) -> None:
-        self.writing[checkpoint.checkpoint_id] = Stored(checkpoint, ways), savepoint
+    def begin(
+        self, checkpoint: CompletedCheckpoint, ways: tuple[int, ...], savepoint: bool, end: Callable[[bool], None]
+    ) -> None:
+        self.writing[checkpoint.checkpoint_id] = Write(Stored(checkpoint, ways), savepoint, end)
 
-    def end_one(self, may_fail: bool) -> tuple[int, bool]:
-        """A write ends, any one of them; False if it has failed, which may leave the file behind."""
+    def end_one(self, may_fail: bool) -> None:
+        """A write ends, any one of them; one that has failed may leave the file behind."""
         checkpoint_id = self.random.choice(list(self.writing))
+        write = self.writing[checkpoint_id]
         failed = may_fail and self.random.random() < 0.05
         if not failed:
             self._appear(checkpoint_id)
-        elif self.random.random() < 0.3 and not self.writing[checkpoint_id][1]:
+        elif self.random.random() < 0.3 and not write.savepoint:
             self._appear(checkpoint_id)
             self.unwanted.append(checkpoint_id)
         else:
             del self.writing[checkpoint_id]
-        return checkpoint_id, not failed
+        write.end(not failed)
 
     def _appear(self, checkpoint_id: int) -> None:
-        stored, savepoint = self.writing.pop(checkpoint_id)
-        (self.savepoints if savepoint else self.files)[checkpoint_id] = stored
+        write = self.writing.pop(checkpoint_id)
+        (self.savepoints if write.savepoint else self.files)[checkpoint_id] = write.stored
 
-    def discard(self, checkpoint_id: int, savepoint: bool) -> None:
-        """Stop the write, if it still runs, unless the file is appearing; then it is taken away, some day."""
+    def give_up(self, checkpoint_id: int) -> None:
+        """Stop the write, if it still runs, unless the file is appearing at this moment."""
         if checkpoint_id in self.writing:
             if self.random.random() < 0.5:
                 self._appear(checkpoint_id)
             else:
                 del self.writing[checkpoint_id]
-        if not savepoint and checkpoint_id in self.files and checkpoint_id not in self.unwanted:
+
+    def discard(self, checkpoint_id: int) -> None:
+        """Stop the write, if it still runs; what is there all the same is taken away, some day."""
+        self.give_up(checkpoint_id)
+        if checkpoint_id in self.files and checkpoint_id not in self.unwanted:
             self.unwanted.append(checkpoint_id)
 
     def take_away_one(self) -> None:

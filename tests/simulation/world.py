@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from math import inf
 from random import Random
+
+import structlog
 
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.errors import LocalProtocolError
 from protocol.machine import TimePassed
 from protocol.messages import RestoreMode
 from protocol.subtask_types import BarrierArrived
-from tests.simulation.application import Application, Settings, start
+from tests.simulation.application import PARALLELISM_MAX, Application, Settings, Stored, start
 from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand
 from tests.simulation.choices import Choices
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
+from tests.simulation.invariant import never_restored_since_rescale
 from tests.simulation.misfortune import strike
 from tests.simulation.network import Connection
 from tests.simulation.process import Life, Process
 from tests.simulation.shared import Totals
 from tests.simulation.storage import Storage
-from tests.simulation.tracking import PARALLELISM_MAX, never_restored_since_rescale
 
 STEPS_MAX = 60_000
 SECONDS_MAX = 3_000.0
@@ -31,6 +34,7 @@ CLOCK_S = 0.005
 """How late a timer may be."""
 JOBS_WANTED = 2  # that succeed
 JOBS_MAX = 6
+PATIENCE_S = 30.0
 
 
 def draw_settings(random: Random) -> Settings:
@@ -49,7 +53,8 @@ def draw_settings(random: Random) -> Settings:
         keys=random.choice([1, 2, 2, 3, 4]),
         checkpoints=checkpoints,
         requests=random.choice([0.0, 0.0, 0.3]),
-        late_answers=random.choice([0.0, 0.5]),
+        stalls=random.choice([0.0, 0.0, 0.02, 0.2]),
+        inside=random.choice([0.0, 0.2]),
         loose=random.choice([0.0, 0.3]),
         apart=random.choice([0.0, 0.5, 1.0]),
         in_snapshot=random.choice([0.0, 0.0, 0.5]),
@@ -76,12 +81,16 @@ class World:
         self.living: list[Process] = []
         self.barriers: list[tuple[int, BarrierArrived]] = []  # on their own way
         self.figures = Totals(1)
+        self.broken: Exception | None = None
         self.settings = settings = draw_settings(random)
         self.to_send = random.choice([1, 3, 8, 20])
         self.growth = random.choice([0, 3, 8])  # from one good job to the next
         self.targets: dict[int, int] = {}  # by run
-        self.patience_s = random.choice([0.0, 30.0, 30.0])  # how long the user waits for the last output's checkpoint
-        self.patient_until = 0.0
+        self.patience_s = random.choice(
+            [0.0, PATIENCE_S, PATIENCE_S]
+        )  # how long the user waits for the last output's checkpoint
+        self.user_waits = False  # for the end of the run, and the last output's checkpoint
+        self.asked_at_the_end = False
         self.faults = Faults(
             drop=random.choice([0.0, 0.02, 0.1, 0.3]),
             double=random.choice([0.0, 0.05, 0.2]),
@@ -94,12 +103,12 @@ class World:
         if eager is not None:
             self.eager = eager
         self.storage = Storage(random)
+        self.restored: Stored | None = None
         self.drivers = self.jobs = self.jobs_done = self.connection_count = 0
         self.tell(f"{settings}")
         self.tell(
             f"{self.to_send} events and {self.growth} more, requests for checkpoints: {self.eager}, {self.faults}"
         )
-        self.start_application(start(settings, random.randint(1, 3), None))
 
     def start_application(self, application: Application) -> None:
         self.drivers += 1
@@ -129,6 +138,9 @@ class World:
         """How many events of each key are exchanged when this run has ended well."""
         return self.targets[run_id]
 
+    def target_of(self, task_attempt_id: int) -> int:
+        return self.processes[task_attempt_id].work.target
+
     def connect(self, task_attempt_id: int) -> Connection:
         self.connection_count += 1
         connection = Connection(self.connection_count, task_attempt_id)
@@ -153,8 +165,8 @@ class World:
 
     def check_told(self, checkpoint_id: int, *, completed: bool) -> None:
         """A subtask hears how a checkpoint ended (H40, H45, H49)."""
-        tracking = self.driver.tracking
-        truth = tracking.completed if completed else tracking.aborted
+        overseer = self.driver.overseer
+        truth = overseer.completed if completed else overseer.aborted
         demand(checkpoint_id in truth, f"H40: a subtask hears that {checkpoint_id} is over, completed: {completed}")
 
     def send_barrier_apart(self, task_attempt_id: int, checkpoint_id: int, events_before: int) -> None:
@@ -163,16 +175,22 @@ class World:
     # --- the loop ---
 
     def run(self) -> Totals:
-        while not self.is_over():
-            demand(self.steps < STEPS_MAX and self.now < SECONDS_MAX, "H48: the world does not come to rest")
-            self.step()
-        self.check_rest()
+        with quiet_logs():
+            self.start_application(start(self.settings, self.random.randint(1, 3), None))
+            while not self.is_over():
+                demand(self.steps < STEPS_MAX and self.now < SECONDS_MAX, "H48: the world does not come to rest")
+                self.step()
+            self.check_rest()
         return self.totals()
 
     def is_over(self) -> bool:
-        if self.engine.active or self.more_jobs():
+        if self.engine.active or self.more_jobs() or self.actions() or self.next_deadline() is not None:
             return False
-        return not self.actions() and self.next_deadline() is None
+        if not self.asked_at_the_end:
+            self.asked_at_the_end = True
+            self.driver.settle(PATIENCE_S)
+            return False
+        return True
 
     def more_jobs(self) -> bool:
         return self.done() < JOBS_WANTED and self.jobs < JOBS_MAX
@@ -186,26 +204,31 @@ class World:
         self.choices.begin_step()
         self.now += self.random.expovariate(1000.0)
         if self.engine.active and self.random.random() < self.eager:
-            self.driver.tracking.request(savepoint=self.random.random() < 0.15)
+            self.driver.request(savepoint=self.random.random() < 0.15)
         strike(self)
         if self.now >= self.look_at:
             self.look_at = self.now + CLOCK_S
             self.pass_time()
+        if self.driver.refused is not None:
+            self.start_unscaled(self.driver.refused)
         actions = self.actions(patient=False) or self.actions()
         if actions:
             self.random.choice(actions)()
             return
         deadline = self.next_deadline()
-        if deadline is None:  # this step took the driver away, and with it all that was to come
-            demand(self.is_over(), "H48: nothing can happen any more")
+        if deadline is None:
+            had_asked = self.asked_at_the_end
+            demand(self.is_over() or not had_asked, "H48: nothing can happen any more")
         else:
             self.now = self.look_at = max(self.now, deadline)
 
     def actions(self, *, patient: bool = True) -> list[Callable[[], None]]:
         """What could happen next. Without patience, slow processes are passed over more often than not."""
         engine, random = self.engine, self.random
-        if not engine.active and self.patient_until == inf:
-            self.patient_until = self.now + self.patience_s
+        if not engine.active and not self.user_waits:
+            self.user_waits = True
+            if self.patience_s:
+                self.driver.settle(self.patience_s)
         actions = self.driver.actions()
         self.living = [process for process in self.living if process.life is not Life.GONE]
         for process in self.living:
@@ -213,7 +236,7 @@ class World:
                 actions.extend(process.actions())
         self.connections = [connection for connection in self.connections if not connection.server_knows]
         for connection in self.connections:
-            if connection.up or connection.task_gone:
+            if connection.up or connection.task_gone or connection.server_closed:
                 actions.append(partial(self.driver.read, connection))
         if engine.bus:
             actions.extend([self.deliver_fact] * 3)
@@ -223,7 +246,7 @@ class World:
             actions.append(engine.carry_out_kill)
         if self.barriers and (patient or random.random() < 0.2):
             actions.append(self.bring_barrier)
-        if not engine.active and self.more_jobs() and (self.now >= self.patient_until or self.driver.settled()):
+        if not engine.active and self.more_jobs() and self.driver.operator is not None and not self.driver.settling:
             actions.append(self.start_job)
         return actions
 
@@ -231,14 +254,14 @@ class World:
         self.check_results()
         self.targets[self.engine.stage_id + 1] = self.to_send + self.growth * self.done()
         self.jobs += 1
-        self.patient_until = inf
+        self.user_waits = False
         self.tell("the user starts a job")
         self.engine.start_job()
 
     def deliver_fact(self) -> None:
         fact = self.engine.bus.popleft()
         self.tell(f"bus: {fact}")
-        self.driver.boxes.bridge.append(fact)
+        self.driver.hear_fact(fact)
 
     def bring_barrier(self) -> None:
         """A barrier that went its own way comes: any of them, once or twice, or never."""
@@ -252,8 +275,6 @@ class World:
 
     def next_deadline(self) -> float | None:
         deadlines = [self.driver.next_deadline()]
-        if self.now < self.patient_until < inf and self.more_jobs():
-            deadlines.append(self.patient_until)
         for process in self.living:
             if process.machine is not None and not process.hung and process.life is not Life.GONE:
                 deadlines.append(process.machine.next_deadline())
@@ -274,7 +295,7 @@ class World:
     def lose_driver(self) -> None:
         """With it its tasks. Another one starts from what the storage has (H52)."""
         self.tell("the driver dies")
-        self.patient_until = self.now
+        self.user_waits = self.asked_at_the_end = False
         for process in self.living:
             if process.life is not Life.GONE:
                 process.die()
@@ -283,24 +304,29 @@ class World:
         self.jobs_done += sum(self.engine.results.values())
         self.figures.drivers_lost += 1
         self.figures.jobs_failed += self.jobs_failed()
+        self.driver.die()
         self.living, self.connections, self.barriers, self.processes, self.records = [], [], [], {}, {}
-        completed = self.driver.tracking.completed
+        completed = self.driver.overseer.completed
         self.storage.lose_driver()
         stored = self.storage.choose() if self.settings.mode is RestoreMode.STREAMING else None
         parallelism = self.random.choice([self.application.parallelism, self.random.randint(1, PARALLELISM_MAX)])
+        self.restored = stored
         if stored is None:
             self.start_application(start(self.settings, parallelism, None))
             return
         self.figures.restores += 1
         self.figures.uncompleted_restores += stored.checkpoint.checkpoint_id not in completed
-        try:
-            self.start_application(start(self.settings, parallelism, stored))
-        except LocalProtocolError as error:
-            parts = stored.checkpoint.subtask_states.values()
-            demand(never_restored_since_rescale(parts), f"H52: {error}")
-            self.tell(f"refused: {error}")
-            self.start_application(start(self.settings, stored.checkpoint.parallelism, stored))
+        self.start_application(start(self.settings, parallelism, stored))
         self.figures.rescales += self.application.parallelism != stored.checkpoint.parallelism
+
+    def start_unscaled(self, refusal: LocalProtocolError) -> None:
+        """What is restored cannot be cut to this parallelism, so it goes on with its own (H52)."""
+        stored = self.restored
+        assert stored is not None
+        parts = stored.checkpoint.subtask_states.values()
+        demand(never_restored_since_rescale(parts), f"H52: {refusal}")
+        self.tell(f"refused: {refusal}")
+        self.start_application(start(self.settings, stored.checkpoint.parallelism, stored))
 
     # --- the end ---
 
@@ -318,6 +344,7 @@ class World:
         """Nothing is left, and nobody was left without an answer."""
         self.check_results()
         self.driver.check_rest()
+        self.driver.close()
         for record in self.records.values():
             record.check_settled()
         for process in self.processes.values():
@@ -331,6 +358,17 @@ class World:
         figures = replace(self.figures, steps=self.steps, jobs=self.jobs, kinds=dict(self.figures.kinds))
         figures.jobs_failed += self.jobs_failed()
         return figures
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """The story says what happens; lines of the log would cost more than the world."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 def run_world(seed: int, eager: float | None = None, choices: Choices | None = None) -> tuple[World, Exception | None]:

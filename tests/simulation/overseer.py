@@ -1,0 +1,177 @@
+"""Watches what the actors tell one another, one step at a time, and judges it. The actors know nothing of it.
+
+In each step one actor handles one message, so whatever lies at the end of a mailbox afterwards was told in that step,
+by that actor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors import ActorRef
+from actors.cell import ActorCell
+from actors.coordination import OperatorStatistics
+from actors.coordination.coordinator import CoordinatorActor
+from actors.coordination.gateway import GatewayActor
+from actors.coordination.messages import (
+    NotifyAborted,
+    NotifyCompleted,
+    RequestCheckpoint,
+    SubtaskFailed,
+    SubtaskReady,
+    TrackerMessage,
+)
+from actors.mailbox import Envelope, Mailbox
+from protocol.attempts import AttemptCondemned
+from protocol.barrier_tracker import CompletedCheckpoint, GatewayDrained, rescaled
+from protocol.errors import LocalProtocolError
+from protocol.ids import ExecutionAttempt
+from spark_bridge.bridge import BridgeMessage
+from tests.simulation.application import PARALLELISM_MAX, Application
+from tests.simulation.checkers import demand
+from tests.simulation.invariant import check_checkpoint, check_rescaled, never_restored_since_rescale
+from tests.simulation.server import Router
+from tests.simulation.shared import DriverWorld
+
+Mark = dict[str, int]
+
+
+class Overseer:
+    """See the module. ``completed`` and ``aborted`` are the checkpoints whose end was decided here."""
+
+    def __init__(self, world: DriverWorld, router: Router) -> None:
+        self.completed: set[int] = set()
+        self.aborted: set[int] = set()
+        self.savepoints: set[int] = set()
+        self.savepoints_over: set[int] = set()
+        self.handling: Any = None  # what the coordinator's actor has been given last
+        self._world = world
+        self._router = router
+        self._triggered: set[int] = set()
+        self._asks_for_savepoint = False  # the tracker handles such a request now
+        self._ready_beside: dict[int, set[int]] = {}
+        self._failed_beside: dict[int, set[int]] = {}
+        self._boxes: dict[str, Mailbox] = {}
+        self._statistics: OperatorStatistics | None = None
+
+    def watch(
+        self, bridge: ActorRef[BridgeMessage], tracker: ActorRef[TrackerMessage], statistics: OperatorStatistics
+    ) -> None:
+        """The operator is there: from here on its mailboxes are looked at."""
+        cell = tracker._cell
+        coordinator = cell.children["coordinator"]
+        self._boxes = {"bridge": bridge._cell.mailbox, "tracker": cell.mailbox, "coordinator": coordinator.mailbox}
+        self._statistics = statistics
+
+    # --- around each step -----------------------------------------------------------------------------------------
+
+    def before(self, cell: ActorCell[Any], item: object) -> Mark:
+        if isinstance(cell._instance, CoordinatorActor):
+            self.handling = item
+        self._asks_for_savepoint = isinstance(item, RequestCheckpoint) and item.savepoint_directory is not None
+        self._router.closed_beside.clear()
+        return {name: box.accepted for name, box in self._boxes.items()}
+
+    def after(self, cell: ActorCell[Any], item: object, mark: Mark) -> None:
+        for name, accepted in mark.items():
+            box = self._boxes[name]
+            count = box.accepted - accepted
+            if count:
+                told = list(box.queue)[-count:]
+                for message in told:
+                    self._judge(cell, message.message if isinstance(message, Envelope) else message)
+        check_machine(cell)
+
+    def _judge(self, cell: ActorCell[Any], message: object) -> None:
+        match message:
+            case SubtaskReady(attempt):
+                self._ready_beside[attempt.task_attempt_id] = self._router.beside(attempt)
+            case SubtaskFailed(attempt):
+                closed = self._router.closed_beside.get(attempt.task_attempt_id)
+                beside = self._router.beside(attempt) if closed is None else closed
+                self._failed_beside[attempt.task_attempt_id] = beside
+            case NotifyCompleted(checkpoint_id):
+                self._complete(checkpoint_id)
+            case NotifyAborted(checkpoint_id):
+                self._abort(checkpoint_id)
+            case GatewayDrained(attempt, checkpoint_id):
+                self._world.record(attempt.task_attempt_id).check_drained(checkpoint_id)
+            case AttemptCondemned(task_attempt_id=task_attempt_id) if isinstance(cell._instance, GatewayActor):
+                self._world.record(task_attempt_id).check_late()
+            case _:
+                pass
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def triggered(self, checkpoint_id: int) -> None:
+        """The tracker has taken an id."""
+        self._triggered.add(checkpoint_id)
+        if self._asks_for_savepoint:
+            self.savepoints.add(checkpoint_id)
+            self._asks_for_savepoint = False
+
+    def _complete(self, checkpoint_id: int) -> None:
+        world = self._world
+        world.tell(f"checkpoint {checkpoint_id} is complete")
+        demand(checkpoint_id not in self.completed | self.aborted, f"H44: checkpoint {checkpoint_id} ended twice")
+        demand(checkpoint_id in world.storage.files, f"H50: {checkpoint_id} is complete, and not durable")
+        self.completed.add(checkpoint_id)
+        world.figures.checkpoints += 1
+
+    def _abort(self, checkpoint_id: int) -> None:
+        world, statistics = self._world, self._statistics
+        assert statistics is not None
+        world.tell(f"checkpoint {checkpoint_id} is aborted: {statistics.last_abort_reason}")
+        demand(checkpoint_id not in self.completed | self.aborted, f"H44: checkpoint {checkpoint_id} ended twice")
+        self.aborted.add(checkpoint_id)
+        world.figures.aborted += 1
+        world.figures.subsumed += statistics.last_abort_reason.startswith("subsumed")
+
+    def request_answered(self, checkpoint_id: int, *, savepoint: bool) -> None:
+        """Whoever asked is told of success."""
+        if not savepoint:
+            demand(checkpoint_id in self.completed, f"H45: told of checkpoint {checkpoint_id}, which is not complete")
+            return
+        demand(checkpoint_id in self._world.storage.savepoints, f"H49: savepoint {checkpoint_id} is not durable")
+        self.savepoints_over.add(checkpoint_id)
+        self._world.figures.savepoints += 1
+
+    def request_failed(self, error: Exception) -> None:
+        self._world.tell(f"a checkpoint that was asked for: {error}")
+
+    def check_stored(self, checkpoint: CompletedCheckpoint, application: Application, *, savepoint: bool) -> None:
+        """Whatever becomes of it: what is written must keep the invariant, with any parallelism."""
+        checkpoint_id = checkpoint.checkpoint_id
+        demand(savepoint == (checkpoint_id in self.savepoints), f"H49: {checkpoint_id}, savepoint: {savepoint}")
+        check_checkpoint(checkpoint, application)
+        other = self._world.random.randint(1, PARALLELISM_MAX)
+        try:
+            check_rescaled(checkpoint, rescaled(checkpoint, other))
+        except LocalProtocolError as error:
+            demand(never_restored_since_rescale(checkpoint.subtask_states.values()), f"H52: {error}")
+
+    # --- what the coordinator's callbacks are compared with -------------------------------------------------------
+
+    def beside_ready(self, attempt: ExecutionAttempt) -> set[int]:
+        """The siblings that were alive when it was decided that the attempt is announced."""
+        return self._ready_beside[attempt.task_attempt_id]
+
+    def beside_failed(self, attempt: ExecutionAttempt) -> tuple[bool, set[int]]:
+        """Whether the attempt had ever been accepted, and the siblings that were alive when its end was decided."""
+        return attempt.task_attempt_id in self._router.accepted, self._failed_beside[attempt.task_attempt_id]
+
+    def check_rest(self) -> None:
+        statistics = self._statistics
+        if statistics is not None:
+            ended = self.completed | self.aborted | self.savepoints_over
+            never = len(self._triggered - ended) - statistics.checkpoints_refused
+            demand(never <= 0, f"H45: {never} checkpoints were triggered and never answered: {self._triggered - ended}")
+            self._world.figures.refused += statistics.checkpoints_refused
+
+
+def check_machine(cell: ActorCell[Any]) -> None:
+    """The machine's own invariants, behind each message that its actor has handled."""
+    instance = cell._instance
+    machine = getattr(instance, "_machine", None) or getattr(instance, "_ledger", None)
+    if machine is not None:
+        machine.check_invariants()

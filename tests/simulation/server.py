@@ -1,0 +1,58 @@
+"""The driver's end of each connection, and the real router behind it."""
+
+from __future__ import annotations
+
+from actors import ActorRef
+from actors.coordination.connection import AttemptConnection
+from actors.coordination.messages import GatewayMessage
+from protocol.ids import ExecutionAttempt
+from protocol.messages import DownMessage
+from spark_bridge.bridge import ConnectionRouter
+from tests.simulation.network import Connection
+
+
+class ServerEnd:
+    """As the server's own ``Connection``, over one that breaks."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection_id = connection.connection_id
+        self.peer = f"task {connection.task_attempt_id}"
+        self.is_identified = False
+        self._connection = connection
+
+    def identified(self) -> None:
+        self.is_identified = True
+
+    def send(self, message: DownMessage, *, at_once: bool = False) -> None:
+        self._connection.send_down(message)
+
+    def close(self, *, flush: bool = True) -> None:
+        """Nothing more is read; the end of it is told later, as of one that breaks."""
+        self._connection.close_by_server(flush=flush)
+
+
+class Router(ConnectionRouter):
+    """Remembers which attempts have a gateway, and which siblings each had when it was closed (H13)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: dict[int, ExecutionAttempt] = {}
+        self.accepted: set[int] = set()
+        self.closed_beside: dict[int, set[int]] = {}
+
+    def gateway_opened(
+        self, attempt: ExecutionAttempt, ref: ActorRef[GatewayMessage], connection: AttemptConnection
+    ) -> None:
+        self.open[attempt.task_attempt_id] = attempt
+        self.accepted.add(attempt.task_attempt_id)
+        super().gateway_opened(attempt, ref, connection)
+
+    def gateway_closed(self, attempt: ExecutionAttempt) -> None:
+        self.open.pop(attempt.task_attempt_id, None)
+        self.closed_beside[attempt.task_attempt_id] = self.beside(attempt)
+        super().gateway_closed(attempt)
+
+    def beside(self, attempt: ExecutionAttempt) -> set[int]:
+        """The other attempts of its subtask that are alive now, ready or not."""
+        same = (other.attempt for other in self.open.values() if other.subtask == attempt.subtask)
+        return {number for number in same if number != attempt.attempt}
