@@ -28,7 +28,8 @@ from actors.coordination.messages import (
     TrackerMessage,
 )
 from actors.coordination.operator_config import UNBOUNDED
-from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.barrier_tracker import CompletedCheckpoint, rescaled
+from protocol.errors import LocalProtocolError
 from protocol.messages import RestoreMode
 from spark_bridge.bridge import (
     AddOperator,
@@ -145,8 +146,12 @@ class Operators:
                 await self._storage.pass_over(restored.checkpoint_id)
         if restored is None:
             log.info("starting from nothing", operator_id=operator_id, storage=str(self._config.storage or "memory"))
-        else:
-            log.info("restoring a checkpoint", operator_id=operator_id, checkpoint_id=restored.checkpoint_id)
+            return None
+        try:
+            restored = rescaled(restored, config.parallelism)
+        except LocalProtocolError as error:
+            raise SidecarError(f"operator {operator_id!r}: {error}") from error
+        log.info("restoring a checkpoint", operator_id=operator_id, checkpoint_id=restored.checkpoint_id)
         return restored
 
     async def _start(self, config: OperatorConfig, tracker_ref: ActorRef[TrackerMessage]) -> None:

@@ -1,0 +1,50 @@
+"""The operators of a sidecar, on real actors and a storage in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from actors import ActorSystem
+from actors.coordination import OperatorConfig, OperatorCoordinator
+from protocol.attempts import LedgerConfig
+from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
+from protocol.messages import RestoreMode, SubtaskState
+from spark_bridge.bridge import BridgeActor, ConnectionRouter
+from spark_bridge.config import SidecarConfig
+from spark_bridge.errors import SidecarError
+from spark_bridge.operators import Operators
+from spark_bridge.storage import MemoryStorage, Storage, StorageSession
+
+
+@asynccontextmanager
+async def running_operators(storage: Storage) -> AsyncIterator[Operators]:
+    """As in a sidecar, but nobody asks Spark for anything."""
+    no_relay: Any = None
+    async with StorageSession(storage) as session, ActorSystem("test") as system:
+        bridge = system.spawn(lambda: BridgeActor(LedgerConfig(), lambda: no_relay), name="bridge")
+        yield Operators(SidecarConfig(), system, bridge, ConnectionRouter(), session)
+
+
+def streaming(operator_id: str, parallelism: int) -> OperatorConfig:
+    return OperatorConfig(operator_id, parallelism, RestoreMode.STREAMING)
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_that_cannot_be_cut_once_more_refuses_its_operator_and_no_other() -> None:
+    """H52: it used to end the whole sidecar. Found by the simulation: a driver dies, another starts with another
+    parallelism and completes a checkpoint before each subtask has restored, dies, and a third changes it again."""
+    storage = MemoryStorage()
+    both = {
+        0: SubtaskSnapshot((SubtaskState(0, b"a"), SubtaskState(1, b"b"))),
+        1: SubtaskSnapshot((SubtaskState(0, b"c"),)),
+    }
+    storage.store("words", CompletedCheckpoint(3, 2, b"", both))
+    async with running_operators(storage) as operators:
+        with pytest.raises(SidecarError, match=r"'words'.*Restore it with 2, take a checkpoint.*then change"):
+            await operators.add(streaming("words", 1), OperatorCoordinator(), "latest")
+        await operators.add(streaming("others", 1), OperatorCoordinator(), "latest")
+        await operators.add(streaming("words", 2), OperatorCoordinator(), "latest")
