@@ -53,6 +53,7 @@ from protocol.facts import FactsDropped
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.messages import RefusalCode, Refused, Register, Resume
+from spark_bridge.commands import CancelCommand, CommandFailed, CommandMessage, KillCommand, SparkCommands
 from spark_bridge.relay import Relay, RelayedFact
 from spark_bridge.runs import RunningJobs
 from spark_bridge.server import Connection
@@ -103,14 +104,6 @@ class RegistrationAbandoned:
     connection_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class _NotDone:
-    """Something that was asked of Spark could not be done; the ledger asks again where it matters."""
-
-    what: str
-    error: Exception
-
-
 BridgeMessage = (
     AddOperator
     | RemoveOperator
@@ -120,7 +113,7 @@ BridgeMessage = (
     | RegistrationAbandoned
     | RelayedFact
     | LedgerInput
-    | _NotDone
+    | CommandMessage
 )
 
 
@@ -243,7 +236,7 @@ class BridgeActor(Actor[BridgeMessage]):
         on_facts_dropped: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._ledger = AttemptLedger(config)
-        self._relay = relay
+        self._commands = SparkCommands(relay)
         self._on_facts_dropped = on_facts_dropped
         self._trackers: dict[str, ActorRef[TrackerMessage]] = {}
         self._registering: dict[int, tuple[AttemptConnection, Register]] = {}
@@ -279,8 +272,10 @@ class BridgeActor(Actor[BridgeMessage]):
             case FailRuns(cause):
                 for operator_id in self._running.operator_ids:
                     self._carry_out(context, self._ledger.handle(GlobalFailureRaised(operator_id, cause), now), None)
-            case _NotDone(what, error):
-                context.log.warning("Spark refused", what=what, error=repr(error))
+            case CommandFailed():
+                self._commands.failed(context, message)
+            case KillCommand() | CancelCommand():
+                self._commands.send(context, message)
             case _:
                 if isinstance(message, TimePassed):
                     self._deadline.fired()
@@ -340,40 +335,10 @@ class BridgeActor(Actor[BridgeMessage]):
                     context.log.debug(
                         "stale, ignored", what=what, operator_id=operator_id, task_attempt_id=task_attempt_id
                     )
+                case KillTask() | CancelJobs() | QueryStatus():
+                    self._commands.ask(context, effect)
                 case _:
-                    self._ask_spark(context, effect)
-
-    def _ask_spark(self, context: ActorContext[BridgeMessage], effect: LedgerEffect) -> None:
-        relay = self._relay()
-        match effect:
-            case KillTask(task_attempt_id, reason):
-                context.log.info("killing a task", task_attempt_id=task_attempt_id, reason=reason)
-                what = f"kill task {task_attempt_id}"
-                context.run(
-                    relay.kill_task,
-                    task_attempt_id,
-                    reason,
-                    on_error=lambda error: _NotDone(what, error),
-                )
-            case CancelJobs(job_ids, reason):
-                for job_id in job_ids:
-                    context.log.info("cancelling a job", job_id=job_id, reason=reason)
-                    context.run(
-                        relay.cancel_job,
-                        job_id,
-                        reason,
-                        on_error=lambda error: _NotDone("cancel a job", error),
-                    )
-            case QueryStatus(task_attempt_ids, job_ids):
-                context.run(
-                    relay.query_status,
-                    task_attempt_ids,
-                    job_ids,
-                    on_result=lambda status: status,
-                    on_error=lambda error: _NotDone("look at Spark's books", error),
-                )
-            case _:
-                raise TypeError(f"no effect of a ledger: {effect!r}")
+                    raise TypeError(f"no effect of a ledger: {effect!r}")
 
     def _refuse(self, context: ActorContext[BridgeMessage], effect: RefuseRegistration) -> None:
         context.log.warning(

@@ -64,7 +64,8 @@ class SimulatedRelay:
             answer.set_result(self._world.engine.status(task_attempt_ids, job_ids))
 
     def _perhaps_refuse(self, what: str) -> None:
-        if not self._world.calm and self._world.random.random() < REFUSED:
+        if self._world.engine.faults.spend(self._world.random, REFUSED):
+            self._world.figures.happen("Spark refuses")
             raise RelayError(f"Spark does not {what}")
 
 

@@ -1,0 +1,92 @@
+"""What is asked of Spark again when it fails (H19), on actors with a virtual clock."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from actors import Actor, ActorContext
+from actors.testing import deterministic_system
+from protocol.attempts import CancelJobs, KillTask, QueryStatus
+from spark_bridge.commands import CancelCommand, CommandFailed, KillCommand, SparkCommands
+from spark_bridge.relay import Relay, RelayError, RelayStopped
+
+
+class Spark:
+    """A relay whose commands fail as often as they are told to. The one thing that no real Spark does on demand."""
+
+    def __init__(self, *errors: RelayError) -> None:
+        self.errors = list(errors)
+        self.asked: list[str] = []
+
+    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+        self._answer(f"kill {task_attempt_id}: {reason}")
+
+    async def cancel_job(self, job_id: int, reason: str) -> None:
+        self._answer(f"cancel {job_id}: {reason}")
+
+    async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> Any:
+        self._answer("look")
+
+    def _answer(self, what: str) -> None:
+        self.asked.append(what)
+        if self.errors:
+            raise self.errors.pop(0)
+
+
+class Asker(Actor[Any]):
+    """As much of the bridge as has to do with commands."""
+
+    def __init__(self, spark: Spark) -> None:
+        self.commands = SparkCommands(lambda: cast(Relay, spark))
+
+    async def receive(self, context: ActorContext[Any], message: Any) -> None:
+        match message:
+            case KillTask() | CancelJobs() | QueryStatus():
+                self.commands.ask(context, message)
+            case CommandFailed():
+                self.commands.failed(context, message)
+            case KillCommand() | CancelCommand():
+                self.commands.send(context, message)
+
+
+async def asked_of(spark: Spark, effect: KillTask | CancelJobs | QueryStatus, *, within_s: float) -> list[str]:
+    async with deterministic_system() as kit:
+        kit.system.spawn(lambda: Asker(spark)).tell(effect)
+        await kit.run_until_idle()
+        await kit.advance(within_s)
+    return spark.asked
+
+
+@pytest.mark.asyncio
+async def test_a_kill_that_failed_is_asked_again_until_spark_takes_it() -> None:
+    """H19, H25: a deaf task was never killed when one answer of the relay was lost. Found by the simulation."""
+    spark = Spark(RelayError("no answer"), RelayError("no answer"))
+    assert await asked_of(spark, KillTask(7, "deaf"), within_s=3600.0) == ["kill 7: deaf"] * 3
+
+
+@pytest.mark.asyncio
+async def test_each_job_is_cancelled_and_only_what_failed_again() -> None:  # H15, H19
+    spark = Spark(RelayError("no answer"))
+    asked = await asked_of(spark, CancelJobs((1, 2), "failed"), within_s=3600.0)
+    assert asked == ["cancel 1: failed", "cancel 2: failed", "cancel 1: failed"]
+
+
+@pytest.mark.asyncio
+async def test_the_pause_between_two_tries_grows_and_is_bounded() -> None:  # H48
+    spark = Spark(*[RelayError("no answer")] * 1000)
+    asked = await asked_of(spark, KillTask(7, "deaf"), within_s=600.0)
+    assert 60 <= len(asked) <= 70
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_asked_again_when_spark_is_gone() -> None:  # H57
+    spark = Spark(RelayStopped("stopped"))
+    assert await asked_of(spark, KillTask(7, "deaf"), within_s=3600.0) == ["kill 7: deaf"]
+
+
+@pytest.mark.asyncio
+async def test_a_look_is_not_repeated_because_the_ledger_asks_again_itself() -> None:  # H19
+    spark = Spark(RelayError("no answer"))
+    assert await asked_of(spark, QueryStatus(frozenset({7}), frozenset()), within_s=3600.0) == ["look"]
