@@ -17,6 +17,8 @@ OPERATOR = "words"
 PARALLELISM_MAX = 4
 EVENTS_MAX = 8
 """How many events of one gateway may be unsettled (H27)."""
+UPWARD_EVENTS_MAX = 4
+"""How many events and requests of one attempt may be on their way to the coordinator (H27)."""
 
 
 def pack(event: str) -> bytes:

@@ -139,7 +139,7 @@ class Coordinator(OperatorCoordinator):
     async def _call(self, method: str, told: str = "") -> AsyncIterator[None]:
         """Each method is awaited before the next (H5); nothing comes after close (H6). It may be slow, or raise."""
         world = self._world
-        world.tell(f"coordinator: {method} {told}")
+        world.tell(f"coordinator: {method}({told})")
         with judged(world):
             demand(not self._inside, f"H5: {method} is called inside {self._inside}")
             demand(not self.closed, f"H6: {method} is called after close")
@@ -222,6 +222,7 @@ class Coordinator(OperatorCoordinator):
         record, tid = handle.record, handle.attempt.task_attempt_id
         place = len(record.down_sent)
         record.down_sent.append(event)
+        self._world.tell(f"coordinator sends {event}")
         if key is None:
             record.loose.add(place)
             self.books.loose_sent[tid] = self.books.loose_sent.get(tid, 0) + 1
@@ -249,12 +250,12 @@ class Coordinator(OperatorCoordinator):
         self.closed = True
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: str) -> None:
-        async with self._call("handle_event_from_operator"):
+        async with self._call("handle_event_from_operator", f"{subtask}#{attempt}: {event}"):
             self._take(subtask, attempt, event)
             await self._send_inside()
 
     async def handle_request(self, subtask: int, attempt: int, request: str) -> str:
-        async with self._call("handle_request"):
+        async with self._call("handle_request", f"{subtask}#{attempt}: {request}"):
             log = self._take(subtask, attempt, request)
         answer = f"a{split_wire_form(request)[2]}"
         log.answers.append(answer)
@@ -280,7 +281,7 @@ class Coordinator(OperatorCoordinator):
         return log
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        async with self._call("subtask_ready"):
+        async with self._call("subtask_ready", f"{gateway.attempt}"):
             attempt, world = gateway.attempt, self._world
             demand(attempt.subtask == subtask, f"H20: {attempt} is announced as of subtask {subtask}")
             self.order.ready(subtask, attempt.attempt, self._overseer.beside_ready(attempt))
@@ -297,7 +298,7 @@ class Coordinator(OperatorCoordinator):
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
         message = self._overseer.handling
         assert isinstance(message, SubtaskFailed)
-        async with self._call("subtask_failed"):
+        async with self._call("subtask_failed", f"{message.attempt}: {reason}"):
             self.order.failed_attempt(subtask, attempt, *self._overseer.beside_failed(message.attempt))
             self._world.figures.count_failure(reason.kind.value)
             handle = self.books.handles.get(subtask, {}).get(attempt)
@@ -311,14 +312,14 @@ class Coordinator(OperatorCoordinator):
         demand(confirmation.error() is not None, f"H14: {handle.attempt} has failed, and its gateway takes events")
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
-        async with self._call("subtask_reset"):
+        async with self._call("subtask_reset", f"{subtask} to checkpoint {checkpoint_id}"):
             self._world.figures.resets += 1
             self.order.reset(subtask, checkpoint_id)
             self.books.reset(subtask, checkpoint_id)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         """Its return is the cut. Or it fails, or never ends."""
-        async with self._call("checkpoint_coordinator"):
+        async with self._call("checkpoint_coordinator", f"{checkpoint_id}"):
             self.order.snapshot_asked(checkpoint_id, checkpoint_id in self._overseer.savepoints)
             self.hangs = self._world.engine.faults.spend(self._world.random, HANGS)
             if self.hangs or self._chance(0.5):
@@ -328,19 +329,20 @@ class Coordinator(OperatorCoordinator):
         for handles in self.books.handles.values():
             for handle in handles.values():
                 handle.record.cut(checkpoint_id)
+        self._world.tell(f"coordinator: this is the cut of {checkpoint_id}")
         return state
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        async with self._call("notify_checkpoint_complete"):
+        async with self._call("notify_checkpoint_complete", f"{checkpoint_id}"):
             self.order.checkpoint_over(checkpoint_id, completed=True)
             self._check_committed(checkpoint_id)
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        async with self._call("notify_checkpoint_aborted"):
+        async with self._call("notify_checkpoint_aborted", f"{checkpoint_id}"):
             self.order.checkpoint_over(checkpoint_id, completed=False)
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        async with self._call("reset_to_checkpoint"):
+        async with self._call("reset_to_checkpoint", f"{checkpoint_id}"):
             restored = self._application.restored
             if not self.started:
                 demand(restored is not None and restored.checkpoint_id == checkpoint_id, "H52: the wrong checkpoint")
@@ -352,7 +354,7 @@ class Coordinator(OperatorCoordinator):
             self.books.reset_all(state)
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        async with self._call("run_ended"):
+        async with self._call("run_ended", f"{run_id}, well: {succeeded}"):
             self.order.run_ended(run_id, succeeded)
             self.books.handles.clear()
             if succeeded:

@@ -32,7 +32,7 @@ from spark_bridge.facts import RelayedFact
 from spark_bridge.operators import Operator, Operators
 from spark_bridge.runs import RunningJobs
 from spark_bridge.storage import StorageSession
-from tests.simulation.application import EVENTS_MAX, OPERATOR, Application
+from tests.simulation.application import EVENTS_MAX, OPERATOR, UPWARD_EVENTS_MAX, Application
 from tests.simulation.checkers import demand
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.loop import SimulatedLoop
@@ -42,7 +42,7 @@ from tests.simulation.ports import SimulatedRelay, SimulatedSession
 from tests.simulation.server import Router, ServerEnd
 from tests.simulation.shared import DriverWorld
 
-LIMITS = GatewayLimits(3.0, 2.0, EVENTS_MAX, 2**40, 4, 10_000)
+LIMITS = GatewayLimits(3.0, 2.0, EVENTS_MAX, 2**40, UPWARD_EVENTS_MAX, 10_000)
 LEDGER = LedgerConfig(heal_after_s=1.0, query_every_s=0.5, audit_every_s=5.0)
 CHECKPOINT_ANSWER_S = 60.0
 SNAPSHOT_TIMEOUT_S = 4.0
@@ -256,9 +256,11 @@ class Driver:
 
     def close(self) -> None:
         """The user leaves the sidecar: nothing of it may be left (H57)."""
-        self.loop.call_soon(self._over.set_result, None)
         self.gate.open()
-        self._run()
+        if self.world.random.random() < 0.5:
+            self._run(self.loop.create_task, self._operators.remove(OPERATOR))
+            demand(self.coordinator.closed, "H57: the operator is released, and its coordinator was not closed")
+        self._run(self._over.set_result, None)
         demand(self._life.done(), "H48: the sidecar does not come to its end")
         demand(self.coordinator.closed, "H6: the coordinator was not closed")
         demand(self.loop.next_deadline() is None, "H57: a timer is left behind a closed sidecar")

@@ -14,8 +14,10 @@ from actors.coordination import OperatorStatistics
 from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.gateway import GatewayActor
 from actors.coordination.messages import (
+    EventArrived,
     NotifyAborted,
     NotifyCompleted,
+    RequestArrived,
     RequestCheckpoint,
     SubtaskFailed,
     SubtaskReady,
@@ -27,7 +29,7 @@ from protocol.barrier_tracker import CompletedCheckpoint, GatewayDrained, rescal
 from protocol.errors import LocalProtocolError
 from protocol.ids import ExecutionAttempt
 from spark_bridge.bridge import BridgeMessage
-from tests.simulation.application import PARALLELISM_MAX, Application
+from tests.simulation.application import PARALLELISM_MAX, UPWARD_EVENTS_MAX, Application
 from tests.simulation.checkers import demand
 from tests.simulation.invariant import check_checkpoint, check_rescaled, never_restored_since_rescale
 from tests.simulation.server import Router
@@ -94,12 +96,22 @@ class Overseer:
                 self._complete(checkpoint_id)
             case NotifyAborted(checkpoint_id):
                 self._abort(checkpoint_id)
+            case EventArrived(attempt=attempt) | RequestArrived(attempt=attempt):
+                self._check_window(attempt)
             case GatewayDrained(attempt, checkpoint_id):
                 self._world.record(attempt.task_attempt_id).check_drained(checkpoint_id)
             case AttemptCondemned(task_attempt_id=task_attempt_id) if isinstance(cell._instance, GatewayActor):
                 self._world.record(task_attempt_id).check_late()
             case _:
                 pass
+
+    def _check_window(self, attempt: ExecutionAttempt) -> None:
+        """What an attempt has sent and the coordinator has not taken is bounded (H27)."""
+        waiting = sum(
+            isinstance(message, EventArrived | RequestArrived) and message.attempt == attempt
+            for message in self._boxes["coordinator"].queue
+        )
+        demand(waiting <= UPWARD_EVENTS_MAX, f"H27: {waiting} events of {attempt} wait for the coordinator")
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
