@@ -1,0 +1,196 @@
+"""Mutants of the actors around the machines: the coordinator's, the gateways', the tracker's, and the router."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Edit, Mutant
+
+COORDINATOR = "actors.coordination.coordinator:CoordinatorActor."
+GATEWAY = "actors.coordination.gateway:GatewayActor."
+GATEWAYS = "actors.coordination.open_gateways:OpenGateways."
+TRACKER = "actors.coordination.barrier_tracker:BarrierTrackerActor."
+ROUTER = "spark_bridge.bridge:ConnectionRouter."
+
+ACTORS = (
+    Mutant(
+        "gateway-not-scoped-to-the-attempt",
+        "A gateway belongs to the subtask: what is sent to an attempt that is over goes to the next one.",
+        "FLINK-18071",
+        ("H20", "H14"),
+        (
+            Edit(
+                f"{GATEWAYS}open",
+                "handle = GatewayHandle(attempt, ref, budget, context.clock.now)",
+                "handle = self.__dict__.setdefault('of_subtask', {}).setdefault("
+                "attempt.subtask, GatewayHandle(attempt, ref, budget, context.clock.now));"
+                " handle._attempt, handle._ref, handle._budget = attempt, ref, budget",
+            ),
+        ),
+    ),
+    Mutant(
+        "dead-gateway-takes-events",
+        "Inside subtask_reset the old gateway still takes events.",
+        "feared",
+        ("H14",),
+        (
+            Edit(
+                f"{GATEWAYS}close",
+                'gateway.budget.end(AttemptOver(f"{attempt} is over: {reason}"))',
+                "pass",
+            ),
+        ),
+    ),
+    Mutant(
+        "hears-attempts-that-are-over",
+        "An event of an attempt that is over reaches the coordinator's handler.",
+        "feared",
+        ("H3",),
+        (
+            Edit(
+                f"{COORDINATOR}_handle_lifecycle",
+                "self._live.pop(attempt.task_attempt_id, None)\n            self.taken.forget(attempt)",
+                "pass",
+            ),
+        ),
+    ),
+    Mutant(
+        "cut-one-message-late",
+        "The gateways hear of the cut one message of the coordinator later.",
+        "feared",
+        ("H40", "H41"),
+        (
+            Edit(
+                f"{COORDINATOR}_take_snapshot",
+                "for gateway_ref in self._live.values():\n            gateway_ref.tell(CutReached(checkpoint_id))",
+                "async def late() -> None:\n"
+                "            [ref.tell(CutReached(checkpoint_id)) for ref in self._live.values()]\n"
+                "        context.self_ref.tell(CallHandler(late))",
+            ),
+        ),
+    ),
+    Mutant(
+        "notification-swallowed",
+        "What a method of the coordinator raises is logged, and the job goes on.",
+        "Flink R50",
+        ("H7",),
+        (
+            Edit(
+                f"{COORDINATOR}_guarded",
+                "self.raise_global_failure(method, error, context)",
+                "context.log.warning('swallowed', error=repr(error))",
+            ),
+        ),
+    ),
+    Mutant(
+        "answers-another-attempt",
+        "The answer to a request goes to the attempt that has been alive for longest.",
+        "G14",
+        ("H33",),
+        (
+            Edit(
+                f"{COORDINATOR}_handle_request",
+                "message.gateway_ref.tell(AnswerSubmitted(",
+                "next(iter(self._live.values())).tell(AnswerSubmitted(",
+            ),
+        ),
+    ),
+    Mutant(
+        "coordinator-takes-in-silence",
+        "The coordinator does not tell the gateway that it has taken an event.",
+        "feared",
+        ("H27", "H48"),
+        (Edit(f"{COORDINATOR}_handle_event", "message.gateway_ref.tell(ItemTaken(message.seq))", "pass"),),
+    ),
+    Mutant(
+        "credit-not-given-back",
+        "A confirmed event goes on counting against the sender's bound.",
+        "feared",
+        ("H27", "H48"),
+        (Edit(f"{GATEWAY}_settle_confirmed", "self._budget.give_back(unsettled.size)", "pass"),),
+    ),
+    Mutant(
+        "old-connection-ends-the-new-one",
+        "The end of a connection that was replaced counts as the end of the new one.",
+        "feared",
+        ("H24",),
+        (
+            Edit(
+                f"{GATEWAY}receive",
+                "if self._connection is not None and self._connection.connection_id == connection_id:",
+                "if self._connection is not None:",
+            ),
+        ),
+    ),
+    Mutant(
+        "old-connection-is-heard",
+        "Messages of a connection that was replaced are taken.",
+        "feared",
+        ("H24", "H30"),
+        (
+            Edit(
+                f"{GATEWAY}_take_messages",
+                "if connection is None or connection.connection_id != connection_id:",
+                "if connection is None:",
+            ),
+        ),
+    ),
+    Mutant(
+        "gateways-outlive-their-run",
+        "When a run ends its gateways stay open.",
+        "feared",
+        ("H57", "H26"),
+        (Edit(f"{TRACKER}_tell_coordinator", 'self._gateways.close_all("the run has ended")', "pass"),),
+    ),
+    Mutant(
+        "gateway-outlives-its-success",
+        "The gateway of a subtask that has finished stays open.",
+        "feared",
+        ("H26",),
+        (Edit(f"{TRACKER}_hear_ledger", 'self._gateways.close(attempt, "it has finished")', "pass"),),
+    ),
+    Mutant(
+        "abort-not-told-to-subtasks",
+        "Subtasks do not hear that a checkpoint was aborted: their valves stay closed.",
+        "G5",
+        ("H45", "H44"),
+        (
+            Edit(
+                f"{TRACKER}_end_checkpoint",
+                "self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))",
+                "pass",
+            ),
+        ),
+    ),
+    Mutant(
+        "abort-not-told-to-the-coordinator",
+        "The coordinator does not hear that a checkpoint was aborted.",
+        "G5",
+        ("H45", "H16"),
+        (
+            Edit(
+                f"{TRACKER}_end_checkpoint",
+                "self._coordinator_ref.tell(NotifyAborted(checkpoint_id))",
+                "pass",
+            ),
+        ),
+    ),
+    Mutant(
+        "attempt-stays-reachable",
+        "A task whose attempt is over may resume: its connection goes to a gateway that is no more.",
+        "feared",
+        ("H3", "H48"),
+        (Edit(f"{ROUTER}gateway_closed", "self._by_attempt.pop(key, None)", "pass"),),
+    ),
+    Mutant(
+        "failure-of-before-the-reset",
+        "A failure of before a reset fails the run that comes after it.",
+        "feared",
+        ("H15",),
+        (
+            Edit(
+                "actors.coordination.failure:FailureLatch.raise_failure",
+                "if self._latched or resets < self.resets:",
+                "if self._latched:",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,232 @@
+"""Mutants of the attempt ledger: who is alive, who is ready, what a failure is followed by, how lost facts heal."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Edit, Mutant
+
+OPERATOR = "protocol.attempts.operator:OperatorLedger."
+JUDGE = "protocol.attempts.judge:"
+
+ATTEMPTS = (
+    Mutant(
+        "failure-without-reset",
+        "A subtask that failed is not reset; the coordinator has the failure alone to go by.",
+        "FLINK-20290",
+        ("H10",),
+        (
+            Edit(
+                f"{OPERATOR}_after_failure",
+                "self.out.append(ResetSubtask(self.operator_id, attempt.subtask))",
+                "pass",
+            ),
+        ),
+    ),
+    Mutant(
+        "timeout-fails-the-latest",
+        "A confirmation that does not come fails the subtask's latest attempt, not the one that is silent.",
+        "FLINK-21996",
+        ("H25",),
+        (
+            Edit(
+                f"{OPERATOR}word",
+                "self.fail(entry, FailureKind.CONFIRMATION_TIMEOUT, reason, kill=True)",
+                "self.fail(self.run.subtask(entry.attempt.subtask).living[-1],"
+                " FailureKind.CONFIRMATION_TIMEOUT, reason, kill=True)",
+            ),
+        ),
+    ),
+    Mutant(
+        "reset-beside-the-living",
+        "A subtask is reset although another attempt of it is alive.",
+        "feared",
+        ("H13",),
+        (Edit(f"{OPERATOR}_after_failure", "if not subtask.living and", "if"),),
+    ),
+    Mutant(
+        "second-reset",
+        "A global failure resets the coordinator at once, and once more before the next run.",
+        "feared",
+        ("H15",),
+        (
+            Edit(
+                f"{OPERATOR}fail_globally",
+                "self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause)",
+                "self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause); self._reset_operator()",
+            ),
+        ),
+    ),
+    Mutant(
+        "global-failure-without-reset",
+        "After a global failure the coordinator is not reset.",
+        "feared",
+        ("H15", "H55"),
+        (
+            Edit(
+                f"{OPERATOR}_reset_operator", "self.out.append(ResetOperator(self.operator_id, self.reset_due))", "pass"
+            ),
+        ),
+    ),
+    Mutant(
+        "revoked-success-not-noticed",
+        "A success that Spark revokes stays one, and the attempt that runs the partition again is accepted beside it.",
+        "feared",
+        ("H17",),
+        (
+            Edit(
+                f"{OPERATOR}task_ended",
+                "elif entry.alive or entry.state is AttemptState.FINISHED:",
+                "elif entry.alive:",
+            ),
+            Edit(
+                f"{JUDGE}_make_room",
+                "if entry.state in (AttemptState.ENDING, AttemptState.FINISHED):",
+                "if entry.state is AttemptState.ENDING:",
+            ),
+        ),
+    ),
+    Mutant(
+        "revoked-success-noticed-late",
+        "A success that Spark revokes is taken back only when the partition's next attempt registers.",
+        "feared",
+        ("H12", "H17"),
+        (
+            Edit(
+                f"{OPERATOR}task_ended",
+                "elif entry.alive or entry.state is AttemptState.FINISHED:",
+                "elif entry.alive:",
+            ),
+        ),
+    ),
+    Mutant(
+        "attempt-numbers-start-again",
+        "Attempt numbers start again with each run.",
+        "feared",
+        ("H2",),
+        (
+            Edit(
+                f"{OPERATOR}open_run",
+                "self.run = Run(run_id)",
+                "self.run = Run(run_id); self.next_attempt.clear()",
+            ),
+        ),
+    ),
+    Mutant(
+        "zombie-accepted",
+        "A registration is accepted although Spark has said that its task is over.",
+        "feared",
+        ("H11", "H13"),
+        (Edit(f"{JUDGE}_judge", "if task.end is not None:", "if False:"),),
+    ),
+    Mutant(
+        "older-attempt-accepted",
+        "A registration is accepted although Spark has started a later attempt of the partition since.",
+        "feared",
+        ("H10", "H13"),
+        (Edit(f"{JUDGE}_judge_rivals", 'return Refusal(RefusalCode.ATTEMPT_OVER, f"Spark has', 'str(f"Spark has'),),
+    ),
+    Mutant(
+        "predecessor-not-failed",
+        "A retry is accepted although nobody has said that the attempt before it is over.",
+        "feared",
+        ("H10",),
+        (Edit(f"{JUDGE}_judge_rivals", "predecessors.append(entry)", "pass"),),
+    ),
+    Mutant(
+        "undecided-is-accepted",
+        "A registration is accepted while a fact is missing that says what becomes of the attempt before it.",
+        "feared",
+        ("H10", "H13"),
+        (
+            Edit(
+                f"{JUDGE}_judge_rivals",
+                "elif relation is Relation.UNDECIDED or (one_at_a_time and",
+                "elif (one_at_a_time and",
+            ),
+        ),
+    ),
+    Mutant(
+        "streaming-copies",
+        "A streaming subtask may have two attempts at a time.",
+        "feared",
+        ("H13",),
+        (
+            Edit(
+                f"{JUDGE}_judge_rivals",
+                "one_at_a_time = held.message.mode == RestoreMode.STREAMING",
+                "one_at_a_time = False",
+            ),
+        ),
+    ),
+    Mutant(
+        "rival-of-a-success-lives-on",
+        "When one attempt of a subtask has succeeded, the others go on.",
+        "feared",
+        ("H12", "H13"),
+        (Edit(f"{OPERATOR}_finish", "for rival in subtask.living:", "for rival in ():"),),
+    ),
+    Mutant(
+        "barrier-stage-keeps-its-finished",
+        "A barrier stage fails, and what has finished in it counts as finished.",
+        "feared",
+        ("H15", "H17"),
+        (
+            Edit(
+                f"{OPERATOR}_fail_over_barrier_stage",
+                "if entry.state is AttemptState.OVER:",
+                "if not entry.alive:",
+            ),
+        ),
+    ),
+    Mutant(
+        "dropped-fact-never-healed",
+        "Nobody looks at Spark's books.",
+        "feared",
+        ("H19",),
+        (Edit(f"{OPERATOR}want_look", "self.look_at = at", "self.look_at = None"),),
+    ),
+    Mutant(
+        "audit-never-comes",
+        "Nobody looks at Spark's books unless something is strange.",
+        "feared",
+        ("H19",),
+        (
+            Edit(f"{JUDGE}want_audit", "if run is not None and", "if False and run is not None and"),
+            Edit(f"{OPERATOR}accept", "self.want_look(now + self.config.audit_every_s)", "pass"),
+            Edit(f"{OPERATOR}open_run", "self.want_look(now + self.config.audit_every_s)", "pass"),
+        ),
+    ),
+    Mutant(
+        "connection-loss-never-fails",
+        "An attempt whose connection does not come back is not failed.",
+        "feared",
+        ("H24", "H19"),
+        (
+            Edit(
+                f"{OPERATOR}word",
+                'self.fail(entry, FailureKind.CONNECTION_LOST, "the task did not come back in time", kill=True)',
+                "pass",
+            ),
+        ),
+    ),
+    Mutant(
+        "condemned-is-not-killed",
+        "An attempt that was given up is not killed: Spark goes on waiting for it.",
+        "feared",
+        ("H25", "H48"),
+        (Edit(f"{OPERATOR}fail", "if kill:", "if False:"),),
+    ),
+    Mutant(
+        "job-is-not-cancelled",
+        "A global failure does not cancel the job.",
+        "feared",
+        ("H8", "H15"),
+        (Edit(f"{OPERATOR}cancel_jobs", "if run is not None and", "if False and run is not None and"),),
+    ),
+    Mutant(
+        "living-not-failed-at-run-end",
+        "A run ends, and its living attempts are not reported failed.",
+        "feared",
+        ("H15", "H57"),
+        (Edit(f"{OPERATOR}_end_subtask", "for entry in subtask.living:", "for entry in ():"),),
+    ),
+)

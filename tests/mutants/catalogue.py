@@ -1,0 +1,14 @@
+"""All mutants, in the order in which the table shows them."""
+
+from __future__ import annotations
+
+from tests.mutants.actors import ACTORS
+from tests.mutants.attempts import ATTEMPTS
+from tests.mutants.checkpoints import CHECKPOINTS
+from tests.mutants.clocks import CLOCKS
+from tests.mutants.downward import DOWNWARD
+from tests.mutants.mutant import Mutant
+from tests.mutants.upward import UPWARD
+
+MUTANTS: tuple[Mutant, ...] = (*DOWNWARD, *UPWARD, *CHECKPOINTS, *ATTEMPTS, *CLOCKS, *ACTORS)
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}

@@ -1,0 +1,79 @@
+"""Mutants without a clock: each timeout once, as if it had never been armed (H48)."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Edit, Mutant
+
+GATEWAY = "protocol.gateway:GatewayMachine."
+VALVE = "protocol.downward_valve:DownwardValve."
+UNDER_WAY = "protocol.barrier_tracker.under_way:CheckpointsUnderWay."
+
+CLOCKS = (
+    Mutant(
+        "confirm-timeout-never-fires",
+        "An attempt that confirms nothing is never failed.",
+        "feared",
+        ("H25", "H48"),
+        (Edit(f"{VALVE}confirm_deadline", "if not self._awaited:", "if True:"),),
+    ),
+    Mutant(
+        "reconnect-timeout-never-fires",
+        "The gateway waits for ever for its task to come back.",
+        "feared",
+        ("H24", "H48"),
+        (Edit(f"{GATEWAY}next_deadline", "return None if stopped_at is None else", "return None if True else"),),
+    ),
+    Mutant(
+        "task-waits-for-ever-for-the-driver",
+        "A task that cannot reach the driver waits for ever.",
+        "feared",
+        ("H24", "H48"),
+        (
+            Edit(
+                "protocol.subtask:SubtaskMachine.next_deadline",
+                "return None if self._detached_at is None else",
+                "return None if True else",
+            ),
+        ),
+    ),
+    Mutant(
+        "confirm-clock-runs-while-disconnected",
+        "The time without a connection counts against the confirmation of an event.",
+        "feared",
+        ("H24", "H25"),
+        (Edit(f"{VALVE}attach", "self._paused_s += now - self.stopped_at", "pass"),),
+    ),
+    Mutant(
+        "checkpoint-timeout-never-fires",
+        "A checkpoint that does not complete is never given up.",
+        "feared",
+        ("H45", "H48"),
+        (
+            Edit(
+                f"{UNDER_WAY}next_deadline",
+                "[pending.deadline for pending in self.pending.values()]",
+                "[]",
+            ),
+        ),
+    ),
+    Mutant(
+        "queued-request-never-refused",
+        "A request for a checkpoint that cannot start is never refused.",
+        "feared",
+        ("H45", "H48"),
+        (Edit(f"{UNDER_WAY}next_deadline", "if self.queued is not None:", "if False:"),),
+    ),
+    Mutant(
+        "registration-waits-for-ever",
+        "A registration that no fact decides is never answered.",
+        "feared",
+        ("H19", "H48"),
+        (
+            Edit(
+                "protocol.attempts.ledger:AttemptLedger.next_deadline",
+                "held.since + self._config.give_up_after_s for held in operator.held.values()",
+                "held.since for held in ()",
+            ),
+        ),
+    ),
+)

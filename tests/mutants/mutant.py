@@ -1,0 +1,125 @@
+"""What a mutant is, and how its change gets into the product without touching a file.
+
+A function is compiled anew from its own source, in which one fragment is replaced, and put wherever the old one stands:
+on its class, in its module, in the modules that have imported it, and in the tables that dispatch to it. An edit that
+does not fit its function any more, because the product has changed, says so and names itself.
+"""
+
+from __future__ import annotations
+import __future__
+
+import difflib
+import importlib
+import inspect
+import linecache
+import sys
+import textwrap
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PRODUCT = ("protocol", "actors", "spark_bridge")
+
+
+class DoesNotFit(Exception):
+    """The fragment is not there exactly once, or what it should change is gone: mend the mutant."""
+
+
+@dataclass(frozen=True)
+class Edit:
+    """``old`` becomes ``new`` in a function of the product, say ``protocol.gateway:GatewayMachine._take``.
+
+    ``old`` is a fragment of the source that stands there exactly once; indentation counts from the ``def``.
+    """
+
+    where: str
+    old: str
+    new: str
+
+    def sources(self) -> tuple[str, str]:
+        """The function's source as it is, and as it becomes. Raises ``DoesNotFit``."""
+        source = textwrap.dedent(inspect.getsource(self.function()))
+        if (count := source.count(self.old)) != 1:
+            raise DoesNotFit(f"{self.where} holds {self.old!r} {count} times, not once")
+        return source, source.replace(self.old, self.new)
+
+    def diff(self) -> str:
+        """The lines that change, for people."""
+        before, after = (source.splitlines() for source in self.sources())
+        lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
+        return "\n".join([self.where, *(line for line in lines if not line.startswith("@@"))])
+
+    def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Put the changed function wherever the old one stands. Raises ``DoesNotFit``."""
+        module, owner, name = self._place()
+        old = inspect.getattr_static(owner, name)
+        source = self.sources()[1]
+        filename = f"<mutant of {self.where}>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+        made: dict[str, Any] = {}
+        flags = __future__.annotations.compiler_flag
+        exec(compile(source, filename, "exec", flags=flags, dont_inherit=True), vars(module), made)
+        new = made[name]
+        if owner is not module:
+            monkeypatch.setattr(owner, name, new)
+        for other in [loaded for key, loaded in sys.modules.items() if key.partition(".")[0] in PRODUCT]:
+            for mapping, key in _places(vars(other), old):
+                monkeypatch.setitem(mapping, key, new)
+
+    def _place(self) -> tuple[ModuleType, Any, str]:
+        module_name, _, path = self.where.partition(":")
+        *owners, name = path.split(".")
+        module = importlib.import_module(module_name)
+        owner: Any = module
+        try:
+            for step in owners:
+                owner = getattr(owner, step)
+            inspect.getattr_static(owner, name)
+        except AttributeError as error:
+            raise DoesNotFit(f"there is no {self.where} any more") from error
+        return module, owner, name
+
+    def function(self) -> Any:
+        """What stands there now; of a property, what reads it. Raises ``DoesNotFit``."""
+        _, owner, name = self._place()
+        found = inspect.getattr_static(owner, name)
+        return found.fget if isinstance(found, property) else found
+
+
+def _places(mapping: MutableMapping[Any, Any], old: object) -> Iterator[tuple[MutableMapping[Any, Any], Any]]:
+    """Where ``old`` stands in a module's names, and in its tables of functions."""
+    for key, value in list(mapping.items()):
+        if value is old:
+            yield mapping, key
+        elif isinstance(value, dict) and value is not mapping and not str(key).startswith("__"):
+            yield from _places(value, old)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One bug.
+
+    ``what``: in one sentence, as a fact. ``origin``: where we know it from. ``rules``: which ones it breaks.
+    ``argued``: why no checker can see it, for one that changes nothing which the contract promises.
+    """
+
+    name: str
+    what: str
+    origin: str
+    rules: tuple[str, ...]
+    edits: tuple[Edit, ...]
+    argued: str = ""
+
+    def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Change the product until ``monkeypatch`` is undone. Raises ``DoesNotFit``, with the mutant's name."""
+        try:
+            for edit in self.edits:
+                edit.apply(monkeypatch)
+        except DoesNotFit as error:
+            raise DoesNotFit(f"mutant {self.name!r}: {error}") from None
+
+    def diff(self) -> str:
+        return "\n".join(edit.diff() for edit in self.edits)

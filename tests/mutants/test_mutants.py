@@ -1,0 +1,134 @@
+"""Every mutant fits today's source, and a few of them are caught here; ``make mutants`` hunts them all."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.gateway import GatewayMachine
+from protocol.streams import IncomingStream
+from tests.mutants.__main__ import main
+from tests.mutants.catalogue import BY_NAME, MUTANTS
+from tests.mutants.hunt import Budget, Finding, hunt
+from tests.mutants.mutant import DoesNotFit, Edit, Mutant
+from tests.mutants.runner import run
+
+SMALL = Budget(worlds=200)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_fits_the_product_and_leaves_it_as_it_was(mutant: Mutant) -> None:
+    before = [edit.function() for edit in mutant.edits]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        mutant.apply(monkeypatch)
+        assert all(edit.function() is not old for edit, old in zip(mutant.edits, before, strict=True))
+    assert all(edit.function() is old for edit, old in zip(mutant.edits, before, strict=True))
+    assert "\n+" in mutant.diff()
+
+
+def test_each_mutant_has_a_name_of_its_own_and_says_what_it_breaks() -> None:
+    assert len(BY_NAME) == len(MUTANTS)
+    for mutant in MUTANTS:
+        assert mutant.rules, mutant.name
+        assert mutant.what.endswith("."), mutant.name
+
+
+def test_a_mutant_that_does_not_fit_any_more_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = Edit("protocol.gateway:GatewayMachine._take", "what never stood there", "pass")
+    nowhere = Edit("protocol.gateway:GatewayMachine._no_such_method", "x", "y")
+    for edit in (gone, nowhere):
+        with pytest.raises(DoesNotFit, match=r"mutant 'old one': .*protocol\.gateway:GatewayMachine\._"):
+            Mutant("old one", "It is gone.", "feared", ("H1",), (edit,)).apply(monkeypatch)
+
+
+def test_a_change_reaches_methods_tables_properties_and_importers() -> None:
+    take = GatewayMachine._take
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        BY_NAME["taken-items-are-lost"].apply(monkeypatch)
+        BY_NAME["confirms-before-taken"].apply(monkeypatch)
+        BY_NAME["rescale-loses-held-events"].apply(monkeypatch)
+        from protocol.barrier_tracker import rescale, rescaled, tracker
+        from protocol.gateway import _ACTS, _DISPATCH, GatewayState
+        from protocol.gateway_types import ItemTaken
+
+        changed = GatewayMachine._take
+        assert changed is not take
+        assert _ACTS[ItemTaken] is changed
+        assert _DISPATCH[GatewayState.ATTACHED][ItemTaken] is changed
+        assert rescaled is rescale.rescaled is vars(tracker)["rescaled"]
+        stream = IncomingStream()
+        stream.advance(5)
+        assert stream.confirmable_seq == 1
+    assert GatewayMachine._take is take
+    stream = IncomingStream()
+    stream.advance(5)
+    assert stream.confirmable_seq == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "completes-with-confirmations-pending",  # FLINK-21996, H42
+        "reopens-at-barrier-injection",  # FLINK-28606, H41
+        "upward-not-held",  # FLINK-26029, H31
+        "reset-overtakes-completion",  # FLINK-20290, H18
+        "abort-is-not-told",  # H16
+        "events-twice",  # H22
+        "attempt-numbers-start-again",  # H2
+        "complete-before-durable",  # H50
+        "failure-without-reset",  # H10
+    ],
+)
+def test_a_bug_is_caught(name: str) -> None:
+    finding = hunt(BY_NAME[name], SMALL)
+    print(f"{finding.where}: {finding.seen}")
+    assert finding.seen
+    assert finding.rule.startswith(("H", "invariant"))
+
+
+def test_a_healthy_product_is_not_accused() -> None:
+    same = Edit("protocol.gateway:GatewayMachine._ignore", "pass", "pass  # all is well")
+    finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), Budget(worlds=10))
+    assert (finding.seen, finding.looked) == ("", 10)
+
+
+def test_hunts_run_in_processes_of_their_own() -> None:
+    found: dict[str, Finding] = {}
+    mutants = [BY_NAME["events-twice"], BY_NAME["complete-before-durable"]]
+    run(mutants, SMALL, 2, lambda mutant, finding: found.update({mutant.name: finding}), lambda running: None)
+    assert {name: bool(finding.seen) for name, finding in found.items()} == {mutant.name: True for mutant in mutants}
+
+
+def test_the_command_lists_the_catalogue_and_shows_a_change(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    assert f"{len(MUTANTS)} mutants" in capsys.readouterr().out
+    assert main(["--list", "taken-items-are-lost"]) == 0
+    shown = capsys.readouterr().out
+    assert "-    self._in.take(input.seq)\n+    pass\n" in shown
+
+
+def test_the_command_tells_who_was_caught_and_who_survived(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["events-twice", "--jobs", "1"]) == 0
+    assert "1 of 1 caught" in capsys.readouterr().out
+    assert main(["held-not-failed", "--jobs", "1", "--worlds", "1"]) == 1
+    assert "survived: held-not-failed" in capsys.readouterr().out
+
+
+def test_the_command_tells_the_story_of_a_catch(capsys: pytest.CaptureFixture[str]) -> None:
+    finding = hunt(BY_NAME["events-twice"], SMALL)
+    seed = finding.where.removeprefix("seed ")
+    assert main(["events-twice", "--seed", seed, "--story"]) == 0
+    assert f"seen: {finding.seen}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["no-such-mutant"], "no such mutant: no-such-mutant"),
+        (["--jobs", "0"], "--jobs and --worlds are at least 1"),
+        (["--story"], "--story takes one NAME"),
+    ],
+)
+def test_the_command_says_what_is_wrong(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert text in capsys.readouterr().err
