@@ -1,21 +1,23 @@
-"""A pretended Spark: one stage a job, retries, copies, kills, lost executors, and a bus that loses facts.
+"""A pretended Spark: jobs of up to three stages, retries, copies, zombies, kills that take their time, lost executors.
 
-It is truthful about order as measured: the end of an attempt is posted before the start of the next one of the
-same partition; ends of killed tasks may come after the end of their job. Between posting and delivery a fact may
-be dropped or doubled.
+It follows what Spark's own schedulers do. A *task set* is one attempt of a stage: it starts attempts of its tasks,
+never two of a partition but for a speculative copy, and posts the end of one before the start of the next
+(spark-facts 7). A fetch failure makes it a zombie: its tasks run on beside those of the next stage attempt, whose
+numbers start at 0 again (13), and whatever succeeds counts. Of two successes Spark uses the first for a result, the
+last for a shuffle's output. A kill is carried out later, and until then the task talks (16, 17); so ends of tasks come
+after the end of their job (8). A barrier stage fails and starts again as a whole (19). Executors that are lost never
+come back under their old name.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from protocol.facts import (
     EngineFact,
-    ExecutorLost,
-    FactsDropped,
     JobEnded,
     JobStarted,
     StageCompleted,
@@ -24,239 +26,374 @@ from protocol.facts import (
     TaskEnded,
     TaskOutcome,
     TaskStarted,
-    TaskState,
 )
+from tests.simulation.bus import Books, Bus
+from tests.simulation.chores import PAUSE_S, Chore, Chores
+from tests.simulation.jobs import EngineTask, Faults, Job, Phase, TaskSet
 
-FAILURES_MAX = 12
-"""How often tasks of a job may fail; killed ones do not count."""
-
-
-@dataclass
-class EngineTask:
-    task_attempt_id: int
-    stage_id: int
-    partition: int
-    attempt_number: int
-    speculative: bool
-    executor_id: str
-    stage_attempt: int = 0
-    outcome: TaskOutcome | None = None
-    kill_reason: str | None = None
+STAGE_ATTEMPTS_MAX = 4
+"""So many attempts of a stage may fail in a row (spark.stage.maxConsecutiveAttempts)."""
+LOSER = "another attempt succeeded"
+RIVALS = 500
+"""Job ids of actions that the user starts while another one runs."""
 
 
-@dataclass
-class Faults:
-    """How unkind this world is. Probabilities are per chance, budgets per world."""
-
-    drop: float
-    double: float
-    break_connection: float
-    crash: float
-    lose_driver: float
-    budget: int
-
-    def spend(self, random: Random, probability: float) -> bool:
-        if self.budget > 0 and random.random() < probability:
-            self.budget -= 1
-            return True
-        return False
-
-
-@dataclass
 class Engine:
-    random: Random
-    partitions: int
-    faults: Faults
-    launch: Callable[[EngineTask], None]
-    kill_process: Callable[[int], None]
-    copies: bool
-    barrier: bool = False  # a stage that fails and is started again as a whole (spark-facts 19)
-    stage_attempt: int = 0
-    tasks: dict[int, EngineTask] = field(default_factory=dict)
-    bus: deque[EngineFact] = field(default_factory=deque)
-    late: list[TaskEnded] = field(default_factory=list)
-    kills: list[int] = field(default_factory=list)
-    finished: dict[int, int] = field(default_factory=dict)  # partition -> the task that succeeded
-    job_id: int = -1
-    active: bool = False
-    attempt_numbers: dict[int, int] = field(default_factory=dict)
-    jobs: dict[int, bool] = field(default_factory=dict)  # -> it is active
-    results: dict[int, bool] = field(default_factory=dict)
-    next_task: int = 100
-    failures: int = 0
-    dropped: int = 0
+    """``launch`` starts the process of a task, ``kill_process`` ends it without a word.
+
+    ``copies``: several attempts of a task may be alive at once. ``barrier``: our stage is a barrier stage.
+    ``happen`` is told what befalls the tasks.
+    """
+
+    def __init__(
+        self,
+        random: Random,
+        partitions: int,
+        faults: Faults,
+        launch: Callable[[EngineTask], None],
+        kill_process: Callable[[int], None],
+        copies: bool,
+        barrier: bool = False,
+        happen: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        self.random = random
+        self.partitions = partitions
+        self.faults = faults
+        self.launch = launch
+        self.kill_process = kill_process
+        self.copies = copies
+        self.barrier = barrier
+        self.happen = happen
+        self.failures_max = random.choice([4, 4, 4, 1, 2])  # of one task (spark.task.maxFailures)
+        self.tasks: dict[int, EngineTask] = {}
+        self.jobs: dict[int, bool] = {}  # -> it is active
+        self.results: dict[int, bool] = {}
+        self.facts = Bus(random, faults, self.count)
+        self.books = Books(self.tasks, self.jobs)
+        self.chores = Chores(random, faults)
+        self.executors = ["executor-0", "executor-1"]
+        self.executor_count = 2
+        self.job_id = -1
+        self.job: Job | None = None
+        self.rival: Job | None = None
+        self.next_task = 100
+
+    # --- what the world sees ---
 
     @property
     def stage_id(self) -> int:
+        """Of the user's newest job, or of the one before the first."""
         return 10 + self.job_id
+
+    @property
+    def active(self) -> bool:
+        return bool(self.active_jobs())
+
+    @property
+    def bus(self) -> deque[EngineFact]:
+        return self.facts.queue
+
+    @property
+    def late(self) -> list[EngineFact]:
+        return self.facts.late
+
+    @property
+    def finished(self) -> dict[int, int]:
+        """Whose output counts in the user's newest job, by partition."""
+        return {} if self.job is None else self.job.finished
+
+    @property
+    def kills(self) -> list[Chore]:
+        """What is still to be done: kills, above all."""
+        return self.chores.open
+
+    def carry_out_kill(self) -> None:
+        """One of them is done, or put off."""
+        self.chores.do_one()
+
+    def active_jobs(self) -> list[Job]:
+        return [job for job in (self.job, self.rival) if job is not None and job.active]
+
+    def running(self, job: Job | None = None, of: TaskSet | None = None) -> list[EngineTask]:
+        """Tasks that have not ended for the engine: of all jobs, one job, or one attempt of its stage."""
+        return [
+            task
+            for task in self.tasks.values()
+            if task.outcome is None and (job is None or task.job is job) and (of is None or task.of is of)
+        ]
 
     # --- jobs ---
 
     def start_job(self) -> None:
+        random = self.random
         self.job_id += 1
-        self.active = True
-        self.jobs[self.job_id] = True
-        self.finished.clear()
-        self.failures = 0
-        self.stage_attempt = -1
-        self.post(JobStarted(self.job_id, (self.stage_id,)))
-        self._start_stage()
+        shuffles = random.random() >= 0.1 if self.barrier else random.random() < 0.5
+        self.job = Job(self.job_id, self.stage_id, random.random() < 0.3, shuffles, self.barrier)
+        self._begin(self.job)
 
-    def _start_stage(self) -> None:
-        self.stage_attempt += 1
-        self.attempt_numbers = dict.fromkeys(range(self.partitions), -1)
-        self.post(StageSubmitted(self.stage_id, self.stage_attempt, self.partitions, self.barrier))
-        for partition in range(self.partitions):
-            self._launch(partition)
+    def start_rival(self) -> None:
+        """The user starts a second action while the first one runs (H55)."""
+        job_id = RIVALS + len(self.jobs)
+        self.rival = Job(job_id, self.rival_stage_id, False, False, False)
+        self._begin(self.rival)
 
-    def _restart_stage(self) -> None:
-        """All or none: the others are killed, and what had succeeded is thrown away."""
-        for task in self.running():
-            self._process_gone(task, TaskOutcome.KILLED, "the barrier stage failed", late=True)
-        self.finished.clear()
-        self.post(StageCompleted(self.stage_id, self.stage_attempt, "a task failed"))
-        self._start_stage()
+    @property
+    def rival_stage_id(self) -> int:
+        """What the stage of the next rival is called."""
+        return RIVALS + 10 + len(self.jobs)
 
-    def _end_job(self, succeeded: bool, reason: str = "") -> None:
-        self.active = False
-        self.jobs[self.job_id] = False
-        self.results[self.job_id] = succeeded
-        for task in self.running():
-            task.kill_reason = reason or "the job has ended"
-            self._process_gone(task, TaskOutcome.KILLED, task.kill_reason, late=True)
-        self.post(StageCompleted(self.stage_id, self.stage_attempt, None if succeeded else reason))
-        self.post(JobEnded(self.job_id, succeeded, reason))
+    def _begin(self, job: Job) -> None:
+        self.jobs[job.job_id] = True
+        self.post(JobStarted(job.job_id, job.stages))
+        if job.reads:
+            self._pass_foreign_stage(job.upstream_id, 0)
+        self._submit(job)
+
+    def _pass_foreign_stage(self, stage_id: int, attempt: int, failure: str | None = None) -> None:
+        """A stage without our operator comes and goes."""
+        tid = self._next_task_id()
+        outcome = TaskOutcome.SUCCESS if failure is None else TaskOutcome.FETCH_FAILED
+        self.post(StageSubmitted(stage_id, attempt, 1))
+        self.post(TaskStarted(tid, stage_id, attempt, 0, 0, False, self.executors[0], "host"))
+        self.post(TaskEnded(tid, stage_id, attempt, 0, 0, outcome, failure or ""))
+        self.post(StageCompleted(stage_id, attempt, failure))
+
+    def _submit(self, job: Job) -> None:
+        """An attempt of our stage, for what is missing."""
+        missing = [partition for partition in range(self.partitions) if partition not in job.finished]
+        job.sets.append(TaskSet(len(job.sets), missing))
+        job.pending = set(missing)
+        job.phase = Phase.RUNNING
+        self.post(StageSubmitted(job.stage_id, job.latest.stage_attempt, len(missing), job.barrier))
+        for partition in missing:
+            self.start_task(job, partition)
+        if not missing:  # the zombies have done it
+            self._complete_stage(job)
+
+    def _complete_stage(self, job: Job) -> None:
+        """Nothing is pending any more. Some outputs may be lost all the same."""
+        self.post(StageCompleted(job.stage_id, job.latest.stage_attempt))
+        if len(job.finished) < self.partitions:
+            self._submit(job)
+            return
+        job.failed_attempts = 0
+        job.phase = Phase.DOWNSTREAM
+        self.chores.add(partial(self._read_outputs, job))
+
+    def _read_outputs(self, job: Job) -> None:
+        if job.phase is not Phase.DOWNSTREAM:
+            return
+        lost = len(job.finished) < self.partitions  # with an executor
+        if lost or self.faults.spend(self.random, 0.1):
+            self.fail_downstream(job)
+        else:
+            self._pass_foreign_stage(job.downstream_id, job.downstream_failures)
+            self.end_job(job, True)
+
+    def fail_stage(self, job: Job, reason: str) -> None:
+        """Its latest attempt is a zombie from here on. It is submitted again in a moment, or given up."""
+        job.latest.zombie = True
+        job.failed_attempts += 1
+        if job.phase is Phase.RUNNING:
+            self.post(StageCompleted(job.stage_id, job.latest.stage_attempt, reason))
+        job.phase = Phase.FAILED
+        if job.failed_attempts >= STAGE_ATTEMPTS_MAX:
+            self.happen("stage given up")
+            self.end_job(job, False, f"the stage has failed {job.failed_attempts} times: {reason}")
+        elif job.barrier and not job.shuffles:
+            self.end_job(job, False, f"could not recover from a failed barrier stage: {reason}")
+        else:
+            self.chores.add(partial(self._resubmit, job))
+
+    def _resubmit(self, job: Job) -> None:
+        if job.phase is not Phase.FAILED:
+            return
+        self.happen("stage resubmitted")
+        zombies = self.running(job)
+        if job.reads and not job.barrier:
+            self._pass_foreign_stage(job.upstream_id, len(job.sets))
+        self._submit(job)
+        new = {(task.partition, task.attempt_number) for task in self.running(job, job.latest)}
+        if any((task.partition, task.attempt_number) in new for task in zombies):
+            self.happen("two of one number")  # spark-facts 13
+
+    def fail_downstream(self, job: Job) -> None:
+        """It could not fetch some of our outputs. What they came from is run again (H17)."""
+        if len(job.finished) == self.partitions:
+            lost = self.random.choice(sorted(job.finished))
+            executor = self.tasks[job.finished[lost]].executor_id
+            whole = self.random.random() < 0.5
+            if whole:
+                job.forget_outputs({tid for tid, task in self.tasks.items() if task.executor_id == executor})
+            job.finished.pop(lost, None)
+        if job.barrier:
+            job.finished.clear()
+        self.happen("downstream fetch failure")
+        self._pass_foreign_stage(job.downstream_id, job.downstream_failures, "fetch failed")
+        job.downstream_failures += 1
+        if job.downstream_failures >= STAGE_ATTEMPTS_MAX:
+            self.end_job(job, False, "the stage downstream has failed too often")
+            return
+        job.phase = Phase.FAILED
+        self.chores.add(partial(self._resubmit, job))
+
+    def end_job(self, job: Job, succeeded: bool, reason: str = "") -> None:
+        was_running = job.phase is Phase.RUNNING
+        job.phase = Phase.OVER
+        self.jobs[job.job_id] = False
+        self.results[job.job_id] = succeeded
+        for task in self.running(job):
+            self._kill(task, reason or "Stage finished")
+        if was_running:
+            failure = None if succeeded else reason
+            self.post(StageCompleted(job.stage_id, job.latest.stage_attempt, failure))
+        self.post(JobEnded(job.job_id, succeeded, reason))
 
     def cancel(self, job_ids: tuple[int, ...], reason: str) -> None:
-        if self.active and self.job_id in job_ids:
-            self._end_job(False, f"cancelled: {reason}")
-
-    def running(self) -> list[EngineTask]:
-        return [task for task in self.tasks.values() if task.outcome is None]
+        for job in self.active_jobs():
+            if job.job_id in job_ids:
+                self.happen("job cancelled")
+                self.end_job(job, False, f"cancelled: {reason}")
 
     # --- tasks ---
 
-    def _launch(self, partition: int, *, speculative: bool = False) -> None:
-        self.attempt_numbers[partition] += 1
-        executor = f"executor-{self.random.randrange(2)}"
-        number = self.attempt_numbers[partition]
-        tid, stage, stage_attempt = self.next_task, self.stage_id, self.stage_attempt
-        task = EngineTask(tid, stage, partition, number, speculative, executor, stage_attempt)
+    def _next_task_id(self) -> int:
         self.next_task += 1
+        return self.next_task - 1
+
+    def start_task(self, job: Job, partition: int, *, speculative: bool = False) -> None:
+        tasks = job.latest
+        tasks.numbers[partition] += 1
+        tid, number, executor = self._next_task_id(), tasks.numbers[partition], self.random.choice(self.executors)
+        stage, attempt = job.stage_id, tasks.stage_attempt
+        task = EngineTask(tid, stage, partition, number, speculative, executor, attempt, job, tasks)
         self.tasks[tid] = task
-        self.post(TaskStarted(tid, stage, stage_attempt, partition, number, speculative, executor, "host"))
+        self.post(TaskStarted(tid, stage, attempt, partition, number, speculative, executor, "host"))
         self.launch(task)
 
-    def _post_end(self, task: EngineTask, outcome: TaskOutcome, reason: str, *, late: bool = False) -> None:
-        tid, stage, stage_attempt = task.task_attempt_id, task.stage_id, task.stage_attempt
-        fact = TaskEnded(tid, stage, stage_attempt, task.partition, task.attempt_number, outcome, reason)
-        if late and self.random.random() < 0.5:
-            self.late.append(fact)
-        else:
-            self.post(fact)
-
-    def _process_gone(self, task: EngineTask, outcome: TaskOutcome, reason: str, *, late: bool = False) -> None:
-        task.outcome = outcome
-        self.kill_process(task.task_attempt_id)
-        self._post_end(task, outcome, reason, late=late)
+    def launch_again(self, task: EngineTask) -> None:
+        """Unless its set starts nothing more, or has the partition already, or another attempt of it runs."""
+        same = [other for other in self.running(task.job, task.of) if other.partition == task.partition]
+        of = task.of
+        if task.job.phase is Phase.RUNNING and not of.zombie and task.partition not in of.successful and not same:
+            self.start_task(task.job, task.partition)
 
     def exited(self, task_attempt_id: int, failure: str) -> None:
-        """The task's process has ended by itself."""
+        """The task's process has ended by itself. A kill that was under way may have been there before."""
         task = self.tasks[task_attempt_id]
         if task.outcome is not None:
             return
+        if self.chores.kills(task_attempt_id):
+            self.chores.forget_kill(task_attempt_id)
+            if self.random.random() < 0.5:
+                self._end_killed(task, "killed as it ended")
+                return
+            self.happen("kill too late")
         if failure:
-            self._process_gone(task, TaskOutcome.FAILED, failure)
-            self.failures += 1
-            if self.failures > FAILURES_MAX and self.active:
-                self._end_job(False, f"too many failures, the last one: {failure}")
-            self._retry(task.partition)
-            return
-        task.outcome = TaskOutcome.SUCCESS
-        self._post_end(task, TaskOutcome.SUCCESS, "")
-        self.finished[task.partition] = task_attempt_id
-        for other in self.running():
-            if other.partition == task.partition:
-                self._process_gone(other, TaskOutcome.KILLED, "another attempt succeeded")
-        if len(self.finished) == self.partitions:
-            self._end_job(True)
+            self.end(task, TaskOutcome.FAILED, failure)
+            self.task_failed(task, failure, counts=True)
+        elif task.loser and task.partition in task.of.successful:
+            self.happen("loser ends well")
+            self._end_killed(task, "finished but did not commit: " + LOSER)
+        else:
+            self.end(task, TaskOutcome.SUCCESS, "")
+            self._task_succeeded(task)
 
-    def _retry(self, partition: int) -> None:
-        if self.barrier:
-            if self.active:
-                self._restart_stage()
+    def end(self, task: EngineTask, outcome: TaskOutcome, reason: str, *, ghost: bool = False) -> None:
+        """For the engine it is over, and so is its process, unless that lives on for a while as a ghost."""
+        task.outcome = outcome
+        if ghost:
+            self.happen("ghost")
+            self._kill(task, reason)
+        else:
+            self.kill_process(task.task_attempt_id)
+        fact = task.end_fact(outcome, reason)
+        if not task.job.active:
+            self.happen("end after its job")
+            if self.random.random() < 0.3:
+                self.late.append(fact)
+                return
+        self.post(fact)
+
+    def _end_killed(self, task: EngineTask, reason: str) -> None:
+        self.end(task, TaskOutcome.KILLED, reason)
+        self.task_failed(task, reason, counts=False)
+
+    def task_failed(self, task: EngineTask, reason: str, *, counts: bool) -> None:
+        """What follows from its end, which is posted already. Kills do not count as failures."""
+        job, of = task.job, task.of
+        if job.barrier:
+            if job.phase is Phase.RUNNING and of is job.latest:
+                self.happen("barrier stage fails")
+                for other in self.running(job):
+                    self._kill(other, "the barrier stage failed")
+                job.finished.clear()
+                self.fail_stage(job, reason)
             return
-        alive = any(task.partition == partition for task in self.running())
-        if self.active and not alive and partition not in self.finished:
-            self._launch(partition)
+        if counts and not of.zombie and job.active:
+            of.failures[task.partition] += 1
+            if of.failures[task.partition] >= self.failures_max:
+                self.happen("too many failures")
+                self.end_job(job, False, f"task {task.partition} failed {self.failures_max} times: {reason}")
+                return
+        self.launch_again(task)
+
+    def _task_succeeded(self, task: EngineTask) -> None:
+        job, tid, partition = task.job, task.task_attempt_id, task.partition
+        for other in self.running(job, task.of):
+            if other.partition == partition:
+                other.loser = True
+                self._kill(other, LOSER)
+        task.of.succeed(partition)
+        if not job.active:
+            return
+        if task.of is not job.latest or job.phase is Phase.FAILED:
+            self.happen("barrier zombie succeeds" if job.barrier else "zombie succeeds")
+            job.latest.succeed(partition)
+        if not job.shuffles:
+            job.finished.setdefault(partition, tid)
+            if len(job.finished) == self.partitions:
+                self.end_job(job, True)
+            return
+        if partition in job.finished:
+            self.happen("second success")
+        job.finished[partition] = tid
+        job.pending.discard(partition)
+        if job.phase is Phase.RUNNING and not job.pending:
+            self._complete_stage(job)
+
+    # --- kills ---
 
     def request_kill(self, task_attempt_id: int, reason: str) -> None:
-        """The driver's wish; the engine takes its time (spark-facts 16)."""
+        """The driver's wish."""
         task = self.tasks[task_attempt_id]
         if task.outcome is None:
-            task.kill_reason = reason
-            self.kills.append(task_attempt_id)
+            self._kill(task, reason)
 
-    def carry_out_kill(self) -> None:
-        task = self.tasks[self.kills.pop(self.random.randrange(len(self.kills)))]
+    def _kill(self, task: EngineTask, reason: str) -> None:
+        tid = task.task_attempt_id
+        if not self.chores.kills(tid) and self.chores.add(partial(self._kill_now, task, reason), victim=tid):
+            self.happen("slow kill")
+
+    def _kill_now(self, task: EngineTask, reason: str) -> None:
         if task.outcome is None:
-            self._process_gone(task, TaskOutcome.KILLED, task.kill_reason or "")
-            self._retry(task.partition)
-
-    # --- misfortune ---
-
-    def copy_one(self) -> None:
-        """Speculation: a second attempt of a partition that runs."""
-        plain = [task for task in self.running() if sum(t.partition == task.partition for t in self.running()) == 1]
-        if self.active and plain:
-            self._launch(self.random.choice(plain).partition, speculative=True)
-
-    def lose_executor(self) -> None:
-        """Its running tasks end, and the output of its finished ones is lost (H17)."""
-        if not self.active:
-            return
-        executor = f"executor-{self.random.randrange(2)}"
-        victims = [task for task in self.running() if task.executor_id == executor]
-        for task in victims:
-            self._process_gone(task, TaskOutcome.EXECUTOR_LOST, f"{executor} is gone")
-        if self.random.random() < 0.7:
-            self.post(ExecutorLost(executor, "gone"))
-        if self.barrier:
-            if victims:
-                self._retry(victims[0].partition)
-            return
-        lost = [tid for tid in self.finished.values() if self.tasks[tid].executor_id == executor]
-        for tid in lost:
-            task = self.tasks[tid]
-            del self.finished[task.partition]
-            self._post_end(task, TaskOutcome.RESUBMITTED, "its output is lost")
-        for partition in sorted({self.tasks[tid].partition for tid in lost} | {task.partition for task in victims}):
-            self._retry(partition)
+            self._end_killed(task, reason)
+        else:
+            self.kill_process(task.task_attempt_id)
 
     # --- the bus and the books ---
 
-    def post(self, fact: EngineFact) -> None:
-        if self.faults.spend(self.random, self.faults.drop):
-            self.dropped += 1
-            return
-        self.bus.append(fact)
-        if self.faults.spend(self.random, self.faults.double):
-            self.bus.append(fact)
+    def count(self, what: str) -> None:
+        self.happen(what)
 
-    def report_drops(self) -> None:
-        if self.dropped:
-            self.bus.append(FactsDropped(self.dropped))
-            self.dropped = 0
+    def post(self, fact: EngineFact) -> None:
+        self.facts.post(fact)
 
     def status(self, task_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
-        tasks: dict[int, TaskState] = {}
-        for tid in sorted(task_ids):
-            task = self.tasks.get(tid)
-            if task is None:
-                tasks[tid] = TaskState.UNKNOWN
-            elif task.outcome is None:
-                tasks[tid] = TaskState.RUNNING
-            else:
-                succeeded = task.outcome is TaskOutcome.SUCCESS
-                tasks[tid] = TaskState.SUCCEEDED if succeeded else TaskState.ENDED
-        return StatusReported({job: self.jobs.get(job, False) for job in sorted(job_ids)}, tasks)
+        behind = self.faults.spend(self.random, 0.1)
+        if behind:
+            self.happen("look behind the truth")
+        return self.books.look(task_ids, job_ids, behind=behind)
+
+
+__all__ = ["PAUSE_S", "Engine", "EngineTask", "Faults"]

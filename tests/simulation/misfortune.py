@@ -6,12 +6,17 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
+from tests.simulation import accidents
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, Faults
 from tests.simulation.network import Connection
 from tests.simulation.process import Life, Process
+from tests.simulation.shared import Totals
+from tests.simulation.troubles import Trap
 
 DRIVERS_MAX = 4
+LONGEST_CUT_S = 4.0
+"""Longer than a task may take to come back, so that some cuts are survived and some are not."""
 
 
 class UnluckyWorld(Protocol):
@@ -25,6 +30,8 @@ class UnluckyWorld(Protocol):
     drivers: int
     living: list[Process]
     connections: list[Connection]
+    targets: dict[int, int]
+    figures: Totals
 
     @property
     def calm(self) -> bool: ...
@@ -33,60 +40,146 @@ class UnluckyWorld(Protocol):
 
 
 def strike(world: UnluckyWorld) -> None:
-    """Before each step: perhaps something goes wrong."""
+    """Before each step: what was under way goes on, and perhaps something goes wrong."""
     random, faults = world.random, world.faults
     if world.drivers < DRIVERS_MAX and random.random() < faults.lose_driver:
         world.lose_driver()
+    world.engine.happen = world.figures.happen
+    world.now += world.engine.chores.rest()
+    for connection in world.connections:
+        connection.arrive(world.now)
     if world.calm:
         return
     if faults.spend(random, faults.break_connection):
-        break_a_connection(world)
+        random.choice(CUTS)(world)
     if world.engine.active and faults.spend(random, faults.crash):
         random.choice(MISFORTUNES)(world)
 
 
+# --- the network ---
+
+
+def whole_connections(world: UnluckyWorld) -> list[Connection]:
+    return [c for c in world.connections if not (c.task_gone or c.server_gone or c.broken)]
+
+
 def break_a_connection(world: UnluckyWorld) -> None:
-    whole = [c for c in world.connections if not c.task_gone and not c.server_gone]
-    if whole:
+    if whole := whole_connections(world):
         connection = world.random.choice(whole)
         world.tell(f"connection {connection.connection_id} of task {connection.task_attempt_id} breaks")
+        world.figures.happen("connection breaks")
         connection.break_now(world.random)
 
 
-def victims(world: UnluckyWorld) -> list[Process]:
-    return [process for process in world.living if process.life is not Life.GONE and not process.hung]
+def half_break_a_connection(world: UnluckyWorld) -> None:
+    """One end finds out much later than the other."""
+    if whole := whole_connections(world):
+        connection, random = world.random.choice(whole), world.random
+        name = f"connection {connection.connection_id} of task {connection.task_attempt_id}"
+        later = world.now + random.uniform(0.0, LONGEST_CUT_S)
+        if random.random() < 0.5:
+            world.tell(f"{name} breaks, and the task finds out at {later:.4f}")
+            world.figures.happen("half-open: the task knows later")
+            connection.break_now(random, task_sees_at=later)
+        else:
+            world.tell(f"{name} breaks, and the server finds out at {later:.4f}")
+            world.figures.happen("half-open: the server knows later")
+            connection.break_now(random, server_sees_at=later)
+
+
+def cut_off(world: UnluckyWorld) -> None:
+    """Nothing passes between an executor and the driver for a while. Tasks that it starts later are cut off, too."""
+    executors = sorted({process.task.executor_id for process in world.living if process.life is not Life.GONE})
+    if not executors:
+        return
+    executor, until = world.random.choice(executors), world.now + world.random.uniform(0.0, LONGEST_CUT_S)
+    world.tell(f"{executor} is cut off until {until:.4f}")
+    world.figures.happen("network cut")
+    for process in world.living:
+        if process.task.executor_id == executor and process.life is not Life.GONE:
+            process.cut_off(until)
+
+
+CUTS: list[Callable[[UnluckyWorld], None]] = [
+    break_a_connection,
+    break_a_connection,
+    half_break_a_connection,
+    cut_off,
+]
+
+
+# --- tasks ---
+
+
+def victims(world: UnluckyWorld, *lives: Life) -> list[Process]:
+    """Those of the running jobs, in one of these lives; in any if none is named."""
+    return [
+        process
+        for process in world.living
+        if process.life is not Life.GONE and not process.hung and (not lives or process.life in lives)
+    ]
 
 
 def crash(world: UnluckyWorld) -> None:
     if those := victims(world):
         process = world.random.choice(those)
         world.tell(f"task {process.tid} crashes")
+        world.figures.happen("crash before it registers" if process.life is Life.NEW else "crash")
         process.exit("the process crashed")
 
 
 def hang(world: UnluckyWorld) -> None:
     """Deaf: only a missing confirmation can show it, so there must be one to miss."""
-    if those := [process for process in victims(world) if process.life is Life.RUNNING and process.awaits_events()]:
+    if those := [process for process in victims(world, Life.RUNNING) if process.awaits_events()]:
         process = world.random.choice(those)
         world.tell(f"task {process.tid} goes deaf")
-        process.hung = True
+        world.figures.happen("deaf")
+        process.troubles.deaf = True
+
+
+def freeze(world: UnluckyWorld) -> None:
+    """The process stands still, and goes on as if nothing had been; perhaps it was given up meanwhile."""
+    if those := victims(world):
+        process = world.random.choice(those)
+        process.troubles.frozen_until = world.now + world.random.uniform(0.0, LONGEST_CUT_S)
+        world.tell(f"task {process.tid} stands still until {process.troubles.frozen_until:.4f}")
+        world.figures.happen("frozen")
+
+
+def stall(world: UnluckyWorld) -> None:
+    """The operator is busy inside a method; the I/O thread confirms meanwhile."""
+    if those := victims(world, Life.RESTORING, Life.RUNNING):
+        process = world.random.choice(those)
+        process.troubles.stalled_until = world.now + world.random.uniform(0.0, 8.0)
+        world.tell(f"the operator of task {process.tid} is busy until {process.troubles.stalled_until:.4f}")
+        world.figures.happen("slow to open" if process.life is Life.RESTORING else "stalled")
+
+
+def set_trap(world: UnluckyWorld) -> None:
+    """The operator will raise where it is not at this moment."""
+    if those := victims(world, Life.REGISTERING, Life.RESTORING, Life.RUNNING):
+        process, trap = world.random.choice(those), world.random.choice(list(Trap))
+        world.tell(f"the operator of task {process.tid} will raise in {trap.value}")
+        process.troubles.trap = trap
 
 
 def raise_in_operator(world: UnluckyWorld) -> None:
-    if those := [process for process in victims(world) if process.life in (Life.RESTORING, Life.RUNNING)]:
+    if those := victims(world, Life.RESTORING, Life.RUNNING):
         process = world.random.choice(those)
         world.tell(f"the operator of task {process.tid} raises")
+        world.figures.happen("operator raises in process")
         process.fail()
 
 
-def lose_executor(world: UnluckyWorld) -> None:
-    world.tell("an executor is lost")
-    world.engine.lose_executor()
+def register_twice(world: UnluckyWorld) -> None:
+    if those := victims(world, Life.REGISTERING, Life.RESTORING, Life.RUNNING):
+        process = world.random.choice(those)
+        world.tell(f"task {process.tid} registers once more")
+        world.figures.happen("registers twice")
+        process.register_again()
 
 
-def copy(world: UnluckyWorld) -> None:
-    if world.engine.copies:
-        world.engine.copy_one()
+# --- the engine, and those who use it ---
 
 
 def lull(world: UnluckyWorld) -> None:
@@ -97,18 +190,66 @@ def upset(world: UnluckyWorld) -> None:
     """The coordinator fails the job, or somebody gives a checkpoint up."""
     if world.random.random() < 0.5:
         world.tell("the coordinator fails the job")
+        world.figures.happen("the coordinator fails the job")
         world.driver.fail_job("fail_job")
     else:
+        world.figures.happen("a checkpoint is given up")
         world.driver.abort_checkpoint("never mind")
 
 
+def cancel(world: UnluckyWorld) -> None:
+    world.tell("the user cancels what runs")
+    world.figures.happen("the user cancels")
+    world.engine.cancel(tuple(job.job_id for job in world.engine.active_jobs()), "by the user")
+
+
+def start_rival(world: UnluckyWorld) -> None:
+    """A second action over the same operator while one runs (H55). It may get its turn if the first one ends."""
+    engine = world.engine
+    if engine.rival is None and engine.job is not None and engine.job.active:
+        world.tell("the user starts a second job at once")
+        world.figures.happen("two jobs at once")
+        world.targets[engine.rival_stage_id] = world.targets[engine.stage_id]
+        engine.start_rival()
+
+
+def lose_executor(world: UnluckyWorld) -> None:
+    world.tell("an executor is lost")
+    accidents.lose_executor(world.engine)
+
+
+def fail_fetch(world: UnluckyWorld) -> None:
+    accidents.fail_fetch(world.engine)
+
+
+def fail_fetch_downstream(world: UnluckyWorld) -> None:
+    accidents.fail_fetch_downstream(world.engine)
+
+
+def copy(world: UnluckyWorld) -> None:
+    accidents.copy_a_task(world.engine)
+
+
 MISFORTUNES: list[Callable[[UnluckyWorld], None]] = [
-    crash,
-    crash,
-    hang,
-    raise_in_operator,
-    lose_executor,
-    copy,
     lull,
+    stall,
+    freeze,
     upset,
+    copy,
+    copy,
+    hang,
+    set_trap,
+    raise_in_operator,
+    crash,
+    crash,
+    crash,
+    fail_fetch,
+    fail_fetch,
+    fail_fetch_downstream,
+    lose_executor,
+    lose_executor,
+    register_twice,
+    cancel,
+    start_rival,
 ]
+"""From the tamest on, some of them more likely than others."""

@@ -1,48 +1,133 @@
-"""Connections that break: two ordered queues, cut at any point."""
+"""Connections that break: two ordered queues, cut at any point; slow ones, and such as nothing passes for a while."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
+from typing import Protocol
 
 from protocol.messages import DownMessage, UpMessage
 
 
+class Clock(Protocol):
+    @property
+    def now(self) -> float: ...
+
+
 @dataclass
 class Connection:
-    """Between one task and the server. Each end notices by itself that the other is gone, after what came before."""
+    """Between one task and the server. Each end notices by itself that the other is gone, after what came before.
+
+    ``up`` and ``down`` hold what has arrived and is not read. What is still on its way has a time at which it will
+    arrive: ``latency_s`` later, and not before ``cut_until``, for until then the network is cut there. ``clock`` is
+    set by whoever makes it slow.
+    """
 
     connection_id: int
     task_attempt_id: int
     up: deque[UpMessage] = field(default_factory=deque)
     down: deque[DownMessage] = field(default_factory=deque)
-    task_gone: bool = False  # nothing more will be written by this end, or read
-    server_gone: bool = False
+    task_gone: bool = False  # the server can see that nothing more will be written by this end, or read
+    server_gone: bool = False  # the task can see it of the server
     task_knows: bool = False  # this end has noticed that the connection is over
     server_knows: bool = False
+    server_closed: bool = False  # this end reads no more
+    clock: Clock | None = None
+    latency_s: float = 0.0
+    cut_until: float = 0.0
+    up_way: deque[tuple[float, UpMessage]] = field(default_factory=deque)
+    down_way: deque[tuple[float, DownMessage]] = field(default_factory=deque)
+    broken: bool = False  # nothing that is sent arrives any more, and perhaps only one end can see it
+    server_sees_at: float = inf  # when the loss of the other end shows
+    task_sees_at: float = inf
 
     def send_up(self, message: UpMessage) -> None:
-        if not self.task_gone and not self.server_gone:
+        if self.task_gone or self.server_gone or self.broken or self.server_closed:
+            return
+        if (arrival := self._arrival(self.up_way)) is None:
             self.up.append(message)
+        else:
+            self.up_way.append((arrival, message))
 
     def send_down(self, message: DownMessage) -> None:
-        if not self.task_gone and not self.server_gone:
+        if self.task_gone or self.server_gone or self.broken or self.server_closed:
+            return
+        if (arrival := self._arrival(self.down_way)) is None:
             self.down.append(message)
+        else:
+            self.down_way.append((arrival, message))
 
-    def break_now(self, random: Random) -> None:
-        """Both ends are cut off; of what is on the way, some of the beginning still arrives."""
-        self.task_gone = self.server_gone = True
-        for queue in (self.up, self.down):
-            for _ in range(random.randint(0, len(queue))):
-                queue.pop()
+    def _arrival(self, way: deque[tuple[float, UpMessage]] | deque[tuple[float, DownMessage]]) -> float | None:
+        """None: at once."""
+        if self.clock is None or not (way or self.latency_s or self.cut_until > self.clock.now):
+            return None
+        return max(self.clock.now + self.latency_s, self.cut_until, way[-1][0] if way else 0.0)
+
+    def cut(self, clock: Clock, until: float) -> None:
+        """Nothing passes until then, not even what is on its way; nobody is told."""
+        self.clock = clock
+        self.cut_until = max(self.cut_until, until)
+        self.up_way = deque((max(at, until), message) for at, message in self.up_way)
+        self.down_way = deque((max(at, until), message) for at, message in self.down_way)
+
+    @property
+    def arrives_at(self) -> float:
+        """When something will happen here by itself; infinity if nothing will."""
+        up = self.up_way[0][0] if self.up_way else self.server_sees_at
+        down = self.down_way[0][0] if self.down_way else self.task_sees_at
+        return min(up, down)
+
+    def arrive(self, now: float) -> None:
+        """Whatever is due by now comes."""
+        while self.up_way and self.up_way[0][0] <= now:
+            self.up.append(self.up_way.popleft()[1])
+        while self.down_way and self.down_way[0][0] <= now:
+            self.down.append(self.down_way.popleft()[1])
+        if self.server_sees_at <= now and not self.up_way:
+            self.task_gone, self.server_sees_at = True, inf
+        if self.task_sees_at <= now and not self.down_way:
+            self.server_gone, self.task_sees_at = True, inf
+
+    def break_now(self, random: Random, *, server_sees_at: float = 0.0, task_sees_at: float = 0.0) -> None:
+        """Both ends are cut off; of what is on the way, some of the beginning still arrives.
+
+        When an end shall notice later than at once, it goes on writing, in vain.
+        """
+        self.broken = True
+        for queue, way in ((self.up, self.up_way), (self.down, self.down_way)):
+            lost = random.randint(0, len(queue) + len(way))
+            for _ in range(lost):
+                (way or queue).pop()
+        self.server_sees_at, self.task_sees_at = server_sees_at, task_sees_at
+        self.arrive(0.0)
 
     def close_by_task(self, *, flush: bool) -> None:
-        self.task_gone = self.task_knows = True
+        self.task_knows = True
         self.down.clear()
+        self.down_way.clear()
         if not flush:
             self.up.clear()
+            self.up_way.clear()
+        if self.clock is not None and self.cut_until > self.clock.now:
+            self.broken = True
+            self.server_sees_at = self.cut_until
+        elif not self.broken:
+            self.up.extend(message for _, message in self.up_way)
+            self.up_way.clear()
+            self.task_gone = True
 
-    def close_by_server(self) -> None:
-        self.server_gone = self.server_knows = True
+    def close_by_server(self, *, flush: bool) -> None:
+        """Nothing more is read, nor written; that this end has done so it hears later, as of a loss."""
+        self.server_closed = True
         self.up.clear()
+        self.up_way.clear()
+        if not flush:
+            self.down.clear()
+            self.down_way.clear()
+        if self.clock is not None and self.cut_until > self.clock.now:
+            self.broken = True
+            self.task_sees_at = self.cut_until
+        elif not self.broken:
+            self.server_gone = True

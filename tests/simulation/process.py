@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
+from math import inf
 from random import Random
 from typing import Protocol
 
@@ -34,11 +34,15 @@ from protocol.subtask_types import (
     SubtaskInput,
     SubtaskLimits,
 )
-from tests.simulation.application import OPERATOR, Application
+from tests.simulation.application import OPERATOR, Application, pack, unpack
 from tests.simulation.checkers import AttemptRecord, demand
-from tests.simulation.engine import EngineTask
-from tests.simulation.invariant import TAIL, Log, merge, wire_form
+from tests.simulation.chores import PAUSE_S
+from tests.simulation.invariant import Log, wire_form
+from tests.simulation.jobs import EngineTask
 from tests.simulation.network import Connection
+from tests.simulation.shared import Totals
+from tests.simulation.troubles import Trap, Troubles
+from tests.simulation.work import Work
 
 
 class Life(Enum):
@@ -55,6 +59,7 @@ class TaskWorld(Protocol):
 
     random: Random
     now: float
+    figures: Totals
 
     def connect(self, task_attempt_id: int) -> Connection: ...
     @property
@@ -76,44 +81,49 @@ class Process:
         self.task = task
         self.tid = task.task_attempt_id
         self.application = application
-        self.target = target
         self.life = Life.NEW
-        self.hung = False
         self.slowness = world.random.choice([0.0, 0.0, 0.5, 0.95])  # how likely it lets its turn pass
+        self.troubles = Troubles(world, world.random.choice([0.0, 0.0, 0.0, 0.0, 0.003, 0.03]))
         self.record = world.record(self.tid)
         self.connection: Connection | None = None
+        self.second: Connection | None = None  # on which it has registered once more
         self.resuming = False
         self.machine: SubtaskMachine | None = None
         self.mailbox: deque[MailboxItem] = deque()
-        self.logs = {key: Log() for key in application.keys_of(task.partition)}
-        self.expected = 0  # events that are still to come at the start
-        self.loose = 0  # loss-tolerant events that came
-        self.submitted = 0  # events and requests of the subtask's whole history (H32)
+        self.work = Work(self.tid, task.partition, application, target, self.record)
         self.open_requests: dict[int, int] = {}  # the keys that they are about
         self.waits_for_room = False
 
     # --- what could happen next ---
 
+    @property
+    def logs(self) -> dict[int, Log]:
+        return self.work.logs
+
+    @property
+    def hung(self) -> bool:
+        """The whole process does nothing, perhaps for ever."""
+        return self.troubles.deaf or self.troubles.frozen
+
     def actions(self) -> list[Callable[[], None]]:
-        if self.hung or self.life is Life.GONE:
+        troubles = self.troubles
+        if troubles.deaf or self.life is Life.GONE:
             return []
-        actions: list[Callable[[], None]] = []
-        connection = self.connection
-        if connection is not None:
-            if connection.down:
-                actions.append(self.read)
-            elif connection.server_gone and not connection.task_knows:
-                actions.append(self.notice_loss)
+        if troubles.frozen:
+            return [self.rest]
+        actions = self.io_actions()
+        if troubles.next_relief(self.connection) < inf:
+            actions.append(self.rest)
         if self.life is Life.NEW:
             actions.append(self.register)
-        elif connection is None and self.machine is not None:
-            actions.append(self.reconnect)
-        if self.life is Life.RESTORING:
+        elif troubles.stalled:
+            pass
+        elif self.life is Life.RESTORING:
             actions.append(self.open)
         elif self.life is Life.RUNNING:
             if self.mailbox:
                 actions.append(self.handle_mail)
-            if not self.waits_for_room and self.sendable():
+            if not self.waits_for_room and self.work.sendable():
                 actions.append(self.send)
             if self.may_finish():
                 actions.append(self.finish)
@@ -121,29 +131,67 @@ class Process:
             actions.append(self.leave)
         return actions
 
+    def io_actions(self) -> list[Callable[[], None]]:
+        """What its I/O thread could do, whatever the operator does."""
+        connection = self.connection
+        if connection is None:
+            return [self.reconnect] if self.machine is not None else []
+        actions: list[Callable[[], None]] = []
+        connection.arrive(self.world.now)
+        if connection.down:
+            actions.append(self.read)
+        elif connection.server_gone and not connection.task_knows and not connection.down_way:
+            actions.append(self.notice_loss)
+        if self.second is not None and (self.second.down or self.second.server_gone):
+            actions.append(self.read_second)
+        return actions
+
+    def rest(self) -> None:
+        """Some time passes in which it waits for the network, or for itself."""
+        relief = self.troubles.next_relief(self.connection)
+        self.world.now = min(self.world.now + PAUSE_S, relief)
+
     # --- connections ---
 
+    def connect(self) -> Connection:
+        connection = self.world.connect(self.tid)
+        self.troubles.burden(connection)
+        return connection
+
+    def cut_off(self, until: float) -> None:
+        """Nothing passes until then, on no connection, not on a new one either."""
+        self.troubles.cut_until = max(self.troubles.cut_until, until)
+        if self.connection is not None:
+            self.connection.cut(self.world, until)
+
     def register(self) -> None:
-        task = self.task
-        self.connection = self.world.connect(self.tid)
-        self.connection.send_up(
-            Register(
-                self.tid,
-                OPERATOR,
-                task.partition,
-                task.stage_id,
-                task.attempt_number,
-                self.application.settings.mode,
-                self.application.parallelism,
-                "host",
-                "3.11",
-            )
-        )
+        if not self.world.calm and self.world.random.random() < 0.01:
+            self.world.figures.happen("never registers")
+            self.exit("it died before it registered")
+            return
+        self.connection = self.connect()
+        self.connection.send_up(self.registration())
         self.life = Life.REGISTERING
+
+    def register_again(self) -> None:
+        """Two subtasks were put into one task, as ``coalesce`` does: the second one registers, too."""
+        if self.second is None:
+            self.second = self.world.connect(self.tid)
+            self.second.send_up(self.registration())
+
+    def read_second(self) -> None:
+        """Whatever the answer is: with two subtasks in it, the task fails."""
+        self.fail("two subtasks in one task")
+
+    def registration(self) -> Register:
+        task, application = self.task, self.application
+        mode, parallelism = application.settings.mode, application.parallelism
+        run, number = task.stage_id, task.attempt_number
+        return Register(self.tid, OPERATOR, task.partition, run, number, mode, parallelism, "host", "3.11")
 
     def reconnect(self) -> None:
         assert self.machine is not None
-        self.connection = self.world.connect(self.tid)
+        self.connection = self.connect()
         self.resuming = True
         self.connection.send_up(Resume(self.tid, OPERATOR, self.machine.resume_seq))
 
@@ -183,47 +231,40 @@ class Process:
         if not isinstance(message, Registered):
             self.exit(f"refused: {message}")
             return
-        self.restore(message)
+        self.work.restore(message)
         limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
         subtask = self.task.partition
         self.machine = SubtaskMachine(self.tid, subtask, limits, message.held, message.events_sent)
         self.life = Life.RESTORING
         self.step(ConnectionAttached(0))
 
-    def restore(self, message: Registered) -> None:
-        states = [json.loads(state.state) for state in message.states]
-        logs = merge(f"task {self.tid}", states)
-        demand(set(logs) <= set(self.logs), f"H52: task {self.tid} of keys {list(self.logs)} restores {list(logs)}")
-        self.logs.update(logs)
-        self.expected = sum(self.target - len(log.received) for log in self.logs.values())
-        held = [event.payload.decode() for event in message.held]
-        same = len(states) == 1 and states[0]["generation"] == self.application.generation
-        self.submitted = states[0]["submitted"] if same else len(held)
-        record = self.record
-        record.up_restored = self.submitted - len(held)
-        record.up_sent.extend(held)
-
     # --- the operator ---
 
+    def raises_in(self, where: Trap) -> bool:
+        if self.troubles.trap is not where:
+            return False
+        self.world.figures.happen(f"operator raises in {where.value}")
+        self.fail()
+        return True
+
     def open(self) -> None:
+        if self.raises_in(Trap.OPEN):
+            return
         self.life = Life.RUNNING
         self.step(OperatorOpened())
 
-    def sendable(self) -> list[int]:
-        return [key for key, log in self.logs.items() if len(log.sent) < self.target]
-
     def send(self, *, in_snapshot: bool = False) -> None:
         random, record = self.world.random, self.record
-        key = random.choice(self.sendable())
+        key = random.choice(self.work.sendable())
         event = f"u{len(self.logs[key].sent)}"
         payload = wire_form(self.task.partition, key, event)
         asks = not in_snapshot and random.random() < self.application.settings.requests
         request_id = len(record.requests)
         try:
             if asks:
-                self.step(RequestSubmitted(request_id, payload.encode()))
+                self.step(RequestSubmitted(request_id, pack(payload)))
             else:
-                self.step(EventSubmitted(payload.encode(), in_snapshot))
+                self.step(EventSubmitted(pack(payload), in_snapshot))
         except GatewayFull:
             demand(not in_snapshot, f"H31: task {self.tid} may not send inside its snapshot")
             self.waits_for_room = True
@@ -232,11 +273,11 @@ class Process:
             record.requests[request_id] = payload
             self.open_requests[request_id] = key
         self.logs[key].sent.append(event)
-        self.submitted += 1
+        self.work.submitted += 1
         record.up_sent.append(payload)
 
     def hear_answer_to(self, effect: ResolveRequest) -> None:
-        answer = effect.payload.decode()
+        answer = "" if effect.error else unpack(effect.payload)
         self.record.resolve(effect.request_id, effect.error, answer)
         key = self.open_requests.pop(effect.request_id)
         if not effect.error:
@@ -248,13 +289,15 @@ class Process:
             self.step(barrier)
 
     def handle_mail(self) -> None:
+        if self.raises_in(Trap.of(self.mailbox[0])) or self.dawdles(self.mailbox[0]):
+            return
         item = self.mailbox.popleft()
         match item:
             case MailboxEvent(payload):
-                target, _, rest = payload.decode().partition("|")
+                target, _, rest = unpack(payload).partition("|")
                 demand(int(target) == self.tid, f"H20: task {self.tid} got an event for task {target}")
                 if rest.startswith("~"):
-                    self.loose += 1
+                    self.work.loose += 1
                 else:
                     key, _, event = rest.partition(":")
                     self.logs[int(key)].received.append(event)
@@ -265,6 +308,18 @@ class Process:
             case MailboxAborted(checkpoint_id):
                 self.world.check_told(checkpoint_id, completed=False)
 
+    def dawdles(self, item: MailboxItem) -> bool:
+        """Now and then a snapshot takes its time before it is taken."""
+        world, troubles = self.world, self.troubles
+        if not isinstance(item, MailboxBarrier) or troubles.dawdled == item.checkpoint_id or world.calm:
+            return False
+        troubles.dawdled = item.checkpoint_id
+        if world.random.random() >= 0.03:
+            return False
+        world.figures.happen("late snapshot")
+        troubles.stalled_until = world.now + world.random.choice([0.05, 0.5, 7.0])
+        return True
+
     def meet_barrier(self, checkpoint_id: int) -> None:
         assert self.machine is not None
         random = self.world.random
@@ -274,46 +329,31 @@ class Process:
             self.step(SnapshotRefused(checkpoint_id, "not now"))
             return
         for _ in range(3):
-            if self.sendable() and random.random() < self.application.settings.in_snapshot:
+            if self.work.sendable() and random.random() < self.application.settings.in_snapshot:
                 self.send(in_snapshot=True)
-        self.step(SnapshotTaken(checkpoint_id, self.state()))
-
-    def state(self) -> bytes:
-        state = {
-            "subtask": self.task.partition,
-            "tid": self.tid,
-            "generation": self.application.generation,
-            "submitted": self.submitted,
-            "loose": self.loose,
-            "tail": self.record.up_sent[-TAIL:],
-            "logs": {key: log.plain() for key, log in self.logs.items()},
-        }
-        return json.dumps(state).encode()
-
-    def is_done(self) -> bool:
-        target = self.target
-        return all(len(log.sent) >= target and len(log.received) >= target for log in self.logs.values())
+        self.step(SnapshotTaken(checkpoint_id, self.work.state()))
 
     def awaits_events(self) -> bool:
         """Whether one that is waited for is still to come, of which none has arrived."""
         came = sum("|~" not in payload for payload in self.record.down_came)
-        return 0 < came < self.expected
+        return 0 < came < self.work.expected
 
     def may_finish(self) -> bool:
         assert self.machine is not None
-        return not self.mailbox and not self.open_requests and self.machine.may_finish and self.is_done()
+        return not self.mailbox and not self.open_requests and self.machine.may_finish and self.work.is_done()
 
     def finish(self) -> None:
         self.life = Life.LEAVING
-        self.step(OperatorFinished("", self.state()))
+        self.step(OperatorFinished("", self.work.state()))
 
-    def fail(self) -> None:
-        """The operator raises: the goodbye is tried, then the process ends."""
+    def fail(self, why: str = "the operator raised") -> None:
+        """The goodbye is tried, then the process ends."""
         if self.machine is not None and self.life in (Life.RESTORING, Life.RUNNING):
-            self.step(OperatorFinished("the operator raised", b""))
-        self.exit("the operator raised", flush=True)
+            self.step(OperatorFinished(why, b""))
+        self.exit(why, flush=True)
 
     def leave(self) -> None:
+        self.work.check_whole()
         self.exit("", flush=True)
 
     def exit(self, failure: str, *, flush: bool = False) -> None:
@@ -326,6 +366,9 @@ class Process:
         if self.connection is not None:
             self.connection.close_by_task(flush=flush)
             self.connection = None
+        if self.second is not None:
+            self.second.close_by_task(flush=False)
+            self.second = None
 
     # --- the machine ---
 
@@ -342,7 +385,7 @@ class Process:
                     self.connection.send_up(effect.message)
             elif isinstance(effect, PutInMailbox):
                 if isinstance(effect.item, MailboxEvent):
-                    self.record.came_down(effect.item.payload.decode())
+                    self.record.came_down(unpack(effect.item.payload))
                 elif isinstance(effect.item, MailboxBarrier):
                     self.record.meet_barrier(effect.item.checkpoint_id)
                 self.mailbox.append(effect.item)

@@ -1,0 +1,57 @@
+"""What the pretended Spark has still to do, in its own time: kill tasks, submit stages again, read outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from tests.simulation.jobs import Faults
+
+PAUSE_S = 0.1
+"""So long the engine rests when it puts something off. A kill that is put off 25 times takes 2.5 s (spark-facts 16)."""
+
+
+@dataclass
+class Chore:
+    """``put_off``: how often it will be passed over. ``victim``: the task that it kills."""
+
+    do: Callable[[], None]
+    put_off: int
+    victim: int | None = None
+
+
+@dataclass
+class Chores:
+    random: Random
+    faults: Faults
+    open: list[Chore] = field(default_factory=list)
+    resting_s: float = 0.0
+
+    def add(self, do: Callable[[], None], *, victim: int | None = None) -> bool:
+        """Returns whether it will take long."""
+        put_off = self.random.choice([0, 2, 8] if victim is None else [0, 0, 4, 12, 25])
+        self.open.append(Chore(do, put_off, victim))
+        return put_off == 25
+
+    def kills(self, task_attempt_id: int) -> bool:
+        return any(chore.victim == task_attempt_id for chore in self.open)
+
+    def forget_kill(self, task_attempt_id: int) -> None:
+        self.open = [chore for chore in self.open if chore.victim != task_attempt_id]
+
+    def do_one(self) -> None:
+        """Or put it off; not for ever, and not when everything is to heal."""
+        place = self.random.randrange(len(self.open))
+        chore = self.open[place]
+        if chore.put_off > 0 and self.faults.budget > 0:
+            chore.put_off -= 1
+            self.resting_s += PAUSE_S
+            return
+        del self.open[place]
+        chore.do()
+
+    def rest(self) -> float:
+        """So much time is to pass, because something was put off, in seconds."""
+        resting_s, self.resting_s = self.resting_s, 0.0
+        return resting_s

@@ -1,0 +1,63 @@
+"""What troubles one task: an operator that raises or dawdles, a process that stands still, a slow or cut network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import inf
+
+from protocol.subtask_types import MailboxBarrier, MailboxEvent, MailboxItem
+from tests.simulation.network import Clock, Connection
+
+
+class Trap(Enum):
+    """In which of its methods the operator will raise."""
+
+    OPEN = "open"
+    EVENT = "handle_event"
+    SNAPSHOT = "snapshot_state"
+    NOTIFICATION = "a notification"
+
+    @staticmethod
+    def of(item: MailboxItem) -> Trap:
+        if isinstance(item, MailboxEvent):
+            return Trap.EVENT
+        return Trap.SNAPSHOT if isinstance(item, MailboxBarrier) else Trap.NOTIFICATION
+
+
+@dataclass
+class Troubles:
+    """Times are on the world's clock.
+
+    ``deaf``: it will never read again. ``frozen_until``: the whole process stands still; ``stalled_until``: only the
+    operator does, inside one of its methods. ``latency_s`` and ``cut_until`` hold for all of its connections.
+    """
+
+    clock: Clock
+    latency_s: float = 0.0
+    cut_until: float = 0.0
+    deaf: bool = False
+    frozen_until: float = 0.0
+    stalled_until: float = 0.0
+    trap: Trap | None = None
+    dawdled: int = -1  # the checkpoint whose snapshot was put off
+
+    @property
+    def frozen(self) -> bool:
+        return self.frozen_until > self.clock.now
+
+    @property
+    def stalled(self) -> bool:
+        return self.stalled_until > self.clock.now
+
+    def burden(self, connection: Connection) -> None:
+        """A connection that was just made."""
+        if self.latency_s or self.cut_until > self.clock.now:
+            connection.clock = self.clock
+            connection.latency_s = self.latency_s
+            connection.cut_until = self.cut_until
+
+    def next_relief(self, connection: Connection | None) -> float:
+        """When the first thing ends that the process waits for now; infinity if it waits for none."""
+        times = [self.frozen_until, self.stalled_until, inf if connection is None else connection.arrives_at]
+        return min(time for time in [*times, inf] if time > self.clock.now)

@@ -1,0 +1,71 @@
+"""What a task's operator has exchanged, key by key, and how it becomes the subtask's state."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from protocol.messages import Registered
+from tests.simulation.application import Application, unpack
+from tests.simulation.checkers import AttemptRecord, check_whole, demand
+from tests.simulation.invariant import TAIL, Log, merge
+
+
+@dataclass
+class Work:
+    """``target``: how many events of each key are to be sent, and to come, until the task may finish.
+
+    ``expected`` are the events that are still to come at the start, ``submitted`` the events and requests of the
+    subtask's whole history (H32), ``loose`` the loss-tolerant events that came.
+    """
+
+    task_attempt_id: int
+    subtask: int
+    application: Application
+    target: int
+    record: AttemptRecord
+    logs: dict[int, Log] = field(init=False)
+    expected: int = 0
+    submitted: int = 0
+    loose: int = 0
+
+    def __post_init__(self) -> None:
+        self.logs = {key: Log() for key in self.application.keys_of(self.subtask)}
+
+    def restore(self, message: Registered) -> None:
+        name = f"task {self.task_attempt_id}"
+        states = [json.loads(state.state) for state in message.states]
+        logs = merge(name, states)
+        demand(set(logs) <= set(self.logs), f"H52: {name} of keys {list(self.logs)} restores {list(logs)}")
+        self.logs.update(logs)
+        self.expected = sum(self.target - len(log.received) for log in self.logs.values())
+        held = [unpack(event.payload) for event in message.held]
+        same = len(states) == 1 and states[0]["generation"] == self.application.generation
+        self.submitted = states[0]["submitted"] if same else len(held)
+        self.record.up_restored = self.submitted - len(held)
+        self.record.up_sent.extend(held)
+
+    def sendable(self) -> list[int]:
+        """The keys of which an event is still to be sent."""
+        return [key for key, log in self.logs.items() if len(log.sent) < self.target]
+
+    def state(self) -> bytes:
+        state = {
+            "subtask": self.subtask,
+            "tid": self.task_attempt_id,
+            "generation": self.application.generation,
+            "submitted": self.submitted,
+            "loose": self.loose,
+            "tail": self.record.up_sent[-TAIL:],
+            "logs": {key: log.plain() for key, log in self.logs.items()},
+        }
+        return json.dumps(state).encode()
+
+    def is_done(self) -> bool:
+        target = self.target
+        return all(len(log.sent) >= target and len(log.received) >= target for log in self.logs.values())
+
+    def check_whole(self) -> None:
+        """The task ends well, so everything was exchanged, whether the engine will use it or not."""
+        for key, log in self.logs.items():
+            check_whole(f"task {self.task_attempt_id}, key {key}", log.sent, log.received, self.target)
