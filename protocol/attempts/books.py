@@ -110,6 +110,19 @@ class StageRecord:
     def active_jobs(self) -> tuple[int, ...]:
         return tuple(sorted(job for job, ended in self.jobs.items() if not ended))
 
+    def outlived_its_stage_attempt(self, task: TaskRecord) -> bool:
+        """Of a barrier stage: its end was posted behind that of a task which had failed the stage attempt.
+
+        Spark throws away what was there at the failure, and keeps what comes later (4.3's ``DAGScheduler``).
+        """
+        return task.end_order is not None and any(
+            other.stage_attempt == task.stage_attempt
+            and other.end not in (None, TaskOutcome.SUCCESS, TaskOutcome.RESUBMITTED)
+            and other.end_order is not None
+            and other.end_order < task.end_order
+            for other in self.tasks.values()
+        )
+
     @property
     def over(self) -> bool:
         """All of its jobs are known to have ended. False while none is known."""

@@ -295,6 +295,16 @@ class AttemptLedger:
                 if fact.failure is not None and self._books.stage(fact.stage_id).barrier:
                     operator.barrier_attempt_failed(fact.stage_attempt)
         self._see_barrier_restart(fact.stage_id)
+        if isinstance(fact, StageSubmitted) and fact.barrier:
+            self._see_part_of_barrier_stage(fact)
+
+    def _see_part_of_barrier_stage(self, fact: StageSubmitted) -> None:
+        """When only a part of it runs again, Spark counts what the rest of the failed attempt has done."""
+        stage = self._books.stages.get(fact.stage_id)
+        if stage is not None and fact.task_count < stage.task_count:
+            kept = f"{stage.task_count - fact.task_count} tasks of a failed attempt of barrier stage {fact.stage_id}"
+            for operator in self._in_stage(fact.stage_id):
+                operator.fail_for_unwanted_success(kept)
 
     def _job_fact(self, fact: JobStarted | JobEnded, now: float) -> None:
         if isinstance(fact, JobEnded):

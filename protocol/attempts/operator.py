@@ -397,7 +397,9 @@ class OperatorLedger:
         stage = self.books.stage(run.run_id)
         own = stage.tasks[entry.task_attempt_id].stage_attempt
         if run.barrier_failed is not None and own is not None and own <= run.barrier_failed:
-            return  # Spark has thrown it away with the rest of its stage attempt
+            if stage.outlived_its_stage_attempt(stage.tasks[entry.task_attempt_id]):
+                self.fail_for_unwanted_success(str(entry.attempt))
+            return  # else Spark has thrown it away with the rest of its stage attempt
         newer = any(
             task.partition == entry.attempt.subtask
             and task.task_attempt_id > entry.task_attempt_id
@@ -405,10 +407,12 @@ class OperatorLedger:
             for task in stage.tasks.values()
         )
         if not newer and run.subtask(entry.attempt.subtask).finished is None:
-            self.fail_globally(
-                f"Spark counts {entry.attempt} as a success after the coordinator gave it up"
-                " and took back what it had handed out"
-            )
+            self.fail_for_unwanted_success(str(entry.attempt))
+
+    def fail_for_unwanted_success(self, what: str) -> None:
+        self.fail_globally(
+            f"Spark counts {what} as a success after the coordinator gave it up and took back what it had handed out"
+        )
 
 
 __all__ = ["OperatorLedger"]
