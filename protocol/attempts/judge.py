@@ -74,7 +74,7 @@ def _judge(operator: OperatorLedger, held: HeldRegistration, now: float) -> Verd
         return Refusal(RefusalCode.ATTEMPT_OVER, f"run {run_id} of operator {operator.operator_id!r} has ended")
     if task.end is not None:
         return Refusal(RefusalCode.ATTEMPT_OVER, f"task {task.task_attempt_id} is over: {task.end_reason}")
-    if now - held.since >= operator.config.give_up_after_s:
+    if now >= held.since + operator.config.give_up_after_s:
         return _give_up(operator, held)
     if operator.run is None:
         operator.open_run(run_id, now)
@@ -221,10 +221,10 @@ def look(operator: OperatorLedger, now: float) -> tuple[set[int], set[int]]:
         living = {entry.task_attempt_id for entry in run.living()}
         tasks |= living
         _, known = _known_jobs(operator, run)
-        jobs = {job for job in known if now - operator.books.job_seen_at[job] >= config.heal_after_s}
+        jobs = {job for job in known if now >= operator.books.job_seen_at[job] + config.heal_after_s}
         for held in operator.held.values():
             patience = config.conflict_wait_s if held.hurried else config.heal_after_s
-            in_time = now - held.since >= patience
+            in_time = now >= held.since + patience
             held.asked = held.asked or (in_time and (bool(jobs) or not held.conflict or not known))
         if not known and not living and any(held.conflict and held.asked for held in operator.held.values()):
             _end_run_without_facts(operator, run)
@@ -322,5 +322,5 @@ def _held_reported(operator: OperatorLedger, held: HeldRegistration, state: Task
         run = operator.run
         if run is not None and run.run_id == held.message.run_id:
             finished = run.subtask(held.message.subtask).finished
-            if finished is not None and operator.now - finished.finished_at >= operator.config.heal_after_s:
+            if finished is not None and operator.now >= finished.finished_at + operator.config.heal_after_s:
                 held.outlived_finish = True

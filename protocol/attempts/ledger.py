@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args
 
 from protocol.attempts import judge
 from protocol.attempts.books import EngineBooks, StageRecord, TaskRecord
@@ -43,13 +44,15 @@ from protocol.facts import (
 from protocol.machine import TimePassed
 from protocol.messages import RefusalCode, RestoreMode
 
+_INPUTS = frozenset(get_args(LedgerInput))
+
 
 class AttemptLedger:
     """One per Spark application; see the package for what it decides and why.
 
     ``handle`` raises ``LocalProtocolError`` for an operator that is added twice or without a positive
-    parallelism, and ``RemoteProtocolError`` for a registration with an unknown mode or negative numbers;
-    nothing is changed then. After ``ApplicationEnded`` every registration is refused.
+    parallelism and for what is no input at all, and ``RemoteProtocolError`` for a registration with an unknown mode
+    or negative numbers; nothing is changed then. After ``ApplicationEnded`` every registration is refused.
     """
 
     def __init__(self, config: LedgerConfig | None = None) -> None:
@@ -66,6 +69,8 @@ class AttemptLedger:
 
         ``now`` in seconds, on any clock that does not go back.
         """
+        if type(input) not in _INPUTS:
+            raise LocalProtocolError(f"no input of the attempt ledger: {input!r}")
         self._out = []
         for operator in self._operators.values():
             operator.out = self._out
@@ -368,7 +373,7 @@ class AttemptLedger:
         if not operators:
             return  # of any other job only its own end says something
         since = self._books.job_over_since.setdefault(job_id, now)
-        if now - since < self._config.query_every_s:
+        if now < since + self._config.query_every_s:
             for operator in operators:
                 operator.want_look(since + self._config.query_every_s)
             return

@@ -369,7 +369,8 @@ class OperatorLedger:
         if task.task_attempt_id in self.held:
             text = f"task {task.task_attempt_id} is over"
             self.refuse(task.task_attempt_id, RefusalCode.ATTEMPT_OVER, text)
-        if task.end is TaskOutcome.SUCCESS or task.partition >= self.parallelism or run.failed_cause is not None:
+        no_place = not 0 <= task.partition < self.parallelism  # -1 is Spark's own word for one that it does not know
+        if task.end is TaskOutcome.SUCCESS or no_place or run.failed_cause is not None:
             return
         kind = self._kind_of(task, run)
         self._tell_death_before_accept(task.partition, task.task_attempt_id, kind, task.end_reason)

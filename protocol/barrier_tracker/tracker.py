@@ -157,12 +157,15 @@ class BarrierTracker:
 
         Raises ``LocalProtocolError``, with nothing changed, for what our own side may not say at this point.
         """
+        act = _HANDLERS.get(type(input))
+        if act is None:
+            raise LocalProtocolError(f"no input of a barrier tracker: {input!r}")
         stale = self._why_stale(input)
         if stale is not None:
             return [ReportStale(stale)]
         out: list[TrackerEffect] = []
         pending_before = self.pending_ids
-        _HANDLERS[type(input)](self, input, now, out)
+        act(self, input, now, out)
         for checkpoint_id in pending_before:
             if checkpoint_id not in self._under_way.pending:
                 self._schedule.ended(checkpoint_id, now)

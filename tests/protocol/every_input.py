@@ -12,6 +12,7 @@ says is up to ``judge``; which cells of it were met is written down in ``Seen``.
 from __future__ import annotations
 
 import copy
+import pickle
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable
@@ -259,13 +260,14 @@ class Walk(ABC, Generic[InputT, EffectT]):
         for _ in range(rounds):
             for kind in self.kinds:
                 for fits in (True, False):
-                    if fork.give(fork.draw(kind, fits)).changed():
+                    given = fork.give(fork.draw(kind, fits))
+                    if given.before != given.after:
                         fork = self.fork()
 
     def fork(self) -> Walk[InputT, EffectT]:
         """The same walk with a machine and a history of its own."""
         fork = copy.copy(self)
-        fork.machine = copy.deepcopy(self.machine)
+        fork.machine = pickle.loads(pickle.dumps(self.machine))  # copy.deepcopy takes five times as long
         fork.history = list(self.history)
         return fork
 

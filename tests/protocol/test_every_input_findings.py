@@ -1,0 +1,42 @@
+"""What the walks over every input have found, each as the shortest story that shows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from protocol.attempts import AttemptLedger
+from protocol.barrier_tracker import BarrierTracker, CheckpointConfig
+from protocol.errors import LocalProtocolError
+from protocol.machine import TimePassed
+from tests.protocol.attempts_kit import Playbook, end, job, reg
+
+
+@pytest.mark.parametrize("since", [0.1, 0.3, 33.1, 1e6 / 3])
+def test_what_waits_is_refused_at_the_very_moment_that_the_ledger_names(since: float) -> None:
+    # H19: a shell on a clock that stands still between two moments would wait for that moment for ever.
+    playbook = Playbook()
+    playbook.now = since
+    playbook.feed(job(0, (1,)), reg(1, 0), job(1, (2,)))
+    answers = playbook.feed(reg(2, 0, run=2))
+    while 2 in playbook.ledger._operators["words"].held:
+        before = playbook.now
+        deadline = playbook.ledger.next_deadline()
+        assert deadline is not None
+        playbook.now = deadline
+        answers = playbook.feed(TimePassed())
+        assert playbook.now > before
+    assert "refuse task 2 CONCURRENT_RUN" in answers
+
+
+@pytest.mark.parametrize("partition", [-1, 4])
+def test_the_death_of_a_task_without_a_place_is_no_news_of_any_subtask(partition: int) -> None:
+    # H11: Spark's own default for a partition that it does not know is -1.
+    playbook = Playbook(parallelism=4)
+    playbook.feed(job(), reg(1, 0))
+    assert playbook.feed(end(2, partition)) == []
+
+
+@pytest.mark.parametrize("machine", [AttemptLedger(), BarrierTracker("words", 2, CheckpointConfig())])
+def test_what_is_no_input_at_all_is_refused(machine: AttemptLedger | BarrierTracker) -> None:
+    with pytest.raises(LocalProtocolError, match="no input of"):
+        machine.handle("hello", 1.0)  # type: ignore[arg-type]
