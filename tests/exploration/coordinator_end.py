@@ -1,0 +1,200 @@
+"""A model of the coordinator's actor and of a user's coordinator, and the judge of what it is told.
+
+This is the one part that is no machine: it takes its mailbox in order, counts what it sends and receives for each
+subtask's history, and cuts at the return of its snapshot, as ``CoordinatorActor`` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from actors.coordination.taken_events import TakenEvents
+from protocol.barrier_tracker import CoordinatorSnapshotTaken
+from protocol.gateway_types import AnswerSubmitted, CutReached, EventSubmitted, ItemTaken, ReadyAnnounced
+from protocol.ids import ExecutionAttempt
+from protocol.messages import RestoreMode
+from tests.exploration.scopes import Scope
+from tests.exploration.subtask_end import event_down, event_up
+from tests.exploration.vocabulary import (
+    AttemptFinished,
+    CheckpointEnded,
+    EventCame,
+    Output,
+    SavepointEnded,
+    Send,
+    Snapshot,
+    To,
+    demand,
+)
+
+
+@dataclass(frozen=True)
+class Ready:
+    attempt: ExecutionAttempt
+    events_sent: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    attempt: ExecutionAttempt
+
+
+@dataclass(frozen=True)
+class Reset:
+    subtask: int
+    checkpoint_id: int
+
+
+def read_counts(state: bytes) -> dict[int, tuple[int, int]]:
+    """By subtask: how many events the coordinator has received, and sent."""
+    counts = {}
+    for word in state.split():
+        subtask, came, went = map(int, word.split(b":"))
+        counts[subtask] = came, went
+    return counts
+
+
+class CoordinatorEnd:
+    """See the module. ``live``: by slot, the attempts that it may hear and send to, and how often it has sent.
+
+    For the checks: ``told``: the last callback for each subtask; ``pending``: checkpoints that it was asked for.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self.subtasks = scope.subtasks
+        self.to_send = scope.events_down
+        self.batch = scope.mode is RestoreMode.BATCH
+        self.concurrent = scope.concurrent
+        self.taken = TakenEvents()
+        self.live: dict[int, ExecutionAttempt] = {}
+        self.handed: dict[int, int] = {}
+        self.received: dict[int, int] = dict.fromkeys(range(scope.subtasks), 0)
+        self.sent: dict[int, int] = dict.fromkeys(range(scope.subtasks), 0)
+        self.snapshots: dict[int, bytes] = {}
+        self.told: dict[int, tuple[str, int]] = dict.fromkeys(range(scope.subtasks), ("reset", -1))
+        self.pending: set[int] = set()
+        self.asked = -1
+        self.complete = -1
+
+    # --- what may happen to it ---
+
+    def step(self, message: Any) -> list[Output]:
+        out: list[Output] = []
+        match message:
+            case Send(slot):
+                self._send(slot, out)
+            case EventCame():
+                self._hear(message, out)
+            case Snapshot(checkpoint_id):
+                self._snapshot(checkpoint_id, out)
+            case CheckpointEnded(checkpoint_id, completed):
+                self._end_checkpoint(checkpoint_id, completed)
+            case SavepointEnded(checkpoint_id):
+                self.pending.discard(checkpoint_id)
+            case AttemptFinished(slot):
+                self._forget(slot)
+            case _:
+                self._hear_lifecycle(message, out)
+        return out
+
+    def _send(self, slot: int, out: list[Output]) -> None:
+        attempt = self.live[slot]
+        payload = event_down(attempt.task_attempt_id, self.sent[attempt.subtask])
+        self.sent[attempt.subtask] += 1
+        out.append((To.GATEWAYS + slot, EventSubmitted(self.handed[slot], payload)))
+        self.handed[slot] += 1
+
+    def _hear(self, event: EventCame, out: list[Output]) -> None:
+        attempt = self.live.get(event.slot)
+        if attempt is None:
+            return  # of an attempt that is over: dropped in one place (H3)
+        subtask = attempt.subtask
+        expected = event_up(subtask, self.received[subtask])
+        demand(event.payload == expected, "H30", f"{event.payload!r} comes from {attempt}, not {expected!r}")
+        demand(event.sender in (None, subtask), "H52", f"{event.payload!r} comes in the name of {event.sender}")
+        self.taken.take(attempt, subtask)
+        self.received[subtask] += 1
+        place = self.taken.position(subtask)
+        demand(place == self.received[subtask], "H32", f"{event.payload!r} is said to be event {place}")
+        self.taken.taken()
+        if event.request_id is not None:
+            out.append((To.GATEWAYS + event.slot, AnswerSubmitted(event.request_id, "", b"answer")))
+        out.append((To.GATEWAYS + event.slot, ItemTaken(event.seq)))
+
+    def _snapshot(self, checkpoint_id: int, out: list[Output]) -> None:
+        demand(checkpoint_id > self.asked, "H43", f"asked for checkpoint {checkpoint_id} after {self.asked}")
+        demand(len(self.pending) < self.concurrent, "H43", f"{checkpoint_id} is asked for beside {self.pending}")
+        self.asked = checkpoint_id
+        self.pending.add(checkpoint_id)
+        words = [b"%d:%d:%d" % (s, self.received[s], self.sent[s]) for s in range(self.subtasks)]
+        state = self.snapshots[checkpoint_id] = b" ".join(words)
+        out.extend((To.GATEWAYS + slot, CutReached(checkpoint_id)) for slot in sorted(self.live))
+        out.append((To.TRACKER, CoordinatorSnapshotTaken(checkpoint_id, state, self.taken.at_this_moment())))
+
+    def _end_checkpoint(self, checkpoint_id: int, completed: bool) -> None:
+        if completed:
+            demand(checkpoint_id in self.pending, "H40", f"{checkpoint_id} is complete, and was never asked for")
+            demand(checkpoint_id > self.complete, "H4", f"{checkpoint_id} is complete after {self.complete}")
+            self.complete = checkpoint_id
+        self.pending.discard(checkpoint_id)
+        for other in [n for n in self.snapshots if n != self.complete and n not in self.pending]:
+            del self.snapshots[other]
+
+    # --- attempts (H10) ---
+
+    def _hear_lifecycle(self, message: Any, out: list[Output]) -> None:
+        match message:
+            case Ready(attempt, events_sent):
+                last, number = self.told[attempt.subtask]
+                demand(last == "reset", "H10", f"{attempt} is ready behind {last} {number}")
+                demand(attempt.attempt > number, "H2", f"{attempt} is ready behind number {number}")
+                self.told[attempt.subtask] = "ready", attempt.attempt
+                slot = attempt.task_attempt_id - 1
+                self.live[slot] = attempt
+                self.handed[slot] = 0
+                self.taken.begin(attempt, events_sent)
+                out.append((To.GATEWAYS + slot, ReadyAnnounced()))
+            case Failed(attempt):
+                last, number = self.told[attempt.subtask]
+                demand(last == "reset" or number == attempt.attempt, "H10", f"{attempt} fails behind {last} {number}")
+                demand(last != "failed", "H10", f"{attempt} fails twice")
+                self.told[attempt.subtask] = "failed", attempt.attempt
+                self._forget(attempt.task_attempt_id - 1)
+                self.taken.forget(attempt)
+            case Reset(subtask, checkpoint_id):
+                self._reset(subtask, checkpoint_id)
+            case _:
+                raise AssertionError(f"beyond what is explored: {message}")
+
+    def _forget(self, slot: int) -> None:
+        self.live.pop(slot, None)
+        self.handed.pop(slot, None)
+
+    def _reset(self, subtask: int, checkpoint_id: int) -> None:
+        last, number = self.told[subtask]
+        demand(last == "failed", "H10", f"subtask {subtask} is reset behind {last} {number}")
+        expected = -1 if self.batch else self.complete
+        demand(checkpoint_id == expected, "H18", f"reset to {checkpoint_id}, told complete was {expected}")
+        demand(not self.pending, "H16", f"subtask {subtask} is reset while {self.pending} are pending")
+        self.told[subtask] = "reset", number
+        counts = read_counts(self.snapshots[checkpoint_id]) if checkpoint_id >= 0 else {}
+        self.received[subtask], self.sent[subtask] = counts.get(subtask, (0, 0))
+
+    def facts(self) -> CoordinatorFacts:
+        return CoordinatorFacts(self)
+
+
+class CoordinatorFacts:
+    """What steps and the end depend on, of the coordinator's state."""
+
+    __slots__ = ("complete", "counts", "live", "pending", "senders", "told")
+
+    def __init__(self, end: CoordinatorEnd) -> None:
+        wanting = [slot for slot, attempt in end.live.items() if end.sent[attempt.subtask] < end.to_send]
+        self.senders = tuple(sorted(wanting))
+        self.live = frozenset(end.live)
+        self.pending = frozenset(end.pending)
+        self.complete = end.complete
+        self.counts = {subtask: (end.received[subtask], end.sent[subtask]) for subtask in range(end.subtasks)}
+        self.told = dict(end.told)

@@ -1,0 +1,282 @@
+"""The driver's other parts: the real ``BarrierTracker`` and ``AttemptLedger``, with what their actors do around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.attempts import (
+    AcceptAttempt,
+    AnnounceFailed,
+    AnnounceReady,
+    AttemptLedger,
+    CancelJobs,
+    FinishAttempt,
+    GlobalFailureRaised,
+    KillTask,
+    OperatorAdded,
+    RefuseRegistration,
+    ResetSubtask,
+    StartRun,
+)
+from protocol.barrier_tracker import (
+    AbortCheckpoint,
+    AbortRequested,
+    AttemptAccepted,
+    AttemptFailed,
+    AttemptReady,
+    BarrierTracker,
+    CheckpointConfig,
+    CheckpointStored,
+    CheckpointStoreFailed,
+    CheckpointTriggered,
+    CloseSubtask,
+    CompleteCheckpoint,
+    CompletedCheckpoint,
+    DiscardCheckpoint,
+    EndSavepoint,
+    RaiseGlobalFailure,
+    RefuseCheckpoint,
+    ReopenSubtask,
+    ReportStale,
+    RestoreAttempt,
+    SendBarrier,
+    SnapshotCoordinator,
+    StoreCheckpoint,
+    SubtaskResetRequired,
+    SubtaskSnapshot,
+    TellFailed,
+    TellReady,
+    TellReset,
+    TrackerEffect,
+)
+from protocol.barrier_tracker import AttemptFinished as FinishedFact
+from protocol.facts import JobStarted, StageSubmitted
+from protocol.gateway_types import (
+    AttemptIsOver,
+    BarrierRequested,
+    CheckpointOutcome,
+    CheckpointOver,
+    CloseRequested,
+)
+from protocol.ids import ExecutionAttempt
+from tests.exploration.coordinator_end import Failed, Ready, Reset, read_counts
+from tests.exploration.scopes import Scope
+from tests.exploration.subtask_end import RUN, event_up
+from tests.exploration.vocabulary import (
+    OPERATOR,
+    AttemptFinished,
+    CheckpointEnded,
+    Output,
+    SavepointEnded,
+    Snapshot,
+    To,
+    Trigger,
+    WriteEnds,
+    demand,
+)
+
+
+class LedgerEnd:
+    """The bridge: facts and words in, decisions about attempts out. The job's first facts have come."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.ledger = AttemptLedger()
+        self.ledger.handle(OperatorAdded(OPERATOR, scope.subtasks), 0.0)
+        self.ledger.handle(JobStarted(RUN, (RUN,)), 0.0)
+        self.ledger.handle(StageSubmitted(RUN, 0, scope.subtasks), 0.0)
+
+    def step(self, message: Any) -> list[Output]:
+        out: list[Output] = []
+        effects = self.ledger.handle(message, 0.0)
+        self.ledger.check_invariants()
+        for effect in effects:
+            match effect:
+                case KillTask(task):
+                    out.append((To.ENGINE, task - 1))
+                case RefuseRegistration(task_attempt_id=task, message=text):
+                    demand(False, "H11", f"task {task} is refused: {text}")
+                case CancelJobs(_, reason):
+                    demand(False, "H45", f"the job is given up: {reason}")
+                case AcceptAttempt() | AnnounceReady() | AnnounceFailed() | FinishAttempt() | ResetSubtask():
+                    out.append((To.TRACKER, effect))
+                case StartRun():
+                    pass  # it is the only one
+                case _:
+                    pass  # a stale word, or a look at Spark's books, which would tell nothing new
+        return out
+
+    def facts(self) -> None:
+        return None
+
+
+class TrackerEnd:
+    """The tracker's actor, with the table of the open gateways and the writes that are under way.
+
+    For the checks: ``over`` are the tasks whose end it was told of, ``asked`` the checkpoints that are not answered.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        config = CheckpointConfig(tolerated_failures=100, mode=scope.mode, concurrent_max=scope.concurrent)
+        self.tracker = BarrierTracker(OPERATOR, scope.subtasks, config)
+        self.subtasks = scope.subtasks
+        self.apart = scope.apart
+        self.latest = -1
+        self.open: set[int] = set()
+        self.over: set[int] = set()
+        self.asked: set[int] = set()
+        self.writing: set[int] = set()
+        self.savepoints: set[int] = set()
+
+    # --- what may happen to it ---
+
+    def step(self, message: Any) -> list[Output]:
+        out: list[Output] = []
+        match message:
+            case Trigger(savepoint):
+                self.latest += 1
+                self.asked.add(self.latest)
+                if savepoint:
+                    self.savepoints.add(self.latest)
+                self._handle(CheckpointTriggered(self.latest, savepoint), out)
+            case WriteEnds(checkpoint_id, stored):
+                self.writing.discard(checkpoint_id)
+                answer = CheckpointStored(checkpoint_id) if stored else CheckpointStoreFailed(checkpoint_id, "no space")
+                out.append((To.TRACKER, answer))
+            case AcceptAttempt(attempt=attempt, mode=mode):
+                self._handle(AttemptAccepted(attempt, mode), out)
+            case AnnounceReady(attempt):
+                self._handle(AttemptReady(attempt), out)
+            case AnnounceFailed(attempt, reason):
+                self.over.add(attempt.task_attempt_id)
+                self._handle(AttemptFailed(attempt, reason), out)
+            case FinishAttempt(attempt):
+                self._close(attempt, "it has finished", out)
+                out.append((To.COORDINATOR, AttemptFinished(attempt.task_attempt_id - 1)))
+                self._handle(FinishedFact(attempt), out)
+            case ResetSubtask(subtask=subtask):
+                self._handle(SubtaskResetRequired(subtask), out)
+            case _:
+                self._handle(message, out)
+        return out
+
+    def _handle(self, message: Any, out: list[Output]) -> None:
+        effects = self.tracker.handle(message, 0.0)
+        self.tracker.check_invariants()
+        for effect in effects:
+            self._carry_out(effect, out)
+
+    def _tell(self, attempt: ExecutionAttempt, message: Any, out: list[Output]) -> None:
+        if attempt.task_attempt_id in self.open:
+            out.append((To.GATEWAYS + attempt.task_attempt_id - 1, message))
+
+    def _tell_all(self, message: Any, out: list[Output]) -> None:
+        out.extend((To.GATEWAYS + task - 1, message) for task in sorted(self.open))
+
+    def _close(self, attempt: ExecutionAttempt, reason: str, out: list[Output]) -> None:
+        self._tell(attempt, AttemptIsOver(reason), out)
+        self.open.discard(attempt.task_attempt_id)
+
+    # --- what its machine asks for ---
+
+    def _carry_out(self, effect: TrackerEffect, out: list[Output]) -> None:
+        match effect:
+            case CloseSubtask(attempt, checkpoint_id):
+                self._tell(attempt, CloseRequested(checkpoint_id), out)
+            case SendBarrier(attempt, checkpoint_id):
+                self._tell(attempt, BarrierRequested(checkpoint_id, self.apart), out)
+            case ReopenSubtask(attempt, checkpoint_id):
+                self._tell(attempt, CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED), out)
+            case SnapshotCoordinator(checkpoint_id):
+                out.append((To.COORDINATOR, Snapshot(checkpoint_id)))
+            case StoreCheckpoint(checkpoint):
+                self._check(checkpoint)
+                self.writing.add(checkpoint.checkpoint_id)
+            case DiscardCheckpoint(checkpoint_id):
+                self.writing.discard(checkpoint_id)
+            case CompleteCheckpoint() | AbortCheckpoint() | EndSavepoint() | RefuseCheckpoint():
+                self._end_checkpoint(effect, out)
+            case RestoreAttempt(attempt=attempt):
+                self.open.add(attempt.task_attempt_id)
+                self._tell(attempt, effect, out)
+            case RaiseGlobalFailure(cause):
+                out.append((To.BRIDGE, GlobalFailureRaised(OPERATOR, cause)))
+            case ReportStale():
+                pass
+            case _:
+                self._tell_coordinator(effect, out)
+
+    def _tell_coordinator(self, effect: TrackerEffect, out: list[Output]) -> None:
+        match effect:
+            case TellReady(attempt):
+                if attempt.task_attempt_id in self.open:
+                    events_sent = self.tracker._attempts.by_task[attempt.task_attempt_id].events_restored
+                    out.append((To.COORDINATOR, Ready(attempt, events_sent)))
+            case TellFailed(attempt, reason):
+                self._close(attempt, str(reason), out)
+                out.append((To.COORDINATOR, Failed(attempt)))
+            case TellReset(subtask, checkpoint_id):
+                out.append((To.COORDINATOR, Reset(subtask, checkpoint_id)))
+            case _:
+                raise AssertionError(f"beyond what is explored: {effect}")
+
+    def _end_checkpoint(
+        self, effect: CompleteCheckpoint | AbortCheckpoint | EndSavepoint | RefuseCheckpoint, out: list[Output]
+    ) -> None:
+        checkpoint_id = effect.checkpoint_id
+        demand(checkpoint_id in self.asked, "H44", f"checkpoint {checkpoint_id} is answered twice, or unasked")
+        self.asked.discard(checkpoint_id)
+        match effect:
+            case CompleteCheckpoint():
+                demand(checkpoint_id not in self.savepoints, "H49", f"savepoint {checkpoint_id} is completed")
+                self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED), out)
+                out.append((To.COORDINATOR, CheckpointEnded(checkpoint_id, True)))
+            case EndSavepoint():
+                self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.SAVEPOINT), out)
+                out.append((To.COORDINATOR, SavepointEnded(checkpoint_id)))
+            case AbortCheckpoint():
+                self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED), out)
+                out.append((To.COORDINATOR, CheckpointEnded(checkpoint_id, False)))
+            case RefuseCheckpoint():
+                pass
+
+    # --- the invariant of the contract ---
+
+    def _check(self, checkpoint: CompletedCheckpoint) -> None:
+        """Restore it, and compare both ends of every channel."""
+        theirs = read_counts(checkpoint.coordinator_state)
+        for subtask in range(self.subtasks):
+            came, went = theirs.get(subtask, (0, 0))
+            snapshot = checkpoint.subtask_states.get(subtask, SubtaskSnapshot())
+            name = f"checkpoint {checkpoint.checkpoint_id}, subtask {subtask}"
+            sent = received = 0
+            if snapshot.states:
+                task, sent, received = map(int, snapshot.states[0].state.split(b":"))
+                own = snapshot.states[0].subtask
+                demand(own == subtask, "H52", f"{name} holds the state of subtask {own}")
+                known = self.tracker._restore_point()
+                same = known is not None and known.subtask_states.get(subtask) == snapshot
+                late = task in self.over and not same
+                demand(not late, "H44", f"{name} holds the state of task {task}, which was over")
+            demand(went == received, "invariant", f"{name}, down: {went} events sent, {received} received")
+            held = len(snapshot.held)
+            text = f"{name}, up: {sent} events sent, {came} received and {held} stored"
+            demand(sent == came + held, "invariant", text)
+            for place, event in enumerate(snapshot.held, came):
+                text = f"{name} stores {event.payload!r} as event {place}"
+                demand(event.payload == event_up(subtask, place), "H31", text)
+            demand(snapshot.events_sent == came, "H32", f"{name}: {snapshot.events_sent} events left, {came} came")
+
+    def facts(self) -> TrackerFacts:
+        return TrackerFacts(self)
+
+
+class TrackerFacts:
+    """What steps depend on, of the tracker's state."""
+
+    __slots__ = ("abortable", "idle", "open", "writing")
+
+    def __init__(self, end: TrackerEnd) -> None:
+        self.open = frozenset(end.open)
+        self.writing = tuple(sorted(end.writing))
+        self.abortable = tuple(AbortRequested(checkpoint_id, "asked for") for checkpoint_id in sorted(end.asked))
+        self.idle = not end.asked and not end.tracker.pending_ids and end.tracker.phase.name == "IDLE"

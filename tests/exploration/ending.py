@@ -1,0 +1,52 @@
+"""What must be true where nothing can happen any more (H48)."""
+
+from __future__ import annotations
+
+from tests.exploration.subtask_end import Life
+from tests.exploration.vocabulary import demand
+from tests.exploration.world import (
+    COORDINATOR,
+    COORDINATOR_BOX,
+    GATEWAY,
+    GATEWAY_BOX,
+    LEDGER_BOX,
+    LINK,
+    TASK,
+    TRACKER,
+    TRACKER_BOX,
+    State,
+    World,
+    base_of,
+)
+
+
+def check_end(world: World, state: State) -> None:
+    """Everything was answered, exchanged and settled, and every subtask has an attempt that lives or has succeeded."""
+    scope, coordinator = world.scope, world.coordinators.facts[state[COORDINATOR]]
+    boxes = state[TRACKER_BOX], state[COORDINATOR_BOX], state[LEDGER_BOX]
+    demand(not any(boxes), "H48", "a mailbox of the driver is never emptied")
+    demand(world.trackers.facts[state[TRACKER]].idle, "H45", "a checkpoint is never answered")
+    demand(not coordinator.pending, "H48", f"the coordinator waits for the end of {sorted(coordinator.pending)}")
+    for slot in range(world.slots):
+        base = base_of(slot)
+        name = f"attempt {slot // scope.attempts}#{slot % scope.attempts}"
+        gateway, task = world.gateways.facts[state[base + GATEWAY]], world.tasks.facts[state[base + TASK]]
+        link = world.links.values[state[base + LINK]]
+        demand(gateway.idle, "H26", f"the gateway of {name} holds something for ever")
+        demand(not state[base + GATEWAY_BOX], "H48", f"the gateway of {name} has mail for ever")
+        over = gateway.over or not gateway.exists
+        if not over:
+            demand(task.life is Life.RUNNING, "H19", f"{name} has a gateway, and is {task.life.value}")
+        elif task.life in (Life.WAITING, Life.RUNNING, Life.LEAVING):
+            demand(False, "H48", f"{name} is {task.life.value}, and nobody listens")
+        if task.life is Life.RUNNING:
+            demand(link.bound == 1 and link.open, "H24", f"{name} has no connection")
+            demand(task.done, "H48", f"{name} has not exchanged everything, or holds something for ever")
+    for subtask in range(scope.subtasks):
+        places = range(subtask * scope.attempts, (subtask + 1) * scope.attempts)
+        lives = [world.tasks.facts[state[base_of(slot) + TASK]].life for slot in places]
+        told = coordinator.told[subtask][0]
+        demand(Life.RUNNING in lives or Life.SUCCEEDED in lives, "H48", f"subtask {subtask} is lost: {lives}")
+        demand(told == "ready", "H10", f"subtask {subtask} lives, and the coordinator was told last: {told}")
+        whole = coordinator.counts[subtask] == (scope.events_up, scope.events_down)
+        demand(whole, "exactly once", f"subtask {subtask} has exchanged {coordinator.counts[subtask]}")

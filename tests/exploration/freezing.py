@@ -1,0 +1,93 @@
+"""Live objects as values: a hashable form to compare them by, and copies to try something on.
+
+Two objects with the same form behave alike, so only one of them is kept. Dicts and sets are compared without their
+order; nothing that is explored depends on it, for what one effect list says to several mailboxes commutes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from enum import Enum
+from typing import Any
+
+PLAIN = (int, str, bytes, float, type(None), Enum, type)
+IGNORED = frozenset({"_dispatch", "_out", "out", "now"})
+"""Look-up tables that follow from the rest of the object, and what a machine only keeps during a call."""
+
+_fields: dict[type, tuple[str, ...]] = {}
+_frozen: dict[type, bool] = {}
+
+
+def fields_of(kind: type) -> tuple[str, ...]:
+    """The names of the slots of a class, its own and the inherited ones."""
+    names = _fields.get(kind)
+    if names is None:
+        slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
+        names = _fields[kind] = tuple(sorted(name for name in slots if not name.startswith("__")))
+    return names
+
+
+def is_value(kind: type) -> bool:
+    """Whether an object of this class never changes: a frozen dataclass."""
+    known = _frozen.get(kind)
+    if known is None:
+        known = _frozen[kind] = bool(getattr(getattr(kind, "__dataclass_params__", None), "frozen", False))
+    return known
+
+
+def items_of(value: object) -> list[tuple[str, Any]]:
+    """The state of an object: its slots and its ``__dict__``, by name."""
+    found = [(name, getattr(value, name)) for name in fields_of(type(value)) if hasattr(value, name)]
+    found += sorted(getattr(value, "__dict__", {}).items())
+    return [(name, field) for name, field in found if name not in IGNORED and not callable(field)]
+
+
+def freeze(value: Any) -> Hashable:
+    """The form of a value. An object that is met twice within it is told by its place the second time."""
+    return _freeze(value, {})
+
+
+def _freeze(value: Any, met: dict[int, int]) -> Hashable:
+    if isinstance(value, PLAIN):
+        return value
+    if isinstance(value, tuple | list | deque):
+        return (type(value), *[_freeze(item, met) for item in value])
+    if isinstance(value, dict):
+        return (dict, *[(key, _freeze(value[key], met)) for key in sorted(value)])
+    if isinstance(value, set | frozenset):
+        return (set, *sorted(value))
+    place = met.get(id(value))
+    if place is not None:
+        return ("as before", place)
+    if not is_value(type(value)):
+        met[id(value)] = len(met)
+    return (type(value), *[_freeze(field, met) for _, field in items_of(value)])
+
+
+def clone(value: Any) -> Any:
+    """An independent copy; what never changes is shared."""
+    return _clone(value, {})
+
+
+def _clone(value: Any, met: dict[int, Any]) -> Any:
+    if isinstance(value, (*PLAIN, tuple, frozenset, Callable)) or is_value(type(value)):  # type: ignore[arg-type]
+        return value
+    copy = met.get(id(value))
+    if copy is not None:
+        return copy
+    if isinstance(value, list | deque):
+        copy = met[id(value)] = type(value)(_clone(item, met) for item in value)
+    elif isinstance(value, dict):
+        copy = met[id(value)] = {key: _clone(item, met) for key, item in value.items()}
+    elif isinstance(value, set):
+        copy = met[id(value)] = set(value)
+    else:
+        copy = met[id(value)] = object.__new__(type(value))
+        for name in fields_of(type(value)):
+            if hasattr(value, name):
+                field = getattr(value, name)
+                object.__setattr__(copy, name, field if name in IGNORED else _clone(field, met))
+        for name, field in getattr(value, "__dict__", {}).items():
+            object.__setattr__(copy, name, field if name in IGNORED else _clone(field, met))
+    return copy

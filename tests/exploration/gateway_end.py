@@ -1,0 +1,255 @@
+"""The driver's end of an attempt: the real ``GatewayMachine``, with what its actor does around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from protocol.attempts import AttemptCondemned, ConnectionExpired, OperatorOpened, SubtaskFinished
+from protocol.barrier_tracker import (
+    GatewayDrained,
+    RestoreAttempt,
+    SubtaskAcknowledged,
+    SubtaskClosed,
+    SubtaskDeclined,
+    SubtaskFinalState,
+)
+from protocol.errors import RemoteProtocolError
+from protocol.gateway import GatewayMachine
+from protocol.gateway_types import (
+    AttemptIsOver,
+    ConfirmEvent,
+    CutReached,
+    DeliverEvent,
+    DeliverRequest,
+    EventSubmitted,
+    ExpireConnection,
+    FailAttempt,
+    FailEvent,
+    GatewayEffect,
+    GatewayLimits,
+    InjectBarrier,
+    ReportAcknowledged,
+    ReportClosed,
+    ReportDeclined,
+    ReportDrained,
+    ReportFinished,
+    ReportOpened,
+    SendToAttempt,
+)
+from protocol.ids import ExecutionAttempt
+from protocol.machine import TimePassed
+from protocol.messages import AttemptEnded, BarrierMessage, Registered, Resumed
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
+from tests.exploration.vocabulary import (
+    OPERATOR,
+    Attached,
+    CameApart,
+    CameDown,
+    CameUp,
+    EventCame,
+    LossNoticed,
+    OutOfTime,
+    Output,
+    To,
+    demand,
+)
+
+LIMITS = GatewayLimits(upward_events_max=64)
+"""Wide enough that no bound is met: bounds are explored one machine at a time, elsewhere."""
+
+
+class GatewayEnd:
+    """See the module. It is nothing until its attempt is accepted.
+
+    For the checks, apart from the machine: ``submitted`` and ``unsettled`` events, ``confirmed`` ones, and for each
+    checkpoint that was cut how many had been submitted then (``cuts``).
+    """
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.attempt: ExecutionAttempt | None = None
+        self.registered: Registered | None = None
+        self.machine: GatewayMachine | None = None
+        self.over = False
+        self.submitted = 0
+        self.confirmed = 0
+        self.unsettled: set[int] = set()
+        self.cuts: dict[int, int] = {}
+
+    # --- what may happen to it ---
+
+    def step(self, message: Any) -> list[Output]:
+        out: list[Output] = []
+        if isinstance(message, RestoreAttempt):
+            self._open(message, out)
+            return out
+        if self.over:
+            if isinstance(message, Attached):
+                self._attach(None, True, out)
+            return out
+        assert self.machine is not None
+        match message:
+            case CameUp(item):
+                self._carry_out(self.machine.handle_batch([item], 0.0), out)
+            case Attached(received_seq, over):
+                self._attach(received_seq, over, out)
+            case LossNoticed():
+                self._carry_out(self.machine.handle(ConnectionLost(), 0.0), out)
+            case AttemptIsOver(reason):
+                self.over = True
+                self._carry_out(self.machine.handle(message, 0.0), out)
+                self._hang_up(reason, out)
+                demand(not self.unsettled, "H26", f"events {self.unsettled} of {self.attempt} are never settled")
+                self.machine, self.registered, self.cuts = None, None, {}
+                self.submitted = self.confirmed = 0
+            case OutOfTime():
+                deadline = self.machine.next_deadline()
+                assert deadline is not None
+                self._carry_out(self.machine.handle(TimePassed(), deadline), out)
+            case _:
+                self._note(message)
+                self._carry_out(self.machine.handle(message, 0.0), out)
+        if self.machine is not None:
+            self.machine.check_invariants()
+        return out
+
+    def _open(self, effect: RestoreAttempt, out: list[Output]) -> None:
+        self.attempt = attempt = effect.attempt
+        self.machine = GatewayMachine(attempt, LIMITS)
+        self.registered = Registered(
+            attempt.task_attempt_id,
+            attempt.attempt,
+            effect.checkpoint_id,
+            effect.states,
+            effect.held,
+            LIMITS.reconnect_timeout_s,
+            LIMITS.upward_events_max,
+            LIMITS.upward_bytes_max,
+            effect.events_sent,
+        )
+        self._attach(None, False, out)
+
+    def _note(self, message: Any) -> None:
+        if isinstance(message, EventSubmitted):
+            demand(message.event_id == self.submitted, "H22", f"event {message.event_id} after {self.submitted}")
+            self.submitted += 1
+            self.unsettled.add(message.event_id)
+        elif isinstance(message, CutReached):
+            self.cuts[message.checkpoint_id] = self.submitted
+
+    def _attach(self, received_seq: int | None, over: bool, out: list[Output]) -> None:
+        assert self.attempt is not None
+        task = self.attempt.task_attempt_id
+        if over or self.machine is None:
+            out.append((To.RESUMED, None))
+            out.append((To.DOWN, CameDown(AttemptEnded(task, "the attempt is over"))))
+            out.append((To.HANG_UP, None))
+            return
+        try:
+            effects = self.machine.handle(ConnectionAttached(received_seq or 0), 0.0)
+        except RemoteProtocolError as error:
+            demand(False, "H24", f"the gateway of {self.attempt} refuses its only new connection: {error}")
+            return
+        out.append((To.RESUMED, None))
+        if received_seq is None:
+            assert self.registered is not None
+            out.append((To.DOWN, CameDown(self.registered)))
+        else:
+            out.append((To.DOWN, CameDown(Resumed(task, self.machine.resume_seq))))
+        self._carry_out(effects, out)
+
+    def _hang_up(self, reason: str, out: list[Output]) -> None:
+        assert self.attempt is not None
+        out.append((To.DOWN, CameDown(AttemptEnded(self.attempt.task_attempt_id, reason))))
+        out.append((To.HANG_UP, None))
+
+    def _settle(self, event_id: int, confirmed: bool) -> None:
+        demand(event_id in self.unsettled, "H21", f"event {event_id} of {self.attempt} is settled twice, or unasked")
+        self.unsettled.discard(event_id)
+        if confirmed:
+            demand(event_id == self.confirmed, "H23", f"event {event_id} of {self.attempt} is confirmed out of turn")
+            self.confirmed += 1
+
+    def _check_drained(self, checkpoint_id: int) -> None:
+        cut = self.cuts.get(checkpoint_id)
+        holds = cut is not None and self.confirmed >= cut
+        demand(holds, "H42", f"{self.attempt} is drained for {checkpoint_id}: {self.confirmed} of {cut} confirmed")
+
+    # --- what its machine asks for ---
+
+    def _carry_out(self, effects: Sequence[GatewayEffect], out: list[Output]) -> None:
+        assert self.attempt is not None
+        task = self.attempt.task_attempt_id
+        for effect in effects:
+            match effect:
+                case SendToAttempt(BarrierMessage(checkpoint_id=checkpoint_id) as message):
+                    out.append((To.DOWN, CameDown(message, self.cuts.get(checkpoint_id, 0))))
+                case SendToAttempt(message):
+                    out.append((To.DOWN, CameDown(message)))
+                case InjectBarrier(checkpoint_id, events_before):
+                    out.append((To.APART, CameApart(checkpoint_id, events_before, self.cuts.get(checkpoint_id, 0))))
+                case ConfirmEvent(event_id):
+                    self._settle(event_id, True)
+                case FailEvent(event_id):
+                    self._settle(event_id, False)
+                case DeliverEvent(seq, payload, sender):
+                    out.append((To.COORDINATOR, EventCame(self.slot, seq, payload, sender)))
+                case DeliverRequest(seq, request_id, payload):
+                    out.append((To.COORDINATOR, EventCame(self.slot, seq, payload, None, request_id)))
+                case FailAttempt(reason):
+                    out.append((To.BRIDGE, AttemptCondemned(OPERATOR, task, reason)))
+                    self._hang_up(reason, out)
+                case ExpireConnection():
+                    out.append((To.BRIDGE, ConnectionExpired(OPERATOR, task)))
+                case DropConnection(why):
+                    demand(False, "H30", f"the gateway of {self.attempt} drops its connection: {why}")
+                case _:
+                    self._report(self.attempt, effect, out)
+
+    def _report(self, attempt: ExecutionAttempt, effect: GatewayEffect, out: list[Output]) -> None:
+        match effect:
+            case ReportOpened():
+                out.append((To.BRIDGE, OperatorOpened(OPERATOR, attempt.task_attempt_id)))
+            case ReportFinished(failure, state, events_sent):
+                if not failure:
+                    out.append((To.TRACKER, SubtaskFinalState(attempt, state, events_sent)))
+                out.append((To.BRIDGE, SubtaskFinished(OPERATOR, attempt.task_attempt_id, failure)))
+            case ReportClosed(checkpoint_id):
+                out.append((To.TRACKER, SubtaskClosed(attempt, checkpoint_id)))
+            case ReportDrained(checkpoint_id):
+                self._check_drained(checkpoint_id)
+                out.append((To.TRACKER, GatewayDrained(attempt, checkpoint_id)))
+            case ReportAcknowledged(checkpoint_id, state, held, events_sent):
+                out.append((To.TRACKER, SubtaskAcknowledged(attempt, checkpoint_id, state, held, events_sent)))
+            case ReportDeclined(checkpoint_id, reason):
+                out.append((To.TRACKER, SubtaskDeclined(attempt, checkpoint_id, reason)))
+
+    # --- what the world looks at ---
+
+    def facts(self) -> GatewayFacts:
+        if self.machine is None:
+            return GatewayFacts(self.over, self.over, True, (), 0, False, True)
+        figures = self.machine.statistics()
+        pending = figures.held_events + figures.unconfirmed_events + figures.untaken_events
+        return GatewayFacts(
+            True,
+            self.over,
+            figures.held_events == 0,
+            figures.closed_for,
+            len(self.unsettled),
+            self.machine.next_deadline() is not None,
+            not pending and not figures.closed_for,
+        )
+
+
+class GatewayFacts(NamedTuple):
+    """What steps, reductions and the end depend on, of one gateway's state."""
+
+    exists: bool
+    over: bool
+    holds_nothing: bool
+    closed_for: tuple[int, ...]
+    unsettled: int
+    may_expire: bool
+    idle: bool

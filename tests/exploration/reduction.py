@@ -1,0 +1,176 @@
+"""What need not be tried in every order.
+
+Two steps commute when either order leads to the same state and neither takes the other away. A set of steps may be
+explored alone if nothing that can happen before one of them touches what they touch: every other order is then one
+of those explored with commuting steps exchanged, so the same ends are reached, and the same steps of each part are
+taken (persistent sets; the steps of a world are finite, for each costs a budget or consumes a message, so nothing is
+put off for ever). What is checked, is checked inside the step of one part. These are used:
+
+*At once*, without a state in between:
+- The coordinator takes an event, or a word that only it sees: it has one mailbox, and what it sends by itself does
+  not depend on what it has received. ``ItemTaken`` goes with it: it commutes with everything at the gateway but the
+  resume after a loss, which would then have some items sent twice, and they are known as duplicates by their number.
+- The ledger takes whatever it is told. A word that waits there is a word that was said later: a task that died had
+  done nothing any more, a gateway that has reported had not yet read on, a retry had not yet been started.
+- The tracker takes a word from which nothing follows outside of it. All that people and the storage may tell it is
+  tried in both orders, and must come to the same.
+- A gateway takes from its mailbox what only leads to something written to its task, while nothing that could come up
+  would write as well: nothing is held that an acknowledgement would release.
+- A confirmation that settles no event, at the gateway, and any confirmation at the task: what it trims is only looked
+  at after a loss, and the resume names the same items again.
+
+*First*, before anything else:
+- The steps of one task that has something to read: nobody else reads there, and what others write comes behind it. The
+  loss of its connection is one of these steps. Its death is not: to die before reading is to die after reading, of
+  which nobody has heard.
+- The two next steps of a gateway, if there is one in its mailbox and one on its wire, and both lead to nothing but
+  something written to its task.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from protocol.barrier_tracker import RestoreAttempt
+from protocol.gateway_types import (
+    AnswerSubmitted,
+    BarrierRequested,
+    CheckpointOutcome,
+    CheckpointOver,
+    CloseRequested,
+    EventSubmitted,
+    ReadyAnnounced,
+)
+from tests.exploration.coordinator_end import Failed, Ready, Reset
+from tests.exploration.interning import Broken, Numbered
+from tests.exploration.steps import TIMEOUTS, Step, Steps
+from tests.exploration.vocabulary import AttemptFinished, CheckpointEnded, EventCame, SavepointEnded, To
+from tests.exploration.world import (
+    BUDGETS,
+    COORDINATOR_BOX,
+    GATEWAY,
+    GATEWAY_BOX,
+    LEDGER_BOX,
+    LINK,
+    TRACKER,
+    TRACKER_BOX,
+    State,
+    World,
+    base_of,
+)
+
+HEARD_AT_ONCE = (EventCame, CheckpointEnded, SavepointEnded, Ready, Failed, Reset, AttemptFinished)
+LOCAL = (To.DOWN, To.APART)
+
+
+class Reduction:
+    """The steps that are enough. See the module."""
+
+    def __init__(self, world: World, steps: Steps) -> None:
+        self.world = world
+        self.steps = steps
+        self._free: dict[tuple[int, int, int], bool] = {}
+
+    # --- at once ---
+
+    def settle(self, state: list[int], done: list[Step]) -> None:
+        """Take every step that is taken at once; ``done`` collects them. Raises ``Broken``."""
+        while True:
+            step = self._next_at_once(state)
+            if step is None:
+                return
+            done.append(step)
+            self.steps.do(state, step)
+
+    def _next_at_once(self, state: list[int]) -> Step | None:
+        world = self.world
+        head = world.boxes.head
+        if state[COORDINATOR_BOX]:
+            message = head[state[COORDINATOR_BOX]]
+            value: Any = world.messages.values[message]
+            if isinstance(value, HEARD_AT_ONCE) and not (isinstance(value, EventCame) and value.request_id is not None):
+                return Step("the coordinator takes", -1, message)
+        if state[LEDGER_BOX]:
+            return Step("the ledger takes", -1, head[state[LEDGER_BOX]])
+        if state[TRACKER_BOX]:
+            message = head[state[TRACKER_BOX]]
+            if self.is_free(state[TRACKER], message, state[BUDGETS]):
+                return Step("the tracker takes", -1, message)
+        open_ = world.trackers.facts[state[TRACKER]].open
+        for slot in range(world.slots):
+            base = base_of(slot)
+            if state[base + GATEWAY_BOX]:
+                message = head[state[base + GATEWAY_BOX]]
+                if slot + 1 not in open_ or self._only_writes(state[base + GATEWAY], message):
+                    return Step("the gateway takes", slot, message)
+            if state[base + LINK]:
+                wire = world.readable(state, slot)
+                if wire and world.settles_nothing(state[base + GATEWAY], head[wire]):
+                    return Step("the gateway reads", slot, head[wire])
+        return None
+
+    def _only_writes(self, gateway: int, message: int) -> bool:
+        value = self.world.messages.values[message]
+        facts = self.world.gateways.facts[gateway]
+        match value:
+            case EventSubmitted() | AnswerSubmitted() | RestoreAttempt() | ReadyAnnounced():
+                return True
+            case CloseRequested():
+                return facts.holds_nothing
+            case BarrierRequested(checkpoint_id):
+                return facts.holds_nothing or facts.closed_for == (checkpoint_id,)
+            case CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED):
+                return facts.holds_nothing and checkpoint_id not in facts.closed_for
+        return False
+
+    def is_free(self, tracker: int, message: int, budgets: int) -> bool:
+        """Whether nothing comes of it, now or behind whatever the tracker may be told before."""
+        key = tracker, message, budgets
+        known = self._free.get(key)
+        if known is None:
+            try:
+                known = self._is_free(tracker, message, budgets)
+            except Broken:
+                known = False
+            self._free[key] = known
+        return known
+
+    def _is_free(self, tracker: int, message: int, budgets: int) -> bool:
+        take = self.world.trackers.step
+        after, out = take(tracker, message)
+        if out:
+            return False
+        for step in self.steps.spontaneous(tracker, budgets):
+            left = budgets if step.budget < 0 else self.world.spend(budgets, step.budget)
+            told, said = take(tracker, step.message)
+            if step not in self.steps.spontaneous(after, budgets) or take(after, step.message) != (
+                take(told, message)[0],
+                said,
+            ):
+                return False
+            if not self.is_free(told, message, left):
+                return False
+        return True
+
+    # --- first ---
+
+    def enough(self, state: State) -> list[Step]:
+        """The steps to explore from here."""
+        world = self.world
+        for slot in world.live_slots(state):
+            link = world.links.values[state[base_of(slot) + LINK]]
+            if link.down and not link.apart:
+                return list(self.steps.of_task(state, slot, dies=False))
+        if not world.budgets[state[BUDGETS]][TIMEOUTS]:
+            for slot in range(world.slots):
+                base = base_of(slot)
+                wire = world.readable(state, slot)
+                if state[base + GATEWAY_BOX] and wire:
+                    heads = world.boxes.head[state[base + GATEWAY_BOX]], world.boxes.head[wire]
+                    if all(self._is_local(state[base], head) for head in heads):
+                        return list(self.steps.of_gateway(state, slot))
+        return self.steps.all(state)
+
+    def _is_local(self, gateway: int, message: int) -> bool:
+        out: Numbered = self.world.gateways.step(gateway, message)[1]
+        return all(to in LOCAL for to, _ in out)

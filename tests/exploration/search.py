@@ -1,0 +1,194 @@
+"""Breadth first through every reachable state."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.exploration.ending import check_end
+from tests.exploration.interning import Broken
+from tests.exploration.reduction import Reduction
+from tests.exploration.scopes import Scope
+from tests.exploration.steps import Step, Steps
+from tests.exploration.vocabulary import Violation
+from tests.exploration.world import State, World, base_of
+
+Tell = Callable[[str], None]
+
+
+@dataclass
+class FoundViolation:
+    """``rule``: its number in the contract. ``path``: a shortest story, one line for each step."""
+
+    rule: str
+    text: str
+    path: list[str]
+
+    def __str__(self) -> str:
+        steps = "\n".join(f"{place:4} {line}" for place, line in enumerate(self.path, 1))
+        return f"{self.text}\n{steps}"
+
+
+@dataclass
+class Result:
+    """What one scope came to. ``parts``: how many states each kind of part has been in."""
+
+    scope: Scope
+    states: int = 0
+    transitions: int = 0
+    depth: int = 0
+    ends: int = 0
+    seconds: float = 0.0
+    complete: bool = False
+    violation: FoundViolation | None = None
+    parts: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        what = "complete" if self.complete else f"violation: {self.violation}" if self.violation else "not complete"
+        parts = ", ".join(f"{count} of {name}" for name, count in self.parts.items())
+        return (
+            f"{self.scope.name}: {self.states} states, {self.transitions} transitions, depth {self.depth}, "
+            f"{self.ends} ends, {self.seconds:.1f} s; parts: {parts}; {what}"
+        )
+
+
+class Search:
+    """One scope. ``reduce``: leave out orders that cannot make a difference (``reduction``).
+
+    States are remembered by a hash of 64 bits: of ten million, two fall together with a probability of 3 in a million,
+    and then what follows from one of them is not looked at.
+    """
+
+    def __init__(self, scope: Scope, *, reduce: bool = True) -> None:
+        self.scope = scope
+        self.reduce = reduce
+        self.world = World(scope, eager=reduce)
+        self.steps = Steps(self.world)
+        self.reduction = Reduction(self.world, self.steps)
+        self.seen: set[int] = set()
+        self.parents = array("I")
+        self.choices = array("H")
+        self.ends: list[State] = []
+        self.result = Result(scope)
+        self.trying: list[Step] = []
+
+    # --- steps ---
+
+    def begin(self) -> State:
+        """The first state: of each subtask that is not late, the first attempt is ready, and nothing is on its way."""
+        world, scope = self.world, self.scope
+        state = list(world.initial())
+        for subtask in range(scope.subtasks - scope.late):
+            world.start(state, subtask * scope.attempts)
+        while deliveries := [step for step in self.steps.all(tuple(state)) if is_delivery(step)]:
+            self.trying = deliveries[:1]
+            self.steps.do(state, deliveries[0])
+        return tuple(state)
+
+    def next_steps(self, state: State) -> list[Step]:
+        return self.reduction.enough(state) if self.reduce else self.steps.all(state)
+
+    def after(self, state: State, step: Step) -> State:
+        """Raises ``Broken``; ``trying`` is then what was tried."""
+        self.trying = [step]
+        changed = list(state)
+        self.steps.do(changed, step)
+        if self.reduce:
+            self.reduction.settle(changed, self.trying)
+        return tuple(changed)
+
+    # --- the search ---
+
+    def run(self, tell: Tell | None = None, *, keep_ends: bool = False, states_max: int | None = None) -> Result:
+        began = told = time.perf_counter()
+        result = self.result
+        try:
+            level = [self.begin()]
+            self.note(level[0], 0, 0)
+            first = 0
+            while level:
+                following: list[State] = []
+                for place, state in enumerate(level, first):
+                    self.expand(state, place, following, keep_ends)
+                    if place % 4096 == 0 and tell is not None and (now := time.perf_counter()) - told >= 1:
+                        told = now
+                        tell(
+                            f"{self.scope.name}: {len(self.parents)} states, depth {result.depth}, {now - began:.0f} s"
+                        )
+                    if states_max is not None and len(self.parents) > states_max:
+                        return result
+                first += len(level)
+                level = following
+                result.depth += bool(level)
+            result.complete = True
+        except Broken as broken:
+            if not self.parents:
+                self.result.violation = FoundViolation(broken.violation.rule, str(broken.violation), [])
+        finally:
+            result.seconds = time.perf_counter() - began
+            result.states = len(self.parents)
+            result.parts = {
+                "tracker": len(self.world.trackers),
+                "coordinator": len(self.world.coordinators),
+                "ledger": len(self.world.ledgers),
+                "gateways": len(self.world.gateways),
+                "tasks": len(self.world.tasks),
+            }
+        return result
+
+    def note(self, state: State, parent: int, choice: int) -> bool:
+        """Whether it is a new one."""
+        key = hash(state)
+        if key in self.seen:
+            return False
+        self.seen.add(key)
+        self.parents.append(parent)
+        self.choices.append(choice)
+        return True
+
+    def expand(self, state: State, place: int, following: list[State], keep_ends: bool) -> None:
+        result = self.result
+        steps: list[Step] = []
+        try:
+            steps = self.next_steps(state)
+            if not steps:
+                result.ends += 1
+                if keep_ends:
+                    self.ends.append(state)
+                self.trying = []
+                check_end(self.world, state)
+            for choice, step in enumerate(steps):
+                successor = self.after(state, step)
+                result.transitions += 1
+                if self.note(successor, place, choice):
+                    following.append(successor)
+        except (Broken, Violation) as broken:
+            violation = broken.violation if isinstance(broken, Broken) else broken
+            last = [self.steps.describe(step) for step in self.trying]
+            result.violation = FoundViolation(violation.rule, str(violation), self.path_to(place) + last)
+            raise Broken(violation) from None
+
+    def path_to(self, place: int) -> list[str]:
+        """The steps that lead to a state, by its place."""
+        choices = []
+        while place:
+            choices.append(self.choices[place])
+            place = self.parents[place]
+        state, lines = self.begin(), []
+        for choice in reversed(choices):
+            kept, self.trying = self.trying, []
+            state = self.after(state, self.next_steps(state)[choice])
+            lines += [self.steps.describe(step) for step in self.trying]
+            self.trying = kept
+        return lines
+
+
+def is_delivery(step: Step) -> bool:
+    """Whether it only brings on what is under way, so that it belongs to the beginning."""
+    takes = ("the tracker takes", "the coordinator takes", "the ledger takes", "the gateway takes")
+    return step.what in (*takes, "the gateway reads", "the task reads")
+
+
+__all__ = ["FoundViolation", "Result", "Search", "base_of"]

@@ -1,0 +1,235 @@
+"""What may happen next in a state, and what it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from tests.exploration.subtask_end import Life
+from tests.exploration.vocabulary import (
+    CameDown,
+    CameUp,
+    Died,
+    Finish,
+    Killed,
+    Leave,
+    MeetBarrier,
+    OutOfTime,
+    Send,
+    Trigger,
+    WriteEnds,
+)
+from tests.exploration.world import (
+    BUDGET_NAMES,
+    BUDGETS,
+    COORDINATOR,
+    COORDINATOR_BOX,
+    GATEWAY,
+    GATEWAY_BOX,
+    LEDGER_BOX,
+    LINK,
+    NEVER_ENDED,
+    TASK,
+    TRACKER,
+    TRACKER_BOX,
+    State,
+    World,
+    base_of,
+)
+
+CHECKPOINTS, SAVEPOINTS, ABORTS, FAILURES, DROPS, TIMEOUTS, DECLINES, STORE_FAILURES = range(len(BUDGET_NAMES))
+
+
+class Step(NamedTuple):
+    """One thing that may happen: to the part of ``slot`` (-1 for the driver's), with ``message`` if there is one.
+
+    ``budget``: which one it costs.
+    """
+
+    what: str
+    slot: int = -1
+    message: int = -1
+    budget: int = -1
+
+
+class Steps:
+    """The steps of one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        number = world.messages.number
+        self.trigger = number(Trigger())
+        self.savepoint = number(Trigger(savepoint=True))
+        self.send = number(Send())
+        self.died, self.killed = number(Died()), number(Killed())
+        self.finish, self.leave = number(Finish()), number(Leave())
+        self.timeout = number(OutOfTime())
+        self.barrier, self.declined = number(MeetBarrier()), number(MeetBarrier(declines=True))
+        self.barrier_sends = number(MeetBarrier(sends=True))
+        self._spontaneous: dict[tuple[int, int], tuple[Step, ...]] = {}
+        self._do: dict[str, Callable[[list[int], int, int], None]] = {
+            "the tracker takes": self._take_tracker,
+            "the tracker:": lambda state, slot, message: world.tracker(state, message),
+            "the coordinator takes": self._take_coordinator,
+            "the coordinator sends to": lambda state, slot, message: world.coordinator(state, message),
+            "the ledger takes": self._take_ledger,
+            "the gateway takes": self._take_gateway,
+            "the gateway reads": lambda state, slot, message: world.read_up(state, slot),
+            "the server takes the new connection of": lambda state, slot, message: world.attach(state, slot),
+            "the gateway notices the loss of": lambda state, slot, message: world.notice_loss(state, slot),
+            "the gateway gives up": lambda state, slot, message: world.gateway(state, slot, message),
+            "the task reads": lambda state, slot, message: world.read_down(state, slot),
+            "the task:": lambda state, slot, message: world.task(state, slot, message),
+            "the barrier apart reaches": lambda state, slot, message: world.take_apart(state, slot, message),
+            "the task connects again,": lambda state, slot, message: world.reconnect(state, slot),
+            "the connection breaks of": lambda state, slot, message: world.break_link(state, slot),
+            "Spark starts": lambda state, slot, message: world.start(state, slot),
+        }
+
+    # --- doing ---
+
+    def do(self, state: list[int], step: Step) -> None:
+        """Change ``state``. Raises ``Broken``."""
+        if step.budget >= 0:
+            state[BUDGETS] = self.world.spend(state[BUDGETS], step.budget)
+        self._do[step.what](state, step.slot, step.message)
+
+    def _take_tracker(self, state: list[int], slot: int, message: int) -> None:
+        state[TRACKER_BOX] = self.world.boxes.rest[state[TRACKER_BOX]]
+        self.world.tracker(state, message)
+
+    def _take_coordinator(self, state: list[int], slot: int, message: int) -> None:
+        state[COORDINATOR_BOX] = self.world.boxes.rest[state[COORDINATOR_BOX]]
+        self.world.coordinator(state, message)
+
+    def _take_ledger(self, state: list[int], slot: int, message: int) -> None:
+        state[LEDGER_BOX] = self.world.boxes.rest[state[LEDGER_BOX]]
+        self.world.ledger(state, message)
+
+    def _take_gateway(self, state: list[int], slot: int, message: int) -> None:
+        place = base_of(slot) + GATEWAY_BOX
+        state[place] = self.world.boxes.rest[state[place]]
+        self.world.gateway(state, slot, message)
+
+    def describe(self, step: Step) -> str:
+        """For people. An attempt is written ``subtask#start``."""
+        text = step.what
+        if step.slot >= 0:
+            scope = self.world.scope
+            text += f" {step.slot // scope.attempts}#{step.slot % scope.attempts}"
+        if step.message >= 0:
+            value: Any = self.world.messages.values[step.message]
+            if isinstance(value, CameUp | CameDown):
+                value = value.message
+            text += f" {value}"
+        return text.replace(": ", " ", 1)
+
+    # --- what may happen ---
+
+    def all(self, state: State) -> list[Step]:
+        """Every step, the user's and Spark's ones first."""
+        steps = list(self.of_driver(state))
+        for slot in range(self.world.slots):
+            steps += self.of_gateway(state, slot)
+            steps += self.of_task(state, slot)
+            steps += self.of_engine(state, slot)
+        return steps
+
+    def of_driver(self, state: State) -> Iterator[Step]:
+        world = self.world
+        yield from self.spontaneous(state[TRACKER], state[BUDGETS])
+        for slot in world.coordinators.facts[state[COORDINATOR]].senders:
+            if slot + 1 in world.trackers.facts[state[TRACKER]].open:
+                yield Step("the coordinator sends to", slot, world.messages.number(Send(slot)))
+        head = world.boxes.head
+        if state[TRACKER_BOX]:
+            yield Step("the tracker takes", -1, head[state[TRACKER_BOX]])
+        if state[COORDINATOR_BOX]:
+            yield Step("the coordinator takes", -1, head[state[COORDINATOR_BOX]])
+        if state[LEDGER_BOX]:
+            yield Step("the ledger takes", -1, head[state[LEDGER_BOX]])
+
+    def spontaneous(self, tracker: int, budgets_number: int) -> tuple[Step, ...]:
+        """What the tracker's actor may be told by people and by the storage."""
+        key = tracker, budgets_number
+        found = self._spontaneous.get(key)
+        if found is None:
+            found = self._spontaneous[key] = tuple(self._find_spontaneous(tracker, budgets_number))
+        return found
+
+    def _find_spontaneous(self, tracker: int, budgets_number: int) -> Iterator[Step]:
+        number, budgets = self.world.messages.number, self.world.budgets[budgets_number]
+        facts = self.world.trackers.facts[tracker]
+        if budgets[CHECKPOINTS]:
+            yield Step("the tracker:", -1, self.trigger, CHECKPOINTS)
+        if budgets[SAVEPOINTS]:
+            yield Step("the tracker:", -1, self.savepoint, SAVEPOINTS)
+        if budgets[ABORTS]:
+            for abort in facts.abortable:
+                yield Step("the tracker:", -1, number(abort), ABORTS)
+        for checkpoint_id in facts.writing:
+            yield Step("the tracker:", -1, number(WriteEnds(checkpoint_id)))
+            if budgets[STORE_FAILURES]:
+                yield Step("the tracker:", -1, number(WriteEnds(checkpoint_id, stored=False)), STORE_FAILURES)
+
+    def of_gateway(self, state: State, slot: int) -> Iterator[Step]:
+        world, base = self.world, base_of(slot)
+        facts = world.gateways.facts[state[base + GATEWAY]]
+        if state[base + GATEWAY_BOX]:
+            yield Step("the gateway takes", slot, world.boxes.head[state[base + GATEWAY_BOX]])
+        if not facts.exists:
+            return
+        link = world.links.values[state[base + LINK]]
+        wire = world.readable(state, slot)
+        if wire:
+            yield Step("the gateway reads", slot, world.boxes.head[wire])
+        if link.up and link.bound != 1:
+            yield Step("the server takes the new connection of", slot)
+        if link.bound == 2 or (link.bound == 1 and link.broken):
+            yield Step("the gateway notices the loss of", slot)
+        if facts.may_expire and world.budgets[state[BUDGETS]][TIMEOUTS]:
+            yield Step("the gateway gives up", slot, self.timeout, TIMEOUTS)
+
+    def of_task(self, state: State, slot: int, *, dies: bool = True) -> Iterator[Step]:
+        """``dies``: with what ends the task from outside."""
+        world, base = self.world, base_of(slot)
+        facts = world.tasks.facts[state[base + TASK]]
+        if facts.life not in NEVER_ENDED:
+            return
+        link, budgets = world.links.values[state[base + LINK]], world.budgets[state[BUDGETS]]
+        if link.down:
+            yield Step("the task reads", slot, world.boxes.head[link.down])
+        if facts.sends:
+            yield Step("the task:", slot, self.send)
+        if facts.at_barrier:
+            yield Step("the task:", slot, self.barrier)
+            if facts.sends and world.scope.in_snapshot:
+                yield Step("the task:", slot, self.barrier_sends)
+            if budgets[DECLINES]:
+                yield Step("the task:", slot, self.declined, DECLINES)
+        if facts.may_finish:
+            yield Step("the task:", slot, self.finish)
+        if facts.may_leave:
+            yield Step("the task:", slot, self.leave)
+        if facts.life is not Life.WAITING:
+            for message in link.apart:
+                yield Step("the barrier apart reaches", slot, message)
+            if link.broken:
+                yield Step("the task connects again,", slot)
+            elif budgets[DROPS] and facts.attached and link.open and link.bound == 1:
+                yield Step("the connection breaks of", slot, -1, DROPS)
+            if facts.may_expire and budgets[TIMEOUTS]:
+                yield Step("the task:", slot, self.timeout, TIMEOUTS)
+        if dies:
+            if facts.doomed:
+                yield Step("the task:", slot, self.killed)
+            if budgets[FAILURES] and (slot + 1) % world.scope.attempts:
+                yield Step("the task:", slot, self.died, FAILURES)
+
+    def of_engine(self, state: State, slot: int) -> Iterator[Step]:
+        """Spark starts the next attempt when the one before is over."""
+        world = self.world
+        if world.tasks.facts[state[base_of(slot) + TASK]].life is not Life.ABSENT:
+            return
+        if slot % world.scope.attempts == 0 or world.tasks.facts[state[base_of(slot - 1) + TASK]].life is Life.GONE:
+            yield Step("Spark starts", slot)

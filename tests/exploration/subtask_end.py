@@ -1,0 +1,323 @@
+"""The executor's end of an attempt: the real ``SubtaskMachine``, the operator, and the task's process around them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+from protocol.attempts import RegistrationArrived
+from protocol.facts import TaskEnded, TaskOutcome, TaskStarted
+from protocol.machine import TimePassed
+from protocol.messages import (
+    AttemptEnded,
+    Confirm,
+    Refused,
+    Register,
+    Registered,
+    RestoreMode,
+    Resume,
+    Resumed,
+)
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
+from protocol.subtask import SubtaskMachine
+from protocol.subtask_types import (
+    BarrierArrived,
+    EndAttempt,
+    EventSubmitted,
+    MailboxAborted,
+    MailboxBarrier,
+    MailboxCompleted,
+    MailboxEvent,
+    MailboxItem,
+    MessageReceived,
+    OperatorFinished,
+    OperatorOpened,
+    PutInMailbox,
+    RequestSubmitted,
+    ResolveRequest,
+    SendToCoordinator,
+    SnapshotRefused,
+    SnapshotTaken,
+    SubtaskEffect,
+    SubtaskLimits,
+)
+from tests.exploration.vocabulary import (
+    OPERATOR,
+    CameApart,
+    CameDown,
+    CameUp,
+    Died,
+    Finish,
+    Killed,
+    KillRequested,
+    Leave,
+    LossNoticed,
+    MeetBarrier,
+    OutOfTime,
+    Output,
+    Send,
+    Started,
+    To,
+    demand,
+)
+
+RUN = 7
+
+
+class Life(Enum):
+    ABSENT = "absent"
+    WAITING = "waiting"  # has registered
+    RUNNING = "running"
+    LEAVING = "leaving"  # has finished; its goodbye is on the way
+    GONE = "gone"
+    SUCCEEDED = "succeeded"
+
+
+class SubtaskFacts(NamedTuple):
+    """What steps and reductions depend on, of one task's state."""
+
+    life: Life
+    attached: bool
+    doomed: bool
+    sends: bool
+    at_barrier: bool
+    may_finish: bool
+    may_leave: bool
+    may_expire: bool
+    done: bool
+
+
+class SubtaskEnd:
+    """See the module. The operator counts what it has sent and received over its subtask's history.
+
+    Whatever lies in its mailbox ahead of a barrier is handled at once: only the operator sees it, so nobody can tell
+    when. ``expected``: by checkpoint, how many events of this attempt the barrier belongs behind; ``put``: how many
+    have come into the mailbox.
+    """
+
+    def __init__(self, slot: int, subtask: int, number: int, parallelism: int, to_exchange: tuple[int, int]) -> None:
+        self.task = slot + 1
+        self.subtask = subtask
+        self.number = number
+        self.parallelism = parallelism
+        self.to_send, self.to_receive = to_exchange
+        self.asks = self.in_snapshot = self.finishes = False
+        self.mode = RestoreMode.STREAMING
+        self.life = Life.ABSENT
+        self.doomed = False
+        self.attached = False
+        self.machine: SubtaskMachine | None = None
+        self.mailbox: deque[MailboxItem] = deque()
+        self.sent = 0
+        self.received = 0
+        self.put = 0
+        self.expected: dict[int, int] = {}
+        self.unanswered = False
+
+    # --- what may happen to it ---
+
+    def step(self, message: Any) -> list[Output]:
+        out: list[Output] = []
+        match message:
+            case Started():
+                self._start(out)
+            case KillRequested():
+                self.doomed = self.life not in (Life.GONE, Life.SUCCEEDED)
+            case Died():
+                self._end(Life.GONE, TaskOutcome.FAILED, out)
+            case Killed():
+                self._end(Life.GONE, TaskOutcome.KILLED, out)
+            case Leave():
+                self._end(Life.SUCCEEDED, TaskOutcome.SUCCESS, out)
+            case CameDown(Registered() as registered):
+                self._register(registered, out)
+            case CameDown(AttemptEnded() | Refused()) if self.machine is None or not self.attached:
+                self._end(Life.GONE, TaskOutcome.FAILED, out)
+            case CameDown(Resumed() as resumed):
+                self.attached = True
+                self._handle(ConnectionAttached(resumed.received_seq), out)
+            case CameDown(item, events_before):
+                self._take(item, events_before, out)
+            case LossNoticed():
+                self._reconnect(out)
+            case _:
+                self._operate(message, out)
+        return out
+
+    def _operate(self, message: Any, out: list[Output]) -> None:
+        match message:
+            case Send():
+                self._send(out)
+            case MeetBarrier(declines, sends):
+                self._meet_barrier(declines, sends, out)
+            case CameApart(checkpoint_id, item_before, events_before):
+                self.expected.setdefault(checkpoint_id, events_before)
+                self._handle(BarrierArrived(checkpoint_id, item_before), out)
+            case Finish():
+                self.life = Life.LEAVING
+                self._handle(OperatorFinished("", self._state()), out)
+            case OutOfTime():
+                assert self.machine is not None
+                deadline = self.machine.next_deadline()
+                assert deadline is not None
+                self._carry_out(self.machine.handle(TimePassed(), deadline), out)
+            case _:
+                raise AssertionError(f"no step of a task: {message}")
+
+    def _start(self, out: list[Output]) -> None:
+        self.life = Life.WAITING
+        out.append((To.BRIDGE, TaskStarted(self.task, RUN, 0, self.subtask, self.number)))
+        register = Register(
+            self.task, OPERATOR, self.subtask, RUN, self.number, self.mode, self.parallelism, "host", "3.11"
+        )
+        out.append((To.BRIDGE, RegistrationArrived(self.task, register)))
+
+    def _end(self, life: Life, outcome: TaskOutcome, out: list[Output]) -> None:
+        """Nothing of it is left but its end, and what it wrote."""
+        self.life = life
+        self.attached = self.doomed = self.unanswered = False
+        self.machine = None
+        self.mailbox.clear()
+        self.sent = self.received = self.put = 0
+        self.expected = {}
+        out.append((To.BRIDGE, TaskEnded(self.task, RUN, 0, self.subtask, self.number, outcome)))
+
+    def _register(self, message: Registered, out: list[Output]) -> None:
+        """The answer to its registration: it restores, and opens at once."""
+        for state in message.states:
+            demand(state.subtask == self.subtask, "H52", f"task {self.task} restores the state of {state.subtask}")
+            _, self.sent, self.received = map(int, state.state.split(b":"))
+        for place, event in enumerate(message.held):
+            expected = event_up(self.subtask, self.sent - len(message.held) + place)
+            demand(event.payload == expected, "H31", f"task {self.task} restores {event.payload!r}, not {expected!r}")
+        limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
+        self.machine = SubtaskMachine(self.task, self.subtask, limits, message.held, message.events_sent)
+        self.life, self.attached = Life.RUNNING, True
+        self._handle(ConnectionAttached(0), out)
+        self._handle(OperatorOpened(), out)
+
+    def _reconnect(self, out: list[Output]) -> None:
+        assert self.machine is not None
+        if self.attached:
+            self._handle(ConnectionLost(), out)
+        self.attached = False
+        out.append((To.UP, CameUp(Resume(self.task, OPERATOR, self.machine.resume_seq))))
+
+    def _take(self, message: Any, events_before: int, out: list[Output]) -> None:
+        if events_before or hasattr(message, "events_before"):
+            self.expected[message.checkpoint_id] = events_before
+        self._handle(MessageReceived(message), out)
+
+    # --- the operator ---
+
+    def _send(self, out: list[Output]) -> None:
+        payload = event_up(self.subtask, self.sent)
+        self.sent += 1
+        if self.asks and self.sent == self.to_send:
+            self.unanswered = True
+            self._handle(RequestSubmitted(self.sent, payload), out)
+        else:
+            self._handle(EventSubmitted(payload), out)
+
+    def _meet_barrier(self, declines: bool, sends: bool, out: list[Output]) -> None:
+        barrier = self.mailbox.popleft()
+        assert isinstance(barrier, MailboxBarrier)
+        assert self.machine is not None
+        if self.machine.wants_snapshot(barrier.checkpoint_id):
+            if declines:
+                self._handle(SnapshotRefused(barrier.checkpoint_id, "not now"), out)
+            else:
+                if sends:
+                    payload = event_up(self.subtask, self.sent)
+                    self.sent += 1
+                    self._handle(EventSubmitted(payload, in_snapshot=True), out)
+                self._handle(SnapshotTaken(barrier.checkpoint_id, self._state()), out)
+        self._handle_mail()
+
+    def _state(self) -> bytes:
+        return b"%d:%d:%d" % (self.task, self.sent, self.received)
+
+    def _handle_mail(self) -> None:
+        """All that lies ahead of the next barrier."""
+        while self.mailbox and not isinstance(self.mailbox[0], MailboxBarrier):
+            item = self.mailbox.popleft()
+            if isinstance(item, MailboxEvent):
+                expected = event_down(self.task, self.received)
+                text = f"task {self.task} gets {item.payload!r}, not {expected!r}"
+                demand(item.payload.startswith(b"%d|" % self.task), "H20", text)
+                demand(item.payload == expected, "H22", text)
+                self.received += 1
+
+    def _put(self, item: MailboxItem) -> None:
+        if isinstance(item, MailboxEvent):
+            self.put += 1
+        elif isinstance(item, MailboxBarrier):
+            cut = self.expected.pop(item.checkpoint_id, None)
+            what = f"task {self.task} gets barrier {item.checkpoint_id} behind {self.put} events"
+            demand(self.put == cut, "H23", f"{what}, not {cut}")
+        elif isinstance(item, MailboxCompleted | MailboxAborted):
+            self.expected.pop(item.checkpoint_id, None)
+        self.mailbox.append(item)
+
+    # --- its machine ---
+
+    def _handle(self, message: Any, out: list[Output]) -> None:
+        assert self.machine is not None
+        self._carry_out(self.machine.handle(message, 0.0), out)
+        if self.machine is not None:
+            self.machine.check_invariants()
+            self._handle_mail()
+
+    def _carry_out(self, effects: Sequence[SubtaskEffect], out: list[Output]) -> None:
+        confirmed = False
+        for effect in effects:
+            match effect:
+                case SendToCoordinator(message):
+                    confirmed = confirmed or isinstance(message, Confirm)
+                    out.append((To.UP, CameUp(message)))
+                case PutInMailbox(item):
+                    demand(not confirmed, "H23", f"task {self.task} confirms ahead of its mailbox")
+                    self._put(item)
+                case EndAttempt():
+                    self._end(Life.GONE, TaskOutcome.FAILED, out)
+                    return
+                case ResolveRequest():
+                    demand(self.unanswered, "H33", f"task {self.task} is answered twice, or unasked")
+                    self.unanswered = False
+                case DropConnection(why):
+                    demand(False, "H22", f"task {self.task} drops its connection: {why}")
+                case _:
+                    pass
+
+    # --- what the world looks at ---
+
+    def facts(self) -> SubtaskFacts:
+        machine = self.machine
+        if machine is None:
+            return SubtaskFacts(self.life, False, self.doomed, False, False, False, False, False, True)
+        running = self.life is Life.RUNNING
+        all_sent = self.sent == self.to_send
+        done = all_sent and self.received == self.to_receive and not self.mailbox and not self.unanswered
+        return SubtaskFacts(
+            self.life,
+            self.attached,
+            self.doomed,
+            running and not all_sent,
+            running and bool(self.mailbox),
+            running and self.finishes and done and machine.may_finish,
+            self.life is Life.LEAVING and machine.all_confirmed,
+            machine.next_deadline() is not None,
+            done and not machine.statistics().closed_for and machine.all_confirmed,
+        )
+
+
+def event_up(subtask: int, place: int) -> bytes:
+    """The event at ``place`` of what a subtask sends in its history."""
+    return b"%d>%d" % (subtask, place)
+
+
+def event_down(task: int, place: int) -> bytes:
+    """The event at ``place`` of what a subtask gets in its history, sent to this task."""
+    return b"%d|%d" % (task, place)

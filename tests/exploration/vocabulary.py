@@ -1,0 +1,182 @@
+"""What the parts of an explored world say to one another, beyond the machines' own vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from protocol.messages import DownMessage, UpMessage
+
+OPERATOR = "words"
+
+
+class Violation(AssertionError):
+    """The contract is broken. ``rule``: its number, say ``H23``."""
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule}: {text}")
+        self.rule = rule
+
+
+def demand(holds: bool, rule: str, text: str) -> None:
+    if not holds:
+        raise Violation(rule, text)
+
+
+class To(IntEnum):
+    """Whom an output goes to. ``GATEWAYS + slot`` and above: the mailbox of that attempt's gateway."""
+
+    TRACKER = 0
+    COORDINATOR = 1
+    BRIDGE = 2
+    DOWN = 3  # from a gateway, on the connection that it holds
+    UP = 4  # from a subtask, on its connection
+    APART = 5  # a barrier, on its own way to the attempt of the gateway
+    HANG_UP = 6  # the gateway closes its connection, behind what it has written
+    RESUMED = 7  # the gateway has taken the newest connection of its attempt
+    ENGINE = 8  # kill this task, by its slot
+    GATEWAYS = 16
+
+
+Output = tuple[int, Any]
+"""Where to, and what. The outputs of one step are in their order."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """Spark starts the task; it registers at once."""
+
+
+@dataclass(frozen=True)
+class CameDown:
+    """``events_before``: of a barrier, how many events of this attempt were sent before its cut; else 0."""
+
+    message: DownMessage
+    events_before: int = 0
+
+
+@dataclass(frozen=True)
+class CameUp:
+    message: UpMessage
+
+
+@dataclass(frozen=True)
+class CameApart:
+    """A barrier on its own way: item ``item_before`` is the one that it belongs behind."""
+
+    checkpoint_id: int
+    item_before: int
+    events_before: int
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A connection of the attempt reaches its gateway. ``received_seq``: None for the one that it registered on.
+
+    ``over``: the gateway is closed already for whoever looks it up.
+    """
+
+    received_seq: int | None
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class LossNoticed:
+    """This end has seen that its connection is broken. A subtask connects again at once."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """The user's code sends its next event; a coordinator to the attempt in ``slot``."""
+
+    slot: int = -1
+
+
+@dataclass(frozen=True)
+class MeetBarrier:
+    """The operator comes to the barrier in its mailbox. ``sends``: one event from inside its snapshot."""
+
+    declines: bool = False
+    sends: bool = False
+
+
+@dataclass(frozen=True)
+class Died:
+    """The task's process is gone, without a word."""
+
+
+@dataclass(frozen=True)
+class KillRequested:
+    """Spark was asked to kill the task; it will, some time."""
+
+
+@dataclass(frozen=True)
+class Killed:
+    """Spark has killed the task."""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The operator ends well."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Its goodbye is taken: the process ends, and Spark counts it as a success."""
+
+
+@dataclass(frozen=True)
+class OutOfTime:
+    """The machine's next deadline has come."""
+
+
+@dataclass(frozen=True)
+class Trigger:
+    savepoint: bool = False
+
+
+@dataclass(frozen=True)
+class WriteEnds:
+    checkpoint_id: int
+    stored: bool = True
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The coordinator's mailbox: take it, and cut."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class EventCame:
+    """The coordinator's mailbox: an event or (with an id) a request of the attempt in ``slot``."""
+
+    slot: int
+    seq: int
+    payload: bytes
+    sender: int | None = None
+    request_id: int | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointEnded:
+    """The coordinator's mailbox: it is complete, or aborted."""
+
+    checkpoint_id: int
+    completed: bool
+
+
+@dataclass(frozen=True)
+class SavepointEnded:
+    """The checker's own: the coordinator is not told of it (H49)."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class AttemptFinished:
+    """The coordinator's mailbox: the success of the attempt in ``slot``."""
+
+    slot: int

@@ -1,0 +1,301 @@
+"""The whole: a state is a short tuple of numbers, a step leads from one to another.
+
+A state: the tracker and its mailbox, the coordinator and its, the ledger and its, the budgets; then for each attempt
+its gateway, that one's mailbox, its task, and the connections between the two. The order guarantees are those of the
+actors and of a connection, no more: each mailbox has one reader and keeps the order in which it was written; a
+connection keeps the order of each direction until it breaks; everything else may come in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from protocol.messages import Confirm, Resume
+from tests.exploration.coordinator_end import CoordinatorEnd, CoordinatorFacts
+from tests.exploration.driver_ends import LedgerEnd, TrackerEnd, TrackerFacts
+from tests.exploration.gateway_end import GatewayEnd, GatewayFacts
+from tests.exploration.interning import Boxes, Link, Links, Messages, Numbered, Population
+from tests.exploration.scopes import Scope
+from tests.exploration.subtask_end import Life, SubtaskEnd, SubtaskFacts
+from tests.exploration.vocabulary import (
+    Attached,
+    CameDown,
+    CameUp,
+    Killed,
+    KillRequested,
+    LossNoticed,
+    Started,
+    To,
+)
+
+State = tuple[int, ...]
+TRACKER, TRACKER_BOX, COORDINATOR, COORDINATOR_BOX, LEDGER, LEDGER_BOX, BUDGETS, SLOTS = range(8)
+GATEWAY, GATEWAY_BOX, TASK, LINK = range(4)  # from the base of a slot
+WIDTH = 4
+
+BUDGET_NAMES = (
+    "checkpoints",
+    "savepoints",
+    "aborts",
+    "failures",
+    "drops",
+    "timeouts",
+    "declines",
+    "store_failures",
+)
+NEVER_ENDED = (Life.WAITING, Life.RUNNING, Life.LEAVING)
+
+
+def base_of(slot: int) -> int:
+    return SLOTS + WIDTH * slot
+
+
+class World:
+    """The parts of one scope, and how a step changes a state. ``eager``: see ``reduction``."""
+
+    def __init__(self, scope: Scope, *, eager: bool) -> None:
+        self.scope = scope
+        self.eager = eager
+        self.slots = scope.subtasks * scope.attempts
+        self.messages = Messages()
+        self.boxes = Boxes()
+        self.links = Links()
+        self.trackers: Population[TrackerFacts] = Population(self.messages)
+        self.coordinators: Population[CoordinatorFacts] = Population(self.messages)
+        self.ledgers: Population[None] = Population(self.messages)
+        self.gateways: Population[GatewayFacts] = Population(self.messages)
+        self.tasks: Population[SubtaskFacts] = Population(self.messages)
+        self.budgets: list[tuple[int, ...]] = []
+        self._budget_numbers: dict[tuple[int, ...], int] = {}
+        self._kinds: dict[int, type] = {}
+        self.loss = self.messages.number(LossNoticed())
+
+    def initial(self) -> State:
+        scope = self.scope
+        state = [
+            self.trackers.number(TrackerEnd(scope)),
+            0,
+            self.coordinators.number(CoordinatorEnd(scope)),
+            0,
+            self.ledgers.number(LedgerEnd(scope)),
+            0,
+            self.number_budgets(tuple(getattr(scope, name) for name in BUDGET_NAMES)),
+        ]
+        for slot in range(self.slots):
+            exchange = scope.events_up, scope.events_down
+            task = SubtaskEnd(slot, slot // scope.attempts, slot % scope.attempts, scope.subtasks, exchange)
+            task.asks, task.finishes, task.mode = scope.asks, scope.finishes, scope.mode
+            state += [self.gateways.number(GatewayEnd(slot)), 0, self.tasks.number(task), 0]
+        return tuple(state)
+
+    # --- numbers ---
+
+    def number_budgets(self, budgets: tuple[int, ...]) -> int:
+        number = self._budget_numbers.get(budgets)
+        if number is None:
+            number = self._budget_numbers[budgets] = len(self.budgets)
+            self.budgets.append(budgets)
+        return number
+
+    def spend(self, number: int, which: int) -> int:
+        budgets = list(self.budgets[number])
+        budgets[which] -= 1
+        return self.number_budgets(tuple(budgets))
+
+    def kind(self, message: int) -> type:
+        """The class of a message, or of what it carries along a wire."""
+        kind = self._kinds.get(message)
+        if kind is None:
+            value = self.messages.values[message]
+            kind = self._kinds[message] = type(value.message if isinstance(value, CameUp | CameDown) else value)
+        return kind
+
+    # --- one part takes one message ---
+
+    def tracker(self, state: list[int], message: int) -> None:
+        state[TRACKER], out = self.trackers.step(state[TRACKER], message)
+        self.emit(state, -1, out)
+
+    def coordinator(self, state: list[int], message: int) -> None:
+        state[COORDINATOR], out = self.coordinators.step(state[COORDINATOR], message)
+        self.emit(state, -1, out)
+
+    def ledger(self, state: list[int], message: int) -> None:
+        state[LEDGER], out = self.ledgers.step(state[LEDGER], message)
+        self.emit(state, -1, out)
+
+    def gateway(self, state: list[int], slot: int, message: int) -> None:
+        base = base_of(slot)
+        before = self.gateways.facts[state[base]].over
+        state[base], out = self.gateways.step(state[base], message)
+        self.emit(state, slot, out)
+        if not before and self.gateways.facts[state[base]].over:
+            state[base + GATEWAY_BOX] = 0  # nobody reads what lies behind the end
+            self.forget_link(state, slot)
+
+    def task(self, state: list[int], slot: int, message: int) -> None:
+        base = base_of(slot)
+        alive = self.tasks.facts[state[base + TASK]].life in NEVER_ENDED
+        state[base + TASK], out = self.tasks.step(state[base + TASK], message)
+        self.emit(state, slot, out)
+        if alive and self.tasks.facts[state[base + TASK]].life not in NEVER_ENDED:
+            link = self.links.values[state[base + LINK]]
+            state[base + LINK] = self.links.number(link._replace(down=0, open=False, broken=False, apart=()))
+            self.forget_link(state, slot)
+
+    def forget_link(self, state: list[int], slot: int) -> None:
+        """Once both ends are over, nothing on the way means anything."""
+        base = base_of(slot)
+        if self.gateways.facts[state[base]].over and self.tasks.facts[state[base + TASK]].life not in NEVER_ENDED:
+            state[base + LINK] = 0
+
+    # --- where outputs go ---
+
+    def emit(self, state: list[int], slot: int, out: Numbered) -> None:
+        push = self.boxes.push
+        for to, message in out:
+            if to >= To.GATEWAYS:
+                self._to_gateway(state, to - To.GATEWAYS, message)
+            elif to == To.TRACKER:
+                state[TRACKER_BOX] = push(state[TRACKER_BOX], message)
+            elif to == To.COORDINATOR:
+                state[COORDINATOR_BOX] = push(state[COORDINATOR_BOX], message)
+            elif to == To.BRIDGE:
+                state[LEDGER_BOX] = push(state[LEDGER_BOX], message)
+            elif to == To.DOWN:
+                self._write_down(state, slot, message)
+            elif to == To.UP:
+                self._write_up(state, slot, message)
+            elif to == To.ENGINE:
+                self.task(state, message_slot(self.messages.values[message]), self.messages.number(KillRequested()))
+            else:
+                self._change_link(state, slot, to, message)
+
+    def _to_gateway(self, state: list[int], slot: int, message: int) -> None:
+        base = base_of(slot)
+        facts = self.gateways.facts[state[base]]
+        if facts.over:
+            return
+        if self.eager and self.kind(message).__name__ == "ItemTaken":
+            self.gateway(state, slot, message)
+        else:
+            state[base + GATEWAY_BOX] = self.boxes.push(state[base + GATEWAY_BOX], message)
+
+    def _write_down(self, state: list[int], slot: int, message: int) -> None:
+        place = base_of(slot) + LINK
+        link = self.links.values[state[place]]
+        if link.bound != 1 or not link.open:
+            return
+        if self.eager and self.kind(message) is Confirm and self.tasks.facts[state[place - 1]].attached:
+            self.task(state, slot, message)
+        else:
+            state[place] = self.links.number(link._replace(down=self.boxes.push(link.down, message)))
+
+    def _write_up(self, state: list[int], slot: int, message: int) -> None:
+        base = base_of(slot)
+        link = self.links.values[state[base + LINK]]
+        if not link.open:
+            return
+        if self.eager and link.bound == 1 and self.settles_nothing(state[base], message):
+            state[base] = self.gateways.step(state[base], message)[0]
+            return
+        state[base + LINK] = self.links.number(link._replace(up=self.boxes.push(link.up, message)))
+
+    def settles_nothing(self, gateway: int, message: int) -> bool:
+        """Whether this is a confirmation that the gateway would only take note of."""
+        if self.kind(message) is not Confirm:
+            return False
+        after, out = self.gateways.step(gateway, message)
+        return not out and self.gateways.facts[after].unsettled == self.gateways.facts[gateway].unsettled
+
+    def _change_link(self, state: list[int], slot: int, to: int, message: int) -> None:
+        place = base_of(slot) + LINK
+        link = self.links.values[state[place]]
+        if to == To.APART:
+            link = link._replace(apart=tuple(sorted((*link.apart, message))))
+        elif to == To.RESUMED:
+            link = link._replace(old=0, bound=1)
+        elif link.bound == 1:  # hang up
+            link = link._replace(up=0, bound=0, open=False, broken=False)
+        else:
+            link = link._replace(old=0, bound=0)
+        state[place] = self.links.number(link)
+
+    # --- connections ---
+
+    def start(self, state: list[int], slot: int) -> None:
+        state[base_of(slot) + LINK] = self.links.number(Link(open=True))
+        self.task(state, slot, self.messages.number(Started()))
+
+    def break_link(self, state: list[int], slot: int) -> None:
+        """What was written may still be read, up to any point; what is written from here on is lost."""
+        place = base_of(slot) + LINK
+        state[place] = self.links.number(self.links.values[state[place]]._replace(open=False, broken=True))
+
+    def reconnect(self, state: list[int], slot: int) -> None:
+        """The task notices the loss, and opens a new connection."""
+        place = base_of(slot) + LINK
+        link = self.links.values[state[place]]
+        if link.bound == 1:
+            link = link._replace(old=link.up, bound=2)
+        state[place] = self.links.number(link._replace(up=0, down=0, open=True, broken=False))
+        self.task(state, slot, self.loss)
+
+    def notice_loss(self, state: list[int], slot: int) -> None:
+        """The gateway's end."""
+        place = base_of(slot) + LINK
+        link = self.links.values[state[place]]
+        link = link._replace(up=0, bound=0) if link.bound == 1 else link._replace(old=0, bound=0)
+        state[place] = self.links.number(link)
+        self.gateway(state, slot, self.loss)
+
+    def attach(self, state: list[int], slot: int) -> None:
+        """The server reads the first word of the newest connection, and looks the gateway up."""
+        place = base_of(slot) + LINK
+        link = self.links.values[state[place]]
+        resume: Any = self.messages.values[self.boxes.head[link.up]].message
+        assert isinstance(resume, Resume)
+        state[place] = self.links.number(link._replace(up=self.boxes.rest[link.up]))
+        over = slot + 1 not in self.trackers.facts[state[TRACKER]].open
+        self.gateway(state, slot, self.messages.number(Attached(resume.received_seq, over)))
+
+    def read_up(self, state: list[int], slot: int) -> None:
+        place = base_of(slot) + LINK
+        link = self.links.values[state[place]]
+        wire = link.up if link.bound == 1 else link.old
+        message, rest = self.boxes.head[wire], self.boxes.rest[wire]
+        state[place] = self.links.number(link._replace(up=rest) if link.bound == 1 else link._replace(old=rest))
+        self.gateway(state, slot, message)
+
+    def read_down(self, state: list[int], slot: int) -> None:
+        place = base_of(slot) + LINK
+        link = self.links.values[state[place]]
+        state[place] = self.links.number(link._replace(down=self.boxes.rest[link.down]))
+        self.task(state, slot, self.boxes.head[link.down])
+
+    def take_apart(self, state: list[int], slot: int, message: int) -> None:
+        place = base_of(slot) + LINK
+        link = self.links.values[state[place]]
+        left = list(link.apart)
+        left.remove(message)
+        state[place] = self.links.number(link._replace(apart=tuple(left)))
+        self.task(state, slot, message)
+
+    def readable(self, state: State | list[int], slot: int) -> int:
+        """The wire that the gateway may read from; the empty one for none."""
+        link = self.links.values[state[base_of(slot) + LINK]]
+        return link.up if link.bound == 1 else link.old if link.bound == 2 else 0
+
+    def live_slots(self, state: State) -> Iterator[int]:
+        for slot in range(self.slots):
+            if self.tasks.facts[state[base_of(slot) + TASK]].life in NEVER_ENDED:
+                yield slot
+
+
+def message_slot(message: Any) -> int:
+    assert isinstance(message, int)
+    return message
+
+
+__all__ = ["Killed", "State", "World"]
