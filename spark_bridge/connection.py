@@ -1,10 +1,13 @@
 """One socket of the sidecar's server: handshake, frames in, frames out, deadlines (H61, H62).
 
     AUTHENTICATING -> UNIDENTIFIED -> IDENTIFIED -> CLOSING -> CLOSED
-                the secret      the handler knows     the last bytes leave,
-                is proved       the attempt           what still comes is dropped
+         |      the secret      the handler knows     the last bytes leave,
+         |      is proved       the attempt           what still comes is dropped
+         +-> REFUSED
+             another version: it is told ours, and may take its time to leave
 
-The first two states have a deadline each. Every state may go straight to CLOSED: the peer goes, or is dropped.
+The first two states have a deadline each, and so has the time to leave. Every state may go straight to CLOSED: the peer
+goes, or is dropped.
 
 An ``asyncio.Protocol`` rather than a stream and a task for each connection: one callback takes a whole batch of
 messages, and there is no task that could outlive its connection.
@@ -38,9 +41,10 @@ class ServerConfig:
 
     ``bind_host`` and ``port`` (0: any free one) are listened on; ``advertised_host`` and ``advertised_port`` are what
     tasks are told, by default the address that is listened on (H63). A peer has ``authenticate_timeout_s`` to prove
-    the secret, and as long again to say which attempt it is. At most ``unauthenticated_max`` peers are in either of
-    these two states; one more and the oldest of them is dropped, so that silent strangers never keep an honest task
-    out, which needs milliseconds. At most ``connections_max`` are open in all; one more is turned away.
+    the secret, and as long again to say which attempt it is. At most ``unauthenticated_max`` peers are in each of these
+    two states, and so many are on their way out because of their version; one more and the oldest of them is dropped,
+    so that silent strangers never keep an honest task out, which needs milliseconds. At most ``connections_max`` are
+    open in all; one more is turned away.
 
     A peer that does not read is dropped when ``write_buffer_bytes_max`` wait for it; ``is_write_paused`` says so
     early, from ``write_high_water_bytes``. A closing connection has ``close_timeout_s`` to take its last bytes.
@@ -87,6 +91,7 @@ class ConnectionState(Enum):
     """See the module."""
 
     AUTHENTICATING = "authenticating"
+    REFUSED = "refused"
     UNIDENTIFIED = "unidentified"
     IDENTIFIED = "identified"
     CLOSING = "closing"
@@ -182,13 +187,7 @@ class Connection(asyncio.Protocol):
             self._reason = self._reason or reason
             self._flush()
             self._enter(ConnectionState.CLOSING)
-            self._set_deadline(self._config.close_timeout_s)
-            # Only our half is closed now. To close a socket that holds unread bytes would reset it, and the
-            # peer could lose what was just sent, which may be the word that tells it why.
-            try:
-                self._transport.write_eof()
-            except OSError:  # the peer has reset it already
-                self._transport.abort()
+            self._say_last_words()
 
     def abort(self, reason: str = "closed here") -> None:
         """Drop the connection now, with all that waits. Idempotent."""
@@ -279,10 +278,21 @@ class Connection(asyncio.Protocol):
     def _refuse(self, why: str) -> None:
         log.warning("connection refused", peer=self.peer, connection=self.connection_id, why=why)
         if self._handshake.last_words:
+            self._reason = self._reason or why
             self._transport.write(self._handshake.last_words)
-            self.close(reason=why)
+            self._enter(ConnectionState.REFUSED)
+            self._say_last_words()
         else:
             self.abort(why)
+
+    def _say_last_words(self) -> None:
+        """Close our half only, and wait. To close a socket that holds unread bytes would reset it, and the peer could
+        lose what was just sent, which may be the word that tells it why."""
+        self._set_deadline(self._config.close_timeout_s)
+        try:
+            self._transport.write_eof()
+        except OSError:  # the peer has reset it already
+            self._transport.abort()
 
     def _flush(self) -> None:
         if self._outgoing:

@@ -27,8 +27,14 @@ __all__ = [
 
 log = structlog.get_logger("headgate.server")
 
+_STRANGERS = (ConnectionState.AUTHENTICATING, ConnectionState.REFUSED)
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 _BACKLOG = 1024
+"""How many connections the system keeps for us: all tasks of a large stage may come at once."""
+_ACCEPTED_AT_ONCE = 16
+"""How many of them one turn of the loop takes. Were it more, a crowd would push peers out of the bound on strangers,
+honest ones too, before the loop has read what they sent; and it could use up the process's files before any is dropped.
+"""
 
 
 class ServerStartError(SidecarError):
@@ -37,7 +43,7 @@ class ServerStartError(SidecarError):
 
 @dataclass(frozen=True, slots=True)
 class ServerStatistics:
-    """Connections now, by state, and how many there have been."""
+    """Connections now, by state, and how many there have been. ``unauthenticated`` counts the refused ones, too."""
 
     unauthenticated: int
     unidentified: int
@@ -86,7 +92,7 @@ class SubtaskServer:
     def statistics(self) -> ServerStatistics:
         """A reading of now."""
         return ServerStatistics(
-            unauthenticated=len(self._by_state[ConnectionState.AUTHENTICATING]),
+            unauthenticated=sum(len(self._by_state[state]) for state in _STRANGERS),
             unidentified=len(self._by_state[ConnectionState.UNIDENTIFIED]),
             identified=len(self._by_state[ConnectionState.IDENTIFIED]),
             closing=len(self._by_state[ConnectionState.CLOSING]),
@@ -104,8 +110,12 @@ class SubtaskServer:
         self._address = (config.advertised_host or bound_host, config.advertised_port or bound_port)
         loop = asyncio.get_running_loop()
         # Serving starts only when the server is known here, or the first peers would find none.
-        self._server = await loop.create_server(self._connection, sock=listener, backlog=_BACKLOG, start_serving=False)
+        # asyncio's backlog is both what it listens with and how many connections it accepts at once.
+        self._server = await loop.create_server(
+            self._connection, sock=listener, backlog=_ACCEPTED_AT_ONCE, start_serving=False
+        )
         await self._server.start_serving()
+        listener.listen(_BACKLOG)
         log.info("listening for tasks", bound=f"{bound_host}:{bound_port}", advertised=self._address)
 
     async def close(self) -> None:
@@ -118,7 +128,7 @@ class SubtaskServer:
             self._server.close()
         try:
             for connection in self._open():
-                if connection.state is ConnectionState.AUTHENTICATING:
+                if connection.state in _STRANGERS:
                     connection.abort("the server is closing")
                 else:
                     connection.close(reason="the server is closing")
@@ -157,12 +167,20 @@ class SubtaskServer:
                 self._turned_away_total += 1
                 connection.drop(f"there are {self._config.connections_max} connections already")
                 return
-        if state in (ConnectionState.AUTHENTICATING, ConnectionState.UNIDENTIFIED):
-            group = self._by_state[state]
-            if len(group) > self._config.unauthenticated_max:
-                self._turned_away_total += 1
-                oldest = next(iter(group.values()))
-                oldest.drop(f"{len(group)} peers are {state.value}, and this is the oldest of them")
+        if state in (*_STRANGERS, ConnectionState.UNIDENTIFIED):
+            self._keep_within_bound(state)
+
+    def _keep_within_bound(self, state: ConnectionState) -> None:
+        group = self._by_state[state]
+        if len(group) <= self._config.unauthenticated_max:
+            return
+        oldest = next(iter(group.values()))
+        why = f"{len(group)} peers are {state.value}, and this is the oldest of them"
+        if state is ConnectionState.REFUSED:
+            oldest.abort(why)  # the log has its line already
+        else:
+            self._turned_away_total += 1
+            oldest.drop(why)
 
 
 def _check_advertised(host: str, name: str) -> None:

@@ -1,0 +1,342 @@
+"""The forms in which hostile peers come to the server.
+
+An attack gets a connection and says what it made of it: how many lines the server may have logged about that
+connection. More than one is never right (H62).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from protocol.codec import encode_message
+from protocol.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
+from protocol.messages import (
+    AttemptEnded,
+    Confirm,
+    Opened,
+    Refused,
+    Register,
+    Registered,
+    RestoreMode,
+    Resume,
+    Resumed,
+)
+from tests.fuzz import mutations, samples
+from tests.fuzz.line import HELLO_BYTES, Line
+
+_HEAD = b"HDGT" + PROTOCOL_VERSION.to_bytes(2, "big")
+TRIES_MAX = 20
+DRIP_S = 0.05
+"""A slow sender's pause between two bytes."""
+
+ONE_LINE = range(1, 2)
+AT_MOST_ONE_LINE = range(2)
+NO_LINE = range(1)
+
+
+@dataclass(slots=True)
+class Intruder:
+    """What an attack has at hand. ``secret`` is the right one; strangers may not use it but to be nearly right.
+
+    ``lines`` collects the names of the connections, and how many lines of the log each may be worth; a port, and with
+    it a name, may be used again.
+    """
+
+    random: Random
+    address: tuple[str, int]
+    secret: bytes
+    lines: dict[str, list[range]] = field(default_factory=dict)
+
+    async def open(self, worth: range) -> Line:
+        line = await Line.open(self.address)
+        self.lines.setdefault(line.name, []).append(worth)
+        return line
+
+    async def authenticated(self, worth: range) -> Line:
+        """Tries again where a crowd of strangers has pushed it out."""
+        for _ in range(TRIES_MAX):
+            line = await self.open(worth)
+            if not await line.greet(self.secret, self.nonce()):
+                return line
+            self.lines[line.name][-1] = ONE_LINE
+            await line.close()
+        raise AssertionError(f"the server has turned away the right secret {TRIES_MAX} times")
+
+    def nonce(self) -> bytes:
+        return self.random.randbytes(NONCE_BYTES)
+
+
+Attack = Callable[[Intruder], Awaitable[None]]
+
+
+def assert_told_nothing(heard: bytes) -> None:
+    """Whatever is wrong with a stranger, it hears nothing, or the hello that everybody hears (H61)."""
+    assert heard == b"" or (len(heard) == HELLO_BYTES and heard.startswith(_HEAD)), f"a stranger heard {heard!r}"
+
+
+# --- strangers ----------------------------------------------------------------------------------------------------
+
+
+async def babble(intruder: Intruder) -> None:
+    """Another protocol, noise, or a hello that is nearly right."""
+    random = intruder.random
+    line = await intruder.open(ONE_LINE)
+    hello = _HEAD + intruder.nonce()
+    noise = random.choice(
+        (
+            b"GET / HTTP/1.1\r\nHost: driver\r\n\r\n",
+            b"\x16\x03\x01" + random.randbytes(300),
+            b"\x00" * random.choice((1, 38, 100_000)),
+            b"HDG" + random.randbytes(40).replace(b"T", b"t"),
+            hello + random.randbytes(32),
+            hello + random.randbytes(200_000),
+            hello + hello,
+        )
+    )
+    await line.send(noise)
+    assert_told_nothing(await line.until_closed())
+    await line.close()
+
+
+async def cut_off(intruder: Intruder) -> None:
+    """An honest handshake that ends at one of its bytes: by a goodbye, by a reset, or by silence."""
+    await cut_off_at(intruder, intruder.random.randrange(HELLO_BYTES + 32), intruder.random.choice(ENDINGS))
+
+
+ENDINGS = ("goodbye", "reset", "silence")
+
+
+async def cut_off_at(intruder: Intruder, length: int, ending: str) -> None:
+    line = await intruder.open(ONE_LINE if ending == "silence" else AT_MOST_ONE_LINE)
+    handshake = ClientHandshake(intruder.secret, intruder.nonce())
+    await line.send(handshake.initial_bytes()[:length])
+    heard = b""
+    if length >= HELLO_BYTES:
+        heard = await line.read()
+        if heard:  # else it was dropped as the oldest of too many
+            await line.send(handshake.receive(heard)[: length - HELLO_BYTES])
+    if ending == "reset":
+        line.reset()
+    else:
+        if ending == "goodbye":
+            line.half_close()
+        heard += await line.until_closed()
+    assert_told_nothing(heard)
+    await line.close()
+
+
+async def wrong_secret(intruder: Intruder) -> None:
+    line = await intruder.open(ONE_LINE)
+    assert_told_nothing(await line.greet(intruder.random.randbytes(32), intruder.nonce()))
+    await line.close()
+
+
+async def wrong_version(intruder: Intruder) -> None:
+    """It may take its time to leave."""
+    line = await intruder.open(ONE_LINE)
+    version = intruder.random.choice((0, 1, PROTOCOL_VERSION + 1, 65_535))
+    await line.send(b"HDGT" + version.to_bytes(2, "big") + intruder.nonce()[: intruder.random.randrange(33)])
+    assert_told_nothing(await line.until_closed())
+    await line.close()
+
+
+async def replay(intruder: Intruder) -> None:
+    """The words of a connection that was authenticated."""
+    first = await intruder.open(AT_MOST_ONE_LINE)
+    handshake = ClientHandshake(intruder.secret, intruder.nonce())
+    await first.send(handshake.initial_bytes())
+    challenge = await first.read()
+    second = await intruder.open(ONE_LINE)
+    if challenge:
+        await second.send(handshake.initial_bytes() + handshake.receive(challenge))
+    assert_told_nothing(await second.until_closed())
+    first.reset()
+    await second.close()
+
+
+async def slow(intruder: Intruder) -> None:
+    """A byte now and then; the deadline ends it, for it is not moved by bytes."""
+    line = await intruder.open(ONE_LINE)
+    async with asyncio.TaskGroup() as group:
+        listening = group.create_task(line.until_closed())
+        for byte in _HEAD + bytes(32):
+            if listening.done():
+                break
+            await line.send(bytes([byte]))
+            await asyncio.sleep(DRIP_S)
+    assert_told_nothing(listening.result())
+    await line.close()
+
+
+async def crowd(intruder: Intruder) -> None:
+    """Many at once that say nothing, or half of a hello."""
+    random = intruder.random
+    lines = await asyncio.gather(*(intruder.open(AT_MOST_ONE_LINE) for _ in range(random.choice((20, 100)))))
+    for line in lines:
+        await line.send(_HEAD[: random.randrange(7)])
+    for line in lines:
+        line.reset()
+
+
+async def crowd_of_another_version(intruder: Intruder) -> None:
+    """Many that are refused, and keep their end open."""
+
+    async def one() -> None:
+        line = await intruder.open(ONE_LINE)
+        await line.send(b"HDGT\x00\x63")
+        assert_told_nothing(await line.until_closed())
+        await line.close()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(50):
+            group.create_task(one())
+
+
+async def come_and_reset(intruder: Intruder) -> None:
+    line = await intruder.open(AT_MOST_ONE_LINE)
+    await line.send(_HEAD[: intruder.random.randrange(7)])
+    line.reset()
+
+
+# --- peers that know the secret -----------------------------------------------------------------------------------
+
+
+async def bad_frame(intruder: Intruder) -> None:
+    """Something that is no message of a task, behind an honest handshake."""
+    random = intruder.random
+    line = await intruder.authenticated(ONE_LINE)
+    honest = encode_message(Confirm(1, 1))
+    frames = (
+        b"\x00\x00\x00\x00",
+        b"\xff\xff\xff\xff" + random.randbytes(100),
+        b"\x00\x00\x00\x02" + b"\x92\x63",
+        b"\x00\x00\x00\x01\xc1" + honest,
+        encode_message(Resumed(7, 1)),
+        len(bush := b"\x9a\x1e\x01\x01\x01" + b"\xdc\x00\xff" * 500 + bytes(255)).to_bytes(4, "big") + bush,
+        b"\x00\x00\x10\x00" + b"\x91" * 4096,
+    )
+    await line.send(random.choice(frames))
+    await line.until_closed()
+    await line.close()
+
+
+async def mutated_frames(intruder: Intruder) -> None:
+    """Frames of every kind, spoilt; then it waits to be thrown out, or leaves."""
+    random = intruder.random
+    line = await intruder.authenticated(AT_MOST_ONE_LINE)
+    for _ in range(random.randrange(1, 6)):
+        frames = encode_message(samples.message(random, random.choice(samples.UPWARD_KINDS)))
+        if random.random() < 0.5:
+            await line.send(mutations.mutated(random, frames))
+        else:
+            body = mutations.mutated(random, frames[4:])
+            await line.send(len(body).to_bytes(4, "big") + body)
+    if random.random() < 0.3:
+        line.reset()
+    else:
+        line.half_close()
+        await line.until_closed()
+    await line.close()
+
+
+async def drip_into_a_frame(intruder: Intruder) -> None:
+    """A frame that is announced, and comes byte by byte; the deadline of those who have not said who they are."""
+    line = await intruder.authenticated(ONE_LINE)
+    await line.send((2**20).to_bytes(4, "big"))
+    async with asyncio.TaskGroup() as group:
+        listening = group.create_task(line.until_closed())
+        while not listening.done():
+            await line.send(b"\x91")
+            await asyncio.sleep(DRIP_S)
+    await line.close()
+
+
+async def silent_insider(intruder: Intruder) -> None:
+    line = await intruder.authenticated(ONE_LINE)
+    await line.until_closed()
+    await line.close()
+
+
+async def speak_unasked(intruder: Intruder) -> None:
+    """An item before any registration, or a registration with something behind it."""
+    random = intruder.random
+    line = await intruder.authenticated(ONE_LINE)
+    await line.say(*random.choice(([Opened(7, 1)], [Confirm(7, 1)], [a_register(random), Opened(7, 1)])))
+    await line.until_closed()
+    await line.close()
+
+
+async def register_nonsense(intruder: Intruder) -> None:
+    """A registration that nothing in the driver agrees with, or that contradicts a living one.
+
+    Who knows the secret may stand in for a task that Spark has not started yet, for the fact of its start may be lost
+    (H19). Such a one leaves.
+    """
+    line = await intruder.authenticated(AT_MOST_ONE_LINE)
+    await line.say(a_register(intruder.random))
+    if intruder.random.random() < 0.7:
+        for answer in await line.messages():
+            assert isinstance(answer, Refused | Registered | AttemptEnded), f"a registration was answered by {answer}"
+    line.reset()
+    await line.close()
+
+
+async def resume_nonsense(intruder: Intruder) -> None:
+    """An attempt goes on that never was."""
+    random = intruder.random
+    line = await intruder.authenticated(AT_MOST_ONE_LINE)
+    await line.say(Resume(samples.natural(random) + 10**6, random.choice(("honest", "victim", "x")), 0))
+    await line.until_closed()
+    await line.close()
+
+
+def a_register(random: Random) -> Register:
+    """Of an operator that there is not, of a subtask or a run that it has not, or of a task that has registered.
+
+    Not of an honest task's id for another operator: one task may hold several, so that would be believed.
+    """
+    operator_id, subtask, run_id = random.choice(
+        (
+            (samples.text(random, 256, 1), 0, 1),
+            ("honest", 1000 + samples.natural(random) % 2**60, 1),
+            ("honest", random.randrange(4), 7 + samples.natural(random) % 2**60),
+            ("victim", random.randrange(9), random.choice((1, 2, samples.natural(random)))),
+        )
+    )
+    strange = 10**6 + samples.natural(random) % 2**60
+    return Register(
+        task_attempt_id=strange if operator_id == "victim" else random.choice((random.randrange(1, 4), strange)),
+        operator_id=operator_id,
+        subtask=subtask,
+        run_id=run_id,
+        attempt_number=samples.natural(random),
+        mode=RestoreMode.BATCH,
+        parallelism=random.choice((4, 8, samples.natural(random, 1))),
+        location=samples.text(random, 256),
+        python_version=samples.text(random, 256),
+    )
+
+
+STRANGERS: tuple[Attack, ...] = (
+    babble,
+    cut_off,
+    wrong_secret,
+    wrong_version,
+    replay,
+    slow,
+    crowd,
+    crowd_of_another_version,
+    come_and_reset,
+)
+INSIDERS: tuple[Attack, ...] = (
+    bad_frame,
+    mutated_frames,
+    drip_into_a_frame,
+    silent_insider,
+    speak_unasked,
+    register_nonsense,
+    resume_nonsense,
+)

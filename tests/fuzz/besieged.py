@@ -1,0 +1,114 @@
+"""``python -m tests.fuzz.besieged``: the driver's half in a process of its own, so that its memory, its files and its
+log are nobody else's.
+
+It is spoken to in lines of JSON, one answer for each: first the settings, then commands; when its standard input ends,
+so does it. The secret comes that way, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, MutableMapping
+from dataclasses import asdict
+from typing import Any
+
+import structlog
+
+from protocol.facts import TaskOutcome
+from spark_bridge.server import ServerConfig
+from tests.fuzz.driver_half import DriverHalf, running_driver_half
+
+_ABOUT_A_LINE = ("event", "log_level", "peer", "why", "reason", "exception")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class _Log:
+    """What was logged since the last reading. Lines of no interest are counted only."""
+
+    def __init__(self) -> None:
+        self.lines: list[dict[str, Any]] = []
+        structlog.configure(processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, self])
+
+    def __call__(self, logger: Any, method: str, entry: MutableMapping[str, Any]) -> Any:
+        level = entry.pop("level")
+        if level != "debug":
+            entry["log_level"] = level
+            self.lines.append({key: str(entry[key])[:2000] for key in _ABOUT_A_LINE if key in entry})
+        raise structlog.DropEvent
+
+    def take(self) -> list[dict[str, Any]]:
+        lines, self.lines = self.lines, []
+        return lines
+
+    def hear_asyncio(self) -> None:
+        """What the event loop complains of is a fault, too."""
+        heard = self
+
+        class Handler(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                heard.lines.append({"event": f"asyncio: {record.getMessage()}"[:2000], "log_level": "error"})
+
+        logging.getLogger("asyncio").addHandler(Handler(logging.WARNING))
+
+
+def _reading(half: DriverHalf, log: _Log) -> dict[str, Any]:
+    gc.collect()
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        resident_pages = int(statm.read().split()[1])
+    return {
+        "resident_bytes": resident_pages * _PAGE_BYTES,
+        "files": len(os.listdir("/proc/self/fd")),
+        "tasks": len(asyncio.all_tasks()),
+        "connections": asdict(half.server.statistics),
+        "gateways": half.router.gateway_count,
+        "taken": list(half.honest.taken.values()),
+        "victim_events": half.victim.events,
+        "checkpoints": half.checkpoints,
+        "running_tasks": sorted(half.spark.running),
+        "faults": half.faults,
+        "log": log.take(),
+    }
+
+
+async def _serve(settings: dict[str, Any], log: _Log) -> None:
+    loop = asyncio.get_running_loop()
+    commands = asyncio.StreamReader(limit=2**20)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    config = ServerConfig(**settings["server"])
+    async with running_driver_half(bytes.fromhex(settings["secret"]), config) as half, asyncio.TaskGroup() as group:
+        acts: dict[str, Callable[..., Any]] = {
+            "reading": lambda: _reading(half, log),
+            "introduce": half.spark.introduce,
+            "end": lambda task: half.spark.end(task, TaskOutcome.FAILED, "it ended"),
+            "checkpoint": lambda operator: bool(group.create_task(half.checkpoint(operator, timeout_s=2.0))),
+        }
+        _answer(half.server.address)
+        while line := await commands.readline():
+            name, *arguments = json.loads(line)
+            _answer(acts[name](*arguments))
+
+
+def _answer(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for who started this; the end of the input is for us
+    settings = json.loads(sys.stdin.readline())
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (settings["files_max"], hard))
+    log = _Log()
+    log.hear_asyncio()
+    asyncio.run(_serve(settings, log))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""The driver's half that is besieged: server, router, bridge, trackers, coordinators, gateways, all of them real.
+
+Two operators stand in it. ``honest`` has tasks that behave; its coordinator holds them to each event once and in order.
+``victim`` is what hostile tasks attach themselves to. Spark is played: a task exists once it is introduced, and one
+that is to be killed ends at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from actors import ActorRef, ActorSystem
+from actors.coordination import (
+    BarrierTrackerActor,
+    OperatorConfig,
+    OperatorCoordinator,
+    OperatorPorts,
+    OperatorStatistics,
+    SubtaskGateway,
+)
+from actors.coordination.messages import RequestCheckpoint, StartOperator, TrackerMessage
+from actors.coordination.operator_config import UNBOUNDED
+from protocol.attempts import LedgerConfig
+from protocol.errors import GatewayFull
+from protocol.facts import (
+    EngineFact,
+    JobStarted,
+    StageSubmitted,
+    StatusReported,
+    TaskEnded,
+    TaskOutcome,
+    TaskStarted,
+    TaskState,
+)
+from protocol.gateway_types import GatewayLimits
+from spark_bridge.bridge import AddOperator, BridgeActor, BridgeMessage, ConnectionRouter
+from spark_bridge.facts import RelayedFact
+from spark_bridge.relay.interface import RelayStatistics
+from spark_bridge.runs import RunningJobs
+from spark_bridge.server import ServerConfig, SubtaskServer
+
+HONEST, VICTIM = "honest", "victim"
+STAGES = {HONEST: 1, VICTIM: 2}
+PARALLELISM = {HONEST: 4, VICTIM: 8}
+FLOOD_BYTES = 50_000
+VICTIM_LIMITS = GatewayLimits(
+    confirm_timeout_s=5.0,
+    reconnect_timeout_s=0.5,
+    events_max=256,
+    bytes_max=4 * 2**20,
+    upward_events_max=64,
+    upward_bytes_max=2**20,
+)
+
+
+class PlayedSpark:
+    """A relay for two jobs that never end."""
+
+    kind = "played"
+
+    def __init__(self) -> None:
+        self.statistics = RelayStatistics()
+        self.bridge: ActorRef[BridgeMessage]
+        self.running: dict[int, TaskStarted] = {}
+        self.faults: list[str] = []
+
+    def tell(self, fact: EngineFact) -> None:
+        self.bridge.tell(RelayedFact(fact, 0))
+
+    def begin(self) -> None:
+        for operator, stage in STAGES.items():
+            self.tell(JobStarted(stage, (stage,)))
+            self.tell(StageSubmitted(stage, 0, PARALLELISM[operator]))
+
+    def introduce(self, operator: str, task_attempt_id: int, subtask: int, attempt_number: int) -> None:
+        """Spark starts a task."""
+        started = TaskStarted(task_attempt_id, STAGES[operator], 0, subtask, attempt_number)
+        self.running[task_attempt_id] = started
+        self.tell(started)
+
+    def end(self, task_attempt_id: int, outcome: TaskOutcome, reason: str) -> None:
+        """Spark says that it has ended. Nothing happens for one that does not run."""
+        started = self.running.pop(task_attempt_id, None)
+        if started is not None:
+            place = (started.stage_id, 0, started.partition, started.attempt_number)
+            self.tell(TaskEnded(task_attempt_id, *place, outcome, reason))
+
+    async def start(self) -> None:
+        """There is no bus to attach to."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+        started = self.running.get(task_attempt_id)
+        if started is not None and started.stage_id == STAGES[HONEST]:
+            self.faults.append(f"honest task {task_attempt_id} was killed: {reason}")
+        self.end(task_attempt_id, TaskOutcome.KILLED, reason)
+
+    async def cancel_job(self, job_id: int, reason: str) -> None:
+        self.faults.append(f"job {job_id} was cancelled: {reason}")
+
+    async def cancel_stage(self, stage_id: int, reason: str) -> None:
+        self.faults.append(f"stage {stage_id} was cancelled: {reason}")
+
+    async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
+        tasks = {id: TaskState.RUNNING if id in self.running else TaskState.UNKNOWN for id in task_attempt_ids}
+        return StatusReported(dict.fromkeys(job_ids, True), tasks)
+
+
+class HonestCoordinator(OperatorCoordinator):
+    """Sends back what it gets, and writes down what is not as promised (H22, H30)."""
+
+    def __init__(self) -> None:
+        self.gateways: dict[int, SubtaskGateway] = {}
+        self.taken = dict.fromkeys(range(PARALLELISM[HONEST]), 0)
+        self.faults: list[str] = []
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        self.gateways[subtask] = gateway
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: Any) -> None:
+        self.faults.append(f"honest subtask {subtask} has failed: {reason}")
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        if event != self.taken[subtask]:
+            self.faults.append(f"subtask {subtask} sent {event!r:.60}, but {self.taken[subtask]} was the next")
+        self.taken[subtask] += 1
+        await self.gateways[subtask].send_event(event)
+
+
+class VictimCoordinator(OperatorCoordinator):
+    """Takes whatever comes. An event that asks for a flood gets one."""
+
+    def __init__(self) -> None:
+        self.gateways: dict[int, SubtaskGateway] = {}
+        self.events = 0
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        self.gateways[subtask] = gateway
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        self.events += 1
+        if event == "flood":
+            for _ in range(200):
+                try:
+                    self.gateways[subtask].send_event_nowait(bytes(FLOOD_BYTES), loss_tolerant=True)
+                except GatewayFull:
+                    return
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        return request
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        return b""
+
+
+class DriverHalf:
+    """What is besieged, and what is played around it."""
+
+    def __init__(self, server: SubtaskServer, router: ConnectionRouter, spark: PlayedSpark) -> None:
+        self.server = server
+        self.router = router
+        self.spark = spark
+        self.honest = HonestCoordinator()
+        self.victim = VictimCoordinator()
+        self.trackers: dict[str, ActorRef[TrackerMessage]] = {}
+        self.checkpoints = {"completed": 0, "failed": 0}
+
+    @property
+    def faults(self) -> list[str]:
+        """What must not have happened."""
+        return self.honest.faults + self.spark.faults
+
+    async def add(self, system: ActorSystem, operator: str) -> None:
+        coordinator = self.honest if operator == HONEST else self.victim
+        limits = GatewayLimits() if operator == HONEST else VICTIM_LIMITS
+        config = OperatorConfig(operator, PARALLELISM[operator], gateway=limits)
+        ports = OperatorPorts(
+            report=self.spark.bridge.tell,
+            gateway_opened=self.router.gateway_opened,
+            gateway_closed=self.router.gateway_closed,
+            store=_nothing,
+            discard=_nothing,
+            failed=lambda error: self.spark.faults.append(f"{operator} has failed: {error!r}"),
+            store_savepoint=_nothing,
+            next_checkpoint_id=itertools.count(1).__next__,
+        )
+        statistics = OperatorStatistics(operator)
+        tracker = system.spawn(
+            lambda: BarrierTrackerActor(coordinator, config, ports, statistics), name=operator, mailbox=UNBOUNDED
+        )
+        self.trackers[operator] = tracker
+        await tracker.ask(StartOperator, timeout_s=10)
+        parallelism = PARALLELISM[operator]
+        await self.spark.bridge.ask(
+            lambda reply_to: AddOperator(operator, parallelism, tracker, reply_to), timeout_s=10
+        )
+
+    async def checkpoint(self, operator: str, timeout_s: float) -> None:
+        """Ask for one; among hostile tasks it may as well fail."""
+        try:
+            await self.trackers[operator].ask(RequestCheckpoint, timeout_s=timeout_s)
+        except Exception:
+            self.checkpoints["failed"] += 1
+        else:
+            self.checkpoints["completed"] += 1
+
+
+@asynccontextmanager
+async def running_driver_half(secret: bytes, config: ServerConfig) -> AsyncIterator[DriverHalf]:
+    """Put together as the sidecar does it."""
+    router = ConnectionRouter()
+    server = SubtaskServer(router, secret, config)
+    spark = PlayedSpark()
+    await server.start()
+    try:
+        async with ActorSystem("besieged") as system:
+            ledger = LedgerConfig(heal_after_s=0.5, query_every_s=0.5, give_up_after_s=2.0)
+            spark.bridge = system.spawn(
+                lambda: BridgeActor(ledger, lambda: spark, running=RunningJobs()), name="bridge", mailbox=UNBOUNDED
+            )
+            half = DriverHalf(server, router, spark)
+            for operator in STAGES:
+                await half.add(system, operator)
+            router.attach(spark.bridge)
+            spark.begin()
+            yield half
+    finally:
+        await server.close()
+
+
+async def _nothing(*_: object) -> None:
+    """Nothing is stored."""

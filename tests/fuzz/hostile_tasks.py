@@ -1,0 +1,154 @@
+"""Attempts that Spark has started and the ledger has accepted, and that then say whatever they like."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from random import Random
+
+from protocol.codec import encode_event
+from protocol.messages import (
+    CheckpointAcknowledged,
+    CheckpointDeclined,
+    ClosedForCheckpoint,
+    Confirm,
+    EventMessage,
+    Finished,
+    HeldEvent,
+    Opened,
+    Register,
+    Registered,
+    RequestMessage,
+    RestoredEventMessage,
+    RestoreMode,
+    Resume,
+    UpMessage,
+)
+from tests.fuzz import samples
+from tests.fuzz.attackers import AT_MOST_ONE_LINE, Intruder
+from tests.fuzz.line import Line
+
+FLOOD = encode_event("flood")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A task of the operator ``victim`` that Spark has just started."""
+
+    task_attempt_id: int
+    subtask: int
+    attempt_number: int
+    parallelism: int
+    run_id: int
+
+
+class _Speech:
+    """Messages that are valid, in an order that is not."""
+
+    def __init__(self, random: Random, slot: Slot) -> None:
+        self._random = random
+        self._slot = slot
+        self.seq = 0
+
+    def next(self) -> UpMessage:
+        """Mostly of this attempt and with the next number, for else it is soon over."""
+        random = self._random
+        task = self._slot.task_attempt_id if random.random() < 0.95 else samples.natural(random)
+        if random.random() < 0.96:
+            self.seq += 1
+            seq = self.seq
+        else:
+            seq = random.choice((max(1, self.seq), self.seq + 2, samples.natural(random, 1)))
+        checkpoint_id = random.randrange(1, 30)
+        payload = random.choice((FLOOD, b"\xc0", b"", b"\xc1", samples.blob(random, 2000)))
+        choices: tuple[Callable[[], UpMessage], ...] = (
+            lambda: EventMessage(task, seq, payload),
+            lambda: EventMessage(task, seq, encode_event(samples.event(random))),
+            lambda: RequestMessage(task, seq, random.randrange(50), payload),
+            lambda: RestoredEventMessage(task, seq, random.randrange(20), payload),
+            lambda: Opened(task, seq),
+            lambda: ClosedForCheckpoint(task, seq, checkpoint_id),
+            lambda: CheckpointDeclined(task, seq, checkpoint_id, samples.text(random, 200)),
+            lambda: CheckpointAcknowledged(
+                task, seq, checkpoint_id, bytes(random.choice((0, 100_000))), self._held(), samples.natural(random)
+            ),
+            lambda: Finished(task, seq, samples.text(random, 50), b"", samples.natural(random)),
+            lambda: Confirm(task, random.choice((0, 1, 2, 5, samples.natural(random)))),
+            lambda: Resume(task, "victim", 0),
+        )
+        weights = (20, 10, 10, 3, 8, 8, 4, 6, 1, 6, 1)
+        return random.choices(choices, weights)[0]()
+
+    def _held(self) -> tuple[HeldEvent, ...]:
+        count = self._random.choice((0, 1, 5000))
+        return tuple(HeldEvent(sender % 9, b"\xc0") for sender in range(count))
+
+
+async def _registered(intruder: Intruder, slot: Slot) -> Line | None:
+    """A connection on which the driver has taken the task; None if it did not."""
+    line = await intruder.authenticated(AT_MOST_ONE_LINE)
+    register = Register(
+        slot.task_attempt_id, "victim", slot.subtask, slot.run_id, slot.attempt_number, RestoreMode.BATCH,
+        slot.parallelism, "hostile", "3.11",
+    )  # fmt: skip
+    await line.say(register)
+    answers = await line.messages()
+    if answers and isinstance(answers[0], Registered):
+        return line
+    await line.close()
+    return None
+
+
+async def talk_at_random(intruder: Intruder, slot: Slot) -> None:
+    line = await _registered(intruder, slot)
+    if line is None:
+        return
+    speech = _Speech(intruder.random, slot)
+    if intruder.random.random() < 0.7:
+        await line.say(Opened(slot.task_attempt_id, 1))
+        speech.seq = 1
+    async with asyncio.TaskGroup() as group:
+        listening = group.create_task(line.until_closed())
+        for _ in range(intruder.random.choice((3, 30, 200))):
+            if listening.done():
+                break
+            await line.say(*(speech.next() for _ in range(intruder.random.choice((1, 1, 20)))))
+            await asyncio.sleep(0)
+        if intruder.random.random() < 0.5:
+            line.reset()
+        else:
+            line.half_close()
+    await line.close()
+
+
+async def never_read(intruder: Intruder, slot: Slot) -> None:
+    """It asks for more than it will ever read; what waits for it is bounded, and it is dropped at the bound."""
+    line = await _registered(intruder, slot)
+    if line is None:
+        return
+    task = slot.task_attempt_id
+    line.stop_reading()
+    await line.say(Opened(task, 1), *(EventMessage(task, seq, FLOOD) for seq in range(2, 40)))
+    for seq in range(40, 60):
+        await line.say(EventMessage(task, seq, FLOOD))
+        await asyncio.sleep(0.01)
+    line.reset()
+
+
+async def never_open(intruder: Intruder, slot: Slot) -> None:
+    """It is never ready, and sends all that a driver might keep until it is."""
+    line = await _registered(intruder, slot)
+    if line is None:
+        return
+    task = slot.task_attempt_id
+    await line.say(EventMessage(task, 1, b"\xc0"))
+    for seq in range(2, 60):
+        await line.say(CheckpointAcknowledged(task, seq, intruder.random.randrange(1, 30), bytes(500_000), (), 0))
+    line.half_close()
+    await line.until_closed()
+    await line.close()
+
+
+HostileTask = Callable[[Intruder, Slot], Awaitable[None]]
+HOSTILE_TASKS: tuple[HostileTask, ...] = (talk_at_random, talk_at_random, never_read, never_open)

@@ -1,0 +1,248 @@
+"""Target: the server and all that stands behind it, under attack, while honest tasks go on with their work.
+
+The driver's half is a process of its own (``tests.fuzz.besieged``); the attackers and the honest tasks are here. What
+must hold: the honest tasks lose nothing and hear nothing twice, a new one is still taken; the process takes no more
+memory and files than it may, and in the end has none left over; of each connection at fault its log has one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from spark_bridge.subtask import TaskEndpoint
+from tests.fuzz.attackers import INSIDERS, STRANGERS, Attack, Intruder
+from tests.fuzz.driver_half import HONEST, PARALLELISM, STAGES, VICTIM
+from tests.fuzz.honest import HonestTask
+from tests.fuzz.hostile_tasks import HOSTILE_TASKS, HostileTask, Slot
+from tests.fuzz.target import Target
+
+PATIENCE_S = 60.0
+FILES_MAX = 512
+UNAUTHENTICATED_MAX = 64
+SERVER = {
+    "authenticate_timeout_s": 1.0,
+    "close_timeout_s": 1.0,
+    "unauthenticated_max": UNAUTHENTICATED_MAX,
+    "write_buffer_bytes_max": 2 * 2**20,
+}
+# Of what the attackers make it hold: each connection its read and write buffers, each hostile task its window, what
+# it is sent, and snapshots. Beside that what the allocator does not give back.
+MEMORY_GROWTH_BYTES_MAX = 128 * 2**20
+AT_ONCE = 12
+"""Attacks under way at a time."""
+
+
+class Besieged:
+    """The driver's half, as seen from here."""
+
+    def __init__(self, process: Process, secret: bytes, address: tuple[str, int]) -> None:
+        self._process = process
+        self._lock = asyncio.Lock()
+        self.secret = secret
+        self.address = address
+        self.log: list[dict[str, Any]] = []
+        self._task_ids = iter(range(1, 2**31))
+
+    async def ask(self, *command: Any) -> Any:
+        async with self._lock, asyncio.timeout(PATIENCE_S):
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            return await _answer(self._process)
+
+    async def reading(self) -> dict[str, Any]:
+        """The figures of now. What was logged since the last reading is added to ``log``."""
+        reading: dict[str, Any] = await self.ask("reading")
+        self.log += reading.pop("log")
+        return reading
+
+    async def until(self, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        """The first reading of which ``condition`` is true."""
+        reading: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not condition(reading := await self.reading()):  # noqa: ASYNC110 - it is in another process
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"{what} has not come to pass: {reading}") from None
+        return reading
+
+    async def honest_task(self, subtask: int) -> HonestTask:
+        task_attempt_id = await self.introduce(HONEST, subtask, 0)
+        endpoint = TaskEndpoint(*self.address, self.secret, HONEST, PARALLELISM[HONEST])
+        return HonestTask(endpoint, task_attempt_id, subtask, STAGES[HONEST])
+
+    async def introduce(self, operator: str, subtask: int, attempt_number: int) -> int:
+        task_attempt_id = next(self._task_ids)
+        await self.ask("introduce", operator, task_attempt_id, subtask, attempt_number)
+        return task_attempt_id
+
+
+async def _answer(process: Process) -> Any:
+    assert process.stdout is not None
+    line = await process.stdout.readline()
+    assert line, "the driver's half has ended"
+    return json.loads(line)
+
+
+@asynccontextmanager
+async def besieged(**server: float) -> AsyncIterator[Besieged]:
+    """The driver's half in a process of its own, which must end well. ``server`` are changes of ``SERVER``."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.fuzz.besieged"),
+        stdin=PIPE,
+        stdout=PIPE,
+        limit=2**26,
+        cwd=Path(__file__).parent.parent.parent,
+    )
+    assert process.stdin is not None
+    try:
+        secret = secrets.token_bytes(32)
+        settings = {"secret": secret.hex(), "files_max": FILES_MAX, "server": SERVER | server}
+        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        async with asyncio.timeout(PATIENCE_S):
+            host, port = await _answer(process)
+        yield Besieged(process, secret, (host, port))
+        process.stdin.close()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await process.wait() == 0, "the driver's half did not end well"
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        process._transport.close()  # type: ignore[attr-defined]
+
+
+# --- the siege ----------------------------------------------------------------------------------------------------
+
+
+class Siege:
+    """Attacks on one driver's half, and what must hold when they are over."""
+
+    def __init__(self, half: Besieged, random: Random) -> None:
+        self.half = half
+        self.random = random
+        self.lines: dict[str, list[range]] = {}
+        self._free_subtasks = list(range(PARALLELISM[VICTIM]))
+        self._attempts: Counter[int] = Counter()
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(PARALLELISM[VICTIM])
+
+    async def attack(self, attacks: Sequence[Attack | HostileTask]) -> None:
+        """All of them, some at a time, each with a ``Random`` of its own; returns when all are over."""
+        async with asyncio.TaskGroup() as group:
+            for number, attack in enumerate(attacks):
+                random = Random(self.random.random())
+                intruder = Intruder(random, self.half.address, self.half.secret, self.lines)
+                group.create_task(self._one(attack, intruder), name=f"{number} {attack.__name__}")
+
+    async def _one(self, attack: Any, intruder: Intruder) -> None:
+        try:
+            if attack in HOSTILE_TASKS:
+                async with self._slots:
+                    await self._hostile_task(attack, intruder)
+            else:
+                async with self._room:
+                    await attack(intruder)
+        except Exception as error:
+            error.add_note(f"in the attack {attack.__name__}")
+            raise
+
+    async def _hostile_task(self, task: HostileTask, intruder: Intruder) -> None:
+        subtask = self._free_subtasks.pop()
+        attempt_number = self._attempts[subtask]
+        self._attempts[subtask] += 1
+        task_attempt_id = await self.half.introduce(VICTIM, subtask, attempt_number)
+        try:
+            await self.half.ask("checkpoint", VICTIM)
+            await task(intruder, Slot(task_attempt_id, subtask, attempt_number, PARALLELISM[VICTIM], STAGES[VICTIM]))
+        finally:
+            await self.half.ask("end", task_attempt_id)
+            self._free_subtasks.append(subtask)
+
+    def check_log(self) -> None:
+        """One line for each connection at fault, at most one for any, and no defect (H62)."""
+        log = self.half.log
+        defects = [line for line in log if line["log_level"] in ("error", "critical") or "exception" in line]
+        assert not defects, f"the driver has a defect: {defects[0]}"
+        for name, worth in self.lines.items():
+            said = [line for line in log if line.get("peer") == name]
+            expected = range(sum(each.start for each in worth), sum(each.stop - 1 for each in worth) + 1)
+            assert len(said) in expected, f"{len(said)} lines, not {expected}, are in the log about {name}: {said}"
+            assert all(line.get("why") or line["event"].startswith("connection closed: ") for line in said)
+        assert self.half.secret.hex() not in str(log)
+
+
+async def lay_siege(random: Random, attacks: Sequence[Attack | HostileTask], **server: float) -> dict[str, Any]:
+    """Attack a driver's half with honest tasks on it; returns the last reading. Raises ``AssertionError``."""
+    async with besieged(**server) as half:
+        siege = Siege(half, random)
+        tasks = [await half.honest_task(subtask) for subtask in range(PARALLELISM[HONEST] - 1)]
+        try:
+            await half.until(lambda reading: min(reading["taken"][:-1]) > 10, "that honest tasks are at work")
+            before = await half.reading()
+            await siege.attack(attacks)
+            tasks.append(await half.honest_task(PARALLELISM[HONEST] - 1))
+            await half.until(lambda reading: reading["taken"][-1] > 10, "that a new task is taken")
+            after = await half.until(_only_honest_are_left, "that nothing of the attackers is left")
+        finally:
+            ends = await asyncio.gather(*(asyncio.to_thread(task.finish) for task in tasks), return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+        last = await half.until(lambda reading: reading["taken"] == ends, "that each event has come once")
+        assert not last["faults"], last["faults"]
+        assert after["files"] <= before["files"] + 1 + 2, f"files were left open: {before} {after}"
+        assert after["tasks"] <= before["tasks"] + 1 + PARALLELISM[VICTIM], f"tasks are left: {before} {after}"
+        growth = after["resident_bytes"] - before["resident_bytes"]
+        assert growth <= MEMORY_GROWTH_BYTES_MAX, f"the driver's memory has grown by {growth} bytes"
+        siege.check_log()
+        return last | {"growth": growth}
+
+
+def _only_honest_are_left(reading: dict[str, Any]) -> bool:
+    connections = reading["connections"]
+    others = connections["unauthenticated"] + connections["unidentified"] + connections["closing"]
+    honest = PARALLELISM[HONEST]
+    return bool(others == 0 and connections["identified"] == honest and reading["gateways"] == honest)
+
+
+def _case_of(attacks: Sequence[Attack | HostileTask], count: int) -> Callable[[Random], None]:
+    def case(random: Random) -> None:
+        chosen = [*attacks, *random.choices(attacks, k=count)]
+        random.shuffle(chosen)
+        run(lambda: lay_siege(random, chosen))
+
+    return case
+
+
+def run(siege: Callable[[], Awaitable[Any]]) -> Any:
+    """On a loop of its own. A group of failures is told by its first one, which is what a replay is about."""
+
+    async def besiege() -> Any:
+        return await siege()
+
+    try:
+        return asyncio.run(besiege())
+    except ExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+
+
+TARGETS = (
+    Target("strangers", "peers without the secret, at a real server", _case_of(STRANGERS, 40), slow=True),
+    Target("insiders", "peers with the secret that are no tasks", _case_of(INSIDERS, 60), slow=True),
+    Target("tasks", "registered tasks that say what they like", _case_of(HOSTILE_TASKS, 60), slow=True),
+    Target("siege", "all of them together", _case_of((*STRANGERS, *INSIDERS, *HOSTILE_TASKS), 60), slow=True),
+)
