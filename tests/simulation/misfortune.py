@@ -239,6 +239,7 @@ MISFORTUNES: list[Callable[[UnluckyWorld], None]] = [
     copy,
     hang,
     set_trap,
+    set_trap,
     raise_in_operator,
     crash,
     crash,
