@@ -115,7 +115,14 @@ class World:
         self.tell(f"a driver starts: parallelism {application.parallelism}, restores {application.restored}")
         copies, barrier = self.settings.copies, self.settings.barrier_stage
         self.engine = Engine(
-            self.random, application.parallelism, self.faults, self.launch, self.kill_process, copies, barrier
+            self.random,
+            application.parallelism,
+            self.faults,
+            self.launch,
+            self.kill_process,
+            copies,
+            barrier,
+            self.happen,
         )
         self.engine.next_task = 1000 * self.drivers  # so that a number names one task
         self.application = application
@@ -130,6 +137,11 @@ class World:
 
     def tell(self, line: str) -> None:
         self.story.append(f"{self.steps:5} {self.now:9.4f}  {line}")
+
+    def happen(self, what: str) -> None:
+        self.figures.happen(what)
+        if what == "fetch failure":  # where its fact is lost, the task looks like a zombie that runs on
+            self.driver.coordinator.order.copies = True
 
     def record(self, task_attempt_id: int) -> AttemptRecord:
         return self.records.setdefault(task_attempt_id, AttemptRecord(f"task {task_attempt_id}"))
