@@ -15,7 +15,7 @@ the two would lose the split.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
 from protocol.errors import LocalProtocolError
@@ -116,6 +116,8 @@ class SplitAssignmentTracker(Generic[SplitT]):
             tracker._open = _ordered_sets(snapshot["open"])
             history = snapshot.get("by_checkpoint", {})
             for checkpoint_id in sorted(history):
+                if type(checkpoint_id) is not int:
+                    raise TypeError(f"checkpoint {checkpoint_id!r}")
                 tracker._by_checkpoint[checkpoint_id] = _ordered_sets(history[checkpoint_id])
                 tracker._newest_checkpoint_id = checkpoint_id
         except (TypeError, KeyError, AttributeError) as error:
@@ -130,5 +132,9 @@ class SplitAssignmentTracker(Generic[SplitT]):
         assert all(self._open.values()), "an empty open assignment"
 
 
-def _ordered_sets(assignments: dict[int, Sequence[SplitT]]) -> _Assignments[SplitT]:
-    return {subtask: dict.fromkeys(splits) for subtask, splits in assignments.items()}
+def _ordered_sets(assignments: dict[Any, Any]) -> _Assignments[SplitT]:
+    """Raises ``TypeError`` for what was not made by ``snapshot``; a subtask without splits has no entry."""
+    for subtask, splits in assignments.items():
+        if type(subtask) is not int or not isinstance(splits, list | tuple):
+            raise TypeError(f"the splits of subtask {subtask!r} are {splits!r}")
+    return {subtask: dict.fromkeys(splits) for subtask, splits in assignments.items() if splits}

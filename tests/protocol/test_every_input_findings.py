@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from protocol.attempts import AttemptLedger
 from protocol.barrier_tracker import BarrierTracker, CheckpointConfig
 from protocol.errors import LocalProtocolError
 from protocol.machine import TimePassed
+from protocol.splits import SplitAssignmentTracker
 from tests.protocol.attempts_kit import Playbook, end, job, reg
 
 
@@ -40,3 +43,18 @@ def test_the_death_of_a_task_without_a_place_is_no_news_of_any_subtask(partition
 def test_what_is_no_input_at_all_is_refused(machine: AttemptLedger | BarrierTracker) -> None:
     with pytest.raises(LocalProtocolError, match="no input of"):
         machine.handle("hello", 1.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "snapshot", [{"open": {"a": [1]}}, {"open": {0: "ab"}}, {"open": {}, "by_checkpoint": {"1": {}}}]
+)
+def test_split_assignments_that_no_snapshot_can_hold_are_refused(snapshot: dict[str, Any]) -> None:
+    # H56: else the ids would meet ids of another type, at the next checkpoint.
+    with pytest.raises(LocalProtocolError, match="no snapshot"):
+        SplitAssignmentTracker.restore(snapshot)
+
+
+def test_a_subtask_without_splits_is_none_after_a_restore() -> None:
+    tracker: SplitAssignmentTracker[int] = SplitAssignmentTracker.restore({"open": {0: [], 1: [7]}})
+    tracker.check_invariants()
+    assert tracker.open_assignments == {1: [7]}
