@@ -261,12 +261,24 @@ def decode_event(data: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Any:
     if len(data) > limits.event_bytes_max:
         raise RemoteProtocolError(f"an event of {len(data)} bytes, over {limits.event_bytes_max}")
     value = _unpack_event(data, limits)
-    if type(value) not in _SCALARS:
-        try:
-            _check_value(value, limits)
-        except EventEncodeError as error:
-            raise RemoteProtocolError(f"an event over the bounds: {error}") from None
+    if type(value) not in _SCALARS and _nests_deeper(value, limits.event_nesting_max):
+        raise RemoteProtocolError(f"an event that nests deeper than {limits.event_nesting_max}")
     return value
+
+
+def _nests_deeper(root: Any, nesting_max: int) -> bool:
+    """Looks at no entry more than twice, level by level: an event may be made of a million empty lists."""
+    level = [root]
+    for _ in range(nesting_max):
+        level = [
+            entry
+            for container in level
+            for entry in (container.values() if type(container) is dict else container)
+            if type(entry) not in _SCALARS
+        ]
+        if not level:
+            return False
+    return True
 
 
 _CLAIMS_UNCHECKED_BYTES = 1024
@@ -289,9 +301,14 @@ def _unpack_event(data: bytes, limits: WireLimits) -> Any:
             max_array_len=entries_max,
             max_map_len=entries_max,
             max_ext_len=0,
+            ext_hook=_refuse_extension,  # one of no bytes is within that bound
         )
     except _UNPACK_ERRORS as error:
         raise RemoteProtocolError(f"an event that is not msgpack within the bounds: {_detail(error)}") from None
+
+
+def _refuse_extension(code: int, data: bytes) -> None:
+    raise ValueError(f"extension type {code}")
 
 
 _Place = tuple["_Place | None", object]  # a linked list of keys, so that a path costs nothing until it is needed

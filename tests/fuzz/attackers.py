@@ -288,7 +288,7 @@ async def resume_nonsense(intruder: Intruder) -> None:
     """An attempt goes on that never was."""
     random = intruder.random
     line = await intruder.authenticated(AT_MOST_ONE_LINE)
-    await line.say(Resume(samples.natural(random) + 10**6, random.choice(("honest", "victim", "x")), 0))
+    await line.say(Resume(10**6 + samples.natural(random) % 2**60, random.choice(("honest", "victim", "x")), 0))
     await line.until_closed()
     await line.close()
 
