@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import get_args
 
-from protocol.attempts import judge
+from protocol.attempts import judge, unwanted
 from protocol.attempts.books import EngineBooks, StageRecord, TaskRecord
 from protocol.attempts.entries import AttemptState, HeldRegistration
 from protocol.attempts.invariants import check_operator
@@ -309,7 +309,7 @@ class AttemptLedger:
         if stage is not None and fact.task_count < stage.task_count:
             kept = f"{stage.task_count - fact.task_count} tasks of a failed attempt of barrier stage {fact.stage_id}"
             for operator in self._in_stage(fact.stage_id):
-                operator.fail_for_unwanted_success(kept)
+                unwanted.fail_for_success(operator, kept)
 
     def _job_fact(self, fact: JobStarted | JobEnded, now: float) -> None:
         if isinstance(fact, JobEnded):

@@ -5,6 +5,7 @@ What is decided here is explained at the top of the package. ``judge.py`` decide
 
 from __future__ import annotations
 
+from protocol.attempts import unwanted
 from protocol.attempts.books import EngineBooks, RecentIds, TaskRecord
 from protocol.attempts.entries import AttemptEntry, AttemptState, HeldRegistration, Run, SubtaskEntry
 from protocol.attempts.types import (
@@ -42,14 +43,6 @@ _KINDS = {
     TaskOutcome.EXECUTOR_LOST: FailureKind.EXECUTOR_LOST,
     TaskOutcome.FETCH_FAILED: FailureKind.FETCH_FAILED,
 }
-
-_GIVEN_UP_BY_US = (
-    FailureKind.CONFIRMATION_TIMEOUT,
-    FailureKind.CONNECTION_LOST,
-    FailureKind.SUPERSEDED,
-    FailureKind.GLOBAL_FAILURE,
-    FailureKind.LOST_FACT,
-)
 
 _LEGAL_WORDS: frozenset[tuple[AttemptState, type]] = frozenset(
     {
@@ -351,16 +344,17 @@ class OperatorLedger:
             if entry.alive:
                 self._finish(entry, run.subtask(entry.attempt.subtask))
             elif entry.state is AttemptState.OVER:
-                self._check_unwanted_success(run, entry)
+                unwanted.check_success(self, run, entry)
         elif entry.alive or entry.state is AttemptState.FINISHED:
             self.fail(entry, self._kind_of(task, run), task.end_reason)
+            unwanted.check_winner(self, run, entry)
 
     def _kind_of(self, task: TaskRecord, run: Run) -> FailureKind:
         assert task.end is not None
         kind = _KINDS[task.end]
         if kind is FailureKind.KILLED:
             finished = run.subtask(task.partition).finished
-            if finished is not None or "another attempt succeeded" in task.end_reason.lower():
+            if finished is not None or unwanted.lost_to_another(task):
                 return FailureKind.SUPERSEDED
         return kind
 
@@ -386,34 +380,6 @@ class OperatorLedger:
         attempt = self._mint(subtask, task_attempt_id)
         self._announce_failed(attempt, kind, text)
         self._after_failure(run, attempt, text or kind.value)
-
-    def _check_unwanted_success(self, run: Run, entry: AttemptEntry) -> None:
-        """We gave the attempt up, and Spark took its output all the same: fail loudly rather than count twice.
-
-        It cannot happen to a task that waits for the confirmation of its goodbye. A newer plain task of the
-        subtask shows that Spark has lost the output since, and all is well.
-        """
-        if entry.failure not in _GIVEN_UP_BY_US:
-            return
-        stage = self.books.stage(run.run_id)
-        own = stage.tasks[entry.task_attempt_id].stage_attempt
-        if run.barrier_failed is not None and own is not None and own <= run.barrier_failed:
-            if stage.outlived_its_stage_attempt(stage.tasks[entry.task_attempt_id]):
-                self.fail_for_unwanted_success(str(entry.attempt))
-            return  # else Spark has thrown it away with the rest of its stage attempt
-        newer = any(
-            task.partition == entry.attempt.subtask
-            and task.task_attempt_id > entry.task_attempt_id
-            and not task.speculative
-            for task in stage.tasks.values()
-        )
-        if not newer and run.subtask(entry.attempt.subtask).finished is None:
-            self.fail_for_unwanted_success(str(entry.attempt))
-
-    def fail_for_unwanted_success(self, what: str) -> None:
-        self.fail_globally(
-            f"Spark counts {what} as a success after the coordinator gave it up and took back what it had handed out"
-        )
 
 
 __all__ = ["OperatorLedger"]

@@ -1,0 +1,61 @@
+"""Successes that Spark keeps although the coordinator was told that they are void: the job fails (H15, H17)."""
+
+from __future__ import annotations
+
+from protocol.facts import StatusReported, TaskOutcome, TaskState
+from tests.protocol.attempts_kit import Playbook, end, goodbye, job, reg, stage, start
+
+OK = TaskOutcome.SUCCESS
+
+
+def a_running_barrier_stage() -> Playbook:
+    book = Playbook(parallelism=2)
+    book.feed(job(), stage(tasks=2, barrier=True))
+    book.ready(10, 0)
+    book.ready(11, 1)
+    return book
+
+
+def test_a_success_behind_the_failure_of_its_barrier_stage_attempt_fails_the_job() -> None:
+    """The invariant: the coordinator was reset, and Spark will not run that partition again."""
+    book = a_running_barrier_stage()
+    assert book.feed(goodbye(11), end(10, 0)) == ["failed 0#0 FAILED", "failed 1#0 GLOBAL_FAILURE"]
+    assert book.feed(end(11, 1, OK)) == ["cancel [0]"]
+
+
+def test_a_success_ahead_of_the_failure_is_thrown_away_by_spark_however_late_it_is_known() -> None:
+    """H15: the coordinator heard of the failure from the task itself, before the bus told of either end."""
+    book = a_running_barrier_stage()
+    book.feed(goodbye(11), goodbye(10, "ValueError"))
+    assert book.feed(end(11, 1, OK), end(10, 0)) == []
+    assert book.feed(stage(attempt=1, tasks=2, barrier=True)) == []
+
+
+def test_a_barrier_stage_of_which_only_a_part_runs_again_fails_the_job() -> None:
+    """The same, where the fact of the success was lost (H19)."""
+    book = a_running_barrier_stage()
+    book.feed(goodbye(11), end(10, 0))
+    assert book.feed(stage(attempt=1, tasks=1, barrier=True)) == ["cancel [0]"]
+
+
+def test_a_copy_that_was_taken_for_a_rerun_and_lost_to_the_first_attempt_fails_the_job() -> None:
+    """H17: the copy's start was lost and its kill takes long, so the success was revoked for nothing."""
+    book = Playbook()
+    book.feed(job(), stage())
+    book.ready(10, 1)
+    book.feed(goodbye(10), end(10, 1, OK), reg(20, 1))
+    book.wait(book.config.heal_after_s)
+    accepted = book.feed(StatusReported({0: True}, {20: TaskState.RUNNING}))
+    assert accepted == ["failed 1#0 REVOKED", "reset 1", "accept 1#1 task 20"]
+    lost = end(20, 1, TaskOutcome.KILLED, reason="another attempt succeeded")
+    assert book.feed(lost) == ["failed 1#1 SUPERSEDED", "reset 1", "cancel [0]"]
+
+
+def test_a_copy_that_dies_behind_the_loss_of_the_winners_output_fails_nothing() -> None:
+    """H17: Spark itself has revoked the success, and will run the partition again."""
+    book = Playbook()
+    book.feed(job(), stage())
+    book.ready(10, 1)
+    book.feed(start(20, 1, number=1, speculative=True), reg(20, 1, number=1))
+    book.feed(end(10, 1, OK), end(10, 1, TaskOutcome.RESUBMITTED))
+    assert book.feed(end(20, 1, TaskOutcome.KILLED, reason="another attempt succeeded")) == []
