@@ -17,7 +17,9 @@ every respect (H33), but is never refused: the peer's open requests are bounded 
 clock stands still meanwhile, and the reconnect clock runs. A held event runs no clock; the checkpoint that
 holds it has its own. When a clock runs out, the attempt is given up here and at once, for it must be mute
 before Spark has killed it: the effect that fails it comes first, then its events fail (R26: the failover is
-known before the failure is).
+known before the failure is). For a peer that has said goodbye no clock runs any more. Its work is done, and how
+it ended is Spark's to tell: given up here, it would come back after a long cut and wait for ever for the
+confirmation of its goodbye, or fail after all that it has done.
 
 *Up.* Events and requests wait until the coordinator knows that the subtask is ready (H10); whatever comes
 after them waits behind them, save ``Opened``, which is what readiness needs, and the news of a failure. They
@@ -184,6 +186,8 @@ class GatewayMachine:
 
     def next_deadline(self) -> float | None:
         """When ``TimePassed`` is due, on the clock of ``now``; None when no clock runs."""
+        if self._in.finished:
+            return None
         if self._state is GatewayState.ATTACHED:
             return self._valve.confirm_deadline()
         stopped_at = self._valve.stopped_at

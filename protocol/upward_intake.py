@@ -74,6 +74,11 @@ class UpwardIntake:
         self._kept_words: set[tuple[type, int]] = set()  # of these, what concerns a checkpoint: its kind and id
         self._unanswered: set[int] = set()
 
+    @property
+    def finished(self) -> bool:
+        """Whether the peer has said goodbye."""
+        return self._peer is _Peer.FINISHED
+
     def receive(self, item: UpItem, now: float, effects: Effects) -> bool:
         """Take one item; True if it was a duplicate, which wants to be confirmed again."""
         if not self.stream.is_new(item.seq):

@@ -237,6 +237,21 @@ def test_a_peer_that_stays_away_too_long_ends_its_attempt() -> None:
     assert gateway.state is GatewayState.OVER
 
 
+def test_a_peer_that_said_goodbye_may_stay_away_for_long_and_is_confirmed_when_it_comes_back() -> None:
+    """H24, H48: given up after its goodbye, it waited for ever for the confirmation. Found by the simulation: the
+    network is cut for longer than the reconnect timeout just behind the goodbye."""
+    gateway = a_gateway()
+    hear(gateway, Opened(7, 1))
+    gateway.handle(EventSubmitted(1, b"late"), 0.0)
+    hear(gateway, Finished(7, 2, "", b"s", 0))
+    gateway.handle(ConnectionLost(), 1.0)
+    assert gateway.next_deadline() is None
+    assert gateway.handle(TimePassed(), 100.0) == []
+    assert sent(gateway.handle(ConnectionAttached(0), 200.0)) == [EventMessage(7, 1, b"late"), Confirm(7, 2)]
+    assert gateway.handle(TimePassed(), 300.0) == []
+    assert failed(gateway.handle(AttemptIsOver("it has finished"), 400.0)) == [1]
+
+
 def test_a_second_report_of_the_same_loss_does_not_start_the_reconnect_clock_again() -> None:
     # H48
     gateway = a_gateway()
