@@ -61,12 +61,14 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         self.limits = g.GatewayLimits(10.0, 7.0, 4, 60, self.dice.choice((3, 5)), 60)
         self.event_id = self.request_id = 0
         self.open_events: set[int] = set()
+        self.open_requests: set[int] = set()
+        self.room_owed = False
         return GatewayMachine(ATTEMPT, self.limits)
 
     def fork(self) -> GatewayWalk:
         fork = super().fork()
         assert isinstance(fork, GatewayWalk)
-        fork.open_events = set(self.open_events)
+        fork.open_events, fork.open_requests = set(self.open_events), set(self.open_requests)
         return fork
 
     # --- what fits ---
@@ -97,7 +99,8 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             return g.EventSubmitted(self.event_id, self.payload(fits), dice.random() < 0.2)
         if kind is g.AnswerSubmitted:
             unanswered = sorted(intake._unanswered)
-            request_id = self.one_of(unanswered, (-1, HUGE, self.request_id + 1), fits)
+            answered = sorted(set(range(1, self.request_id)) - set(unanswered))
+            request_id = self.one_of(unanswered, (-1, HUGE, *answered[-3:]), fits)
             return g.AnswerSubmitted(request_id, dice.choice(("", "no")), self.payload(fits))
         if kind is g.ItemTaken:
             delivered = intake._kept[0].seq - 1 if intake._kept else intake.stream.received_seq
@@ -218,6 +221,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         for cell in cells:
             match cell:
                 case ("state", state, kind):
+                    assert state is not GatewayState.OVER or self.machine.state is GatewayState.OVER  # for ever
                     self.judge_state(LEGAL[kind][list(GatewayState).index(state)], given)
                 case ("message", GatewayState.ATTACHED, kind) if kind in (m.Register, m.Resume):
                     own = isinstance(given.input, g.MessageReceived) and given.input.message.task_attempt_id == 7
@@ -227,6 +231,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
                 case ("checkpoint", phase, kind):
                     self.judge_checkpoint(phase, kind, given)
         self.judge_events(given)
+        self.judge_requests(cells, given)
         self.judge_ids(given)
 
     def judge_state(self, verdict: Verdict, given: GatewayGiven) -> None:
@@ -291,11 +296,25 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         """Every accepted event is confirmed or failed, once (H21, H26)."""
         if isinstance(given.input, g.EventSubmitted) and given.error is None:
             self.open_events.add(given.input.event_id)
+        self.room_owed = self.room_owed or isinstance(given.error, GatewayFull)
         for effect in given.effects:
             if isinstance(effect, g.ConfirmEvent | g.FailEvent):
                 self.open_events.remove(effect.event_id)
+            elif isinstance(effect, g.RoomAvailable):  # H27: once for each refusal, or row of them
+                assert self.room_owed
+                self.room_owed = False
         if self.machine.state is GatewayState.OVER:
             assert not self.open_events
+
+    def judge_requests(self, cells: list[Cell], given: GatewayGiven) -> None:
+        """A request can be answered once, and not before it has come (H33)."""
+        input = given.input
+        came = any(cell[0] == "item" and cell[1] is not Peer.FINISHED for cell in cells)
+        if came and isinstance(input, g.MessageReceived) and isinstance(input.message, m.RequestMessage):
+            self.open_requests.add(input.message.request_id)
+        if isinstance(input, g.AnswerSubmitted) and self.machine.state is not GatewayState.OVER:
+            assert (given.error is None) == (input.request_id in self.open_requests)
+            self.open_requests.discard(input.request_id)
 
     def judge_ids(self, given: GatewayGiven) -> None:
         """Nothing is said of a checkpoint that is over (H44), and at most one ``Confirm`` leaves."""

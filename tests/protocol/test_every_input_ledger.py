@@ -372,7 +372,10 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
                 self.fork().give(input)
 
     def wait(self, rounds: int = 80) -> None:
-        super().wait(rounds)
+        super().wait(8)
+        while self.waiting and rounds:
+            super().wait(1)
+            rounds -= 1
         assert not self.waiting, "a registration waits for ever"
 
 

@@ -57,6 +57,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         self.limits = s.SubtaskLimits(dice.choice((3, 5)), 60, 7.0, snapshot_bytes_max=200, held_events_max=4)
         self.request_id = 0
         self.asked: set[int] = set()
+        self.room_owed = False
         held = tuple(m.HeldEvent(5, bytes(n)) for n in range(dice.choice((0, 0, 2, 6))))
         return SubtaskMachine(7, 2, self.limits, held, dice.choice((0, 11)))
 
@@ -193,6 +194,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         for cell in cells:
             match cell:
                 case ("state", state, kind):
+                    assert state is not SubtaskState.OVER or self.machine.state is SubtaskState.OVER  # for ever
                     self.judge_state(LEGAL[kind][list(SubtaskState).index(state)], given)
                 case ("stranger", _):
                     assert given.kinds == [s.RefuseMessage]
@@ -277,11 +279,15 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         """Every request is resolved once; nothing goes out once the attempt is over (H3, H26, H33)."""
         if isinstance(given.input, s.RequestSubmitted) and given.error is None:
             self.asked.add(given.input.request_id)
+        self.room_owed = self.room_owed or isinstance(given.error, GatewayFull)
         confirms = 0
         for place, effect in enumerate(given.effects):
             match effect:
                 case s.ResolveRequest(request_id, _, _):
                     self.asked.remove(request_id)
+                case s.RoomAvailable():  # H27: once for each refusal, or row of them
+                    assert self.room_owed
+                    self.room_owed = False
                 case s.EndAttempt(_):
                     assert place == len(given.effects) - 1
                     assert not self.asked or self.machine.state is SubtaskState.OVER
