@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from protocol.codec import encode_event
@@ -16,6 +16,7 @@ from protocol.messages import (
     EventMessage,
     Finished,
     HeldEvent,
+    Message,
     Opened,
     Register,
     Registered,
@@ -23,7 +24,6 @@ from protocol.messages import (
     RestoredEventMessage,
     RestoreMode,
     Resume,
-    UpMessage,
 )
 from tests.fuzz import samples
 from tests.fuzz.attackers import AT_MOST_ONE_LINE, Intruder
@@ -51,7 +51,7 @@ class _Speech:
         self._slot = slot
         self.seq = 0
 
-    def next(self) -> UpMessage:
+    def next(self) -> Message:
         """Mostly of this attempt and with the next number, for else it is soon over."""
         random = self._random
         task = self._slot.task_attempt_id if random.random() < 0.95 else samples.natural(random)
@@ -62,7 +62,7 @@ class _Speech:
             seq = random.choice((max(1, self.seq), self.seq + 2, samples.natural(random, 1)))
         checkpoint_id = random.randrange(1, 30)
         payload = random.choice((FLOOD, b"\xc0", b"", b"\xc1", samples.blob(random, 2000)))
-        choices: tuple[Callable[[], UpMessage], ...] = (
+        choices: tuple[Callable[[], Message], ...] = (
             lambda: EventMessage(task, seq, payload),
             lambda: EventMessage(task, seq, encode_event(samples.event(random))),
             lambda: RequestMessage(task, seq, random.randrange(50), payload),
@@ -76,8 +76,9 @@ class _Speech:
             lambda: Finished(task, seq, samples.text(random, 50), b"", samples.natural(random)),
             lambda: Confirm(task, random.choice((0, 1, 2, 5, samples.natural(random)))),
             lambda: Resume(task, "victim", 0),
+            lambda: replace(samples.message(random), task_attempt_id=task),  # of either direction
         )
-        weights = (20, 10, 10, 3, 8, 8, 4, 6, 1, 6, 1)
+        weights = (20, 10, 10, 3, 8, 8, 4, 6, 1, 6, 1, 1)
         return random.choices(choices, weights)[0]()
 
     def _held(self) -> tuple[HeldEvent, ...]:

@@ -197,13 +197,13 @@ def check_record(data: bytes) -> None:
 def _relay_case(random: Random) -> None:
     record = samples.relay_record(random)
     decode_record(record)
-    for part in mutations.truncations(record):
-        with about_input(part):
+    for other in (*mutations.truncations(record), record + b"\x00"):
+        with about_input(other):
             try:
-                decode_record(part)
+                decode_record(other)
             except RecordDecodeError:
                 continue
-            raise AssertionError("a part of a record was taken for a whole one")
+            raise AssertionError("a part of a record, or more than one, was taken for a whole one")
     for _ in range(20):
         check_record(mutations.mutated(random, record))
 
