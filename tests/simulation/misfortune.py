@@ -46,6 +46,7 @@ def strike(world: UnluckyWorld) -> None:
         world.lose_driver()
     world.engine.happen = world.figures.happen
     world.now += world.engine.chores.rest()
+    world.engine.chores.catch_up(world.now)
     for connection in world.connections:
         connection.arrive(world.now)
     if world.calm:

@@ -314,7 +314,7 @@ class Process:
         if not isinstance(item, MailboxBarrier) or troubles.dawdled == item.checkpoint_id or world.calm:
             return False
         troubles.dawdled = item.checkpoint_id
-        if world.random.random() >= 0.03:
+        if world.random.random() >= 0.1:
             return False
         world.figures.happen("late snapshot")
         troubles.stalled_until = world.now + world.random.choice([0.05, 0.5, 7.0])

@@ -22,6 +22,7 @@ from protocol.facts import (
     TaskState,
 )
 from tests.simulation import accidents
+from tests.simulation.chores import KILL_S_MAX
 from tests.simulation.engine import Engine, EngineTask, Faults
 from tests.simulation.jobs import Job
 
@@ -129,12 +130,12 @@ def test_a_killed_task_talks_on_until_the_kill_is_carried_out_and_counts_as_no_f
     job = stage.start()
     stage.random.answers = [25]
     stage.engine.request_kill(100, "no answer")
-    for _ in range(25):
+    for _ in range(20):
         stage.engine.carry_out_kill()
     assert 100 in stage.processes
-    assert stage.engine.chores.rest() == pytest.approx(2.5)
+    assert stage.engine.chores.rest() == pytest.approx(20 / 25 * KILL_S_MAX)
     stage.told()
-    stage.engine.carry_out_kill()
+    stage.engine.chores.catch_up(KILL_S_MAX)
     assert 100 not in stage.processes
     assert [type(fact) for fact in stage.told()] == [TaskEnded, TaskStarted]
     assert job.latest.failures == {0: 0}
@@ -158,6 +159,7 @@ def test_the_loser_of_two_copies_is_killed_even_if_it_ends_well() -> None:
     ends = stage.told(TaskEnded)
     assert outcomes(ends) == [(102, TaskOutcome.SUCCESS), (100, TaskOutcome.KILLED)]
     assert "another attempt succeeded" in ends[1].reason
+    assert "loser ends well" in stage.happened
     assert stage.engine.finished == {0: 102}
 
 
@@ -189,6 +191,7 @@ def test_of_two_successes_the_first_is_the_result_and_the_last_is_read_by_a_shuf
         stage.engine.exited(rival.task_attempt_id, "")
         expected = zombie if counts == "zombie" else rival
         assert stage.engine.finished == {zombie.partition: expected.task_attempt_id}
+        assert ("second success" in stage.happened) == shuffles
         assert (rival.outcome, zombie.outcome) == (TaskOutcome.SUCCESS, TaskOutcome.SUCCESS)
 
 
@@ -229,6 +232,17 @@ def test_a_barrier_stage_fails_and_starts_again_as_a_whole() -> None:
     assert stages == [StageSubmitted(10, 0, 2, True), StageCompleted(10, 0, "broken"), StageSubmitted(10, 1, 2, True)]
 
 
+def test_what_succeeds_behind_the_failure_of_a_barrier_stage_is_kept() -> None:
+    stage = Stage(barrier=True)
+    stage.start(shuffles=True)
+    stage.engine.exited(101, "broken")
+    stage.random.unusual = [0.999]  # the kill comes too late
+    stage.engine.exited(100, "")
+    stage.work()
+    assert stage.tasks() == [(1, 1, 0)]
+    assert "barrier zombie succeeds" in stage.happened
+
+
 def test_a_barrier_stage_is_given_up_in_the_end_and_at_once_when_nothing_reads_it() -> None:
     for shuffles, attempts in ((True, 4), (False, 1)):
         stage = Stage(partitions=1, barrier=True)
@@ -258,6 +272,19 @@ def test_with_an_executor_go_its_tasks_and_the_outputs_of_a_stage_that_runs() ->
     assert facts[3] == ExecutorLost("executor-0", "gone")
     assert [(fact.partition, fact.attempt_number) for fact in facts[4:]] == [(1, 1), (2, 1), (0, 1)]
     assert "executor-0" not in stage.engine.executors
+
+
+def test_an_output_elsewhere_is_made_again_when_a_failed_attempt_was_on_the_lost_executor() -> None:
+    stage = Stage(partitions=2)
+    stage.start(shuffles=True)
+    stage.random.answers = ["executor-1"]
+    stage.engine.exited(100, "broken")
+    stage.engine.exited(102, "")
+    stage.told()
+    accidents.lose_executor(stage.engine)
+    assert outcomes(stage.told()) == [(100, TaskOutcome.RESUBMITTED), (101, TaskOutcome.EXECUTOR_LOST)]
+    assert stage.tasks() == [(0, 1, 1), (0, 0, 2)]
+    assert stage.engine.finished == {0: 102}
 
 
 def test_a_result_is_not_lost_with_its_executor() -> None:
