@@ -160,7 +160,7 @@ class ConnectionRouter:
             case Resume():
                 connection.identified()
                 self._resume(connection, first)
-                if rest:
+                if rest and connection.connection_id in self._by_connection:  # a refused one has no more to say
                     self.messages_received(connection, rest)
             case _:
                 log.warning("connection closed: it spoke before it was registered", peer=connection.peer)

@@ -58,7 +58,7 @@ class RelayLink(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         if not self._server.admit(self):
-            self.close("too many connections that have not proved anything")
+            self.close("the relay is over")
             return
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close, "no handshake in time")
@@ -152,7 +152,7 @@ class RelayServer:
         self._reconnect_timeout_s = reconnect_timeout_s
         self._command_timeout_s = command_timeout_s
         self._server: asyncio.Server | None = None
-        self._unproven: set[RelayLink] = set()
+        self._unproven: dict[RelayLink, None] = {}  # the oldest first
         self._link: RelayLink | None = None
         self._was_connected = False
         self._end_expected = False
@@ -219,15 +219,22 @@ class RelayServer:
     # What links call.
 
     def admit(self, link: RelayLink) -> bool:
-        """Whether one more connection may try to prove itself (H62)."""
-        if self._over is not None or len(self._unproven) >= UNPROVEN_LINKS_MAX:
+        """Whether one more connection may try to prove itself; the oldest of too many makes room (H62).
+
+        So silent strangers never keep the JVM out, which needs milliseconds.
+        """
+        if self._over is not None:
             return False
-        self._unproven.add(link)
+        if len(self._unproven) >= UNPROVEN_LINKS_MAX:
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.close("too many connections that have not proved anything")
+        self._unproven[link] = None
         return True
 
     def link_opened(self, link: RelayLink) -> None:
         """The peer knows the secret: it replaces the link before it, and gets what is still unanswered."""
-        self._unproven.discard(link)
+        self._unproven.pop(link, None)
         before, self._link = self._link, link
         if before is not None:
             before.close()
@@ -241,7 +248,7 @@ class RelayServer:
 
     def link_lost(self, link: RelayLink, exc: Exception | None) -> None:
         """A connection is gone; if it was the one in use, the JVM has a while to come back."""
-        self._unproven.discard(link)
+        self._unproven.pop(link, None)
         if link is not self._link:
             return
         self._link = None

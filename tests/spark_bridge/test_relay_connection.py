@@ -189,9 +189,17 @@ async def test_a_stranger_harms_nobody_else(garbage: bytes) -> None:  # H62
 
 async def test_connections_that_say_nothing_are_bounded() -> None:  # H62
     async with a_sidecar() as sidecar:
+        strangers = [await sidecar.stranger() for _ in range(UNPROVEN_LINKS_MAX + 1)]
+        assert await strangers[0].hung_up()
+        assert len(sidecar.server._unproven) == UNPROVEN_LINKS_MAX
+
+
+async def test_strangers_that_say_nothing_do_not_keep_the_jvm_out() -> None:  # H62
+    async with a_sidecar() as sidecar:
         for _ in range(UNPROVEN_LINKS_MAX):
             await sidecar.stranger()
-        assert await (await sidecar.stranger()).hung_up()
+        (await sidecar.jvm()).tell_job_end(1, 1)
+        await sidecar.log.wait_for(JobEnded)
 
 
 @pytest.mark.parametrize("bad_frame", [b"\xff" * 4, b"\x00" * 4, b"\x00\x00\x00\x03abc"])

@@ -160,3 +160,12 @@ def test_a_resume_of_an_attempt_that_is_over_is_refused() -> None:  # H20
     assert refused.code == RefusalCode.ATTEMPT_OVER
     assert late.closed
     assert not line.closed
+
+
+def test_what_comes_behind_a_refused_resumption_is_dropped() -> None:  # H62
+    # Each of thousands in one read was refused inside the one before it, until Python's stack was at its end.
+    scene = Scene()
+    line = scene.line(1)
+    scene.say(line, *[Resume(99, "words", 0)] * 5000, REGISTER)
+    assert [type(message) for message in line.sent] == [Refused]
+    assert scene.bridge.messages == []
