@@ -22,7 +22,6 @@ from tests.protocol.every_input import (
     Cell,
     Given,
     Walk,
-    check_complete,
     differences,
     explore,
     freeze,
@@ -36,6 +35,7 @@ PAYLOAD = (m.EventMessage, m.RequestMessage, m.RestoredEventMessage)
 OF_CHECKPOINT = (m.ClosedForCheckpoint, m.CheckpointAcknowledged, m.CheckpointDeclined)
 ABOUT_CHECKPOINT = (g.CutReached, g.BarrierRequested, g.CheckpointOver, *OF_CHECKPOINT)
 STREAM = ("_untaken", "received_seq", "untaken_bytes", "_confirm_sent")  # what a dropped item moves all the same
+WHAT_CAME = ("_in", "_confirm_sent")  # what waited for readiness, and is over, may be dropped with it
 
 GatewayGiven = Given[g.GatewayInput, g.GatewayEffect]
 
@@ -49,7 +49,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         g.TimePassed: 0.3,
         g.ConnectionAttached: 2.0,
         g.ConnectionLost: 0.5,
-        m.Finished: 0.15,
+        m.Finished: 0.5,
         g.EventSubmitted: 2.0,
         m.EventMessage: 2.0,
         m.RequestMessage: 2.0,
@@ -203,6 +203,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
 
     def cells(self, input: g.GatewayInput) -> list[Cell]:
         state, intake = self.machine.state, self.machine._in
+        self.waited = bool(intake._kept)
         cells: list[Cell] = [("state", state, type(input))]
         about: Any = input
         if isinstance(input, g.MessageReceived):
@@ -246,7 +247,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
                 assert not given.changed(*self.started())
             case Verdict.ACT if isinstance(given.input, g.MessageReceived) and g.RefuseMessage in given.kinds:
                 assert set(given.kinds) <= {g.RefuseMessage, g.SendToAttempt}
-                assert not given.changed(*STREAM, "_kept")  # what is over need not wait any more, either
+                assert not given.changed(*(WHAT_CAME if self.waited else STREAM))
 
     def started(self) -> tuple[str, ...]:
         """What the first input of any kind changes: it starts the clock."""
@@ -383,7 +384,7 @@ def test_every_input_of_a_gateway_has_a_row_and_a_generator() -> None:
 
 
 def test_no_cell_of_the_gateways_tables_is_left_out() -> None:
-    check_complete(explore(GatewayWalk, range(40), 50), ALL_CELLS, members(g.GatewayEffect))
+    explore(GatewayWalk, ALL_CELLS, members(g.GatewayEffect))
 
 
 @settings(max_examples=100, deadline=None, print_blob=True)

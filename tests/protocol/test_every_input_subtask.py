@@ -20,7 +20,6 @@ from tests.protocol.every_input import (
     Cell,
     Given,
     Walk,
-    check_complete,
     differences,
     explore,
     freeze,
@@ -364,7 +363,7 @@ def test_every_input_of_a_subtask_has_a_row_and_a_generator() -> None:
 
 
 def test_no_cell_of_the_subtasks_tables_is_left_out() -> None:
-    check_complete(explore(SubtaskWalk, range(40), 50), ALL_CELLS, members(s.SubtaskEffect))
+    explore(SubtaskWalk, ALL_CELLS, members(s.SubtaskEffect))
 
 
 @settings(max_examples=100, deadline=None, print_blob=True)
