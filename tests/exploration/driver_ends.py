@@ -1,4 +1,4 @@
-"""The driver's other parts: the real ``BarrierTracker`` and ``AttemptLedger``, with what their actors do around them."""
+"""The driver's other parts: the real ``BarrierTracker`` and ``AttemptLedger``, with what is done around them."""
 
 from __future__ import annotations
 

@@ -7,29 +7,30 @@ taken (persistent sets; the steps of a world are finite, for each costs a budget
 put off for ever). What is checked, is checked inside the step of one part. These are used:
 
 *At once*, without a state in between:
-- The coordinator takes an event, or a word that only it sees: it has one mailbox, and what it sends by itself does
-  not depend on what it has received. ``ItemTaken`` goes with it: it commutes with everything at the gateway but the
-  resume after a loss, which would then have some items sent twice, and they are known as duplicates by their number.
+- The coordinator takes an event, or a word that nobody else sees: it has one mailbox, and what it sends by itself does
+  not depend on what it has received. ``ItemTaken`` goes with it where no connection can break any more: only the resume
+  after a loss depends on what was taken.
 - The ledger takes whatever it is told. A word that waits there is a word that was said later: a task that died had
   done nothing any more, a gateway that has reported had not yet read on, a retry had not yet been started.
 - The tracker takes a word from which nothing follows outside of it. All that people and the storage may tell it is
   tried in both orders, and must come to the same.
 - A gateway takes from its mailbox what only leads to something written to its task, while nothing that could come up
   would write as well: nothing is held that an acknowledgement would release.
+- A task reads when it can do nothing else, as in *first*.
 - A confirmation that settles no event, at the gateway, and any confirmation at the task: what it trims is only looked
   at after a loss, and the resume names the same items again.
 
 *First*, before anything else:
-- The steps of one task that has something to read: nobody else reads there, and what others write comes behind it. The
-  loss of its connection is one of these steps. Its death is not: to die before reading is to die after reading, of
-  which nobody has heard.
+- The steps of one task that has something to read, other than its own end: nobody else reads there, and what others
+  write comes behind it. The loss of its connection is one of these steps. Its death is not: to die before reading is to
+  die after reading, of which nobody has heard.
 - The two next steps of a gateway, if there is one in its mailbox and one on its wire, and both lead to nothing but
   something written to its task.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from protocol.barrier_tracker import RestoreAttempt
 from protocol.gateway_types import (
@@ -39,21 +40,28 @@ from protocol.gateway_types import (
     CheckpointOver,
     CloseRequested,
     EventSubmitted,
+    ItemTaken,
     ReadyAnnounced,
 )
+from protocol.messages import AttemptEnded, Refused
 from tests.exploration.coordinator_end import Failed, Ready, Reset
-from tests.exploration.interning import Broken, Numbered
-from tests.exploration.steps import TIMEOUTS, Step, Steps
+from tests.exploration.interning import Broken, Link, Numbered
+from tests.exploration.steps import Step, Steps
 from tests.exploration.vocabulary import AttemptFinished, CheckpointEnded, EventCame, SavepointEnded, To
 from tests.exploration.world import (
     BUDGETS,
     COORDINATOR_BOX,
+    DROPS,
     GATEWAY,
     GATEWAY_BOX,
     LEDGER_BOX,
     LINK,
+    NEVER_ENDED,
+    TASK,
+    TIMEOUTS,
     TRACKER,
     TRACKER_BOX,
+    WIDTH,
     State,
     World,
     base_of,
@@ -61,6 +69,15 @@ from tests.exploration.world import (
 
 HEARD_AT_ONCE = (EventCame, CheckpointEnded, SavepointEnded, Ready, Failed, Reset, AttemptFinished)
 LOCAL = (To.DOWN, To.APART)
+ENDS = (AttemptEnded, Refused)
+
+
+class SlotSteps(NamedTuple):
+    """The steps of one attempt's parts: those to explore first, if there are such; and all."""
+
+    first: tuple[Step, ...]
+    pair: tuple[Step, ...]
+    every: tuple[Step, ...]
 
 
 class Reduction:
@@ -70,6 +87,9 @@ class Reduction:
         self.world = world
         self.steps = steps
         self._free: dict[tuple[int, int, int], bool] = {}
+        self._heard: dict[int, bool] = {}
+        self._at_once: dict[tuple[int, ...], Step | None] = {}
+        self._of_slot: dict[tuple[int, ...], SlotSteps] = {}
 
     # --- at once ---
 
@@ -87,8 +107,7 @@ class Reduction:
         head = world.boxes.head
         if state[COORDINATOR_BOX]:
             message = head[state[COORDINATOR_BOX]]
-            value: Any = world.messages.values[message]
-            if isinstance(value, HEARD_AT_ONCE) and not (isinstance(value, EventCame) and value.request_id is not None):
+            if self._is_heard_at_once(message):
                 return Step("the coordinator takes", -1, message)
         if state[LEDGER_BOX]:
             return Step("the ledger takes", -1, head[state[LEDGER_BOX]])
@@ -99,15 +118,53 @@ class Reduction:
         open_ = world.trackers.facts[state[TRACKER]].open
         for slot in range(world.slots):
             base = base_of(slot)
-            if state[base + GATEWAY_BOX]:
-                message = head[state[base + GATEWAY_BOX]]
-                if slot + 1 not in open_ or self._only_writes(state[base + GATEWAY], message):
-                    return Step("the gateway takes", slot, message)
-            if state[base + LINK]:
-                wire = world.readable(state, slot)
-                if wire and world.settles_nothing(state[base + GATEWAY], head[wire]):
-                    return Step("the gateway reads", slot, head[wire])
+            if state[base + GATEWAY_BOX] or state[base + LINK]:
+                key = slot, slot + 1 in open_, state[BUDGETS], *state[base : base + WIDTH]
+                if key not in self._at_once:
+                    self._at_once[key] = self._of_slot_at_once(state, slot, slot + 1 in open_)
+                step = self._at_once[key]
+                if step is not None:
+                    return step
         return None
+
+    def _is_heard_at_once(self, message: int) -> bool:
+        known = self._heard.get(message)
+        if known is None:
+            value: Any = self.world.messages.values[message]
+            asks = isinstance(value, EventCame) and value.request_id is not None
+            known = self._heard[message] = isinstance(value, HEARD_AT_ONCE) and not asks
+        return known
+
+    def _of_slot_at_once(self, state: list[int], slot: int, is_open: bool) -> Step | None:
+        world, base, head = self.world, base_of(slot), self.world.boxes.head
+        if state[base + GATEWAY_BOX]:
+            message = head[state[base + GATEWAY_BOX]]
+            gone = not is_open or (world.kind(message) is ItemTaken and not world.may_resume(state, slot))
+            if gone or self._only_writes(state[base + GATEWAY], message):
+                return Step("the gateway takes", slot, message)
+        if state[base + LINK]:
+            wire = world.readable(state, slot)
+            if wire and world.settles_nothing(state[base + GATEWAY], head[wire]):
+                return Step("the gateway reads", slot, head[wire])
+            link = world.links.values[state[base + LINK]]
+            if self._reads_first(state, base) and self._only_reads(state, base, link):
+                return Step("the task reads", slot, head[link.down])
+        return None
+
+    def _reads_first(self, state: State | list[int], base: int) -> bool:
+        """Whether a live task has something to read, other than its end, of which Spark would hear."""
+        world = self.world
+        link = world.links.values[state[base + LINK]]
+        alive = world.tasks.facts[state[base + TASK]].life in NEVER_ENDED
+        return alive and link.down > 0 and not link.apart and world.kind(world.boxes.head[link.down]) not in ENDS
+
+    def _only_reads(self, state: list[int], base: int, link: Link) -> bool:
+        """Whether reading is all that the task can do, and its connection will not break."""
+        world = self.world
+        facts = world.tasks.facts[state[base + TASK]]
+        if facts.sends or facts.at_barrier or facts.may_finish or facts.may_leave or link.broken:
+            return False
+        return not (facts.attached and world.budgets[state[BUDGETS]][DROPS])
 
     def _only_writes(self, gateway: int, message: int) -> bool:
         value = self.world.messages.values[message]
@@ -156,20 +213,33 @@ class Reduction:
 
     def enough(self, state: State) -> list[Step]:
         """The steps to explore from here."""
-        world = self.world
-        for slot in world.live_slots(state):
-            link = world.links.values[state[base_of(slot) + LINK]]
-            if link.down and not link.apart:
-                return list(self.steps.of_task(state, slot, dies=False))
-        if not world.budgets[state[BUDGETS]][TIMEOUTS]:
-            for slot in range(world.slots):
-                base = base_of(slot)
-                wire = world.readable(state, slot)
-                if state[base + GATEWAY_BOX] and wire:
-                    heads = world.boxes.head[state[base + GATEWAY_BOX]], world.boxes.head[wire]
-                    if all(self._is_local(state[base], head) for head in heads):
-                        return list(self.steps.of_gateway(state, slot))
-        return self.steps.all(state)
+        pair: tuple[Step, ...] = ()
+        every: list[Step] = []
+        for slot in range(self.world.slots):
+            base = base_of(slot)
+            key = slot, state[BUDGETS], *state[base : base + WIDTH]
+            known = self._of_slot.get(key)
+            if known is None:
+                known = self._of_slot[key] = self._sort_steps(state, slot)
+            if known.first:
+                return list(known.first)
+            pair = pair or known.pair
+            every += known.every
+            every += self.steps.of_engine(state, slot)
+        return list(pair) if pair else [*self.steps.of_driver(state), *every]
+
+    def _sort_steps(self, state: State, slot: int) -> SlotSteps:
+        world, base = self.world, base_of(slot)
+        of_gateway = tuple(self.steps.of_gateway(state, slot))
+        wire, box = world.readable(state, slot), state[base + GATEWAY_BOX]
+        pair = False
+        if wire and box and not world.budgets[state[BUDGETS]][TIMEOUTS]:
+            pair = all(self._is_local(state[base], world.boxes.head[place]) for place in (wire, box))
+        return SlotSteps(
+            tuple(self.steps.of_task(state, slot, dies=False)) if self._reads_first(state, base) else (),
+            of_gateway if pair else (),
+            (*of_gateway, *self.steps.of_task(state, slot)),
+        )
 
     def _is_local(self, gateway: int, message: int) -> bool:
         out: Numbered = self.world.gateways.step(gateway, message)[1]

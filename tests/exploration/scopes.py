@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from protocol.messages import RestoreMode
 
+BATCH = RestoreMode.BATCH
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -48,11 +50,62 @@ class Scope:
             raise ValueError(f"scope {self.name}: a subtask may fail for good, and its stage with it")
 
 
-SCOPES = {
-    scope.name: scope
-    for scope in (
-        Scope("tiny", "one subtask, one checkpoint, an event each way"),
-        Scope("tiny-drop", "the same with a broken connection", drops=1),
-        Scope("tiny-fail", "the same with a task that dies", attempts=2, failures=1),
-    )
-}
+_ALL = (
+    Scope("tiny", "one subtask, one checkpoint, an event each way"),
+    Scope("tiny-drop", "the same, and its connection breaks", drops=1),
+    Scope("tiny-fail", "the same, and its task dies", attempts=2, failures=1),
+    Scope(
+        "batch", "a retry that starts from nothing, two checkpoints", attempts=2, failures=1, checkpoints=2, mode=BATCH
+    ),
+    Scope("two-at-once", "two checkpoints at once", events_up=2, events_down=2, checkpoints=2, concurrent=2),
+    Scope("aborts", "three checkpoints, of which up to two are given up (G3)", events_down=2, checkpoints=3, aborts=2),
+    Scope("aborts-at-once", "the same, with two at once (G4)", events_down=2, checkpoints=3, concurrent=2, aborts=2),
+    Scope("declines", "a subtask declines, the storage fails", checkpoints=3, declines=1, store_failures=1),
+    Scope("apart", "barriers on their own way, two at once", events_down=2, checkpoints=2, concurrent=2, apart=True),
+    Scope("savepoint", "a savepoint beside two checkpoints", checkpoints=2, savepoints=1, concurrent=2),
+    Scope("requests", "the last event up wants an answer", events_up=2, checkpoints=2, asks=True, in_snapshot=True),
+    Scope(
+        "held",
+        "a retry restores what its valve held",
+        attempts=2,
+        events_up=3,
+        events_down=1,
+        checkpoints=2,
+        failures=1,
+    ),
+    Scope("unconfirmed", "an event is not confirmed in time (H25)", attempts=2, events_down=2, drops=1, timeouts=1),
+    Scope("drop", "a connection breaks during two checkpoints", events_up=2, events_down=2, checkpoints=2, drops=1),
+    Scope("finish", "a subtask finishes during a checkpoint (H47)", subtasks=2, checkpoints=2, finishes=True),
+    Scope("late", "a subtask starts during a checkpoint (H11)", subtasks=2, checkpoints=2, late=1),
+    Scope("apart-drop", "barriers apart, a broken connection", drops=1, events_down=2, checkpoints=2, apart=True),
+    Scope(
+        "example",
+        "two subtasks, two attempts each, two checkpoints, a task that dies",
+        subtasks=2,
+        attempts=2,
+        checkpoints=2,
+        failures=1,
+    ),
+    Scope("example-events", "two subtasks, two events each way, two checkpoints", 2, 1, 2, 2, checkpoints=2),
+    Scope("example-drop", "two subtasks, a broken connection", subtasks=2, checkpoints=2, drops=1),
+    Scope(
+        "example-whole",
+        "two subtasks, a task that dies and a broken connection",
+        subtasks=2,
+        attempts=2,
+        failures=1,
+        drops=1,
+    ),
+    Scope(
+        "deep",
+        "one subtask with all of it",
+        attempts=2,
+        events_up=2,
+        events_down=2,
+        checkpoints=2,
+        failures=1,
+        drops=1,
+    ),
+)
+DEFAULT = tuple(scope.name for scope in _ALL)
+SCOPES = {scope.name: scope for scope in _ALL}

@@ -150,7 +150,6 @@ class Search:
 
     def expand(self, state: State, place: int, following: list[State], keep_ends: bool) -> None:
         result = self.result
-        steps: list[Step] = []
         try:
             steps = self.next_steps(state)
             if not steps:
@@ -178,10 +177,8 @@ class Search:
             place = self.parents[place]
         state, lines = self.begin(), []
         for choice in reversed(choices):
-            kept, self.trying = self.trying, []
             state = self.after(state, self.next_steps(state)[choice])
             lines += [self.steps.describe(step) for step in self.trying]
-            self.trying = kept
         return lines
 
 

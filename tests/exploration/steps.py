@@ -20,24 +20,29 @@ from tests.exploration.vocabulary import (
     WriteEnds,
 )
 from tests.exploration.world import (
-    BUDGET_NAMES,
+    ABORTS,
     BUDGETS,
+    CHECKPOINTS,
     COORDINATOR,
     COORDINATOR_BOX,
+    DECLINES,
+    DROPS,
+    FAILURES,
     GATEWAY,
     GATEWAY_BOX,
     LEDGER_BOX,
     LINK,
     NEVER_ENDED,
+    SAVEPOINTS,
+    STORE_FAILURES,
     TASK,
+    TIMEOUTS,
     TRACKER,
     TRACKER_BOX,
     State,
     World,
     base_of,
 )
-
-CHECKPOINTS, SAVEPOINTS, ABORTS, FAILURES, DROPS, TIMEOUTS, DECLINES, STORE_FAILURES = range(len(BUDGET_NAMES))
 
 
 class Step(NamedTuple):
@@ -60,13 +65,14 @@ class Steps:
         number = world.messages.number
         self.trigger = number(Trigger())
         self.savepoint = number(Trigger(savepoint=True))
-        self.send = number(Send())
+        self.send, self.sends = number(Send()), [number(Send(slot)) for slot in range(world.slots)]
         self.died, self.killed = number(Died()), number(Killed())
         self.finish, self.leave = number(Finish()), number(Leave())
         self.timeout = number(OutOfTime())
         self.barrier, self.declined = number(MeetBarrier()), number(MeetBarrier(declines=True))
         self.barrier_sends = number(MeetBarrier(sends=True))
         self._spontaneous: dict[tuple[int, int], tuple[Step, ...]] = {}
+        self._of_engine = [Step("Spark starts", slot) for slot in range(world.slots)]
         self._do: dict[str, Callable[[list[int], int, int], None]] = {
             "the tracker takes": self._take_tracker,
             "the tracker:": lambda state, slot, message: world.tracker(state, message),
@@ -77,10 +83,10 @@ class Steps:
             "the gateway reads": lambda state, slot, message: world.read_up(state, slot),
             "the server takes the new connection of": lambda state, slot, message: world.attach(state, slot),
             "the gateway notices the loss of": lambda state, slot, message: world.notice_loss(state, slot),
-            "the gateway gives up": lambda state, slot, message: world.gateway(state, slot, message),
+            "the gateway gives up": world.gateway,
             "the task reads": lambda state, slot, message: world.read_down(state, slot),
-            "the task:": lambda state, slot, message: world.task(state, slot, message),
-            "the barrier apart reaches": lambda state, slot, message: world.take_apart(state, slot, message),
+            "the task:": world.task,
+            "the barrier apart reaches": world.take_apart,
             "the task connects again,": lambda state, slot, message: world.reconnect(state, slot),
             "the connection breaks of": lambda state, slot, message: world.break_link(state, slot),
             "Spark starts": lambda state, slot, message: world.start(state, slot),
@@ -140,7 +146,7 @@ class Steps:
         yield from self.spontaneous(state[TRACKER], state[BUDGETS])
         for slot in world.coordinators.facts[state[COORDINATOR]].senders:
             if slot + 1 in world.trackers.facts[state[TRACKER]].open:
-                yield Step("the coordinator sends to", slot, world.messages.number(Send(slot)))
+                yield Step("the coordinator sends to", slot, self.sends[slot])
         head = world.boxes.head
         if state[TRACKER_BOX]:
             yield Step("the tracker takes", -1, head[state[TRACKER_BOX]])
@@ -228,8 +234,8 @@ class Steps:
 
     def of_engine(self, state: State, slot: int) -> Iterator[Step]:
         """Spark starts the next attempt when the one before is over."""
-        world = self.world
-        if world.tasks.facts[state[base_of(slot) + TASK]].life is not Life.ABSENT:
-            return
-        if slot % world.scope.attempts == 0 or world.tasks.facts[state[base_of(slot - 1) + TASK]].life is Life.GONE:
-            yield Step("Spark starts", slot)
+        facts = self.world.tasks.facts
+        if facts[state[base_of(slot) + TASK]].life is Life.ABSENT:
+            is_first = slot % self.world.scope.attempts == 0
+            if is_first or facts[state[base_of(slot - 1) + TASK]].life is Life.GONE:
+                yield self._of_engine[slot]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from protocol.gateway_types import ItemTaken
 from protocol.messages import Confirm, Resume
 from tests.exploration.coordinator_end import CoordinatorEnd, CoordinatorFacts
 from tests.exploration.driver_ends import LedgerEnd, TrackerEnd, TrackerFacts
@@ -44,6 +45,7 @@ BUDGET_NAMES = (
     "declines",
     "store_failures",
 )
+CHECKPOINTS, SAVEPOINTS, ABORTS, FAILURES, DROPS, TIMEOUTS, DECLINES, STORE_FAILURES = range(len(BUDGET_NAMES))
 NEVER_ENDED = (Life.WAITING, Life.RUNNING, Life.LEAVING)
 
 
@@ -177,7 +179,7 @@ class World:
         facts = self.gateways.facts[state[base]]
         if facts.over:
             return
-        if self.eager and self.kind(message).__name__ == "ItemTaken":
+        if self.eager and self.kind(message) is ItemTaken and not self.may_resume(state, slot):
             self.gateway(state, slot, message)
         else:
             state[base + GATEWAY_BOX] = self.boxes.push(state[base + GATEWAY_BOX], message)
@@ -281,6 +283,14 @@ class World:
         left.remove(message)
         state[place] = self.links.number(link._replace(apart=tuple(left)))
         self.task(state, slot, message)
+
+    def may_resume(self, state: State | list[int], slot: int) -> bool:
+        """Whether the task may have to tell, from here on, what it has received, and be told."""
+        base = base_of(slot)
+        if self.tasks.facts[state[base + TASK]].life not in NEVER_ENDED:
+            return False
+        link = self.links.values[state[base + LINK]]
+        return self.budgets[state[BUDGETS]][DROPS] > 0 or link.bound != 1 or not link.open
 
     def readable(self, state: State | list[int], slot: int) -> int:
         """The wire that the gateway may read from; the empty one for none."""

@@ -1,0 +1,72 @@
+"""``python -m tests.exploration``: explore scopes, and say what was found."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+
+from tests.exploration import SCOPES, Result, explore
+from tests.exploration.scopes import DEFAULT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.exploration", description=__doc__)
+    parser.add_argument("--scope", default="default", help="a name of --list, default (some of them), or all")
+    parser.add_argument("--list", action="store_true", help="say which scopes there are")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="how many at a time")
+    parser.add_argument("--whole", action="store_true", help="leave no order out; for tiny scopes")
+    options = parser.parse_args(arguments)
+    if options.list:
+        for scope in SCOPES.values():
+            print(f"{'*' if scope.name in DEFAULT else ' '} {scope.name:<18} {scope.about}")
+        print("* belongs to the default")
+        return 0
+    groups = {"default": list(DEFAULT), "all": list(SCOPES)}
+    names = groups.get(options.scope, [options.scope])
+    unknown = [name for name in names if name not in SCOPES]
+    if unknown or options.jobs < 1:
+        parser.error(f"no scope {unknown[0]!r}; --list names them" if unknown else "--jobs must be 1 or more")
+    try:
+        results = run(names, options.jobs, reduce=not options.whole)
+    except KeyboardInterrupt:
+        return 130
+    states = sum(result.states for result in results)
+    transitions = sum(result.transitions for result in results)
+    broken = [result.scope.name for result in results if result.violation is not None]
+    print(f"{len(results)} scopes, {states} states, {transitions} transitions")
+    print(f"the contract is broken in: {', '.join(broken)}" if broken else "each is complete, and the contract holds")
+    return 1 if broken else 0
+
+
+def run(names: list[str], jobs: int, *, reduce: bool) -> list[Result]:
+    """Explore these scopes, ``jobs`` at a time, and tell of each when it is done."""
+    if jobs == 1 or len(names) == 1:
+        return [explore_one(name, reduce) for name in names]
+    with ProcessPoolExecutor(jobs) as pool:
+        waiting: set[Future[Result]] = {pool.submit(explore_one, name, reduce) for name in names}
+        results = []
+        try:
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                results += [future.result() for future in done]
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return results
+
+
+def explore_one(name: str, reduce: bool) -> Result:
+    result = explore(SCOPES[name], tell=tell, reduce=reduce)
+    tell(str(result))
+    return result
+
+
+def tell(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""The exploration itself: that it is complete, that what it leaves out makes no difference, and that it can see."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+import pytest
+
+from protocol.barrier_tracker.under_way import CheckpointsUnderWay
+from protocol.downward_intake import DownwardIntake
+from protocol.downward_valve import DownwardValve
+from protocol.errors import RemoteProtocolError
+from protocol.streams import IncomingStream
+from protocol.upward_valve import UpwardValve
+from tests.exploration import SCOPES, Scope, explore
+from tests.exploration.__main__ import main
+from tests.exploration.freezing import freeze
+from tests.exploration.search import Search
+from tests.exploration.world import BUDGETS, COORDINATOR, GATEWAY, LEDGER, LINK, SLOTS, TASK, TRACKER, WIDTH, State
+
+TINY = SCOPES["tiny"]
+FLOORS = {"tiny": 100, "tiny-drop": 2000, "tiny-fail": 500}
+
+
+@pytest.mark.parametrize("name", FLOORS)
+def test_every_state_of_a_tiny_scope_keeps_the_contract(name: str) -> None:
+    """The invariant, H10, H16, H18, H20-H26, H30-H32, H40-H45, H48."""
+    result = explore(SCOPES[name])
+    assert result.violation is None, str(result.violation)
+    assert result.complete
+    assert result.states >= FLOORS[name]
+    assert result.ends
+
+
+def ends_of(scope: Scope, *, reduce: bool) -> set[Hashable]:
+    """The states in which nothing can happen any more, without the numbers of this one search."""
+    search = Search(scope, reduce=reduce)
+    result = search.run(keep_ends=True)
+    assert result.violation is None, str(result.violation)
+    return {plain_form(search, state) for state in search.ends}
+
+
+def plain_form(search: Search, state: State) -> Hashable:
+    world = search.world
+    parts: list[object] = [
+        world.trackers.part(state[TRACKER]),
+        world.coordinators.part(state[COORDINATOR]),
+        world.ledgers.part(state[LEDGER]),
+    ]
+    for base in range(SLOTS, len(state), WIDTH):
+        parts += [world.gateways.part(state[base + GATEWAY]), world.tasks.part(state[base + TASK])]
+        link = world.links.values[state[base + LINK]]
+        parts.append((link.bound, link.open, link.broken, bool(link.up or link.down or link.old)))
+    return world.budgets[state[BUDGETS]], *[freeze(part) for part in parts]
+
+
+SMALL = (
+    TINY,
+    SCOPES["tiny-drop"],
+    Scope("", "two", subtasks=2, events_up=1, events_down=0),
+    Scope("", "a failure and events up", attempts=2, failures=1, events_down=0),
+    Scope("", "a failure and events down", attempts=2, failures=1, events_up=0),
+    Scope("", "two at once, apart", events_up=0, events_down=1, checkpoints=2, concurrent=2, apart=True),
+    Scope("", "an abort", events_up=1, events_down=1, checkpoints=1, aborts=1),
+    Scope("", "a request, and a savepoint", events_down=0, checkpoints=0, savepoints=1, asks=True, in_snapshot=True),
+    Scope("", "late, and it finishes", events_up=0, events_down=1, late=1, finishes=True),
+    Scope("", "not confirmed in time", attempts=2, events_up=0, checkpoints=0, timeouts=1),
+)
+
+
+@pytest.mark.parametrize("scope", SMALL, ids=lambda scope: scope.name or scope.about)
+def test_the_orders_that_are_left_out_lead_to_the_same_ends(scope: Scope) -> None:
+    assert ends_of(scope, reduce=True) == ends_of(scope, reduce=False)
+
+
+# --- that it can see ------------------------------------------------------------------------------------------------
+
+
+def test_held_events_that_miss_from_the_snapshot_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UpwardValve, "_snapshot_held", lambda self: ())
+    found = explore(TINY).violation
+    assert found is not None
+    assert found.rule in ("invariant", "H31")
+    assert 5 <= len(found.path) <= 40, str(found)
+
+
+def test_a_valve_that_reopens_at_the_barrier_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FLINK-28606."""
+    send_barrier = DownwardValve.send_barrier
+
+    def send_and_open(self: DownwardValve, checkpoint_id: int, apart: bool, effects: list[object]) -> None:
+        send_barrier(self, checkpoint_id, True, effects)  # type: ignore[arg-type]
+        self._reopen(checkpoint_id, 0.0, effects)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(DownwardValve, "send_barrier", send_and_open)
+    monkeypatch.setattr(DownwardValve, "check_invariants", lambda self: None)
+    found = explore(replace(TINY, apart=True)).violation
+    assert found is not None
+    assert found.rule == "H23"
+
+
+def test_an_acknowledgement_of_a_dead_attempt_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G7: what is over is not asked; the drain, here, of another attempt lets the barrier go."""
+    monkeypatch.setattr(CheckpointsUnderWay, "abort_all", lambda self, reason, out: None)
+    found = explore(SCOPES["tiny-fail"]).violation
+    assert found is not None
+    assert found.path
+
+
+def test_a_duplicate_that_is_taken_again_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_new(self: IncomingStream, seq: int) -> bool:
+        if seq > self.received_seq + 1:
+            raise RemoteProtocolError("a hole")
+        return True
+
+    monkeypatch.setattr(IncomingStream, "is_new", is_new)
+    found = explore(SCOPES["tiny-drop"]).violation
+    assert found is not None
+    assert any("breaks" in line for line in found.path)
+
+
+def test_a_barrier_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H48: without a clock that runs out, the checkpoint would wait for ever."""
+    monkeypatch.setattr(DownwardIntake, "_meet_barrier", lambda self, checkpoint_id, effects: None)
+    found = explore(TINY).violation
+    assert found is not None
+    assert found.rule == "H45"
+
+
+# --- the program ----------------------------------------------------------------------------------------------------
+
+
+def test_the_program_lists_the_scopes_and_refuses_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    assert "tiny" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--scope", "none-such"])
+    assert "no scope 'none-such'" in capsys.readouterr().err
+
+
+def test_the_program_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--scope", "tiny", "--jobs", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "complete" in out
+    assert "the contract holds" in out
+
+
+def test_the_program_fails_with_the_story_of_a_violation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(UpwardValve, "_snapshot_held", lambda self: ())
+    assert main(["--scope", "tiny", "--jobs", "1"]) == 1
+    assert "the task: 0#0" in capsys.readouterr().out.replace("the task 0#0", "the task: 0#0")
+
+
+def test_a_search_that_is_given_up_says_so() -> None:
+    result = explore(SCOPES["deep"], states_max=2000)
+    assert not result.complete
+    assert result.violation is None
