@@ -23,7 +23,9 @@ from tests.exploration.vocabulary import (
     Output,
     SavepointEnded,
     Send,
+    Slot,
     Snapshot,
+    Subtask,
     To,
     demand,
 )
@@ -50,7 +52,7 @@ def read_counts(state: bytes) -> dict[int, tuple[int, int]]:
     """By subtask: how many events the coordinator has received, and sent."""
     counts = {}
     for word in state.split():
-        subtask, came, went = map(int, word.split(b":"))
+        subtask, came, went = map(int, word.replace(b"=", b":").split(b":"))
         counts[subtask] = came, went
     return counts
 
@@ -69,10 +71,10 @@ class CoordinatorEnd:
         self.taken = TakenEvents()
         self.live: dict[int, ExecutionAttempt] = {}
         self.handed: dict[int, int] = {}
-        self.received: dict[int, int] = dict.fromkeys(range(scope.subtasks), 0)
-        self.sent: dict[int, int] = dict.fromkeys(range(scope.subtasks), 0)
+        self.received: dict[int, int] = dict.fromkeys(map(Subtask, range(scope.subtasks)), 0)
+        self.sent: dict[int, int] = dict.fromkeys(map(Subtask, range(scope.subtasks)), 0)
         self.snapshots: dict[int, bytes] = {}
-        self.told: dict[int, tuple[str, int]] = dict.fromkeys(range(scope.subtasks), ("reset", -1))
+        self.told: dict[int, tuple[str, int]] = dict.fromkeys(map(Subtask, range(scope.subtasks)), ("reset", -1))
         self.pending: set[int] = set()
         self.asked = -1
         self.complete = -1
@@ -127,7 +129,7 @@ class CoordinatorEnd:
         demand(len(self.pending) < self.concurrent, "H43", f"{checkpoint_id} is asked for beside {self.pending}")
         self.asked = checkpoint_id
         self.pending.add(checkpoint_id)
-        words = [b"%d:%d:%d" % (s, self.received[s], self.sent[s]) for s in range(self.subtasks)]
+        words = [b"%d=%d:%d" % (s, self.received[s], self.sent[s]) for s in range(self.subtasks)]
         state = self.snapshots[checkpoint_id] = b" ".join(words)
         out.extend((To.GATEWAYS + slot, CutReached(checkpoint_id)) for slot in sorted(self.live))
         out.append((To.TRACKER, CoordinatorSnapshotTaken(checkpoint_id, state, self.taken.at_this_moment())))
@@ -150,7 +152,7 @@ class CoordinatorEnd:
                 demand(last == "reset", "H10", f"{attempt} is ready behind {last} {number}")
                 demand(attempt.attempt > number, "H2", f"{attempt} is ready behind number {number}")
                 self.told[attempt.subtask] = "ready", attempt.attempt
-                slot = attempt.task_attempt_id - 1
+                slot = Slot(attempt.task_attempt_id - 1)
                 self.live[slot] = attempt
                 self.handed[slot] = 0
                 self.taken.begin(attempt, events_sent)

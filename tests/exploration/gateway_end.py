@@ -51,6 +51,7 @@ from tests.exploration.vocabulary import (
     LossNoticed,
     OutOfTime,
     Output,
+    Slot,
     To,
     demand,
 )
@@ -67,7 +68,7 @@ class GatewayEnd:
     """
 
     def __init__(self, slot: int) -> None:
-        self.slot = slot
+        self.slot = Slot(slot)
         self.attempt: ExecutionAttempt | None = None
         self.registered: Registered | None = None
         self.machine: GatewayMachine | None = None

@@ -55,16 +55,17 @@ class Result:
 
 
 class Search:
-    """One scope. ``reduce``: leave out orders that cannot make a difference (``reduction``).
+    """One scope. ``reduce``: leave out orders that cannot make a difference (``reduction``). ``symmetric``: and states
+    that differ in the names of the subtasks alone (``symmetry``).
 
     States are remembered by a hash of 64 bits: of ten million, two fall together with a probability of 3 in a million,
     and then what follows from one of them is not looked at.
     """
 
-    def __init__(self, scope: Scope, *, reduce: bool = True) -> None:
+    def __init__(self, scope: Scope, *, reduce: bool = True, symmetric: bool = True) -> None:
         self.scope = scope
         self.reduce = reduce
-        self.world = World(scope, eager=reduce)
+        self.world = World(scope, eager=reduce, symmetric=symmetric)
         self.steps = Steps(self.world)
         self.reduction = Reduction(self.world, self.steps)
         self.seen: set[int] = set()
@@ -105,7 +106,7 @@ class Search:
         began = told = time.perf_counter()
         result = self.result
         try:
-            level = [self.begin()]
+            level = [self.world.lesser(self.begin())[0]]
             self.note(level[0], 0, 0)
             first = 0
             while level:
@@ -159,27 +160,29 @@ class Search:
                 self.trying = []
                 check_end(self.world, state)
             for choice, step in enumerate(steps):
-                successor = self.after(state, step)
+                successor = self.world.lesser(self.after(state, step))[0]
                 result.transitions += 1
                 if self.note(successor, place, choice):
                     following.append(successor)
         except (Broken, Violation) as broken:
             violation = broken.violation if isinstance(broken, Broken) else broken
-            last = [self.steps.describe(step) for step in self.trying]
-            result.violation = FoundViolation(violation.rule, str(violation), self.path_to(place) + last)
+            result.violation = FoundViolation(violation.rule, str(violation), self.path_to(place, self.trying))
             raise Broken(violation) from None
 
-    def path_to(self, place: int) -> list[str]:
-        """The steps that lead to a state, by its place."""
+    def path_to(self, place: int, last: list[Step]) -> list[str]:
+        """The steps that lead to a state, by its place, and then the last ones. Every subtask keeps its name."""
         choices = []
         while place:
             choices.append(self.choices[place])
             place = self.parents[place]
-        state, lines = self.begin(), []
+        lines: list[str] = []
+        state, exchanged = self.world.lesser(self.begin())
         for choice in reversed(choices):
-            state = self.after(state, self.next_steps(state)[choice])
-            lines += [self.steps.describe(step) for step in self.trying]
-        return lines
+            successor = self.after(state, self.next_steps(state)[choice])
+            lines += [self.steps.describe(step, exchanged=exchanged) for step in self.trying]
+            state, again = self.world.lesser(successor)
+            exchanged ^= again
+        return lines + [self.steps.describe(step, exchanged=exchanged) for step in last]
 
 
 def is_delivery(step: Step) -> bool:

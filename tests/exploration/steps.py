@@ -16,6 +16,7 @@ from tests.exploration.vocabulary import (
     MeetBarrier,
     OutOfTime,
     Send,
+    Slot,
     Trigger,
     WriteEnds,
 )
@@ -65,7 +66,7 @@ class Steps:
         number = world.messages.number
         self.trigger = number(Trigger())
         self.savepoint = number(Trigger(savepoint=True))
-        self.send, self.sends = number(Send()), [number(Send(slot)) for slot in range(world.slots)]
+        self.send, self.sends = number(Send()), [number(Send(Slot(slot))) for slot in range(world.slots)]
         self.died, self.killed = number(Died()), number(Killed())
         self.finish, self.leave = number(Finish()), number(Leave())
         self.timeout = number(OutOfTime())
@@ -117,14 +118,17 @@ class Steps:
         state[place] = self.world.boxes.rest[state[place]]
         self.world.gateway(state, slot, message)
 
-    def describe(self, step: Step) -> str:
-        """For people. An attempt is written ``subtask#start``."""
-        text = step.what
-        if step.slot >= 0:
-            scope = self.world.scope
-            text += f" {step.slot // scope.attempts}#{step.slot % scope.attempts}"
-        if step.message >= 0:
-            value: Any = self.world.messages.values[step.message]
+    def describe(self, step: Step, *, exchanged: bool = False) -> str:
+        """For people. An attempt is written ``subtask#start``. ``exchanged``: with the other names."""
+        text, slot, message = step.what, step.slot, step.message
+        if exchanged and self.world.exchanged is not None:
+            slot = self.world.exchanged.exchange.slot(slot) if slot >= 0 else slot
+            message = self.world.exchanged.message(message) if message >= 0 else message
+        if slot >= 0:
+            attempts = self.world.scope.attempts
+            text += f" {slot // attempts}#{slot % attempts}"
+        if message >= 0:
+            value: Any = self.world.messages.values[message]
             if isinstance(value, CameUp | CameDown):
                 value = value.message
             text += f" {value}"

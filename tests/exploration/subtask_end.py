@@ -59,6 +59,8 @@ from tests.exploration.vocabulary import (
     Output,
     Send,
     Started,
+    Subtask,
+    Task,
     To,
     demand,
 )
@@ -98,8 +100,8 @@ class SubtaskEnd:
     """
 
     def __init__(self, slot: int, subtask: int, number: int, parallelism: int, to_exchange: tuple[int, int]) -> None:
-        self.task = slot + 1
-        self.subtask = subtask
+        self.task = Task(slot + 1)
+        self.subtask = Subtask(subtask)
         self.number = number
         self.parallelism = parallelism
         self.to_send, self.to_receive = to_exchange

@@ -35,7 +35,7 @@ def test_every_state_of_a_tiny_scope_keeps_the_contract(name: str) -> None:
 
 def ends_of(scope: Scope, *, reduce: bool) -> set[Hashable]:
     """The states in which nothing can happen any more, without the numbers of this one search."""
-    search = Search(scope, reduce=reduce)
+    search = Search(scope, reduce=reduce, symmetric=False)
     result = search.run(keep_ends=True)
     assert result.violation is None, str(result.violation)
     return {plain_form(search, state) for state in search.ends}
@@ -57,12 +57,15 @@ def plain_form(search: Search, state: State) -> Hashable:
 
 SMALL = (
     TINY,
-    SCOPES["tiny-drop"],
-    Scope("", "two", subtasks=2, events_up=1, events_down=0),
-    Scope("", "a failure and events up", attempts=2, failures=1, events_down=0),
-    Scope("", "a failure and events down", attempts=2, failures=1, events_up=0),
-    Scope("", "two at once, apart", events_up=0, events_down=1, checkpoints=2, concurrent=2, apart=True),
-    Scope("", "an abort", events_up=1, events_down=1, checkpoints=1, aborts=1),
+    Scope("", "a broken connection", events_down=0, drops=1),
+    Scope("", "a broken connection, and an event down", events_up=0, drops=1),
+    Scope("", "two", subtasks=2, events_down=0, checkpoints=0),
+    Scope("", "two and a checkpoint", subtasks=2, events_up=0, events_down=0),
+    Scope("", "a failure", attempts=2, failures=1, events_up=0, events_down=0),
+    Scope("", "a failure and events up", attempts=2, failures=1, events_down=0, checkpoints=0),
+    Scope("", "a failure and events down", attempts=2, failures=1, events_up=0, checkpoints=0),
+    Scope("", "two at once, apart", events_up=0, events_down=0, checkpoints=2, concurrent=2, apart=True),
+    Scope("", "an abort", events_up=1, events_down=0, checkpoints=1, aborts=1),
     Scope("", "a request, and a savepoint", events_down=0, checkpoints=0, savepoints=1, asks=True, in_snapshot=True),
     Scope("", "late, and it finishes", events_up=0, events_down=1, late=1, finishes=True),
     Scope("", "not confirmed in time", attempts=2, events_up=0, checkpoints=0, timeouts=1),
@@ -72,6 +75,35 @@ SMALL = (
 @pytest.mark.parametrize("scope", SMALL, ids=lambda scope: scope.name or scope.about)
 def test_the_orders_that_are_left_out_lead_to_the_same_ends(scope: Scope) -> None:
     assert ends_of(scope, reduce=True) == ends_of(scope, reduce=False)
+
+
+class Orbits(Search):
+    """Counts for how many states each one stands."""
+
+    count = 0
+
+    def note(self, state: State, parent: int, choice: int) -> bool:
+        is_new = super().note(state, parent, choice)
+        if is_new and self.world.exchanged is not None:
+            self.count += 1 if self.world.other(state) == state else 2
+        return is_new
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        Scope("", "a checkpoint", subtasks=2, events_up=0, events_down=0),
+        Scope("", "all kinds", 2, 2, 0, 0, checkpoints=0, failures=1, drops=1),
+    ],
+    ids=lambda scope: scope.about,
+)
+def test_the_states_stand_for_all_that_differ_in_names(scope: Scope) -> None:
+    """With the names exchanged where they can be, exactly as many states are covered as there are without."""
+    orbits = Orbits(scope, reduce=False)
+    assert orbits.run().complete
+    plain = Search(scope, reduce=False, symmetric=False).run()
+    assert orbits.count == plain.states
+    assert orbits.result.states < plain.states
 
 
 # --- that it can see ------------------------------------------------------------------------------------------------

@@ -11,6 +11,18 @@ from protocol.messages import DownMessage, UpMessage
 OPERATOR = "words"
 
 
+class Subtask(int):
+    """A number that names a subtask; exchanged with another one where subtasks are (``symmetry``)."""
+
+
+class Task(int):
+    """A task attempt id."""
+
+
+class Slot(int):
+    """The place of an attempt in a state: the starts of a subtask stand beside each other."""
+
+
 class Violation(AssertionError):
     """The contract is broken. ``rule``: its number, say ``H23``."""
 

@@ -19,6 +19,7 @@ from tests.exploration.gateway_end import GatewayEnd, GatewayFacts
 from tests.exploration.interning import Boxes, Link, Links, Messages, Numbered, Population
 from tests.exploration.scopes import Scope
 from tests.exploration.subtask_end import Life, SubtaskEnd, SubtaskFacts
+from tests.exploration.symmetry import Exchange, Exchanged
 from tests.exploration.vocabulary import (
     Attached,
     CameDown,
@@ -54,9 +55,12 @@ def base_of(slot: int) -> int:
 
 
 class World:
-    """The parts of one scope, and how a step changes a state. ``eager``: see ``reduction``."""
+    """The parts of one scope, and how a step changes a state.
 
-    def __init__(self, scope: Scope, *, eager: bool) -> None:
+    ``eager``: see ``reduction``. ``symmetric``: see ``symmetry``.
+    """
+
+    def __init__(self, scope: Scope, *, eager: bool, symmetric: bool) -> None:
         self.scope = scope
         self.eager = eager
         self.slots = scope.subtasks * scope.attempts
@@ -68,6 +72,10 @@ class World:
         self.ledgers: Population[None] = Population(self.messages)
         self.gateways: Population[GatewayFacts] = Population(self.messages)
         self.tasks: Population[SubtaskFacts] = Population(self.messages)
+        self.exchanged: Exchanged | None = None
+        if symmetric and scope.subtasks == 2:
+            exchange = Exchange(scope.attempts)
+            self.exchanged = Exchanged(exchange, self.messages, self.boxes, self.links)
         self.budgets: list[tuple[int, ...]] = []
         self._budget_numbers: dict[tuple[int, ...], int] = {}
         self._kinds: dict[int, type] = {}
@@ -112,6 +120,36 @@ class World:
             value = self.messages.values[message]
             kind = self._kinds[message] = type(value.message if isinstance(value, CameUp | CameDown) else value)
         return kind
+
+    def lesser(self, state: State) -> tuple[State, bool]:
+        """Of this state and the one with the names exchanged, the lesser; and whether that is the other one."""
+        if self.exchanged is None:
+            return state, False
+        found = self.other(state)
+        return (found, True) if found < state else (state, False)
+
+    def other(self, state: State) -> State:
+        """The same with the names exchanged."""
+        exchanged = self.exchanged
+        assert exchanged is not None
+        part, box = exchanged.part, exchanged.box
+        other = [
+            part(self.trackers, state[TRACKER]),
+            box(state[TRACKER_BOX]),
+            part(self.coordinators, state[COORDINATOR]),
+            box(state[COORDINATOR_BOX]),
+            part(self.ledgers, state[LEDGER]),
+            box(state[LEDGER_BOX]),
+            state[BUDGETS],
+        ]
+        half = WIDTH * self.scope.attempts
+        places = [*range(SLOTS + half, SLOTS + 2 * half, WIDTH), *range(SLOTS, SLOTS + half, WIDTH)]
+        for base in places:
+            other.append(part(self.gateways, state[base]))
+            other.append(box(state[base + GATEWAY_BOX]))
+            other.append(part(self.tasks, state[base + TASK]))
+            other.append(exchanged.link(state[base + LINK]))
+        return tuple(other)
 
     # --- one part takes one message ---
 

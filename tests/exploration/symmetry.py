@@ -1,0 +1,130 @@
+"""Subtasks are alike: two states that differ only in which subtask is which lead to the same, with the names exchanged.
+
+So of two such states only the lesser one is explored. Exchanging means to give everything that names a subtask the
+other name: numbers by their type (``Subtask``, ``Task``, ``Slot``), payloads and names in texts by their form. Only the
+exchange of two is done; a scope of one subtask has nothing to exchange.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from enum import Enum
+from typing import Any
+
+from tests.exploration.freezing import IGNORED, fields_of
+from tests.exploration.interning import Boxes, Link, Links, Messages, Population
+from tests.exploration.vocabulary import Slot, Subtask, Task
+
+BY_SUBTASK = frozenset({"parts", "at_rest", "subtask_states"})
+"""Dicts of the machines whose keys are subtasks, and plain numbers."""
+
+_UP = re.compile(rb"(\d+)>")
+_DOWN = re.compile(rb"(\d+)\|")
+_STATE = re.compile(rb"(\d+):(\d+:\d+)$")
+_COUNTS = re.compile(rb"(\d+)=(\d+:\d+)")
+_NAME = re.compile(r"\[(\d+)\]#(\d+) \(task (\d+)\)")
+
+
+class Exchange:
+    """The exchange of two subtasks with ``attempts`` starts each."""
+
+    def __init__(self, attempts: int) -> None:
+        self.attempts = attempts
+
+    def slot(self, slot: int) -> int:
+        return slot + self.attempts if slot < self.attempts else slot - self.attempts
+
+    def task(self, task: int) -> int:
+        return self.slot(task - 1) + 1
+
+    def value(self, value: Any) -> Any:
+        """The same with the names exchanged; a new object where anything changes."""
+        return self._value(value, {}, "")
+
+    def _value(self, value: Any, met: dict[int, Any], name: str) -> Any:
+        if isinstance(value, Subtask):
+            return Subtask(1 - value)
+        if isinstance(value, Task):
+            return Task(self.task(value))
+        if isinstance(value, Slot):
+            return Slot(self.slot(value))
+        if isinstance(value, bytes):
+            return self._bytes(value)
+        if isinstance(value, str):
+            return _NAME.sub(self._name, value)
+        if value is None or callable(value) or isinstance(value, int | float | Enum):
+            return value
+        if id(value) not in met:
+            met[id(value)] = self._compound(value, met, name)
+        return met[id(value)]
+
+    def _compound(self, value: Any, met: dict[int, Any], name: str) -> Any:
+        kind = type(value)
+        if isinstance(value, dict):
+            by_subtask = name in BY_SUBTASK
+            keys = {key: 1 - key if by_subtask else self._value(key, met, "") for key in value}
+            return {keys[key]: self._value(item, met, "") for key, item in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return kind(*[self._value(item, met, "") for item in value])
+        if isinstance(value, tuple | list | deque | set | frozenset):
+            return kind(self._value(item, met, "") for item in value)
+        changed = met[id(value)] = object.__new__(kind)
+        fields = {field: getattr(value, field) for field in fields_of(kind) if hasattr(value, field)}
+        for field, item in (fields | getattr(value, "__dict__", {})).items():
+            object.__setattr__(changed, field, item if field in IGNORED else self._value(item, met, field))
+        return changed
+
+    def _bytes(self, value: bytes) -> bytes:
+        if _COUNTS.match(value):
+            words = [b"%d=%s" % (1 - int(word[1]), word[2]) for word in _COUNTS.finditer(value)]
+            return b" ".join(sorted(words))
+        if found := _STATE.match(value):
+            return b"%d:%s" % (self.task(int(found[1])), found[2])
+        value = _UP.sub(lambda found: b"%d>" % (1 - int(found[1])), value)
+        return _DOWN.sub(lambda found: b"%d|" % self.task(int(found[1])), value)
+
+    def _name(self, found: re.Match[str]) -> str:
+        return f"[{1 - int(found[1])}]#{found[2]} (task {self.task(int(found[3]))})"
+
+
+class Exchanged:
+    """The numbers of a world's things with the names exchanged, remembered."""
+
+    def __init__(self, exchange: Exchange, messages: Messages, boxes: Boxes, links: Links) -> None:
+        self.exchange = exchange
+        self._messages, self._boxes, self._links = messages, boxes, links
+        self._message: dict[int, int] = {}
+        self._box: dict[int, int] = {0: 0}
+        self._link: dict[int, int] = {0: 0}
+        self._parts: dict[int, dict[int, int]] = {}
+
+    def message(self, number: int) -> int:
+        known = self._message.get(number)
+        if known is None:
+            known = self._messages.number(self.exchange.value(self._messages.values[number]))
+            self._message[number] = known
+        return known
+
+    def box(self, number: int) -> int:
+        known = self._box.get(number)
+        if known is None:
+            contents = self._boxes.contents[number]
+            known = self._box[number] = self._boxes.number(tuple([self.message(message) for message in contents]))
+        return known
+
+    def link(self, number: int) -> int:
+        known = self._link.get(number)
+        if known is None:
+            link: Link = self._links.values[number]
+            apart = tuple(sorted(self.message(message) for message in link.apart))
+            up, down, old = self.box(link.up), self.box(link.down), self.box(link.old)
+            known = self._link[number] = self._links.number(link._replace(up=up, down=down, old=old, apart=apart))
+        return known
+
+    def part(self, population: Population[Any], number: int) -> int:
+        parts = self._parts.setdefault(id(population), {})
+        known = parts.get(number)
+        if known is None:
+            known = parts[number] = population.number(self.exchange.value(population.part(number)))
+        return known
