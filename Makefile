@@ -11,6 +11,8 @@ PACKAGES := actors protocol spark_bridge
 FOLDERS := $(PACKAGES) tests benchmarks examples
 SEED ?=
 SEEDS ?=
+SCOPE ?=
+SECONDS ?= 60
 RUNS ?= 100
 ARGS ?=
 
@@ -46,8 +48,20 @@ check: $(STAMP) ## format, lint, types and import rules; seconds, no Java
 	@$(PY) -m pytest -q tests/test_import_rules.py tests/test_public_surface.py
 
 .PHONY: sim
-sim: $(STAMP) ## the simulator: SEED=n replays one run, SEEDS=n tries so many
+sim: $(STAMP) ## the simulator: SEED=n replays one world and shortens its story, SEEDS=n tries so many
 	@exec $(PY) -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
+
+.PHONY: explore
+explore: $(STAMP) ## every interleaving of the machines in a small scope: SCOPE=name
+	@exec $(PY) -m tests.exploration $(if $(SCOPE),--scope $(SCOPE)) $(ARGS)
+
+.PHONY: mutants
+mutants: $(STAMP) ## each of the bugs that we fear, put in and caught; ARGS="NAME ..." for some
+	@exec $(PY) -m tests.mutants $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(STAMP) ## hostile bytes and peers for SECONDS=60; SEED=n replays one case
+	@exec $(PY) -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: soak
 soak: $(STAMP) ## the exactly-once pipeline in a loop, everything dies once in each run; RUNS=1000, SEED=n
