@@ -1,0 +1,154 @@
+"""``python -m tests.simulation``: what it prints, what it ends with, and many worlds over several processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.__main__ import main
+from tests.simulation.many import Outcome, run_many
+from tests.simulation.shared import Totals
+from tests.simulation.test_shrink import break_duplicates, first_story
+
+
+def test_many_worlds_end_with_their_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--first", "0", "--seeds", "4", "--jobs", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "seeds 0..3, over 2 processes" in out
+    assert "4/4 worlds" in out
+    for figure in ("events down", "events up", "checkpoints", "resets", "restores", "drivers lost", "failures of"):
+        assert figure in out
+    assert "no rule was broken" in out
+
+
+def test_one_world_is_told_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "a driver starts" in out
+    assert "no rule was broken" in out
+
+
+def test_a_broken_rule_is_told_briefly_and_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    break_duplicates(monkeypatch)
+    seed, path = str(first_story("H22").record.seed), tmp_path / "twice.json"
+    assert main(["--first", seed, "--seeds", "3", "--jobs", "1", "--shrink-steps", "5000", "--save", str(path)]) == 1
+    brief = capsys.readouterr().out
+    assert f"seed {seed}: Violation: H22" in brief
+    assert "the whole story has" in brief
+    assert "breaks the contract: H22" in brief
+    assert f"replay: python -m tests.simulation --seed {seed}" in brief
+
+    assert main(["--replay", str(path)]) == 1
+    story = capsys.readouterr().out
+    assert story in brief
+
+    assert main(["--seed", seed, "--no-shrink"]) == 1
+    whole = capsys.readouterr().out
+    assert len(whole.splitlines()) > 3 * len(story.splitlines())
+
+    monkeypatch.undo()
+    assert main(["--replay", str(path)]) == 0
+    assert "no rule was broken" in capsys.readouterr().out
+
+
+def test_a_file_that_is_no_record_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nothing.json"
+    assert main(["--replay", str(path)]) == 1
+    path.write_text("{}")
+    assert main(["--replay", str(path)]) == 1
+    assert capsys.readouterr().err.count("nothing.json") == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--seeds", "0"], ["--jobs", "0"], ["--seed", "1", "--seeds", "2"], ["--seed", "x"]]
+)
+def test_bad_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+# --- several processes ---
+
+
+def breaks_later(seed: int) -> Outcome:
+    """What a world may be: the even ones break, from 6 on."""
+    return Outcome(seed, Totals(1, steps=seed), f"seed {seed}" if seed >= 6 and seed % 2 == 0 else "")
+
+
+def waits_at_odd_seeds(seed: int) -> Outcome:
+    """The odd worlds run for ever, from 7 on, and the others break from 6 on."""
+    if seed >= 7 and seed % 2:
+        signal.pause()
+    return breaks_later(seed)
+
+
+def dies(seed: int) -> Outcome:
+    os._exit(seed)
+
+
+def quietly(_: str) -> None:
+    """Nobody reads along."""
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3, 5])
+def test_the_lowest_seed_that_breaks_a_rule_counts(jobs: int) -> None:
+    summary = run_many(range(100), jobs, quietly, breaks_later)
+    assert summary.broken == Outcome(6, Totals(1, steps=6), "seed 6")
+
+
+def test_higher_seeds_are_not_waited_for() -> None:
+    summary = run_many(range(100), 2, quietly, waits_at_odd_seeds)
+    assert summary.broken is not None
+    assert summary.broken.seed == 6
+
+
+def three_waits_for_eight(way: Path, seed: int) -> Outcome:
+    """3 and 6 break a rule, and 3 is done later."""
+    if seed in (3, 8):
+        way.open("r" if seed == 3 else "w").close()  # either waits until the other is there
+    return Outcome(seed, Totals(1), "broken" if seed in (3, 6) else "")
+
+
+def test_lower_seeds_are_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(way := tmp_path / "way")
+    summary = run_many(range(100), 2, quietly, partial(three_waits_for_eight, way))
+    assert summary.broken is not None
+    assert summary.broken.seed == 3
+
+
+def test_every_seed_is_run_once() -> None:
+    summary = run_many(range(10, 16), 4, quietly, keeps_the_contract)
+    assert summary.done == summary.totals.worlds == 6
+    assert summary.totals.steps == sum(range(10, 16))
+    assert summary.broken is None
+
+
+def keeps_the_contract(seed: int) -> Outcome:
+    return Outcome(seed, Totals(1, steps=seed))
+
+
+def test_a_process_that_dies_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="seed 0 has ended"):
+        run_many(range(4), 2, quietly, dies)
+
+
+def test_an_interrupt_ends_everything_quietly() -> None:
+    command = [sys.executable, "-u", "-m", "tests.simulation", "--seeds", "100000", "--jobs", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.readline()  # the first progress: all processes are there
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == b""
