@@ -100,6 +100,7 @@ class DownwardValve:
         "_id",
         "_last_event_seq",
         "_latest",
+        "_latest_cut",
         "_limits",
         "_order",
         "_paused_s",
@@ -136,6 +137,7 @@ class DownwardValve:
         self._checkpoints: dict[int, _Checkpoint] = {}  # not over
         self.closed: list[int] = []  # the ids that close the valve, ascending
         self._latest: int | None = None
+        self._latest_cut: int | None = None
 
     # --- connection and clock -----------------------------------------------------------------------------
 
@@ -306,8 +308,9 @@ class DownwardValve:
             return
         if checkpoint.phase is not _Phase.REQUESTED:
             raise LocalProtocolError(f"checkpoint {checkpoint_id} of {self._attempt} was cut twice")
-        if self.closed and checkpoint_id < self.closed[-1]:
-            raise LocalProtocolError(f"the cut of {checkpoint_id} comes after that of {self.closed[-1]}")
+        if self._latest_cut is not None and checkpoint_id < self._latest_cut:
+            raise LocalProtocolError(f"the cut of {checkpoint_id} comes after that of {self._latest_cut}")
+        self._latest_cut = checkpoint_id
         checkpoint.phase = _Phase.CUT
         checkpoint.submitted_at_cut = self._submitted
         checkpoint.order_at_cut = self._order

@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from protocol import gateway_types as g
 from protocol.attempts import AttemptLedger
 from protocol.barrier_tracker import BarrierTracker, CheckpointConfig
 from protocol.errors import LocalProtocolError
+from protocol.gateway import GatewayMachine
+from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.splits import SplitAssignmentTracker
 from tests.protocol.attempts_kit import Playbook, end, job, reg
@@ -58,3 +61,19 @@ def test_a_subtask_without_splits_is_none_after_a_restore() -> None:
     tracker: SplitAssignmentTracker[int] = SplitAssignmentTracker.restore({"open": {0: [], 1: [7]}})
     tracker.check_invariants()
     assert tracker.open_assignments == {1: [7]}
+
+
+def test_cuts_come_in_the_order_of_the_ids_also_when_the_higher_one_is_over() -> None:
+    # H43: else what was held for the higher one stands ahead of what may leave, and the lower one drains never.
+    gateway = GatewayMachine(ExecutionAttempt("words", 2, 1, 7), g.GatewayLimits())
+    for input in (
+        g.ConnectionAttached(0),
+        g.CloseRequested(4),
+        g.CloseRequested(5),
+        g.CutReached(5),
+        g.CheckpointOver(5, g.CheckpointOutcome.ABORTED),
+    ):
+        gateway.handle(input, 0.0)
+    with pytest.raises(LocalProtocolError, match="the cut of 4 comes after that of 5"):
+        gateway.handle(g.CutReached(4), 0.0)
+    assert gateway.statistics().closed_for == ()

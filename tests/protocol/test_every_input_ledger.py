@@ -56,9 +56,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         f.ApplicationEnded: 0.15,
         a.GlobalFailureRaised: 0.4,
         f.ExecutorLost: 0.2,
-        f.FactsDropped: 0.2,
         f.JobEnded: 0.4,
-        f.StageCompleted: 0.3,
         a.RegistrationArrived: 3.0,
         f.TaskStarted: 3.0,
         f.TaskEnded: 2.0,
@@ -94,9 +92,9 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
             [] if run is None else [entry for entry in run.entries() if entry.state in (states or tuple(AttemptState))]
         )
 
-    def entry(self, task: int) -> AttemptEntry | None:
-        run = None if self.operator is None else self.operator.run
-        return None if run is None else run.find(task)
+    def entry(self, task: int, operator_id: str = OPERATOR) -> AttemptEntry | None:
+        operator = self.machine._operators.get(operator_id)
+        return None if operator is None or operator.run is None else operator.run.find(task)
 
     def held(self) -> list[int]:
         return [] if self.operator is None else list(self.operator.held)
@@ -256,8 +254,9 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         life = "ended" if self.machine._application_ended else self.life()
         cells: list[Cell] = [("life", life, type(input))]
         if isinstance(input, AttemptWord):
-            held = input.operator_id == OPERATOR and input.task_attempt_id in self.held()
-            entry = self.entry(input.task_attempt_id) if input.operator_id == OPERATOR else None
+            operator = self.machine._operators.get(input.operator_id)
+            held = operator is not None and input.task_attempt_id in operator.held
+            entry = self.entry(input.task_attempt_id, input.operator_id)
             if held:
                 return [*cells, ("held", type(input))]
             column = type(input).__name__
@@ -272,11 +271,10 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         return cells
 
     def life(self) -> str:
-        if self.operator is None:
-            return "no operator"
-        if self.operator.run is None:
-            return "no run"
-        return "failed" if self.operator.run.failed_cause is not None else "run"
+        run = None if self.operator is None else self.operator.run
+        if run is None:
+            return "no operator" if self.operator is None else "no run"
+        return "failed" if run.failed_cause is not None else "run"
 
     def judge(self, cells: list[Cell], given: LedgerGiven) -> None:
         for cell in cells:
@@ -299,10 +297,10 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
             self.said = {attempt: said for attempt, said in self.said.items() if attempt.operator_id != name}
 
     def judge_cell(self, state: AttemptState | None, column: str, given: LedgerGiven) -> None:
-        task = given.input.task_attempt_id  # type: ignore[union-attr]
+        task, name = given.input.task_attempt_id, getattr(given.input, "operator_id", OPERATOR)  # type: ignore[union-attr]
         target = None if state is None else TABLE[state].get(column)
         if target is not None:
-            entry = self.entry(task)
+            entry = self.entry(task, name)
             assert entry is not None
             assert entry.state is target, f"{state} and {column}"
             assert a.ReportStale not in given.kinds
