@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing import Pool
 
 from tests.exploration import SCOPES, Result, explore
 from tests.exploration.scopes import DEFAULT
@@ -42,23 +43,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(names: list[str], jobs: int, *, reduce: bool) -> list[Result]:
-    """Explore these scopes, ``jobs`` at a time, and tell of each when it is done."""
+    """Explore these scopes, ``jobs`` at a time, the large ones first, and tell of each when it is done."""
+    work = [(name, reduce) for name in reversed(names)]
     if jobs == 1 or len(names) == 1:
-        return [explore_one(name, reduce) for name in names]
-    with ProcessPoolExecutor(jobs) as pool:
-        waiting: set[Future[Result]] = {pool.submit(explore_one, name, reduce) for name in names}
-        results = []
-        try:
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                results += [future.result() for future in done]
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return results
+        return [explore_one(each) for each in work]
+    with Pool(min(jobs, len(names)), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)) as pool:
+        return list(pool.imap_unordered(explore_one, work, chunksize=1))
 
 
-def explore_one(name: str, reduce: bool) -> Result:
+def explore_one(work: tuple[str, bool]) -> Result:
+    name, reduce = work
     result = explore(SCOPES[name], tell=tell, reduce=reduce)
     tell(str(result))
     return result

@@ -54,6 +54,16 @@ _ALL = (
     Scope("tiny", "one subtask, one checkpoint, an event each way"),
     Scope("tiny-drop", "the same, and its connection breaks", drops=1),
     Scope("tiny-fail", "the same, and its task dies", attempts=2, failures=1),
+    Scope("goodbye", "a subtask finishes, or dies before", attempts=2, failures=1, finishes=True),
+    Scope(
+        "goodbye-drop",
+        "a subtask finishes, its connection breaks, a clock runs out",
+        attempts=2,
+        events_down=0,
+        drops=1,
+        timeouts=1,
+        finishes=True,
+    ),
     Scope(
         "batch", "a retry that starts from nothing, two checkpoints", attempts=2, failures=1, checkpoints=2, mode=BATCH
     ),

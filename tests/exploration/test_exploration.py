@@ -12,6 +12,7 @@ from protocol.downward_intake import DownwardIntake
 from protocol.downward_valve import DownwardValve
 from protocol.errors import RemoteProtocolError
 from protocol.streams import IncomingStream
+from protocol.upward_intake import UpwardIntake
 from protocol.upward_valve import UpwardValve
 from tests.exploration import SCOPES, Scope, explore
 from tests.exploration.__main__ import main
@@ -132,8 +133,8 @@ def test_a_valve_that_reopens_at_the_barrier_is_seen(monkeypatch: pytest.MonkeyP
     assert found.rule == "H23"
 
 
-def test_an_acknowledgement_of_a_dead_attempt_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """G7: what is over is not asked; the drain, here, of another attempt lets the barrier go."""
+def test_a_checkpoint_that_outlives_a_failure_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H16: it would wait for an attempt that is over, or hold what a dead one has said."""
     monkeypatch.setattr(CheckpointsUnderWay, "abort_all", lambda self, reason, out: None)
     found = explore(SCOPES["tiny-fail"]).violation
     assert found is not None
@@ -158,6 +159,15 @@ def test_a_barrier_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     found = explore(TINY).violation
     assert found is not None
     assert found.rule == "H45"
+
+
+def test_a_goodbye_that_is_given_up_after_a_long_cut_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H24, H48: a bug of our own; the task came back and waited for ever for the confirmation of its goodbye."""
+    monkeypatch.setattr(UpwardIntake, "finished", property(lambda self: False))
+    found = explore(SCOPES["goodbye-drop"]).violation
+    assert found is not None
+    assert any("Finish" in line for line in found.path)
+    assert any("OutOfTime" in line for line in found.path)
 
 
 # --- the program ----------------------------------------------------------------------------------------------------
