@@ -44,9 +44,11 @@ run waits for the end of the first, and is refused when Spark says that the firs
 by the audit. A look can overtake facts on their way, so: an answer decides on a registration only if it was asked
 for after that came; a job must be known for ``heal_after_s`` before it is asked about, and be reported over twice;
 "unknown" ends an attempt only when a later one stands waiting. A job that was never seen to start is taken to be
-that of the run which has nothing left to do when an unknown job ends; failing that, its run ends when the next
-begins and none of its tasks runs. With facts lost, a task beside a zombie can look like a rerun of the zombie's
-success; it is then revoked for nothing, which is harmless, because the same input is handed out again (H56).
+that of the run which has nothing left to do when an unknown job ends, or whose stage has failed when one ends badly;
+failing that, its run ends when the next begins and none of its tasks runs. With facts lost, a task beside a zombie can
+look like a rerun of the zombie's success; it is then revoked for nothing, which is harmless, because the same input is
+handed out again (H56). A copy can look so, too; when Spark kills it for the first success, the job fails
+(``unwanted.py``).
 
 What may be said of an attempt (a row that is missing is stale)::
 

@@ -101,6 +101,7 @@ class StageRecord:
     task_count: int = 0  # of the first stage attempt that we heard of: the number of partitions
     latest_attempt: int = 0
     completed_well: bool = False
+    failed_attempt: int = -1  # the last attempt of the stage that is known to have failed
     hosts_operator: bool = False
     jobs: dict[int, bool] = field(default_factory=dict)  # job id -> it has ended
     failures: list[str] = field(default_factory=list)  # reasons of those of its jobs that ended badly
@@ -221,6 +222,8 @@ class EngineBooks:
         elif fact.stage_attempt >= stage.latest_attempt:
             stage.latest_attempt = fact.stage_attempt
             stage.completed_well = fact.failure is None
+            if fact.failure is not None:
+                stage.failed_attempt = fact.stage_attempt
 
     def task_started(self, fact: TaskStarted) -> TaskRecord | None:
         """The record, or None for a late fact of an ended stage."""

@@ -326,7 +326,7 @@ class AttemptLedger:
         orphan = job_id not in self._books.job_stages
         over = self._books.job_ended(job_id, failure)
         if orphan:  # its start was lost: it is the job of a run without one that has nothing left to do (H19)
-            over = [s.stage_id for s in self._books.stages.values() if self._is_waiting_for_its_job(s)]
+            over = [s.stage_id for s in self._books.stages.values() if self._is_waiting_for_its_job(s, failure)]
             for stage_id in over:
                 self._books.stages[stage_id].failures.extend([] if failure is None else [failure])
         for stage_id in over:
@@ -335,12 +335,18 @@ class AttemptLedger:
                 operator.end_run(not failures, "; ".join(failures))
             self._books.forget_stage(stage_id)
 
-    def _is_waiting_for_its_job(self, stage: StageRecord) -> bool:
+    def _is_waiting_for_its_job(self, stage: StageRecord, failure: str | None) -> bool:
+        """After a ``failure`` it may be that of a stage whose latest attempt has failed, and has not come again."""
         if stage.jobs or not stage.hosts_operator:
             return False
         operators = list(self._in_stage(stage.stage_id))
-        done = stage.completed_well or all(
-            o.run is not None and all(o.run.subtask(i).finished for i in range(o.parallelism)) for o in operators
+        given_up = failure is not None and stage.failed_attempt == stage.latest_attempt
+        done = (
+            given_up
+            or stage.completed_well
+            or all(
+                o.run is not None and all(o.run.subtask(i).finished for i in range(o.parallelism)) for o in operators
+            )
         )
         return bool(operators) and done and not any(o.run is not None and o.run.living() for o in operators)
 
