@@ -312,6 +312,8 @@ class BarrierTracker:
         self._under_way.give_up(over, f"run {input.run_id} has ended", out)
         out.append(TellRunEnded(input.run_id, input.succeeded, input.reason))
         if input.succeeded and self._mode is RestoreMode.STREAMING:
+            # A global failure that came too late for the run fails nobody, and must not keep its last output back.
+            self._under_way.halted = False
             self._schedule.run_ended_well(now)
 
     # --- the steps of a checkpoint ---

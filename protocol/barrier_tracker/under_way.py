@@ -10,7 +10,7 @@ coordinator hears of it behind the request for its own snapshot.
 
 **Failures** in a row are counted over all checkpoints, savepoints apart; beyond ``tolerated_failures`` they become a
 global failure (H45). From then on everything is *halted* until the operator's reset: what is pending is given up, and
-nothing starts.
+nothing starts. If the run ends well all the same, there is nobody left to fail, and its final checkpoint may start.
 """
 
 from __future__ import annotations

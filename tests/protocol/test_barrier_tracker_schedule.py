@@ -236,6 +236,18 @@ def test_a_final_one_that_fails_is_tried_again_behind_the_pause() -> None:
     assert not dialogue.tracker.final_owed
 
 
+def test_a_global_failure_that_comes_too_late_for_its_run_does_not_keep_the_last_output_back() -> None:
+    """H45: the last checkpoint of the run failed once too often, and Spark had ended the job well already. No final one
+    began, and nobody was told that the last output is not committed. Found by the simulation."""
+    dialogue = Dialogue(1, tolerated_failures=0).run(A).store(1, A)
+    assert kinds(dialogue.tell(CheckpointStoreFailed(1, "disk full")))[-1] is RaiseGlobalFailure
+    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
+    assert kinds(dialogue.tell(RunEnded(7, True))) == [TellRunEnded, TriggerCheckpoint]
+    dialogue.tell(CheckpointTriggered(2), CoordinatorSnapshotTaken(2, b"c"))
+    assert dialogue.tell(CheckpointStored(2)) == [CompleteCheckpoint(2)]
+    assert not dialogue.tracker.final_owed
+
+
 def test_a_final_one_for_which_no_id_comes_is_asked_for_as_often_as_failures_are_tolerated() -> None:
     # H48: whoever waits for the end of the run waits no longer.
     dialogue = a_finished_run(tolerated_failures=1)
