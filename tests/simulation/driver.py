@@ -258,12 +258,26 @@ class Driver:
         """The user leaves the sidecar: nothing of it may be left (H57)."""
         self.gate.open()
         if self.world.random.random() < 0.5:
-            self._run(self.loop.create_task, self._operators.remove(OPERATOR))
-            demand(self.coordinator.closed, "H57: the operator is released, and its coordinator was not closed")
+            self._release()
         self._run(self._over.set_result, None)
         demand(self._life.done(), "H48: the sidecar does not come to its end")
         demand(self.coordinator.closed, "H6: the coordinator was not closed")
         demand(self.loop.next_deadline() is None, "H57: a timer is left behind a closed sidecar")
+
+    def _release(self) -> None:
+        """The user takes the operator out first; what its coordinator is told on the way may take its time (H57)."""
+        removal = self.loop.create_task(self._operators.remove(OPERATOR))
+        self._run()
+        while not removal.done():
+            deadline = self.loop.next_deadline()
+            demand(self.coordinator.stalled is not None or deadline is not None, "H48: a release does not end")
+            if self.coordinator.stalled is not None and not self.coordinator.hangs:
+                self._end_stall()
+            elif deadline is not None:
+                self.world.now = max(self.world.now, deadline)
+                self.pass_time()
+        removal.result()
+        demand(self.coordinator.closed, "H57: the operator is released, and its coordinator was not closed")
 
     def check_rest(self) -> None:
         """Nothing is left, and nobody was left without an answer."""
