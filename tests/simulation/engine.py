@@ -87,7 +87,8 @@ class Engine:
 
     @property
     def active(self) -> bool:
-        return bool(self.active_jobs())
+        job, rival = self.job, self.rival
+        return (job is not None and job.active) or (rival is not None and rival.active)
 
     @property
     def bus(self) -> deque[EngineFact]:

@@ -292,6 +292,7 @@ class Process:
         if self.raises_in(Trap.of(self.mailbox[0])) or self.dawdles(self.mailbox[0]):
             return
         item = self.mailbox.popleft()
+        self.world.tell(f"task {self.tid} handles {item}")
         match item:
             case MailboxEvent(payload):
                 target, _, rest = unpack(payload).partition("|")
@@ -303,10 +304,8 @@ class Process:
                     self.logs[int(key)].received.append(event)
             case MailboxBarrier(checkpoint_id):
                 self.meet_barrier(checkpoint_id)
-            case MailboxCompleted(checkpoint_id):
-                self.world.check_told(checkpoint_id, completed=True)
-            case MailboxAborted(checkpoint_id):
-                self.world.check_told(checkpoint_id, completed=False)
+            case MailboxCompleted(checkpoint_id) | MailboxAborted(checkpoint_id):
+                self.world.check_told(checkpoint_id, completed=isinstance(item, MailboxCompleted))
 
     def dawdles(self, item: MailboxItem) -> bool:
         """Now and then a snapshot takes its time before it is taken."""
@@ -374,6 +373,7 @@ class Process:
 
     def step(self, input: SubtaskInput) -> None:
         assert self.machine is not None
+        self.world.tell(f"task {self.tid}: {type(input).__name__}")
         effects = self.machine.handle(input, self.world.now)
         self.machine.check_invariants()
         self.carry_out(effects)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
-
-import structlog
 
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.errors import LocalProtocolError
@@ -22,6 +18,7 @@ from tests.simulation.choices import Choices
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
 from tests.simulation.invariant import never_restored_since_rescale
+from tests.simulation.logs import quiet_logs
 from tests.simulation.misfortune import strike
 from tests.simulation.network import Connection
 from tests.simulation.process import Life, Process
@@ -112,7 +109,9 @@ class World:
 
     def start_application(self, application: Application) -> None:
         self.drivers += 1
-        self.tell(f"a driver starts: parallelism {application.parallelism}, restores {application.restored}")
+        restored = application.restored
+        what = "nothing" if restored is None else f"checkpoint {restored.checkpoint_id} of {restored.parallelism}"
+        self.tell(f"a driver starts: parallelism {application.parallelism}, restores {what}")
         copies, barrier = self.settings.copies, self.settings.barrier_stage
         self.engine = Engine(
             self.random,
@@ -161,7 +160,8 @@ class World:
         return connection
 
     def launch(self, task: EngineTask) -> None:
-        self.tell(f"engine launches {task.task_attempt_id}: {task}")
+        which = f"partition {task.partition}, number {task.attempt_number}, stage {task.stage_id}.{task.stage_attempt}"
+        self.tell(f"Spark launches task {task.task_attempt_id}: {which}, {task.executor_id}")
         process = Process(self, task, self.application, self.target(task.stage_id))
         self.processes[task.task_attempt_id] = process
         self.living.append(process)
@@ -281,7 +281,7 @@ class World:
         chance = self.random.random()
         if not self.calm and chance < 0.03:
             return
-        if chance > 0.8 and not self.calm:
+        if not self.calm and chance < 0.23:
             self.barriers.append(barrier)
         self.processes[barrier[0]].hear_barrier(barrier[1])
 
@@ -370,17 +370,6 @@ class World:
         figures = replace(self.figures, steps=self.steps, jobs=self.jobs, kinds=dict(self.figures.kinds))
         figures.jobs_failed += self.jobs_failed()
         return figures
-
-
-@contextmanager
-def quiet_logs() -> Iterator[None]:
-    """The story says what happens; lines of the log would cost more than the world."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    try:
-        yield
-    finally:
-        structlog.configure(**before)
 
 
 def run_world(seed: int, eager: float | None = None, choices: Choices | None = None) -> tuple[World, Exception | None]:

@@ -1,0 +1,20 @@
+"""What the product logs while it is simulated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+
+
+@contextmanager
+def quiet_logs() -> Iterator[None]:
+    """The story says what happens; lines of the log would cost more than the world."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
