@@ -132,6 +132,10 @@ ACTORS = (
                 "if connection is None:",
             ),
         ),
+        argued=(
+            "the numbers make it harmless (H22, H30): what comes on a connection that was replaced is either "
+            "known or the very next"
+        ),
     ),
     Mutant(
         "gateways-outlive-their-run",
@@ -139,6 +143,10 @@ ACTORS = (
         "feared",
         ("H57", "H26"),
         (Edit(f"{TRACKER}_tell_coordinator", 'self._gateways.close_all("the run has ended")', "pass"),),
+        argued=(
+            "a second line of defence: the ledger reports every attempt as finished or failed before it ends "
+            "the run, and each report closes a gateway"
+        ),
     ),
     Mutant(
         "gateway-outlives-its-success",

@@ -108,6 +108,11 @@ CHECKPOINTS = (
         "G7",
         ("H44",),
         (Edit(f"{PENDING}judge", "if part is None or part.attempt != word.attempt:", "if part is None:"),),
+        argued=(
+            "a third line of defence: a message counts on its own attempt's connection alone, a gateway refuses "
+            "what is said of a checkpoint that it was not asked to close for, and the failure of an attempt "
+            "ends every checkpoint in which it has a part before another one is accepted"
+        ),
     ),
     Mutant(
         "stale-acknowledgement-of-another-checkpoint",

@@ -205,6 +205,11 @@ DOWNWARD = (
         "G14",
         ("H33", "H41"),
         (Edit(f"{VALVE}submit_answer", "if self.closed:", "if False:"),),
+        argued=(
+            "with the actors around it, the machine never holds an answer: the coordinator answers within the "
+            "call that brings the request, and no request comes between its cut and the subtask's snapshot, "
+            "because the upward valve is closed all that time and what left before lies in front of the cut"
+        ),
     ),
     Mutant(
         "drain-forgets-answers",

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -17,11 +17,14 @@ from protocol.attempts import AttemptLedger
 from protocol.barrier_tracker import BarrierTracker
 from protocol.gateway import GatewayMachine
 from protocol.subtask import SubtaskMachine
+from tests.exploration import SCOPES, explore
 from tests.mutants.mutant import Mutant
 from tests.simulation.world import World, run_world
 
 EAGER = (0.1, None, 0.0)
 """How often somebody asks for a checkpoint, by the seed: often, as the seed draws it, never."""
+FEW = 60
+"""So many worlds come before the exploration, the others behind it."""
 MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
 
 Report = Callable[[int], None]
@@ -29,18 +32,22 @@ Report = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a mutant is hunted: ``worlds`` of the simulation from seed ``first``, and ``seconds`` in all."""
+    """How long a mutant is hunted, at most.
+
+    ``worlds`` of the simulation from seed ``first``, ``states`` of each scope, ``seconds`` with each hunter.
+    """
 
     first: int = 0
     worlds: int = 1500
-    seconds: float = 300.0
+    states: int = 40_000
+    seconds: float = 200.0
 
 
 @dataclass(frozen=True)
 class Finding:
     """What became of one hunt. ``seen`` is what a checker said, empty for a survivor.
 
-    ``where`` names the seed or the scope; ``looked`` counts worlds or states.
+    ``where`` names the seed or the scope; ``looked`` counts the hunter's worlds or states.
     """
 
     hunter: str
@@ -71,23 +78,57 @@ def run_seed(seed: int) -> tuple[World, Exception | None]:
     return run_world(seed, EAGER[seed % len(EAGER)])
 
 
-def simulate(budget: Budget, report: Report) -> Finding:
+def simulate(seeds: range, budget: Budget, report: Report) -> Finding:
     """World after world, until one goes wrong. Call it within ``changed``."""
     began = time.monotonic()
-    looked = 0
-    for seed in range(budget.first, budget.first + budget.worlds):
+    for looked, seed in enumerate(seeds, start=1):
         _, error = run_seed(seed)
-        looked += 1
-        report(looked)
         seconds = time.monotonic() - began
         if error is not None:
             return Finding("simulation", f"seed {seed}", looked, seconds, f"{type(error).__name__}: {error}")
+        report(looked)
         if seconds > budget.seconds:
             break
-    return Finding("simulation", f"seeds {budget.first}..", looked, time.monotonic() - began, "")
+    return Finding("simulation", f"seeds {seeds.start}..{seeds.stop - 1}", len(seeds), time.monotonic() - began, "")
+
+
+def explore_scopes(budget: Budget, report: Report) -> Finding:
+    """Scope after scope, the small ones first, until a path goes wrong. Call it within ``changed``."""
+    began, looked = time.monotonic(), 0
+    for scope in SCOPES.values():
+        seen = ""
+        try:
+            result = explore(scope, states_max=budget.states)
+            looked += result.states
+            seen = "" if result.violation is None else result.violation.text
+        except Exception as error:  # the product's own, which the exploration does not expect
+            seen = f"{type(error).__name__}: {error}"
+        report(looked)
+        seconds = time.monotonic() - began
+        if seen:
+            return Finding("exploration", f"scope {scope.name}", looked, seconds, seen)
+        if seconds > budget.seconds:
+            break
+    return Finding("exploration", f"{len(SCOPES)} scopes", looked, time.monotonic() - began, "")
 
 
 def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -> Finding:
-    """Every hunter in turn, until one sees the mutant; else the last one's empty hands."""
+    """A few worlds, the small scopes, then many worlds, until one of them shows the mutant.
+
+    One that is argued for is not hunted for long. A survivor's finding tells of all that was done.
+    """
+    few = min(FEW, budget.worlds)
+    middle, end = budget.first + few, budget.first + (few if mutant.argued else budget.worlds)
     with changed(mutant):
-        return simulate(budget, report)
+        hunts: tuple[Callable[[], Finding], ...] = (
+            lambda: simulate(range(budget.first, middle), budget, report),
+            lambda: explore_scopes(budget, report),
+            lambda: simulate(range(middle, end), budget, report),
+        )
+        seconds = 0.0
+        for one in hunts:
+            finding = one()
+            seconds += finding.seconds
+            if finding.seen:
+                return replace(finding, seconds=seconds)
+    return Finding("both", f"seeds {budget.first}..{end - 1}", end - budget.first, seconds, "")

@@ -73,7 +73,7 @@ def _hear(one: _Hunt, budget: Budget) -> Finding | None:
     except EOFError:
         one.process.join()
         raise RuntimeError(f"the hunt for {one.mutant.name!r} died: exit status {one.process.exitcode}") from None
-    if seconds > budget.seconds + GRACE_S:
+    if seconds > 3 * budget.seconds + GRACE_S:
         return Finding("none", "stuck in one world", one.looked, seconds, "")
     return None
 

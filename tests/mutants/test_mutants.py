@@ -12,7 +12,7 @@ from tests.mutants.hunt import Budget, Finding, hunt
 from tests.mutants.mutant import DoesNotFit, Edit, Mutant
 from tests.mutants.runner import run
 
-SMALL = Budget(worlds=200)
+SMALL = Budget(worlds=60, states=100)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -87,7 +87,7 @@ def test_a_bug_is_caught(name: str) -> None:
 
 def test_a_healthy_product_is_not_accused() -> None:
     same = Edit("protocol.gateway:GatewayMachine._ignore", "pass", "pass  # all is well")
-    finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), Budget(worlds=10))
+    finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), Budget(worlds=10, states=100))
     assert (finding.seen, finding.looked) == ("", 10)
 
 
@@ -109,7 +109,7 @@ def test_the_command_lists_the_catalogue_and_shows_a_change(capsys: pytest.Captu
 def test_the_command_tells_who_was_caught_and_who_survived(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events-twice", "--jobs", "1"]) == 0
     assert "1 of 1 caught" in capsys.readouterr().out
-    assert main(["held-not-failed", "--jobs", "1", "--worlds", "1"]) == 1
+    assert main(["held-not-failed", "--jobs", "1", "--worlds", "1", "--states", "10"]) == 1
     assert "survived: held-not-failed" in capsys.readouterr().out
 
 
@@ -124,7 +124,7 @@ def test_the_command_tells_the_story_of_a_catch(capsys: pytest.CaptureFixture[st
     ("arguments", "text"),
     [
         (["no-such-mutant"], "no such mutant: no-such-mutant"),
-        (["--jobs", "0"], "--jobs and --worlds are at least 1"),
+        (["--jobs", "0"], "--jobs, --worlds and --states are at least 1"),
         (["--story"], "--story takes one NAME"),
     ],
 )

@@ -130,5 +130,9 @@ UPWARD = (
         "feared",
         ("H32",),
         (NOBODY_COMPARES,),
+        argued=(
+            "a second line of defence: nothing but another bug makes the two halves differ (upward-not-held and "
+            "upward-release-while-another-is-closed are hunted without it)"
+        ),
     ),
 )
