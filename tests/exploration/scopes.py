@@ -69,7 +69,7 @@ _ALL = (
     ),
     Scope("two-at-once", "two checkpoints at once", events_up=2, events_down=2, checkpoints=2, concurrent=2),
     Scope("aborts", "three checkpoints, of which up to two are given up (G3)", events_down=2, checkpoints=3, aborts=2),
-    Scope("aborts-at-once", "the same, with two at once (G4)", events_down=2, checkpoints=3, concurrent=2, aborts=2),
+    Scope("aborts-at-once", "two at once, of which any is given up (G4)", checkpoints=2, concurrent=2, aborts=2),
     Scope("declines", "a subtask declines, the storage fails", checkpoints=3, declines=1, store_failures=1),
     Scope("apart", "barriers on their own way, two at once", events_down=2, checkpoints=2, concurrent=2, apart=True),
     Scope("savepoint", "a savepoint beside two checkpoints", checkpoints=2, savepoints=1, concurrent=2),
@@ -85,7 +85,7 @@ _ALL = (
     ),
     Scope("unconfirmed", "an event is not confirmed in time (H25)", attempts=2, events_down=2, drops=1, timeouts=1),
     Scope("drop", "a connection breaks during two checkpoints", events_up=2, events_down=2, checkpoints=2, drops=1),
-    Scope("finish", "a subtask finishes during a checkpoint (H47)", subtasks=2, checkpoints=2, finishes=True),
+    Scope("finish", "subtasks finish during a checkpoint (H47)", subtasks=2, checkpoints=1, finishes=True),
     Scope("late", "a subtask starts during a checkpoint (H11)", subtasks=2, checkpoints=2, late=1),
     Scope("apart-drop", "barriers apart, a broken connection", drops=1, events_down=2, checkpoints=2, apart=True),
     Scope(
