@@ -17,6 +17,10 @@ OPERATOR = "words"
 PARALLELISM_MAX = 4
 EVENTS_MAX = 8
 """How many events of one gateway may be unsettled (H27)."""
+CONFIRM_S = 3.0
+"""How long an event may be unconfirmed on a connection."""
+RECONNECT_S = 2.0
+"""How long an attempt may be without a connection."""
 UPWARD_EVENTS_MAX = 4
 """How many events and requests of one attempt may be on their way to the coordinator (H27)."""
 

@@ -7,6 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from protocol.messages import CloseForCheckpoint, DownMessage, Resumed
+from protocol.subtask_types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
+from tests.simulation.application import RECONNECT_S, unpack
+
+SLACK_S = 0.1
+"""How late a task may look at its clock: timers are looked at every few milliseconds."""
+
 
 class Violation(AssertionError):
     """The contract was broken; the message names the rule."""
@@ -53,12 +60,20 @@ class CallbackOrder:
     last_asked: int = -1
     told_complete: int = -1
     uncommitted: str = ""  # the run whose last output no checkpoint covers yet
+    finished: dict[int, set[int]] = field(default_factory=dict)  # of the live ones
 
     def __post_init__(self) -> None:
         self.last_asked = self.told_complete = self.restored
 
     def _live(self, subtask: int) -> set[int]:
         return self.live.setdefault(subtask, set())
+
+    def _finished(self, subtask: int) -> set[int]:
+        return self.finished.setdefault(subtask, set())
+
+    def finish(self, subtask: int, attempt: int) -> None:
+        """No callback tells of it."""
+        self._finished(subtask).add(attempt)
 
     def ready(self, subtask: int, attempt: int, beside: set[int]) -> None:
         """``beside``: its siblings that were accepted at that moment; several at once have no order (H13)."""
@@ -80,7 +95,9 @@ class CallbackOrder:
         known = self.failed.setdefault(subtask, set())
         demand(attempt not in known, f"H10: {subtask}#{attempt} failed twice")
         known.add(attempt)
+        demand(not self.pending(), f"H45: {subtask}#{attempt} failed while {self.pending()} are pending")
         self._live(subtask).discard(attempt)
+        self._finished(subtask).discard(attempt)
         if accepted or not beside:
             self.reset_owed.add(subtask)
             self.beside[subtask] = beside
@@ -104,7 +121,10 @@ class CallbackOrder:
         demand(not self.pending(), f"H16: reset while {self.pending()} are pending")
 
     def run_ended(self, run_id: int, succeeded: bool) -> None:
+        left = {subtask: live - self._finished(subtask) for subtask, live in self.live.items()}
+        demand(not any(left.values()), f"H15: run {run_id} has ended, and {left} are not reported failed")
         self.live.clear()
+        self.finished.clear()
         if succeeded and not self.batch:
             self.uncommitted = f"run {run_id}"
 
@@ -115,6 +135,9 @@ class CallbackOrder:
         pending = self.pending()
         demand(checkpoint_id > self.last_asked, f"H43: asked for {checkpoint_id} after {self.last_asked}")
         demand(len(pending) < self.concurrent_max, f"H43: asked for {checkpoint_id} while {pending} are pending")
+        for subtask, live in self.live.items():
+            one = len(live) < 2 or bool(live & self._finished(subtask))
+            demand(one, f"H13: asked for {checkpoint_id} while {subtask} has {live} at once")
         self.asked.add(checkpoint_id)
         self.last_asked = checkpoint_id
         if savepoint:
@@ -160,6 +183,21 @@ class AttemptRecord:
     answered: dict[int, str] = field(default_factory=dict)
     resolved: set[int] = field(default_factory=set)
     cuts: dict[int, tuple[int, set[int]]] = field(default_factory=dict)  # what was sent and answered at each cut
+    barriers: set[int] = field(default_factory=set)  # that were put into the mailbox
+    closed: set[int] = field(default_factory=set)  # the checkpoints that it was told to close for
+    over: set[int] = field(default_factory=set)  # of these, the ones whose end it was told
+    sent_at: list[float] = field(default_factory=list)  # on the clock that runs while a connection is up
+    lost_at: float | None = None  # when the task's connection was, while it has none
+    connected_since: float | None = None
+    connected_s: float = 0.0
+
+    def connected(self, now: float, up: bool) -> None:
+        """Whether a connection is up from here on."""
+        self.connected_s = self.connected_for(now)
+        self.connected_since = now if up else None
+
+    def connected_for(self, now: float) -> float:
+        return self.connected_s + (0.0 if self.connected_since is None else now - self.connected_since)
 
     def came_down(self, payload: str) -> None:
         place = len(self.down_came)
@@ -205,16 +243,49 @@ class AttemptRecord:
 
     def meet_barrier(self, checkpoint_id: int) -> None:
         """The barrier is in the mailbox: behind every event of before the cut, ahead of every later one (H23, H41)."""
+        demand(checkpoint_id not in self.barriers, f"H22: {self.name} meets barrier {checkpoint_id} twice")
+        self.barriers.add(checkpoint_id)
         sent, came = self.cuts[checkpoint_id][0], len(self.down_came)
         demand(came == sent, f"H23: {self.name} meets barrier {checkpoint_id} behind {came} events, not {sent}")
 
-    def check_late(self) -> None:
+    def hear(self, message: DownMessage) -> None:
+        """The task reads it."""
+        if isinstance(message, CloseForCheckpoint):
+            self.closed.add(message.checkpoint_id)
+        elif isinstance(message, Resumed):
+            self.lost_at = None
+
+    def put_in_mailbox(self, item: MailboxItem) -> None:
+        match item:
+            case MailboxEvent(payload):
+                self.came_down(unpack(payload))
+            case MailboxBarrier(checkpoint_id):
+                self.meet_barrier(checkpoint_id)
+            case MailboxCompleted(checkpoint_id) | MailboxAborted(checkpoint_id):
+                self.hear_end(checkpoint_id)
+
+    def check_patience(self, now: float, frozen_until: float) -> None:
+        """Without a connection the task ends by itself when its time is over (H24), unless it stands still."""
+        if self.lost_at is not None and now > frozen_until + SLACK_S:
+            demand(now < self.lost_at + RECONNECT_S + SLACK_S, f"H24: {self.name} waits for ever for the driver")
+
+    def hear_end(self, checkpoint_id: int) -> None:
+        """It is told how a checkpoint ended: of one that it knows, once (H44)."""
+        demand(checkpoint_id in self.closed, f"H44: {self.name} hears of the end of {checkpoint_id}, and knows none")
+        demand(checkpoint_id not in self.over, f"H44: {self.name} hears twice of the end of {checkpoint_id}")
+        self.over.add(checkpoint_id)
+
+    def check_late(self, now: float, timeout_s: float) -> None:
         """It is given up for an event that it does not confirm: a loss-tolerant one is no reason (H28).
 
         An answer is one, even when it has come: on a cut connection its confirmation is still under way.
         """
         waited_for = [n for n in range(len(self.down_sent)) if n not in self.loose and not self.settled.get(n)]
         demand(bool(waited_for or self.answered), f"H28: {self.name} failed for a loss-tolerant event")
+        if not self.answered:
+            waited_s = self.connected_for(now) - self.sent_at[waited_for[0]]
+            enough = waited_s >= timeout_s - 1e-6
+            demand(enough, f"H24: {self.name} failed for an event that had {waited_s:.3f} s on a connection")
 
     def check_settled(self) -> None:
         waiting = [place for place in range(len(self.down_sent)) if place not in self.settled]

@@ -123,7 +123,7 @@ class Coordinator(OperatorCoordinator):
         self.order = CallbackOrder(
             application.parallelism,
             settings.mode is RestoreMode.BATCH,
-            settings.copies or settings.barrier_stage,
+            (settings.copies and settings.mode is RestoreMode.BATCH) or settings.barrier_stage,
             settings.checkpoints.concurrent_max,
             -1 if restored is None else restored.checkpoint_id,
         )
@@ -154,6 +154,8 @@ class Coordinator(OperatorCoordinator):
         if self.started and world.engine.faults.spend(world.random, RAISES):
             world.tell(f"coordinator: {method} raises")
             world.figures.happen("the coordinator raises")
+            if method != "handle_request":  # the asking task's trouble alone (H33)
+                self._overseer.raised = method
             raise RuntimeError(f"no luck in {method}")
 
     def _chance(self, probability: float) -> bool:
@@ -222,6 +224,7 @@ class Coordinator(OperatorCoordinator):
         record, tid = handle.record, handle.attempt.task_attempt_id
         place = len(record.down_sent)
         record.down_sent.append(event)
+        record.sent_at.append(record.connected_for(self._world.now))
         self._world.tell(f"coordinator sends {event}")
         if key is None:
             record.loose.add(place)
@@ -363,6 +366,8 @@ class Coordinator(OperatorCoordinator):
     def finish(self, attempt: ExecutionAttempt) -> None:
         """No callback tells of it; the world knows."""
         self.books.finish(attempt)
+        self.order.finish(attempt.subtask, attempt.attempt)
+        self._overseer.finished.add(attempt)
 
     # --- what must be true of the whole ---------------------------------------------------------------------------
 

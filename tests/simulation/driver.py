@@ -32,7 +32,7 @@ from spark_bridge.facts import RelayedFact
 from spark_bridge.operators import Operator, Operators
 from spark_bridge.runs import RunningJobs
 from spark_bridge.storage import StorageSession
-from tests.simulation.application import EVENTS_MAX, OPERATOR, UPWARD_EVENTS_MAX, Application
+from tests.simulation.application import CONFIRM_S, EVENTS_MAX, OPERATOR, RECONNECT_S, UPWARD_EVENTS_MAX, Application
 from tests.simulation.checkers import demand
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.loop import SimulatedLoop
@@ -42,7 +42,7 @@ from tests.simulation.ports import SimulatedRelay, SimulatedSession
 from tests.simulation.server import Router, ServerEnd
 from tests.simulation.shared import DriverWorld
 
-LIMITS = GatewayLimits(3.0, 2.0, EVENTS_MAX, 2**40, UPWARD_EVENTS_MAX, 10_000)
+LIMITS = GatewayLimits(CONFIRM_S, RECONNECT_S, EVENTS_MAX, 2**40, UPWARD_EVENTS_MAX, 10_000)
 LEDGER = LedgerConfig(heal_after_s=1.0, query_every_s=0.5, audit_every_s=5.0)
 CHECKPOINT_ANSWER_S = 60.0
 SNAPSHOT_TIMEOUT_S = 4.0
@@ -119,7 +119,7 @@ class Driver:
         actions: list[Callable[[], None]] = [partial(self._turn, cell) for cell in self.gate.waiting]
         if coordinator.stalled is not None and not coordinator.hangs:
             actions.append(self._end_stall)
-        if world.storage.writing:
+        if world.storage.writing and (not actions or world.random.random() >= world.storage.slowness):
             actions.append(self._end_write)
         if world.storage.unwanted:
             actions.append(world.storage.take_away_one)
@@ -149,6 +149,7 @@ class Driver:
         if function is not None:
             self.loop.call_soon(function, *args)
         self.loop.run_until_idle()
+        self.overseer.check_raised()
         if self.world.broken is not None:
             raise self.world.broken
         if self._life.done() and not self._life.cancelled():
@@ -176,7 +177,7 @@ class Driver:
         """The server reads from a connection, or notices its end."""
         end = self._ends.get(connection.connection_id)
         if end is None:
-            end = self._ends[connection.connection_id] = ServerEnd(connection)
+            end = self._ends[connection.connection_id] = ServerEnd(connection, self.overseer.connection_dropped)
             self._run(self.router.connected, end)
         if connection.up:
             count = self.world.random.randint(1, len(connection.up))
@@ -185,6 +186,7 @@ class Driver:
             return
         connection.server_knows = True
         del self._ends[connection.connection_id]
+        self.overseer.connection_gone(connection.connection_id)
         self._run(self.router.disconnected, end, "closed")
 
     def hear_fact(self, fact: EngineFact) -> None:
@@ -198,7 +200,7 @@ class Driver:
     def abort_checkpoint(self, reason: str) -> None:
         """Somebody gives the latest checkpoint up (H45)."""
         if self.operator is not None:
-            self._run(self.operator.tracker_ref.tell, AbortRequested(self.session.last_id, reason))
+            self._run(self.operator.tracker_ref.tell, AbortRequested(self.overseer.give_up(reason), reason))
 
     def request(self, *, savepoint: bool) -> None:
         """Somebody asks for a checkpoint, or a savepoint."""

@@ -6,6 +6,7 @@ by that actor.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from actors import ActorRef
@@ -14,6 +15,7 @@ from actors.coordination import OperatorStatistics
 from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.gateway import GatewayActor
 from actors.coordination.messages import (
+    AttachConnection,
     EventArrived,
     NotifyAborted,
     NotifyCompleted,
@@ -24,18 +26,22 @@ from actors.coordination.messages import (
     TrackerMessage,
 )
 from actors.mailbox import Envelope, Mailbox
-from protocol.attempts import AttemptCondemned
+from protocol.attempts import AttemptCondemned, ConnectionExpired, GlobalFailureRaised
 from protocol.barrier_tracker import CompletedCheckpoint, GatewayDrained, rescaled
 from protocol.errors import LocalProtocolError
+from protocol.gateway import GatewayState
 from protocol.ids import ExecutionAttempt
-from spark_bridge.bridge import BridgeMessage
-from tests.simulation.application import PARALLELISM_MAX, UPWARD_EVENTS_MAX, Application
-from tests.simulation.checkers import demand
+from spark_bridge.bridge import BridgeActor, BridgeMessage
+from tests.simulation.application import CONFIRM_S, PARALLELISM_MAX, RECONNECT_S, UPWARD_EVENTS_MAX, Application
+from tests.simulation.checkers import demand, judged
 from tests.simulation.invariant import check_checkpoint, check_rescaled, never_restored_since_rescale
 from tests.simulation.server import Router
 from tests.simulation.shared import DriverWorld
+from tests.simulation.witness import Witness
 
 Mark = dict[str, int]
+OWN_FAULT = re.compile(r"not complete within|coordinator: |storage: |\S+ \(task \d+\) declined: |.*\(H32\)$")
+"""The reasons of aborts that count as failures of the checkpoint (H45)."""
 
 
 class Overseer:
@@ -49,6 +55,16 @@ class Overseer:
         self.handling: Any = None  # what the coordinator's actor has been given last
         self._world = world
         self._router = router
+        self.raised = ""  # the method of the coordinator that has failed in this step
+        self._coordinator: ActorCell[Any] | None = None
+        self._newest: dict[int, int] = {}  # the connection of each task that was attached last
+        self._gone_at: dict[int, float] = {}  # when the end of a connection was told
+        self._item: object = None  # what an actor handles at this moment
+        self._witness = Witness()
+        self._given_up: set[int] = set()  # by request
+        self._reason = ""  # of the last such request
+        self._failures = 0  # in a row
+        self.finished: set[ExecutionAttempt] = set()
         self._triggered: set[int] = set()
         self._asks_for_savepoint = False  # the tracker handles such a request now
         self._ready_beside: dict[int, set[int]] = {}
@@ -61,13 +77,16 @@ class Overseer:
     ) -> None:
         """The operator is there: from here on its mailboxes are looked at."""
         cell = tracker._cell
-        coordinator = cell.children["coordinator"]
+        self._coordinator = coordinator = cell.children["coordinator"]
         self._boxes = {"bridge": bridge._cell.mailbox, "tracker": cell.mailbox, "coordinator": coordinator.mailbox}
         self._statistics = statistics
 
     # --- around each step -----------------------------------------------------------------------------------------
 
     def before(self, cell: ActorCell[Any], item: object) -> Mark:
+        self._item = item.message if isinstance(item, Envelope) else item
+        if isinstance(self._item, AttachConnection) and isinstance(cell._instance, GatewayActor):
+            self._newest[cell._instance._attempt.task_attempt_id] = self._item.connection.connection_id
         if isinstance(cell._instance, CoordinatorActor):
             self.handling = item
         self._asks_for_savepoint = isinstance(item, RequestCheckpoint) and item.savepoint_directory is not None
@@ -75,13 +94,21 @@ class Overseer:
         return {name: box.accepted for name, box in self._boxes.items()}
 
     def after(self, cell: ActorCell[Any], item: object, mark: Mark) -> None:
+        self._item = None
         for name, accepted in mark.items():
             box = self._boxes[name]
             count = box.accepted - accepted
-            if count:
-                told = list(box.queue)[-count:]
-                for message in told:
-                    self._judge(cell, message.message if isinstance(message, Envelope) else message)
+            told = list(box.queue)[-count:] if count else []
+            messages = [message.message if isinstance(message, Envelope) else message for message in told]
+            for message in messages:
+                self._judge(cell, message)
+            if name == "tracker" and isinstance(cell._instance, BridgeActor):
+                self._witness.judge(item.message if isinstance(item, Envelope) else item, messages)
+        if isinstance(cell._instance, GatewayActor):
+            machine = cell._instance._machine
+            self._world.record(machine.attempt.task_attempt_id).connected(
+                self._world.now, machine.state is GatewayState.ATTACHED
+            )
         check_machine(cell)
 
     def _judge(self, cell: ActorCell[Any], message: object) -> None:
@@ -96,14 +123,46 @@ class Overseer:
                 self._complete(checkpoint_id)
             case NotifyAborted(checkpoint_id):
                 self._abort(checkpoint_id)
+            case GlobalFailureRaised():
+                self._failures = 0
+            case ConnectionExpired(_, task_attempt_id) if isinstance(cell._instance, GatewayActor):
+                self._check_expired(task_attempt_id)
             case EventArrived(attempt=attempt) | RequestArrived(attempt=attempt):
                 self._check_window(attempt)
             case GatewayDrained(attempt, checkpoint_id):
                 self._world.record(attempt.task_attempt_id).check_drained(checkpoint_id)
             case AttemptCondemned(task_attempt_id=task_attempt_id) if isinstance(cell._instance, GatewayActor):
-                self._world.record(task_attempt_id).check_late()
+                self._world.record(task_attempt_id).check_late(self._world.now, CONFIRM_S)
             case _:
                 pass
+
+    def check_raised(self) -> None:
+        """What a method of the coordinator raises is a global failure, unless a reset is under way already (H7)."""
+        if self.raised and self._coordinator is not None:
+            actor = self._coordinator._instance
+            assert isinstance(actor, CoordinatorActor)
+            latch = actor._failures
+            failed = latch._latched or actor._resets < latch.resets
+            demand(failed, f"H7: {self.raised} has raised, and the job goes on")
+        self.raised = ""
+
+    def connection_gone(self, connection_id: int) -> None:
+        """The server tells of its end."""
+        self._gone_at[connection_id] = self._world.now
+
+    def _check_expired(self, task_attempt_id: int) -> None:
+        """An attempt fails for want of a connection only when the newest is gone for long enough (H24)."""
+        connection_id = self._newest[task_attempt_id]
+        waited_s = self._world.now - self._gone_at.get(connection_id, self._world.now)
+        demand(
+            waited_s >= RECONNECT_S - 1e-6, f"H24: task {task_attempt_id} failed {waited_s:.3f} s after its connection"
+        )
+
+    def connection_dropped(self, peer: str) -> None:
+        """Tasks keep to the protocol, so only a connection that is replaced may be cut off (H24, H30)."""
+        with judged(self._world):
+            replaced = isinstance(self._item, AttachConnection)
+            demand(replaced, f"H30: the connection of {peer} is dropped at {self._item}")
 
     def _check_window(self, attempt: ExecutionAttempt) -> None:
         """What an attempt has sent and the coordinator has not taken is bounded (H27)."""
@@ -128,6 +187,7 @@ class Overseer:
         demand(checkpoint_id not in self.completed | self.aborted, f"H44: checkpoint {checkpoint_id} ended twice")
         demand(checkpoint_id in world.storage.files, f"H50: {checkpoint_id} is complete, and not durable")
         self.completed.add(checkpoint_id)
+        self._failures = 0
         world.figures.checkpoints += 1
 
     def _abort(self, checkpoint_id: int) -> None:
@@ -136,8 +196,27 @@ class Overseer:
         world.tell(f"checkpoint {checkpoint_id} is aborted: {statistics.last_abort_reason}")
         demand(checkpoint_id not in self.completed | self.aborted, f"H44: checkpoint {checkpoint_id} ended twice")
         self.aborted.add(checkpoint_id)
+        self._check_abort(checkpoint_id, statistics.last_abort_reason)
         world.figures.aborted += 1
         world.figures.subsumed += statistics.last_abort_reason.startswith("subsumed")
+
+    def give_up(self, reason: str) -> int:
+        """Which checkpoint somebody gives up: any that was triggered, over or not (H44)."""
+        checkpoint_id = self._world.random.choice(sorted(self._triggered)[-4:] or [0])
+        self._given_up.add(checkpoint_id)
+        self._reason = reason
+        return checkpoint_id
+
+    def _check_abort(self, checkpoint_id: int, reason: str) -> None:
+        if reason == self._reason:
+            demand(checkpoint_id in self._given_up, f"H44: {checkpoint_id} is aborted in place of {self._given_up}")
+        late = reason.startswith("not complete within")
+        for attempt in self.finished:
+            demand(not (late and f"{attempt}:" in reason), f"H47: {checkpoint_id} waited for {attempt}, which finished")
+        if checkpoint_id not in self.savepoints and OWN_FAULT.match(reason):
+            self._failures += 1
+            limit = self._world.settings.checkpoints.tolerated_failures + 2  # one may be told in the step of the reset
+            demand(self._failures <= limit, f"H45: {self._failures} checkpoints in a row have failed")
 
     def request_answered(self, checkpoint_id: int, *, savepoint: bool) -> None:
         """Whoever asked is told of success."""
@@ -173,6 +252,8 @@ class Overseer:
         return attempt.task_attempt_id in self._router.accepted, self._failed_beside[attempt.task_attempt_id]
 
     def check_rest(self) -> None:
+        left = self._world.storage.files.keys() & self.aborted
+        demand(not left, f"H44: aborted checkpoints are left in the storage: {sorted(left)}")
         statistics = self._statistics
         if statistics is not None:
             ended = self.completed | self.aborted | self.savepoints_over

@@ -133,6 +133,7 @@ class Process:
 
     def io_actions(self) -> list[Callable[[], None]]:
         """What its I/O thread could do, whatever the operator does."""
+        self.record.check_patience(self.world.now, self.troubles.frozen_until)
         connection = self.connection
         if connection is None:
             return [self.reconnect] if self.machine is not None else []
@@ -204,6 +205,7 @@ class Process:
         elif self.resuming:
             self.resuming = False
         else:
+            self.record.lost_at = self.world.now
             self.step(ConnectionLost())
 
     def read(self) -> None:
@@ -212,6 +214,7 @@ class Process:
         batch: list[DownMessage] = []
         for _ in range(self.world.random.randint(1, len(connection.down))):
             message = connection.down.popleft()
+            self.record.hear(message)
             if self.machine is None:
                 self.hear_answer(message)
             elif isinstance(message, Resumed):
@@ -384,10 +387,7 @@ class Process:
                 if self.connection is not None:
                     self.connection.send_up(effect.message)
             elif isinstance(effect, PutInMailbox):
-                if isinstance(effect.item, MailboxEvent):
-                    self.record.came_down(unpack(effect.item.payload))
-                elif isinstance(effect.item, MailboxBarrier):
-                    self.record.meet_barrier(effect.item.checkpoint_id)
+                self.record.put_in_mailbox(effect.item)
                 self.mailbox.append(effect.item)
             elif isinstance(effect, EndAttempt):
                 self.exit(f"ended: {effect.reason}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from actors import ActorRef
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import GatewayMessage
@@ -14,11 +16,12 @@ from tests.simulation.network import Connection
 class ServerEnd:
     """As the server's own ``Connection``, over one that breaks."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, dropped: Callable[[str], None]) -> None:
         self.connection_id = connection.connection_id
         self.peer = f"task {connection.task_attempt_id}"
         self.is_identified = False
         self._connection = connection
+        self._dropped = dropped
 
     def identified(self) -> None:
         self.is_identified = True
@@ -28,6 +31,8 @@ class ServerEnd:
 
     def close(self, *, flush: bool = True) -> None:
         """Nothing more is read; the end of it is told later, as of one that breaks."""
+        if not flush:
+            self._dropped(self.peer)
         self._connection.close_by_server(flush=flush)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
+from tests.simulation.application import Settings
 from tests.simulation.checkers import AttemptRecord
 from tests.simulation.engine import Engine
 from tests.simulation.storage import Storage
@@ -63,6 +64,7 @@ class DriverWorld(Protocol):
     now: float
     engine: Engine
     storage: Storage
+    settings: Settings
     figures: Totals
     broken: Exception | None  # a violation that the code under judgement may have swallowed
 

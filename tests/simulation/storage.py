@@ -37,6 +37,10 @@ class Storage:
     unwanted: list[int] = field(default_factory=list)
     given: int = -1
     reserved: int = -1
+    slowness: float = 0.0  # how likely a write goes on a little longer, while something else can happen
+
+    def __post_init__(self) -> None:
+        self.slowness = self.random.choice([0.0, 0.0, 0.95])
 
     def next_id(self, may_fail: bool) -> int | None:
         """None when no more ids could be reserved."""

@@ -1,0 +1,57 @@
+"""What the bridge is told, against what it decides in the same step: nothing of it may be late, or meet another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actors.coordination.messages import LedgerDecided
+from protocol.attempts import AcceptAttempt, AnnounceFailed, AttemptCondemned, EndRun, FailureKind
+from protocol.facts import StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
+from spark_bridge.facts import RelayedFact
+from tests.simulation.checkers import demand
+
+
+class Witness:
+    """One application's. Tasks are named by their task attempt id."""
+
+    def __init__(self) -> None:
+        self._ended: dict[int, TaskOutcome] = {}  # the first end that was told of each
+        self._stages: set[int] = set()  # of which the bridge knows
+        self._accepted: set[int] = set()  # in the present run, and not reported failed
+
+    def judge(self, item: object, told: Sequence[object]) -> None:
+        """``item`` was handled by the bridge, which told the tracker this."""
+        fact = item.fact if isinstance(item, RelayedFact) else None
+        if isinstance(fact, StageSubmitted | TaskStarted):
+            self._stages.add(fact.stage_id)
+        news = isinstance(fact, TaskEnded) and self._is_news(fact)
+        for message in told:
+            if isinstance(message, LedgerDecided):
+                self._decided(item, message)
+        if isinstance(fact, TaskEnded) and news and fact.outcome is not TaskOutcome.SUCCESS:
+            tid = fact.task_attempt_id
+            demand(tid not in self._accepted, f"H12: the end of task {tid} was told, and its failure is not reported")
+
+    def _is_news(self, fact: TaskEnded) -> bool:
+        if fact.stage_id not in self._stages:  # of a stage of which nothing else has come: forgotten
+            return False
+        before = self._ended.setdefault(fact.task_attempt_id, fact.outcome)
+        if before is TaskOutcome.SUCCESS and fact.outcome is TaskOutcome.RESUBMITTED:
+            self._ended[fact.task_attempt_id] = fact.outcome
+        return before is fact.outcome or fact.outcome is TaskOutcome.RESUBMITTED
+
+    def _decided(self, item: object, message: LedgerDecided) -> None:
+        match message.effect:
+            case AcceptAttempt(attempt=attempt, run_id=run_id):
+                self._stages.add(run_id)
+                tid = attempt.task_attempt_id
+                end = self._ended.get(tid)
+                demand(end in (None, TaskOutcome.SUCCESS), f"H11: task {tid} is accepted, and it is over: {end}")
+                self._accepted.add(tid)
+            case AnnounceFailed(attempt, reason):
+                self._accepted.discard(attempt.task_attempt_id)
+                if isinstance(item, AttemptCondemned) and reason.kind is FailureKind.CONFIRMATION_TIMEOUT:
+                    silent = item.task_attempt_id
+                    demand(attempt.task_attempt_id == silent, f"H25: task {silent} is silent, and {attempt} is failed")
+            case EndRun():
+                self._accepted.clear()
