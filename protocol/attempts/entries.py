@@ -87,12 +87,11 @@ class Run:
     def living(self) -> list[AttemptEntry]:
         return [entry for entry in self.entries() if entry.alive]
 
-    def looks_whole(self) -> bool:
-        """Each subtask that had an attempt has one that ended well. A guess, for a run whose job's end was lost."""
-        return bool(self.subtasks) and all(
-            any(entry.state in (AttemptState.ENDING, AttemptState.FINISHED) for entry in subtask.attempts.values())
-            for subtask in self.subtasks.values()
-        )
+    def looks_whole(self, subtasks: int) -> bool:
+        """So many ``subtasks`` have an attempt that ended well. A guess, for a run whose job's end was lost."""
+        well = (AttemptState.ENDING, AttemptState.FINISHED)
+        done = [any(entry.state in well for entry in known.attempts.values()) for known in self.subtasks.values()]
+        return all(done) and len(done) >= subtasks
 
 
 @dataclass(slots=True)

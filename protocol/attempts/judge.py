@@ -195,7 +195,7 @@ def _judge_second_run(operator: OperatorLedger, held: HeldRegistration, run: Run
 
 def _end_run_without_facts(operator: OperatorLedger, run: Run) -> None:
     """The run's jobs were never known, and nothing of it runs any more: a later run shows that it is over."""
-    whole = run.looks_whole()
+    whole = operator.looks_whole(run)
     operator.end_run(whole, "" if whole else f"run {run.run_id} is over, but how it ended was lost")
 
 

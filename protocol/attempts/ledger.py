@@ -386,7 +386,7 @@ class AttemptLedger:
         whole = all(
             operator.run is None
             or (
-                operator.run.looks_whole()
+                operator.looks_whole(operator.run)
                 and not any(fact.tasks.get(e.task_attempt_id) is TaskState.RUNNING for e in operator.run.living())
             )
             for operator in operators

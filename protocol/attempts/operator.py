@@ -104,6 +104,15 @@ class OperatorLedger:
     def _announce_failed(self, attempt: ExecutionAttempt, kind: FailureKind, text: str) -> None:
         self.out.append(AnnounceFailed(attempt, FailureReason(kind, text)))
 
+    def looks_whole(self, run: Run) -> bool:
+        """Nobody has said how the run ended, but every partition that Spark has made of it seems to have ended well.
+
+        One of which nothing was ever heard may not have begun: the fact of its start may be the lost one.
+        """
+        stage = self.books.stages.get(run.run_id)
+        partitions = 0 if stage is None else stage.task_count
+        return run.looks_whole(partitions or self.parallelism)
+
     # --- runs -----------------------------------------------------------------------------------------------
 
     def open_run(self, run_id: int, now: float) -> None:

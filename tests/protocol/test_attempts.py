@@ -38,10 +38,10 @@ OK = TaskOutcome.SUCCESS
 KILLED = TaskOutcome.KILLED
 
 
-def a_running_attempt(parallelism: int = 4) -> Playbook:
+def a_running_attempt(parallelism: int = 4, tasks: int = 4) -> Playbook:
     """Subtask 1 runs as attempt 0, task 10, of stage 1, job 0."""
     book = Playbook(parallelism)
-    book.feed(job(), stage())
+    book.feed(job(), stage(tasks=tasks))
     assert book.ready(10, 1) == ["start run 1", "accept 1#0 task 10", "ready 1#0"]
     return book
 
@@ -630,7 +630,7 @@ def test_an_operator_in_two_stages_of_one_job_is_refused_at_once() -> None:
 
 
 def test_a_lost_end_of_the_first_job_is_healed_by_a_look() -> None:
-    book = a_running_attempt()  # H19, H55
+    book = a_running_attempt(tasks=1)  # H19, H55
     book.feed(end(10, 1, OK))
     book.wait(20)
     book.feed(job(1, (2,)), reg(20, 1, run=2))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.facts import StageCompleted
-from tests.protocol.attempts_kit import Playbook, end, job_end, stage
+from protocol.facts import StageCompleted, TaskOutcome
+from tests.protocol.attempts_kit import Playbook, end, job_end, reg, stage
 
 
 def a_run_whose_attempt_failed() -> Playbook:
@@ -31,3 +31,21 @@ def test_an_unknown_job_that_ends_well_does_not_end_a_run_whose_stage_failed() -
     book = a_run_whose_attempt_failed()
     book.feed(StageCompleted(1, 0, "fetch failed"))
     assert book.feed(job_end(7)) == []
+
+
+def test_a_run_with_a_task_of_which_nothing_was_ever_heard_does_not_pass_for_whole() -> None:
+    """H19, H55. Found by the simulation: the facts of a job's start and of one task's were lost, the other tasks had
+    ended well, and when a second job came, the coordinator was told that the first one had succeeded."""
+    book = Playbook()
+    book.feed(stage(tasks=2))
+    book.ready(10, 1)
+    book.feed(end(10, 1, TaskOutcome.SUCCESS), reg(20, 1, run=2))
+    assert "end run 1 badly" in book.wait(10)
+
+
+def test_a_run_of_which_every_task_ended_well_passes_for_whole() -> None:  # H19, H55
+    book = Playbook()
+    book.feed(stage(tasks=1))
+    book.ready(10, 1)
+    book.feed(end(10, 1, TaskOutcome.SUCCESS), reg(20, 1, run=2))
+    assert "end run 1 well" in book.wait(10)
