@@ -120,7 +120,7 @@ class SplitAssignmentTracker(Generic[SplitT]):
                     raise TypeError(f"checkpoint {checkpoint_id!r}")
                 tracker._by_checkpoint[checkpoint_id] = _ordered_sets(history[checkpoint_id])
                 tracker._newest_checkpoint_id = checkpoint_id
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, LookupError, AttributeError) as error:
             raise LocalProtocolError(f"this is no snapshot of split assignments: {error!r}") from error
         return tracker
 

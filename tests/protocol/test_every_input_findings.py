@@ -63,6 +63,12 @@ def test_a_subtask_without_splits_is_none_after_a_restore() -> None:
     assert tracker.open_assignments == {1: [7]}
 
 
+def test_a_history_that_is_a_list_is_no_snapshot() -> None:
+    # H56: it was an IndexError, which names nothing.
+    with pytest.raises(LocalProtocolError, match="no snapshot of split assignments"):
+        SplitAssignmentTracker.restore({"open": {}, "by_checkpoint": [1]})
+
+
 def test_cuts_come_in_the_order_of_the_ids_also_when_the_higher_one_is_over() -> None:
     # H43: else what was held for the higher one stands ahead of what may leave, and the lower one drains never.
     gateway = GatewayMachine(ExecutionAttempt("words", 2, 1, 7), g.GatewayLimits())
