@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from protocol.facts import ExecutorLost, TaskOutcome
 from tests.simulation.engine import Engine
 from tests.simulation.jobs import EngineTask, Job, Phase
 
 
-def copy_a_task(engine: Engine) -> None:
-    """Speculation: a second attempt of a task of which one runs. Never in a barrier stage, nor in a zombie."""
+def copy_a_task(engine: Engine, slow: Collection[int] = ()) -> None:
+    """Speculation: a second attempt of a task of which one runs, of a ``slow`` partition if there is one.
+
+    Never in a barrier stage, nor in a zombie.
+    """
     for job in engine.active_jobs():
         if not engine.copies or job.barrier or job.latest.zombie or job.phase is not Phase.RUNNING:
             continue
@@ -16,7 +21,7 @@ def copy_a_task(engine: Engine) -> None:
         alone = [p for p in running if running.count(p) == 1 and p not in job.latest.successful]
         if alone:
             engine.happen("copy")
-            engine.start_task(job, engine.random.choice(alone), speculative=True)
+            engine.start_task(job, engine.random.choice([p for p in alone if p in slow] or alone), speculative=True)
             return
 
 

@@ -228,7 +228,10 @@ def fail_fetch_downstream(world: UnluckyWorld) -> None:
 
 
 def copy(world: UnluckyWorld) -> None:
-    accidents.copy_a_task(world.engine)
+    """Spark copies what is slow: now and then a task that has gone deaf, and is not given up yet (H25)."""
+    if world.engine.copies and world.random.random() < 0.5:
+        hang(world)
+    accidents.copy_a_task(world.engine, {process.task.partition for process in world.living if process.troubles.deaf})
 
 
 MISFORTUNES: list[Callable[[UnluckyWorld], None]] = [
