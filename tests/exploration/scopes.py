@@ -117,5 +117,7 @@ _ALL = (
         drops=1,
     ),
 )
-DEFAULT = tuple(scope.name for scope in _ALL)
+LONG = frozenset({"example-events"})
+"""Left out of the default, which is to be done within ten minutes on two cores."""
+DEFAULT = tuple(scope.name for scope in _ALL if scope.name not in LONG)
 SCOPES = {scope.name: scope for scope in _ALL}
