@@ -29,9 +29,10 @@ ATTEMPTS = (
         (
             Edit(
                 f"{OPERATOR}word",
-                "self.fail(entry, FailureKind.CONFIRMATION_TIMEOUT, reason, kill=True)",
-                "self.fail(self.run.subtask(entry.attempt.subtask).living[-1],"
-                " FailureKind.CONFIRMATION_TIMEOUT, reason, kill=True)",
+                "entry = None if self.run is None else self.run.find(word.task_attempt_id)",
+                "entry = None if self.run is None else self.run.find(word.task_attempt_id);"
+                " entry = (self.run.subtask(entry.attempt.subtask).living or [entry])[-1]"
+                " if entry and isinstance(word, AttemptCondemned) else entry",
             ),
         ),
     ),

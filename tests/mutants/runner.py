@@ -79,7 +79,7 @@ def _hear(one: _Hunt, budget: Budget) -> Finding | None:
 
 
 def _end(process: SpawnProcess) -> None:
-    process.terminate()
+    process.kill()
     process.join()
 
 
