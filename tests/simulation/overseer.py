@@ -138,9 +138,8 @@ class Overseer:
 
     def check_raised(self) -> None:
         """What a method of the coordinator raises is a global failure, unless a reset is under way already (H7)."""
-        if self.raised and self._coordinator is not None:
-            actor = self._coordinator._instance
-            assert isinstance(actor, CoordinatorActor)
+        actor = None if self._coordinator is None else self._coordinator._instance
+        if self.raised and isinstance(actor, CoordinatorActor):  # else it was released meanwhile
             latch = actor._failures
             failed = latch._latched or actor._resets < latch.resets
             demand(failed, f"H7: {self.raised} has raised, and the job goes on")

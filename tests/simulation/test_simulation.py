@@ -9,7 +9,7 @@ from random import Random, SystemRandom
 
 from tests.simulation.world import World, run_world
 
-WORLDS = 150
+WORLDS = 100
 
 
 def test_fresh_worlds_keep_the_contract() -> None:
