@@ -124,6 +124,11 @@ ATTEMPTS = (
         "feared",
         ("H10", "H13"),
         (Edit(f"{JUDGE}_judge_rivals", 'return Refusal(RefusalCode.ATTEMPT_OVER, f"Spark has', 'str(f"Spark has'),),
+        argued=(
+            "it only costs time: Spark starts the later one when the earlier one is over, so what is accepted is "
+            "a task without a process, which never opens, is never announced, and is failed with its connection or "
+            "by its end; in streaming mode it is refused all the same"
+        ),
     ),
     Mutant(
         "predecessor-not-failed",
