@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.coordination.messages import LedgerDecided
-from protocol.attempts import AcceptAttempt, AnnounceFailed, AttemptCondemned, EndRun, FailureKind
+from protocol.attempts import AcceptAttempt, AnnounceFailed, AttemptCondemned, EndRun, FailureKind, FinishAttempt
 from protocol.facts import StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
+from protocol.ids import ExecutionAttempt
 from spark_bridge.facts import RelayedFact
 from tests.simulation.checkers import demand
 
@@ -17,7 +18,7 @@ class Witness:
     def __init__(self) -> None:
         self._ended: dict[int, TaskOutcome] = {}  # the first end that was told of each
         self._stages: set[int] = set()  # of which the bridge knows
-        self._accepted: set[int] = set()  # in the present run, and not reported failed
+        self._accepted: dict[int, int] = {}  # in the present run, neither failed nor finished: the subtask of each
 
     def judge(self, item: object, told: Sequence[object]) -> None:
         """``item`` was handled by the bridge, which told the tracker this."""
@@ -25,12 +26,21 @@ class Witness:
         if isinstance(fact, StageSubmitted | TaskStarted):
             self._stages.add(fact.stage_id)
         news = isinstance(fact, TaskEnded) and self._is_news(fact)
-        for message in told:
-            if isinstance(message, LedgerDecided):
-                self._decided(item, message)
+        before = dict(self._accepted)
+        decisions = [message for message in told if isinstance(message, LedgerDecided)]
+        for message in decisions:
+            self._decided(item, message)
+        for message in decisions:
+            if isinstance(message.effect, FinishAttempt):
+                self._check_superseded(message.effect.attempt, before)
         if isinstance(fact, TaskEnded) and news and fact.outcome is not TaskOutcome.SUCCESS:
             tid = fact.task_attempt_id
             demand(tid not in self._accepted, f"H12: the end of task {tid} was told, and its failure is not reported")
+
+    def _check_superseded(self, winner: ExecutionAttempt, before: dict[int, int]) -> None:
+        """One success ends whatever else of its subtask was alive, in the same step (H12)."""
+        left = [tid for tid, subtask in before.items() if subtask == winner.subtask and tid in self._accepted]
+        demand(not left, f"H12: {winner} has succeeded, and tasks {left} of its subtask are not superseded")
 
     def _is_news(self, fact: TaskEnded) -> bool:
         if fact.stage_id not in self._stages:  # of a stage of which nothing else has come: forgotten
@@ -47,9 +57,11 @@ class Witness:
                 tid = attempt.task_attempt_id
                 end = self._ended.get(tid)
                 demand(end in (None, TaskOutcome.SUCCESS), f"H11: task {tid} is accepted, and it is over: {end}")
-                self._accepted.add(tid)
+                self._accepted[tid] = attempt.subtask
+            case FinishAttempt(attempt=attempt):
+                self._accepted.pop(attempt.task_attempt_id, None)
             case AnnounceFailed(attempt, reason):
-                self._accepted.discard(attempt.task_attempt_id)
+                self._accepted.pop(attempt.task_attempt_id, None)
                 if isinstance(item, AttemptCondemned) and reason.kind is FailureKind.CONFIRMATION_TIMEOUT:
                     silent = item.task_attempt_id
                     demand(attempt.task_attempt_id == silent, f"H25: task {silent} is silent, and {attempt} is failed")
