@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -13,8 +15,10 @@ from multiprocessing.context import SpawnProcess
 from tests.mutants.hunt import Budget, Finding, hunt
 from tests.mutants.mutant import Mutant
 
-GRACE_S = 60.0
-"""How much longer than its budget a process may take, before it counts as stuck."""
+SILENT_S = 90.0
+"""So long a process may tell of no world and no scope that ended, before its world counts as one that never ends."""
+MEMORY_BYTES = 6 << 30
+"""What a process may take, so that a mutant which never stops to keep things harms nobody else."""
 TELL_EVERY_S = 0.5
 
 
@@ -24,6 +28,7 @@ class _Hunt:
     process: SpawnProcess
     pipe: Connection
     began: float
+    heard_at: float
     looked: int = 0
 
 
@@ -46,10 +51,11 @@ def run(
                 process = spawn.Process(target=_child, args=(mutant, budget, theirs), daemon=True)
                 process.start()
                 theirs.close()
-                running.append(_Hunt(mutant, process, pipe, time.monotonic()))
+                now = time.monotonic()
+                running.append(_Hunt(mutant, process, pipe, began=now, heard_at=now))
             wait([one.pipe for one in running], timeout=1.0)
             for one in list(running):
-                if (finding := _hear(one, budget)) is not None:
+                if (finding := _hear(one)) is not None:
                     running.remove(one)
                     _end(one.process)
                     ended(one.mutant, finding)
@@ -61,20 +67,25 @@ def run(
             _end(one.process)
 
 
-def _hear(one: _Hunt, budget: Budget) -> Finding | None:
-    """What the process has said; None while it is at work."""
-    seconds = time.monotonic() - one.began
+def _hear(one: _Hunt) -> Finding | None:
+    """What the process has said; None while it is at work.
+
+    A process that dies of its mutant, or stands still in one world, has shown it too.
+    """
+    now = time.monotonic()
     try:
         while one.pipe.poll():
             said = one.pipe.recv()
             if isinstance(said, Finding):
                 return said
-            one.looked = said
+            one.looked, one.heard_at = said, now
     except EOFError:
         one.process.join()
-        raise RuntimeError(f"the hunt for {one.mutant.name!r} died: exit status {one.process.exitcode}") from None
-    if seconds > 3 * budget.seconds + GRACE_S:
-        return Finding("none", "stuck in one world", one.looked, seconds, "")
+        seen = f"Died: exit status {one.process.exitcode}"
+        return Finding("its process", "which died", one.looked, now - one.began, seen)
+    if now - one.heard_at > SILENT_S:
+        seen = f"Stuck: no world and no scope has ended for {SILENT_S:g} s"
+        return Finding("its process", "which stood still", one.looked, now - one.began, seen)
     return None
 
 
@@ -85,6 +96,7 @@ def _end(process: SpawnProcess) -> None:
 
 def _child(mutant: Mutant, budget: Budget, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     told_at = time.monotonic()
 
     def report(looked: int) -> None:
@@ -93,4 +105,5 @@ def _child(mutant: Mutant, budget: Budget, pipe: Connection) -> None:
             told_at = time.monotonic()
             pipe.send(looked)
 
-    pipe.send(hunt(mutant, budget, report))
+    with suppress(BrokenPipeError):  # the parent is gone, and nobody waits for the answer
+        pipe.send(hunt(mutant, budget, report))

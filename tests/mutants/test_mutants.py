@@ -6,11 +6,11 @@ import pytest
 
 from protocol.gateway import GatewayMachine
 from protocol.streams import IncomingStream
+from tests.mutants import runner
 from tests.mutants.__main__ import main
 from tests.mutants.catalogue import BY_NAME, MUTANTS
 from tests.mutants.hunt import Budget, Finding, hunt
 from tests.mutants.mutant import DoesNotFit, Edit, Mutant
-from tests.mutants.runner import run
 
 SMALL = Budget(worlds=60, states=100)
 
@@ -94,8 +94,23 @@ def test_a_healthy_product_is_not_accused() -> None:
 def test_hunts_run_in_processes_of_their_own() -> None:
     found: dict[str, Finding] = {}
     mutants = [BY_NAME["events-twice"], BY_NAME["complete-before-durable"]]
-    run(mutants, SMALL, 2, lambda mutant, finding: found.update({mutant.name: finding}), lambda running: None)
+    runner.run(mutants, SMALL, 2, lambda mutant, finding: found.update({mutant.name: finding}), lambda running: None)
     assert {name: bool(finding.seen) for name, finding in found.items()} == {mutant.name: True for mutant in mutants}
+
+
+@pytest.mark.parametrize(
+    ("instead", "seen"),
+    [("__import__('os')._exit(7)", "Died: exit status 7"), ("any(iter(int, 1))", "Stuck")],
+)
+def test_a_mutant_that_takes_its_process_with_it_has_shown_itself(
+    instead: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "SILENT_S", 5.0)
+    edit = Edit("protocol.gateway:GatewayMachine._take", "self._in.take(input.seq)", instead)
+    found: dict[str, Finding] = {}
+    mutant = Mutant("fatal", "Nothing comes back.", "feared", ("H1",), (edit,))
+    runner.run([mutant], SMALL, 1, lambda mutant, finding: found.update({mutant.name: finding}), lambda running: None)
+    assert found["fatal"].seen.startswith(seen)
 
 
 def test_the_command_lists_the_catalogue_and_shows_a_change(capsys: pytest.CaptureFixture[str]) -> None:
