@@ -9,13 +9,18 @@ from collections.abc import Callable, Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.spark.cluster import StandaloneCluster
+
 LOCAL = "local[2,3]"  # two cores, and a task may fail twice
 
-SparkOn = Callable[[str], SparkSession]
+SparkOn = Callable[..., SparkSession]
 
 
-def start_spark(master: str) -> SparkSession:
-    """A session that touches nothing but loopback, with this Python on its executors."""
+def start_spark(master: str, **more: str) -> SparkSession:
+    """A session that touches nothing but loopback, with this Python on its executors.
+
+    ``more``: settings of Spark, ``spark_speculation="true"`` for ``spark.speculation=true``.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.Builder().master(master).appName("headgate-tests")
     settings = {
@@ -24,6 +29,7 @@ def start_spark(master: str) -> SparkSession:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
+        **{key.replace("_", "."): value for key, value in more.items()},
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -34,23 +40,34 @@ def start_spark(master: str) -> SparkSession:
 
 @pytest.fixture(scope="session")
 def spark_on() -> Iterator[SparkOn]:
-    """Gives the session for a master; one of another master, or one that a test has stopped, is replaced."""
-    current: list[SparkSession] = []
+    """Gives the session for a master and settings; another one, or one that a test has stopped, is replaced."""
+    current: list[tuple[str, dict[str, str], SparkSession]] = []
 
-    def session_for(master: str) -> SparkSession:
-        if current and current[0].sparkContext._jsc is not None and current[0].sparkContext.master == master:
-            return current[0]
+    def stop() -> None:
         while current:
-            current.pop().stop()
-        current.append(start_spark(master))
-        return current[0]
+            current.pop()[2].stop()
+
+    def session_for(master: str, **more: str) -> SparkSession:
+        if current and current[0][:2] == (master, more) and current[0][2].sparkContext._jsc is not None:
+            return current[0][2]
+        stop()
+        current.append((master, more, start_spark(master, **more)))
+        return current[0][2]
 
     yield session_for
-    while current:
-        current.pop().stop()
+    stop()
 
 
 @pytest.fixture
 def spark(spark_on: SparkOn) -> SparkSession:
     """A local session, shared by the tests that do not mind what ran before."""
     return spark_on(LOCAL)
+
+
+@pytest.fixture(scope="session")
+def standalone() -> Iterator[StandaloneCluster]:
+    """A cluster of real processes, two hosts; a test that kills one of them starts it again."""
+    cluster = StandaloneCluster()
+    cluster.start()
+    yield cluster
+    cluster.stop()
