@@ -21,12 +21,12 @@ from examples.quiet_spark import JobFailed, was_interrupted
 from spark_bridge import Sidecar, SidecarConfig, SidecarError, SidecarNotRunning
 from spark_bridge import runtime as runtime_module
 from spark_bridge.relay import RelayStopped
+from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, SparkOn
 from tests.spark.leftovers import nothing_left
 from tests.spark.operators import Listening
 from tests.spark.recorder import Recorder
-from tests.spark.test_end_to_end import Script
-from tests.spark.test_wrong_use import Action, one_task_each, what_the_user_reads
+from tests.spark.script import Script
 
 pytestmark = pytest.mark.spark
 

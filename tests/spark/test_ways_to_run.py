@@ -16,7 +16,7 @@ from spark_bridge import Sidecar, SidecarConfig
 from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
 from tests.spark.operators import Listening
 from tests.spark.recorder import Recorder
-from tests.spark.test_end_to_end import Script
+from tests.spark.script import Script
 
 pytestmark = pytest.mark.spark
 

@@ -10,12 +10,11 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from actors.coordination import CoordinatorContext, SubtaskGateway
@@ -25,10 +24,11 @@ from spark_bridge.relay import RelayError
 from spark_bridge.server import ServerStartError
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 from spark_bridge.task_entry import NotInsideTask
+from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.leftovers import nothing_left
 from tests.spark.operators import Listening
 from tests.spark.recorder import Recorder
-from tests.spark.test_end_to_end import Script
+from tests.spark.script import Script
 
 pytestmark = pytest.mark.spark
 
@@ -37,43 +37,6 @@ pytestmark = pytest.mark.spark
 def _leaves_nothing(spark: SparkSession) -> Iterator[None]:
     with nothing_left():
         yield
-
-
-def one_task_each(spark: SparkSession, partitions: int) -> RDD[int]:
-    return spark.sparkContext.parallelize(range(partitions), partitions)
-
-
-def what_the_user_reads(action: Callable[[], Any]) -> str:
-    """The text of the exception that the action raises."""
-    try:
-        result = action()
-    except Exception as error:
-        return str(error)
-    raise AssertionError(f"it was to fail, and gave {result!r}")
-
-
-class Action(threading.Thread):
-    """A Spark action in a thread of its own."""
-
-    def __init__(self, action: Callable[[], Any]) -> None:
-        super().__init__(name="action", daemon=True)
-        self._action = action
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._result = self._action()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Any:
-        self.join(60)
-        assert not self.is_alive(), "the action hangs"
-        if self._error is not None:
-            raise self._error
-        return self._result
 
 
 # --- a coordinator that raises --------------------------------------------------------------------------------------

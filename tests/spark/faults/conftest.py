@@ -1,0 +1,19 @@
+"""The bench, made once and made anew when another test has taken the session away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from spark_bridge import Sidecar
+from tests.spark.cluster import StandaloneCluster
+from tests.spark.conftest import SparkOn
+from tests.spark.faults.bench import Bench
+
+
+@pytest.fixture(scope="module")
+def bench(standalone: StandaloneCluster, spark_on: SparkOn) -> Iterator[Bench]:
+    spark = spark_on(standalone.master_url, spark_executor_memory="512m")
+    with Sidecar(spark) as sidecar:
+        yield Bench(spark, sidecar, standalone)
