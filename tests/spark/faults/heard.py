@@ -1,0 +1,74 @@
+"""What Spark itself reports while a fault happens, heard by a relay beside the sidecar's own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from anyio.from_thread import start_blocking_portal
+
+from protocol.facts import EngineFact, TaskEnded, TaskOutcome, TaskStarted
+from spark_bridge.facts import RelayedFact
+from spark_bridge.relay import Relay, open_relay
+
+FactT = TypeVar("FactT")
+
+WAIT_S = 60.0
+
+
+class Heard:
+    """Every fact since it began to listen. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.facts: list[EngineFact] = []
+        self._changed = threading.Condition()
+
+    def receive(self, relayed: RelayedFact) -> None:
+        with self._changed:
+            self.facts.append(relayed.fact)
+            self._changed.notify_all()
+
+    def of(self, kind: type[FactT], where: Callable[[FactT], bool] = lambda _: True) -> list[FactT]:
+        """The facts of a kind that fit, in the order of Spark's bus."""
+        with self._changed:
+            return [fact for fact in self.facts if isinstance(fact, kind) and where(fact)]
+
+    def wait_for(
+        self, kind: type[FactT], where: Callable[[FactT], bool] = lambda _: True, timeout_s: float = WAIT_S
+    ) -> FactT:
+        """The first fact of a kind that fits, whether it has come already or is still to come."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.of(kind, where), timeout_s):
+                raise AssertionError(f"no such {kind.__name__} within {timeout_s:g} s, but: {self.facts}")
+            return self.of(kind, where)[0]
+
+    def start_of(self, task_attempt_id: int) -> TaskStarted:
+        return self.wait_for(TaskStarted, lambda fact: fact.task_attempt_id == task_attempt_id)
+
+    def end_of(self, task_attempt_id: int) -> TaskEnded:
+        return self.wait_for(TaskEnded, lambda fact: fact.task_attempt_id == task_attempt_id)
+
+    def outcomes(self, partition: int) -> list[TaskOutcome]:
+        """How the attempts of one partition ended, in the order of Spark's bus."""
+        return [fact.outcome for fact in self.of(TaskEnded, lambda fact: fact.partition == partition)]
+
+
+async def _start(spark: Any, heard: Heard) -> Relay:
+    relay = open_relay(spark, heard.receive)
+    await relay.start()
+    return relay
+
+
+@contextmanager
+def listening_to(spark: Any) -> Iterator[Heard]:
+    """What Spark posts within the block."""
+    heard = Heard()
+    with start_blocking_portal("asyncio", name="heard") as portal:
+        relay = portal.call(partial(_start, spark, heard))
+        try:
+            yield heard
+        finally:
+            portal.call(relay.close)
