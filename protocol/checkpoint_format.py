@@ -16,6 +16,9 @@ of creation, release, the coordinator's state, the number of subtasks; per subta
 number of states, per state its subtask and bytes, the number of held events, per event its sender and bytes. Since
 nothing nests and each value must lie within the body, nothing that a file claims takes memory before it is there.
 
+Format 2 is format 1 with one more value at the end, the label. A checkpoint without a label is written in format 1, so
+that an earlier release can go on from it.
+
 Functions here are pure and may be called from any thread.
 """
 
@@ -33,7 +36,8 @@ from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnap
 from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
 from protocol.messages import HeldEvent, RestoreMode, SubtaskState
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""The newest format; every one from 1 on can be read."""
 CHECKPOINT_BYTES_MAX = 2**32 - 1
 """What one file may take; the whole of it is in memory when it is written and when it is read."""
 
@@ -78,7 +82,7 @@ def encode_checkpoint(stored: StoredCheckpoint, *, bytes_max: int = CHECKPOINT_B
             f"checkpoint {stored.checkpoint.checkpoint_id} of {stored.operator_id!r} takes {size} bytes, at most "
             f"{bytes_max} can be stored: keep less state in the operator, or large state elsewhere with a reference"
         )
-    head = _HEAD.pack(_MAGIC, FORMAT_VERSION, len(body))
+    head = _HEAD.pack(_MAGIC, _version_for(stored), len(body))
     digest = sha256(head)
     digest.update(body)
     return b"".join((head, body, digest.digest()))
@@ -100,14 +104,18 @@ def decode_checkpoint(data: bytes, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> 
     end = len(data) - _DIGEST_BYTES
     if sha256(memoryview(data)[:end]).digest() != data[end:]:
         length = body_bytes + _OVERHEAD_BYTES
-        if version == FORMAT_VERSION and length > len(data):
+        if 1 <= version <= FORMAT_VERSION and length > len(data):
             raise CheckpointCorrupt(f"it is cut off or altered: {len(data)} bytes of {length}, and a wrong checksum")
         raise CheckpointCorrupt("its checksum does not fit: it is altered or cut off")
-    if version != FORMAT_VERSION:
+    if not 1 <= version <= FORMAT_VERSION:
         raise CheckpointTooNew(FORMAT_VERSION, version)
     if body_bytes + _OVERHEAD_BYTES != len(data):
         raise CheckpointCorrupt(f"it claims {body_bytes + _OVERHEAD_BYTES} bytes and has {len(data)}")
-    return _Body(memoryview(data)[_HEAD.size : end]).read()
+    return _Body(memoryview(data)[_HEAD.size : end], labelled=version > 1).read()
+
+
+def _version_for(stored: StoredCheckpoint) -> int:
+    return 2 if stored.checkpoint.label else 1
 
 
 def _values(stored: StoredCheckpoint) -> Iterator[object]:
@@ -133,13 +141,16 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
         for sender, payload in snapshot.held:
             yield _integer(sender, "the sender of a held event")
             yield _bytes(payload, "a held event")
+    if checkpoint.label:
+        yield _text(checkpoint.label, "the label")
 
 
 class _Body:
     """Reads the values of a body one by one; no value is larger than what is left of the body."""
 
-    def __init__(self, body: memoryview) -> None:
+    def __init__(self, body: memoryview, *, labelled: bool) -> None:
         self._size = len(body)
+        self._labelled = labelled
         self._values = msgpack.Unpacker(
             max_buffer_size=max(self._size, 1),
             max_str_len=self._size,
@@ -173,7 +184,8 @@ class _Body:
             if parts and subtask <= next(reversed(parts)):
                 raise ValueError(f"subtask {subtask} does not follow in order")
             parts[subtask] = self._read_part()
-        checkpoint = CompletedCheckpoint(checkpoint_id, parallelism, coordinator_state, parts)
+        label = _text(self._next(), "the label") if self._labelled else ""
+        checkpoint = CompletedCheckpoint(checkpoint_id, parallelism, coordinator_state, parts, label)
         return StoredCheckpoint(operator_id, mode, created_ms, release, checkpoint)
 
     def _read_part(self) -> SubtaskSnapshot:

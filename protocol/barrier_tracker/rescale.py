@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
 from protocol.errors import LocalProtocolError
 
@@ -37,4 +39,4 @@ def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedChec
                 " subtask runs, then change"
             )
         parts[old % parallelism] = SubtaskSnapshot(states, (*mine.held, *part.held))
-    return CompletedCheckpoint(checkpoint.checkpoint_id, parallelism, checkpoint.coordinator_state, parts)
+    return replace(checkpoint, parallelism=parallelism, subtask_states=parts)

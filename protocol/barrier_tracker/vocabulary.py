@@ -52,12 +52,16 @@ class SubtaskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpoint:
-    """A whole checkpoint. A subtask that is not in ``subtask_states`` took part as empty (H47)."""
+    """A whole checkpoint. A subtask that is not in ``subtask_states`` took part as empty (H47).
+
+    ``label`` is a short text of whoever has it taken, which is kept with it; the machine gives none.
+    """
 
     checkpoint_id: int
     parallelism: int
     coordinator_state: bytes
     subtask_states: dict[int, SubtaskSnapshot] = field(default_factory=dict)
+    label: str = ""
 
 
 # --- inputs: requests -------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ class CheckpointInfo:
     """One checkpoint file, as a list shows it.
 
     ``problem`` is empty for a whole one; else it says what is wrong, and what follows is None: the time of creation (ms
-    since 1970, UTC), the operator's parallelism and mode, how many subtasks have a part, how many events are held, and
-    the release that wrote it.
+    since 1970, UTC), the operator's parallelism and mode, how many subtasks have a part, how many events are held,
+    the release that wrote it, and its label, which may be empty.
     """
 
     operator_id: str
@@ -38,6 +38,7 @@ class CheckpointInfo:
     subtasks: int | None = None
     held_events: int | None = None
     release: str | None = None
+    label: str | None = None
 
 
 def describe(stored: StoredCheckpoint, file: str, size_bytes: int) -> CheckpointInfo:
@@ -54,6 +55,7 @@ def describe(stored: StoredCheckpoint, file: str, size_bytes: int) -> Checkpoint
         subtasks=len(parts),
         held_events=sum(len(part.held) for part in parts),
         release=stored.release,
+        label=stored.checkpoint.label,
     )
 
 

@@ -53,6 +53,7 @@ STORED = st.builds(
         st.integers(10, 2**31),
         st.binary(max_size=50),
         st.dictionaries(st.integers(0, 9), PARTS, max_size=4),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=10),
     ),
 )
 
@@ -63,7 +64,7 @@ def either_msgpack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(msgpack, "Unpacker", msgpack.fallback.Unpacker)
 
 
-def sealed(body: bytes, *, version: int = FORMAT_VERSION, claimed: int | None = None) -> bytes:
+def sealed(body: bytes, *, version: int = 1, claimed: int | None = None) -> bytes:
     """A file with this body whose checksum fits, as a forger or another release would write it."""
     length = len(body) if claimed is None else claimed
     head = b"\x89HGC\r\n\x1a\n" + version.to_bytes(4, "big") + length.to_bytes(8, "big")
@@ -92,6 +93,13 @@ def test_the_same_checkpoint_gives_the_same_bytes_whatever_order_its_parts_came_
     parts = dict(reversed(SMALL.checkpoint.subtask_states.items()))
     other = replace(SMALL, checkpoint=replace(SMALL.checkpoint, subtask_states=parts))
     assert encode_checkpoint(other) == encode_checkpoint(SMALL)
+
+
+def test_only_a_label_takes_the_second_format_so_earlier_releases_read_the_rest() -> None:  # H50
+    plain, labelled = encode_checkpoint(SMALL), encode_checkpoint(with_checkpoint(label="batch 3"))
+    assert (plain[11], labelled[11]) == (1, 2)
+    assert labelled[20:-32] == plain[20:-32] + msgpack.packb("batch 3")
+    assert decode_checkpoint(labelled).checkpoint.label == "batch 3"
 
 
 def test_every_prefix_is_refused() -> None:  # H50
@@ -134,8 +142,8 @@ def test_the_refusal_says_what_is_wrong(data: bytes, says: str) -> None:  # H50
 
 
 def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
-    with pytest.raises(CheckpointTooNew, match=r"format 2, and this release reads 1: .*later one"):
-        decode_checkpoint(sealed(b"whatever it will be", version=2))
+    with pytest.raises(CheckpointTooNew, match=r"format 3, and this release reads 2: .*later one"):
+        decode_checkpoint(sealed(b"whatever it will be", version=FORMAT_VERSION + 1))
 
 
 @pytest.mark.usefixtures("either_msgpack")
@@ -163,6 +171,14 @@ def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
 def test_a_forged_body_is_refused_although_its_checksum_fits(body: bytes, says: str) -> None:  # H50
     with pytest.raises(CheckpointCorrupt, match=says):
         decode_checkpoint(sealed(body))
+
+
+@pytest.mark.parametrize(
+    ("tail", "says"), [((), "none of this format"), (("",), "must not be empty"), (("a", "b"), "bytes after its end")]
+)
+def test_the_second_format_has_exactly_one_label(tail: tuple[str, ...], says: str) -> None:  # H50
+    with pytest.raises(CheckpointCorrupt, match=says):
+        decode_checkpoint(sealed(body_of(*HEADER, 0, *tail), version=2))
 
 
 @pytest.mark.usefixtures("either_msgpack")
@@ -197,6 +213,7 @@ def with_checkpoint(**changes: Any) -> StoredCheckpoint:
         with_checkpoint(checkpoint_id=-1),
         with_checkpoint(coordinator_state=None),
         with_checkpoint(coordinator_state=bytearray(b"x")),
+        with_checkpoint(label="\ud800"),
         with_checkpoint(parallelism=2),  # a part of subtask 2 is there
         with_checkpoint(subtask_states={0: SubtaskSnapshot(events_sent=-1)}),
         with_checkpoint(subtask_states={0: SubtaskSnapshot(states=(SubtaskState(0, "text"),))}),  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,17 @@ def test_it_lists_one_operator_as_json(root: Path, capsys: pytest.CaptureFixture
     assert (first["operator_id"], first["checkpoint_id"], second["checkpoint_id"]) == ("words", 1, 2)
     assert (first["parallelism"], first["subtasks"], first["held_events"], first["problem"]) == (2, 1, 1, "")
     assert first["size_bytes"] == os.path.getsize(first["file"])
+
+
+def test_it_shows_a_label(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = a_prepared_storage(root)
+    (labelled,) = storage.reserve_ids(1)
+    storage.store("words", replace(a_checkpoint(labelled), label="batch 3"))
+    assert main(["checkpoints", str(root), "--operator", "words"]) == 0
+    states = [line.partition("  1         1     ")[2] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert states == ["ok", "ok", "ok, batch 3"]
+    main(["checkpoints", str(root), "--operator", "words", "--json"])
+    assert [info["label"] for info in json.loads(capsys.readouterr().out)] == ["", "", "batch 3"]
 
 
 def test_it_names_what_is_damaged(root: Path, capsys: pytest.CaptureFixture[str]) -> None:  # H50
