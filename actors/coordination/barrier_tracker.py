@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from actors import Actor, ActorContext, ActorRef, Reply
+from actors.coordination.checkpoint_labels import CheckpointLabels
 from actors.coordination.checkpoint_requests import CheckpointFailed, CheckpointRequests
 from actors.coordination.checkpoint_writes import CheckpointWrites
 from actors.coordination.connection import AttemptConnection
@@ -19,10 +20,13 @@ from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.failure import FailureLatch
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
+    AskLabelledWork,
     AwaitSettled,
     ClientRequest,
     CoordinatorMessage,
     Flush,
+    LabelCheckpoints,
+    LabelledWork,
     LedgerDecided,
     NotifyAborted,
     NotifyCompleted,
@@ -106,6 +110,7 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
         checkpoint = replace(config.checkpoint, mode=config.mode)
         self._machine = BarrierTracker(config.operator_id, config.parallelism, checkpoint, config.restored)
         self._requests = CheckpointRequests(statistics)
+        self._labels = CheckpointLabels("" if config.restored is None else config.restored.label)
         self._accepting: dict[int, AttemptConnection] = {}
         self._failures = FailureLatch(config.operator_id, ports.report, ports.failed)
         self._run_is_on = False
@@ -150,6 +155,11 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
                 self._awaiting_settled.append(reply_to)
             case RequestCheckpoint(reply_to, savepoint_directory):
                 self._trigger(context, now, reply_to, savepoint_directory)
+            case LabelCheckpoints(during, after):
+                self._labels.announce(during, after)
+            case AskLabelledWork(reply_to):
+                labels = self._labels
+                reply_to.answer(LabelledWork(labels.completed, labels.runs, self._failures.latched))
             case LedgerDecided(effect, callback_us, connection):
                 self._hear_ledger(context, now, effect, callback_us, connection)
             case _:
@@ -168,6 +178,7 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
     ) -> None:
         effects = self._machine.handle(machine_input, now)
         self._carry_out(context, effects, now, callback_us)
+        self._labels.see(self._machine.pending_ids)
         if TriggerCheckpoint() in effects:
             self._trigger(context, now)
 
@@ -201,9 +212,13 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
             case StartRun():
                 self._run_is_on = True
                 self._requests.uncommitted = ""
+                forbidden = self._labels.run_begins()
+                if forbidden:
+                    self._failures.raise_failure(self._failures.resets, CheckpointFailed(forbidden), forbidden)
                 return
-            case EndRun():
+            case EndRun(succeeded=succeeded):
                 self._run_is_on = False
+                self._labels.run_ended(succeeded)
             case AcceptAttempt(attempt=attempt):
                 assert connection is not None
                 self._accepting[attempt.task_attempt_id] = connection
@@ -270,6 +285,7 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
                 raise TypeError(f"no effect of a tracker: {effect!r}")
 
     def _store(self, checkpoint: CompletedCheckpoint, savepoint: bool) -> None:
+        checkpoint = replace(checkpoint, label=self._labels.of(checkpoint.checkpoint_id))
         if not savepoint:
             self._writes.start(checkpoint, self._ports.store, self._ports.discard)
             return
@@ -290,6 +306,7 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
         match effect:
             case CompleteCheckpoint():
                 self._writes.kept(checkpoint_id)
+                self._labels.complete(checkpoint_id)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED))
                 self._coordinator_ref.tell(NotifyCompleted(checkpoint_id))
                 self._requests.completed(checkpoint_id, now)

@@ -25,6 +25,11 @@ class FailureLatch:
         self.resets = 0
         """How many resets have been decided."""
 
+    @property
+    def latched(self) -> bool:
+        """Whether a failure was reported that no reset has followed yet."""
+        return self._latched
+
     def reset(self) -> int:
         """A reset is decided; returns which one it is."""
         self._latched = False

@@ -257,4 +257,39 @@ class AwaitSettled:
     reply_to: Reply[Settled]
 
 
-TrackerMessage = StartOperator | RequestCheckpoint | AwaitSettled | ClientRequest | LedgerDecided | TrackerInput
+@dataclass(frozen=True, slots=True)
+class LabelCheckpoints:
+    """Label the checkpoints from here on: see ``CheckpointLabels.announce``."""
+
+    during: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledWork:
+    """``completed``: the label of the last completed checkpoint. ``runs``: how many have begun since
+    ``LabelCheckpoints``. ``failed``: the operator has failed, and no reset has followed yet.
+    """
+
+    completed: str
+    runs: int
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AskLabelledWork:
+    """Answered at once, with what is so at that moment."""
+
+    reply_to: Reply[LabelledWork]
+
+
+TrackerMessage = (
+    StartOperator
+    | RequestCheckpoint
+    | AwaitSettled
+    | LabelCheckpoints
+    | AskLabelledWork
+    | ClientRequest
+    | LedgerDecided
+    | TrackerInput
+)

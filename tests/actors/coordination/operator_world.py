@@ -20,9 +20,12 @@ from actors.coordination import (
 from actors.coordination.barrier_tracker import UNBOUNDED
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import (
+    AskLabelledWork,
     AwaitSettled,
     ClientRequest,
     GatewayMessage,
+    LabelCheckpoints,
+    LabelledWork,
     LedgerDecided,
     RequestCheckpoint,
     Settled,
@@ -273,6 +276,16 @@ class World:
         answer = Answer()
         self.tracker.tell(AwaitSettled(cast("Reply[Settled]", answer)))
         return answer
+
+    def label(self, during: str, after: str) -> None:
+        self.tracker.tell(LabelCheckpoints(during, after))
+
+    async def labelled_work(self) -> LabelledWork:
+        answer = Answer()
+        self.tracker.tell(AskLabelledWork(cast("Reply[LabelledWork]", answer)))
+        await self.settle()
+        (work,) = answer.values
+        return cast("LabelledWork", work)
 
     async def start(self) -> None:
         await self.kit.drive(self.tracker.ask(StartOperator, timeout_s=1.0))

@@ -1,0 +1,160 @@
+"""Labels on checkpoints: which work they are of, and whether they hold all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from actors.coordination.messages import LabelledWork
+from protocol.attempts import GlobalFailureRaised
+from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.messages import RestoreMode
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+
+
+def labels(world: World) -> list[str]:
+    return [checkpoint.label for checkpoint in world.stored]
+
+
+async def run_well(world: World) -> None:
+    """A new run of one subtask, from its reset to its final checkpoint."""
+    world.reset("a new run")
+    (task,) = await world.running(0)
+    await finish_well(world, task)
+
+
+async def finish_well(world: World, task: Any) -> None:
+    task.finish(state=b"last")
+    await world.settle()
+    world.finish(task)
+    world.end_run()
+    await world.settle()
+
+
+async def test_nothing_is_labelled_unless_it_is_asked_for() -> None:
+    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+        await run_well(world)
+        assert labels(world) == [""]
+        assert await world.labelled_work() == LabelledWork("", 1, False)
+
+
+async def test_what_begins_before_the_good_end_of_the_run_is_told_from_what_begins_behind_it() -> None:
+    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+        world.label("1 begun", "1 done")
+        (task,) = await world.running(0)
+        world.checkpoint()
+        await world.settle()
+        assert await world.labelled_work() == LabelledWork("1 begun", 1, False)
+        await finish_well(world, task)
+        world.checkpoint()
+        await world.settle()
+        assert labels(world) == ["1 begun", "1 done", "1 done"]
+        world.label("2 begun", "2 done")
+        assert await world.labelled_work() == LabelledWork("1 done", 0, False)
+        await run_well(world)
+        assert labels(world)[-1] == "2 done"
+
+
+async def test_one_that_began_before_the_end_is_no_final_one_although_it_is_complete_behind_it() -> None:
+    written = asyncio.Event()
+
+    async def wait(checkpoint: CompletedCheckpoint) -> None:
+        await written.wait()
+
+    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+        world.label("1 begun", "1 done")
+        (task,) = await world.running(0)
+        task.finish(state=b"last")
+        await world.settle()
+        world.on_store = wait
+        world.checkpoint()
+        await world.settle()
+        world.finish(task)
+        world.end_run()
+        await world.settle()
+        written.set()
+        await world.settle()
+        assert labels(world) == ["1 begun", "1 done"]
+
+
+async def test_a_run_that_failed_has_done_nothing_and_may_be_tried_again() -> None:
+    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+        world.label("1 begun", "1 done")
+        await world.running(0)
+        world.end_run(succeeded=False)
+        await run_well(world)
+        assert labels(world) == ["1 done"]
+        assert not world.reported(GlobalFailureRaised)
+
+
+async def test_a_run_whose_final_checkpoint_failed_may_be_tried_again() -> None:
+    async def fail(checkpoint: Any) -> None:
+        raise OSError("no space left")
+
+    async with running_operator(RecordingCoordinator(), parallelism=1, tolerated_failures=0) as world:
+        world.label("1 begun", "1 done")
+        world.on_store = fail
+        await run_well(world)
+        assert await world.labelled_work() == LabelledWork("", 1, True)
+        world.on_store = None
+        failures = len(world.reported(GlobalFailureRaised))
+        await run_well(world)
+        assert labels(world) == ["1 done"]
+        assert len(world.reported(GlobalFailureRaised)) == failures
+        assert await world.labelled_work() == LabelledWork("1 done", 2, False)
+
+
+async def test_a_second_run_of_what_is_done_is_a_global_failure() -> None:
+    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+        world.label("1 begun", "1 done")
+        await run_well(world)
+        world.reset("a new run")
+        (task,) = await world.running(0)
+        (failure,) = world.reported(GlobalFailureRaised)
+        assert "a second run" in failure.cause
+        assert "1 done" in failure.cause
+        world.checkpoint()
+        await world.settle()
+        assert labels(world) == ["1 done", "1 done"], "should it come that far, the first run is still not done again"
+        await finish_well(world, task)
+        world.reset("a third run")
+        await world.running(0)
+        assert len(world.reported(GlobalFailureRaised)) == 2
+
+
+async def test_the_label_of_the_restored_checkpoint_is_the_first_one() -> None:
+    restored = CompletedCheckpoint(7, 1, b"books", label="3 done")
+    async with running_operator(RecordingCoordinator(), parallelism=1, restored=restored) as world:
+        assert await world.labelled_work() == LabelledWork("3 done", 0, False)
+        world.checkpoint()
+        await world.settle()
+        assert labels(world) == ["3 done"]
+        await run_well(world)
+        assert labels(world) == ["3 done", ""], "a run of which nobody has said what it does"
+
+
+async def test_work_without_a_run_is_done_by_a_checkpoint() -> None:
+    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+        world.label("1 done", "1 done")
+        world.checkpoint()
+        await world.settle()
+        assert await world.labelled_work() == LabelledWork("1 done", 0, False)
+
+
+async def test_a_savepoint_has_the_label_and_changes_nothing() -> None:  # H49
+    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+        world.label("1 begun", "1 done")
+        await world.running(0)
+        world.checkpoint("elsewhere")
+        await world.settle()
+        assert [checkpoint.label for _, checkpoint in world.savepoints] == ["1 begun"]
+        assert await world.labelled_work() == LabelledWork("", 1, False)
+
+
+async def test_in_batch_mode_a_label_only_says_what_was_asked_for() -> None:
+    async with running_operator(RecordingCoordinator(), parallelism=1, mode=RestoreMode.BATCH) as world:
+        world.label("1 begun", "1 done")
+        await world.running(0)
+        world.checkpoint()
+        await world.settle()
+        assert labels(world) == ["1 begun"]
