@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from spark_bridge.config import SidecarConfig
     from spark_bridge.errors import (
+        BatchFailed,
+        BatchRefused,
         CoordinatorStartError,
         NotSettled,
         RestartsExhausted,
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from spark_bridge.sidecar import Sidecar
 
 _ROOMS = {
+    "BatchFailed": ".errors",
+    "BatchRefused": ".errors",
     "CoordinatorStartError": ".errors",
     "NotSettled": ".errors",
     "OperatorHandle": ".handle",
@@ -34,6 +38,8 @@ _ROOMS = {
 }
 
 __all__ = [
+    "BatchFailed",
+    "BatchRefused",
     "CoordinatorStartError",
     "NotSettled",
     "OperatorHandle",

@@ -79,9 +79,10 @@ class RemoveOperator:
 
 @dataclass(frozen=True, slots=True)
 class AwaitRunsOver:
-    """Answered once no operator has a run, now or later."""
+    """Answered once no operator has a run, or ``operator_id`` has none, now or later."""
 
     reply_to: Reply[None]
+    operator_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +242,7 @@ class BridgeActor(Actor[BridgeMessage]):
         self._trackers: dict[str, ActorRef[TrackerMessage]] = {}
         self._registering: dict[int, tuple[AttemptConnection, Register]] = {}
         self._running = running or RunningJobs()
-        self._awaiting_end: list[Reply[None]] = []
+        self._awaiting_end: list[AwaitRunsOver] = []
         self._deadline = DeadlineTimer()
 
     async def receive(self, context: ActorContext[BridgeMessage], message: BridgeMessage) -> None:
@@ -267,8 +268,8 @@ class BridgeActor(Actor[BridgeMessage]):
                 self._carry_out(context, self._ledger.handle(OperatorRemoved(operator_id), now), None)
                 self._trackers.pop(operator_id, None)  # only now: it is told that its run has ended
                 reply_to.answer(None)
-            case AwaitRunsOver(reply_to):
-                self._awaiting_end.append(reply_to)
+            case AwaitRunsOver():
+                self._awaiting_end.append(message)
             case FailRuns(cause):
                 for operator_id in self._running.operator_ids:
                     self._carry_out(context, self._ledger.handle(GlobalFailureRaised(operator_id, cause), now), None)
@@ -281,14 +282,17 @@ class BridgeActor(Actor[BridgeMessage]):
                     self._deadline.fired()
                 self._carry_out(context, self._ledger.handle(message, now), None)
         self._deadline.arm(context, self._ledger.next_deadline(), now)
-        if not self._running.operator_ids:
+        if self._awaiting_end:
             self._answer_those_who_await_the_end()
 
     def _answer_those_who_await_the_end(self) -> None:
         waiting, self._awaiting_end = self._awaiting_end, []
-        for reply_to in waiting:
-            if reply_to.open:
-                reply_to.answer(None)
+        running = self._running.operator_ids
+        for request in waiting:
+            if running if request.operator_id is None else request.operator_id in running:
+                self._awaiting_end.append(request)
+            elif request.reply_to.open:
+                request.reply_to.answer(None)
 
     def _add_operator(self, context: ActorContext[BridgeMessage], message: AddOperator, now: float) -> None:
         added = OperatorAdded(message.operator_id, message.parallelism)

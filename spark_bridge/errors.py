@@ -21,3 +21,11 @@ class RestartsExhausted(SidecarError):
 
 class NotSettled(SidecarError):
     """The end of a run, or its final checkpoint, did not come within ``SidecarConfig.settle_timeout_s`` (H48)."""
+
+
+class BatchRefused(SidecarError):
+    """The micro-batch that Spark asks for does not follow the operator's last completed checkpoint; says the mend."""
+
+
+class BatchFailed(SidecarError):
+    """A micro-batch is not committed, or the coordinator failed behind it, although its function returned."""

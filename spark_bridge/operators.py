@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,7 @@ from spark_bridge.bridge import (
 )
 from spark_bridge.config import SidecarConfig
 from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError
-from spark_bridge.storage import StorageFenced, StoragePort, StorageSession, read_file
+from spark_bridge.storage import CheckpointInfo, StorageFenced, StoragePort, StorageSession, read_file
 
 __all__ = ["Operator", "Operators"]
 
@@ -50,11 +51,16 @@ log = structlog.get_logger("headgate.operators")
 
 @dataclass(slots=True)
 class Operator:
-    """What is kept of an operator. ``failure``: what its coordinator failed its latest job with."""
+    """What is kept of an operator. ``failure``: what its coordinator failed its latest job with.
+
+    ``batch_turn`` is held by the micro-batch that is under way.
+    """
 
     tracker_ref: ActorRef[TrackerMessage]
     statistics: OperatorStatistics
+    mode: RestoreMode
     failure: BaseException | None = None
+    batch_turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(1, max_value=1))
 
 
 class Operators:
@@ -100,7 +106,7 @@ class Operators:
             mailbox=UNBOUNDED,
             log_context={"operator_id": operator_id},
         )
-        operator = self._operators[operator_id] = Operator(tracker_ref, statistics)
+        operator = self._operators[operator_id] = Operator(tracker_ref, statistics, config.mode)
         try:
             await self._start(config, tracker_ref)
         except BaseException:
@@ -112,7 +118,7 @@ class Operators:
 
     async def remove(self, operator_id: str) -> None:
         """End it: its live tasks are told, its coordinator is closed, and the name is free."""
-        operator = self._find(operator_id)
+        operator = self.find(operator_id)
         del self._operators[operator_id]
         await self._bridge_ref.ask(
             lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
@@ -212,7 +218,7 @@ class Operators:
         self, operator_id: str | None, *, timeout_s: float, savepoint_directory: str | None = None
     ) -> int:
         """The id of the completed checkpoint or savepoint; raises ``CheckpointFailed`` with the reason."""
-        tracker_ref = self._find(operator_id).tracker_ref
+        tracker_ref = self.find(operator_id).tracker_ref
         return await tracker_ref.ask(
             lambda reply_to: RequestCheckpoint(reply_to, savepoint_directory), timeout_s=timeout_s
         )
@@ -229,21 +235,28 @@ class Operators:
         run is not committed, or nothing. Raises ``NotSettled`` after ``timeout_s`` seconds.
         """
         uncommitted = []
-        try:
-            with anyio.fail_after(timeout_s):
-                await self._bridge_ref.ask(AwaitRunsOver, timeout_s=timeout_s)
-                for operator_id, operator in list(self._operators.items()):
-                    settled: Settled = await operator.tracker_ref.ask(AwaitSettled, timeout_s=timeout_s)
-                    if settled.uncommitted:
-                        uncommitted.append(f"operator {operator_id!r}: {settled.uncommitted}")
-        except (TimeoutError, AskTimeout) as error:
-            raise NotSettled(
-                f"the end of a run and its final checkpoint were not known within {timeout_s:g} s; see "
-                "settle_timeout_s of SidecarConfig, and the log for what is late"
-            ) from error
+        with _not_settled(timeout_s), anyio.fail_after(timeout_s):
+            await self._bridge_ref.ask(AwaitRunsOver, timeout_s=timeout_s)
+            for operator_id, operator in list(self._operators.items()):
+                settled: Settled = await operator.tracker_ref.ask(AwaitSettled, timeout_s=timeout_s)
+                if settled.uncommitted:
+                    uncommitted.append(f"operator {operator_id!r}: {settled.uncommitted}")
         return "; ".join(uncommitted)
 
-    def _find(self, operator_id: str | None) -> Operator:
+    async def settle_one(self, operator_id: str, timeout_s: float) -> Settled:
+        """As ``settle``, for one operator, whatever others do."""
+        operator = self.find(operator_id)
+        with _not_settled(timeout_s), anyio.fail_after(timeout_s):
+            await self._bridge_ref.ask(lambda reply_to: AwaitRunsOver(reply_to, operator_id), timeout_s=timeout_s)
+            settled: Settled = await operator.tracker_ref.ask(AwaitSettled, timeout_s=timeout_s)
+            return settled
+
+    async def retained(self, operator_id: str) -> Sequence[CheckpointInfo]:
+        """The operator's checkpoints in the storage, ascending. Reads all of them."""
+        return await self._storage.run_in_thread(partial(self._storage.storage.list, operator_id))
+
+    def find(self, operator_id: str | None) -> Operator:
+        """The operator of this name, or the only one. Raises ``SidecarError``."""
         if operator_id is None:
             if len(self._operators) != 1:
                 raise SidecarError(f"say which operator: {self._known()}")
@@ -255,3 +268,15 @@ class Operators:
 
     def _known(self) -> str:
         return f"there are {', '.join(map(repr, sorted(self._operators)))}" if self._operators else "there is none"
+
+
+@contextmanager
+def _not_settled(timeout_s: float) -> Iterator[None]:
+    """Name what a timeout means here."""
+    try:
+        yield
+    except (TimeoutError, AskTimeout) as error:
+        raise NotSettled(
+            f"the end of a run and its final checkpoint were not known within {timeout_s:g} s; see "
+            "settle_timeout_s of SidecarConfig, and the log for what is late"
+        ) from error

@@ -29,6 +29,7 @@ from spark_bridge.config import SidecarConfig
 from spark_bridge.driver import advertised_and_bind_host, check_worker_python, driver_context
 from spark_bridge.errors import NotSettled, SidecarNotRunning
 from spark_bridge.handle import OperatorHandle
+from spark_bridge.micro_batches import MicroBatches
 from spark_bridge.operators import Operators
 from spark_bridge.relay import Relay, RelayError, open_relay
 from spark_bridge.restarts import Restarter
@@ -57,6 +58,7 @@ class SidecarRuntime:
         self._secret = secrets.token_bytes(32)
         self._router = ConnectionRouter()
         self._operators: Operators
+        self._micro_batches: MicroBatches
         self._running_jobs = RunningJobs()
         self._stack = AsyncExitStack()
         self._system: ActorSystem
@@ -105,6 +107,7 @@ class SidecarRuntime:
                 mailbox=UNBOUNDED,
             )
             self._operators = Operators(config, self._system, self._bridge_ref, self._router, storage)
+            self._micro_batches = MicroBatches(self._operators, config.settle_timeout_s)
             self._relay = open_relay(self._context, self._bridge_ref.tell, kind=config.relay, on_lost=self._relay_lost)
             stack.push_async_callback(self._close_relay)
             await self._relay.start()
@@ -212,6 +215,12 @@ class SidecarRuntime:
                 if delay_s is None:
                     return result
             await anyio.sleep(delay_s or 0.0)
+
+    @property
+    def micro_batches(self) -> MicroBatches:
+        """The batches of streaming queries; see ``Sidecar.for_each_batch``."""
+        self._require_running()
+        return self._micro_batches
 
     @property
     def failures(self) -> tuple[int, BaseException | None]:

@@ -8,7 +8,7 @@ and its kin take.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from types import TracebackType
@@ -27,6 +27,7 @@ from spark_bridge.driver import driver_context
 from spark_bridge.errors import SidecarError, SidecarNotRunning
 from spark_bridge.handle import OperatorHandle
 from spark_bridge.interrupts import interrupts_held_back
+from spark_bridge.micro_batches import ForEachBatch, MicroBatches
 from spark_bridge.restarts import Restarter
 from spark_bridge.runtime import SidecarRuntime
 
@@ -184,6 +185,36 @@ class Sidecar:
                 if delay_s is None:
                     return result
             time.sleep(delay_s or 0.0)
+
+    def for_each_batch(
+        self, operator: OperatorHandle | str, function: Callable[[Any, int], object], *, adopt: bool = False
+    ) -> Callable[[Any, int], None]:
+        """What to give to ``writeStream.foreachBatch``, so that ``function(frame, batch_id)`` commits each batch once.
+
+        ``function`` runs one Spark action over the tasks of ``operator``, which is in streaming mode and belongs to
+        this one query; or none where the batch has nothing for it. It returns when the action has. Then this waits for
+        the final checkpoint of that run, which holds the batch and is labelled with it, and lets Spark note the end of
+        the batch. So when Spark asks for a batch again, it runs from the checkpoint that matches, or is passed over if
+        it is committed. What else ``function`` does comes before the action, and may be done again.
+
+        ``adopt``: take the first batch from whatever state there is, for an operator that is new in a query which has
+        run before. The module ``spark_bridge.micro_batches`` says what is refused without it.
+
+        In the query this raises ``BatchRefused``, ``BatchFailed``, ``NotSettled``, ``StorageFenced``, and what
+        ``function`` raises: each fails the query. Here: ``SidecarError`` for an operator that is not coordinated, or in
+        batch mode.
+        """
+        operator_id = operator if isinstance(operator, str) else operator.operator_id
+
+        def call(method: Callable[[MicroBatches], Awaitable[Any]]) -> Any:
+            portal, runtime = self._entered()
+            return portal.call(method, runtime.micro_batches)
+
+        async def check(batches: MicroBatches) -> None:
+            batches.check(operator_id)
+
+        call(check)
+        return ForEachBatch(operator_id, function, adopt, call)
 
     @property
     def address(self) -> tuple[str, int]:

@@ -22,20 +22,24 @@ class FileSinkOperator(SubtaskOperator):
     ``settings`` are those of ``SinkWriter``: ``prefix``, ``suffix``, ``roll_bytes``, ``options``; ``url`` is an
     absolute path or a URL. It yields no outputs.
 
+    In a streaming query each micro-batch begins with its first record: pass ``batch_id``, so that the position is one
+    in that batch.
+
     Override ``encode`` for records that are not lines already. A retried attempt goes on where the restored checkpoint
     was: by default the position is how many records were written, and so many are passed over, which is right as long
     as Spark computes the same records in the same order again. Override ``snapshot_position`` and ``restore_position``
     together, and ``process`` if it reads something else than Spark's records, for a position of your own.
     """
 
-    def __init__(self, url: str, *, name: str | None = None, **settings: Any) -> None:
+    def __init__(self, url: str, *, name: str | None = None, batch_id: int | None = None, **settings: Any) -> None:
         self._url = url
         self._name = name
+        self._batch_id = batch_id
         self._settings = settings
         self.context: SubtaskContext
         self.writer: SinkWriter | None = None
         self.records_written = 0
-        """Those of the restored checkpoint included."""
+        """Those of the restored checkpoint included, if it is of this micro-batch."""
 
     def encode(self, record: Any) -> bytes | str:
         """One row of the file for a record: text, which is ended with a line feed here, or bytes as they are to be."""
@@ -49,7 +53,8 @@ class FileSinkOperator(SubtaskOperator):
 
     def snapshot_position(self) -> bytes:
         """What ``restore_position`` needs to go on behind the last record that was written."""
-        return json.dumps({"records": self.records_written, "parallelism": self.context.parallelism}).encode()
+        position = {"records": self.records_written, "parallelism": self.context.parallelism, "batch": self._batch_id}
+        return json.dumps(position).encode()
 
     def restore_position(self, position: bytes | None) -> None:
         """Go back to ``position``; None is the beginning. ``self.context`` is there already.
@@ -58,7 +63,7 @@ class FileSinkOperator(SubtaskOperator):
             ValueError: Spark's partitions are others than when the position was taken (H52).
         """
         restored = json.loads(position) if position is not None else None
-        if restored is None:
+        if restored is None or restored.get("batch") != self._batch_id:
             return
         if restored["parallelism"] != self.context.parallelism:
             raise ValueError(

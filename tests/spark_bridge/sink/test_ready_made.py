@@ -148,5 +148,17 @@ def test_a_number_of_records_means_nothing_with_other_partitions(tmp_path: Path)
         FileSinkOperator(str(tmp_path)).merge_states({0: state, 1: state})
 
 
+def test_the_position_is_one_in_a_micro_batch(tmp_path: Path) -> None:
+    """A checkpoint of an earlier batch passes no record over, of whatever parallelism it is."""
+    operator = FileSinkOperator(str(tmp_path), batch_id=4)
+    opened(operator)
+    operator.process(iter(["a", "b"]))
+    state = operator.snapshot_state(1)
+    again, after = (FileSinkOperator(str(tmp_path), batch_id=batch_id) for batch_id in (4, 5))
+    opened(again, state)
+    opened(after, state, parallelism=3)
+    assert (again.records_written, after.records_written) == (2, 0)
+
+
 def test_an_operator_that_could_not_open_can_be_closed(tmp_path: Path) -> None:
     FileSinkOperator(str(tmp_path)).close()

@@ -1,0 +1,92 @@
+"""Which micro-batch may run, given the last completed checkpoint: every case, and what is said of those refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_bridge.batch_positions import BatchPosition, Verdict, judge, why_refused
+
+MINE, OTHER = "0d5c1b9e-0000-4000-8000-000000000001", "0d5c1b9e-0000-4000-8000-000000000002"
+
+
+def behind(batch_id: int, query_id: str = MINE) -> BatchPosition:
+    return BatchPosition(query_id, batch_id, done=True)
+
+
+def within(batch_id: int, query_id: str = MINE) -> BatchPosition:
+    return BatchPosition(query_id, batch_id, done=False)
+
+
+@pytest.mark.parametrize(
+    ("found", "batch_id", "verdict"),
+    [
+        (None, 0, Verdict.RUN),
+        (None, 1, Verdict.UNKNOWN),
+        (behind(4), 5, Verdict.RUN),
+        (within(5), 5, Verdict.RUN),
+        (behind(5), 5, Verdict.SKIP),
+        (within(0), 0, Verdict.RUN),
+        (behind(0), 0, Verdict.SKIP),
+        (within(6), 5, Verdict.AHEAD),
+        (behind(6), 5, Verdict.AHEAD),
+        (behind(9), 0, Verdict.AHEAD),
+        (within(4), 5, Verdict.GAP),
+        (behind(3), 5, Verdict.GAP),
+        (within(3), 5, Verdict.GAP),
+        (behind(4, OTHER), 0, Verdict.OTHER_QUERY),
+        (behind(4, OTHER), 5, Verdict.OTHER_QUERY),
+        (behind(5, OTHER), 5, Verdict.OTHER_QUERY),
+        (within(5, OTHER), 5, Verdict.OTHER_QUERY),
+    ],
+)
+def test_every_case(found: BatchPosition | None, batch_id: int, verdict: Verdict) -> None:
+    assert judge(found, MINE, batch_id) is verdict
+
+
+def test_along_any_life_of_a_query_only_the_next_batch_runs_and_only_the_last_is_passed_over() -> None:
+    for found in [place(batch_id) for batch_id in range(5) for place in (behind, within)]:
+        verdicts = [judge(found, MINE, batch_id) for batch_id in range(7)]
+        assert verdicts.count(Verdict.RUN) == 1
+        assert verdicts.count(Verdict.SKIP) == (1 if found.done else 0)
+        assert verdicts == sorted(verdicts, key=[Verdict.AHEAD, Verdict.SKIP, Verdict.RUN, Verdict.GAP].index)
+
+
+@pytest.mark.parametrize("position", [behind(0), within(7), behind(10**12, "a-name")])
+def test_a_position_is_read_from_its_label(position: BatchPosition) -> None:
+    assert BatchPosition.read(str(position)) == position
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "",
+        "batch 07 of q: done",
+        "batch -1 of q: done",
+        "batch 7 of : done",
+        "batch 7 of q: over",
+        "batch 7 of q: done ",
+    ],
+)
+def test_what_is_no_position_is_not_taken_for_one(label: str) -> None:
+    assert BatchPosition.read(label) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "batch_id", "file", "said"),
+    [
+        (None, 3, None, ["batch 3", "storage", "adopt=True"]),
+        (behind(1), 3, None, ["behind batch 1", "storage is older", "adopt=True"]),
+        (within(1), 3, None, ["in the midst of batch 1", "adopt=True"]),
+        (behind(4, OTHER), 0, None, [OTHER, MINE, "checkpointLocation", "restore='none'", "adopt=True"]),
+        (behind(5), 3, "/s/checkpoint-7.hgc", ["behind batch 5", "restore='/s/checkpoint-7.hgc'", "behind batch 2"]),
+        (behind(5), 3, None, ["behind batch 5", "no way back", "behind batch 2"]),
+        (within(5), 0, None, ["in the midst of batch 5", "restore='none'"]),
+    ],
+)
+def test_a_refusal_names_both_sides_and_the_mend(
+    found: BatchPosition | None, batch_id: int, file: str | None, said: list[str]
+) -> None:
+    verdict = judge(found, MINE, batch_id)
+    text = why_refused(verdict, found, MINE, batch_id, file)
+    assert [word for word in (*said, f"batch {batch_id} of query {MINE}") if word not in text] == []
+    assert ("adopt" in text) == (verdict is not Verdict.AHEAD)
