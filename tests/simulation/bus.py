@@ -21,9 +21,11 @@ class Bus:
     queue: deque[EngineFact] = field(default_factory=deque)
     late: list[EngineFact] = field(default_factory=list)  # whatever comes when the queue is empty
     dropped: int = 0
+    full: int = 0  # so many facts more are dropped
 
     def post(self, fact: EngineFact) -> None:
-        if self.faults.spend(self.random, self.faults.drop):
+        if self.full or self.faults.spend(self.random, self.faults.drop):
+            self.full = self.full - 1 if self.full else self.random.choice([0, 0, 0, 2, 10])
             self.dropped += 1
             self.happen("fact dropped")
             return

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.messages import CloseForCheckpoint, DownMessage, Resumed
+from protocol.messages import CloseForCheckpoint, DownMessage, EventMessage, Resumed
 from protocol.subtask_types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
 from tests.simulation.application import RECONNECT_S, unpack
 
 SLACK_S = 0.1
 """How late a task may look at its clock: timers are looked at every few milliseconds."""
+LATE_S = 1.0
+"""How long a decision may take on its way through several mailboxes."""
 
 
 class Violation(AssertionError):
@@ -286,6 +288,11 @@ class AttemptRecord:
             waited_s = self.connected_for(now) - self.sent_at[waited_for[0]]
             enough = waited_s >= timeout_s - 1e-6
             demand(enough, f"H24: {self.name} failed for an event that had {waited_s:.3f} s on a connection")
+
+    def has_to_confirm(self, unread: Iterable[DownMessage]) -> bool:
+        """Whether there is an event among what it has not read, and not one that may be lost (H28)."""
+        events = [unpack(message.payload) for message in unread if isinstance(message, EventMessage)]
+        return any(self.down_sent.index(payload) not in self.loose for payload in events)
 
     def check_settled(self) -> None:
         waiting = [place for place in range(len(self.down_sent)) if place not in self.settled]

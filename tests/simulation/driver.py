@@ -60,7 +60,7 @@ class Driver:
         self.overseer = Overseer(world, self.router)
         self.coordinator = Coordinator(world, application, self.overseer)
         self.running = RunningJobs()
-        self.relay = SimulatedRelay(world, self.loop)
+        self.relay = SimulatedRelay(world, self.overseer, self.loop)
         self.session = SimulatedSession(world, application, self.overseer, self.running, self.loop)
         self.operator: Operator | None = None  # once it is coordinated
         self.refused: LocalProtocolError | None = None  # why it never will be

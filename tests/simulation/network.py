@@ -72,6 +72,11 @@ class Connection:
         self.up_way = deque((max(at, until), message) for at, message in self.up_way)
         self.down_way = deque((max(at, until), message) for at, message in self.down_way)
 
+    def is_sound(self, now: float) -> bool:
+        """Open at both ends, and nothing cuts it now."""
+        over = self.task_gone or self.server_gone or self.broken or self.server_closed
+        return not over and self.cut_until <= now
+
     @property
     def arrives_at(self) -> float:
         """When something will happen here by itself; infinity if nothing will."""

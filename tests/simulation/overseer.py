@@ -33,8 +33,9 @@ from protocol.gateway import GatewayState
 from protocol.ids import ExecutionAttempt
 from spark_bridge.bridge import BridgeActor, BridgeMessage
 from tests.simulation.application import CONFIRM_S, PARALLELISM_MAX, RECONNECT_S, UPWARD_EVENTS_MAX, Application
-from tests.simulation.checkers import demand, judged
+from tests.simulation.checkers import LATE_S, demand, judged
 from tests.simulation.invariant import check_checkpoint, check_rescaled, never_restored_since_rescale
+from tests.simulation.network import Connection
 from tests.simulation.server import Router
 from tests.simulation.shared import DriverWorld
 from tests.simulation.witness import Witness
@@ -59,8 +60,9 @@ class Overseer:
         self._coordinator: ActorCell[Any] | None = None
         self._newest: dict[int, int] = {}  # the connection of each task that was attached last
         self._gone_at: dict[int, float] = {}  # when the end of a connection was told
+        self._deaf_since: dict[int, float] = {}  # by connection
         self._item: object = None  # what an actor handles at this moment
-        self._witness = Witness()
+        self.witness = Witness()
         self._given_up: set[int] = set()  # by request
         self._reason = ""  # of the last such request
         self._failures = 0  # in a row
@@ -103,7 +105,7 @@ class Overseer:
             for message in messages:
                 self._judge(cell, message)
             if name == "tracker" and isinstance(cell._instance, BridgeActor):
-                self._witness.judge(item.message if isinstance(item, Envelope) else item, messages)
+                self.witness.judge(item.message if isinstance(item, Envelope) else item, messages, self._world.now)
         if isinstance(cell._instance, GatewayActor):
             machine = cell._instance._machine
             self._world.record(machine.attempt.task_attempt_id).connected(
@@ -155,6 +157,18 @@ class Overseer:
         waited_s = self._world.now - self._gone_at.get(connection_id, self._world.now)
         demand(
             waited_s >= RECONNECT_S - 1e-6, f"H24: task {task_attempt_id} failed {waited_s:.3f} s after its connection"
+        )
+
+    def check_deaf(self, connection: Connection, *, hung: bool) -> None:
+        """A task that stands still before an event, on a sound connection, is failed in time (H25)."""
+        task_attempt_id, now = connection.task_attempt_id, self._world.now
+        served = hung and connection.is_sound(now) and task_attempt_id in self._router.open
+        if not served or not self._world.record(task_attempt_id).has_to_confirm(connection.down):
+            self._deaf_since.pop(connection.connection_id, None)
+            return
+        waited_s = now - self._deaf_since.setdefault(connection.connection_id, now)
+        demand(
+            waited_s <= CONFIRM_S + LATE_S, f"H25: task {task_attempt_id} is deaf for {waited_s:.3f} s, and not failed"
         )
 
     def connection_dropped(self, peer: str) -> None:

@@ -27,10 +27,11 @@ class SimulatedRelay:
 
     kind = "simulated"
 
-    def __init__(self, world: DriverWorld, loop: SimulatedLoop) -> None:
+    def __init__(self, world: DriverWorld, overseer: Overseer, loop: SimulatedLoop) -> None:
         self.statistics = RelayStatistics()
         self.queries: deque[tuple[asyncio.Future[StatusReported], frozenset[int], frozenset[int]]] = deque()
         self._world = world
+        self._overseer = overseer
         self._loop = loop
 
     async def start(self) -> None:
@@ -46,6 +47,7 @@ class SimulatedRelay:
 
     async def cancel_job(self, job_id: int, reason: str) -> None:
         self._world.tell(f"the ledger cancels job {job_id}: {reason}")
+        self._overseer.witness.cancelled(job_id)
         self._perhaps_refuse("cancel a job")
         self._world.engine.cancel((job_id,), reason)
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actors.coordination.messages import LedgerDecided
-from protocol.attempts import AcceptAttempt, AnnounceFailed, AttemptCondemned, EndRun, FailureKind, FinishAttempt
-from protocol.facts import StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
+from protocol.attempts import (
+    AcceptAttempt,
+    AnnounceFailed,
+    AttemptCondemned,
+    EndRun,
+    FailureKind,
+    FinishAttempt,
+    GlobalFailureRaised,
+    StartRun,
+)
+from protocol.facts import JobEnded, JobStarted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
 from protocol.ids import ExecutionAttempt
 from spark_bridge.facts import RelayedFact
-from tests.simulation.checkers import demand
+from tests.simulation.checkers import LATE_S, demand
 
 
 class Witness:
@@ -19,9 +28,20 @@ class Witness:
         self._ended: dict[int, TaskOutcome] = {}  # the first end that was told of each
         self._stages: set[int] = set()  # of which the bridge knows
         self._accepted: dict[int, int] = {}  # in the present run, neither failed nor finished: the subtask of each
+        self._finished: set[int] = set()  # in the present run
+        self._run_id = -1  # -1: there is none
+        self._jobs: dict[int, tuple[int, ...]] = {}  # that run, as far as the bridge knows: their stages
+        self._doomed: dict[int, float] = {}  # jobs of a run that has failed as a whole: since when
+        self._over: set[int] = set()  # jobs that have ended, or are being cancelled
 
-    def judge(self, item: object, told: Sequence[object]) -> None:
+    def cancelled(self, job_id: int) -> None:
+        """Spark is asked to cancel this job."""
+        self._doomed.pop(job_id, None)
+        self._over.add(job_id)
+
+    def judge(self, item: object, told: Sequence[object], now: float) -> None:
         """``item`` was handled by the bridge, which told the tracker this."""
+        self._judge_jobs(item, now)
         fact = item.fact if isinstance(item, RelayedFact) else None
         if isinstance(fact, StageSubmitted | TaskStarted):
             self._stages.add(fact.stage_id)
@@ -35,7 +55,22 @@ class Witness:
                 self._check_superseded(message.effect.attempt, before)
         if isinstance(fact, TaskEnded) and news and fact.outcome is not TaskOutcome.SUCCESS:
             tid = fact.task_attempt_id
-            demand(tid not in self._accepted, f"H12: the end of task {tid} was told, and its failure is not reported")
+            alive = tid in self._accepted or tid in self._finished
+            demand(not alive, f"H12: the end of task {tid} was told, and its failure is not reported")
+
+    def _judge_jobs(self, item: object, now: float) -> None:
+        """A run that fails as a whole ends its job, and does not wait until Spark gives it up (H15)."""
+        match item.fact if isinstance(item, RelayedFact) else item:
+            case JobStarted(job_id, stage_ids):
+                self._jobs[job_id] = stage_ids
+            case JobEnded(job_id=job_id):
+                self.cancelled(job_id)
+            case GlobalFailureRaised():
+                for job_id in sorted(self._jobs.keys() - self._over):
+                    if self._run_id in self._jobs[job_id]:
+                        self._doomed.setdefault(job_id, now)
+        for job_id, since in self._doomed.items():
+            demand(now <= since + LATE_S, f"H15: the run of job {job_id} has failed, and nobody cancels the job")
 
     def _check_superseded(self, winner: ExecutionAttempt, before: dict[int, int]) -> None:
         """One success ends whatever else of its subtask was alive, in the same step (H12)."""
@@ -58,12 +93,18 @@ class Witness:
                 end = self._ended.get(tid)
                 demand(end in (None, TaskOutcome.SUCCESS), f"H11: task {tid} is accepted, and it is over: {end}")
                 self._accepted[tid] = attempt.subtask
+            case StartRun(run_id=run_id):
+                self._run_id = run_id
             case FinishAttempt(attempt=attempt):
                 self._accepted.pop(attempt.task_attempt_id, None)
+                self._finished.add(attempt.task_attempt_id)
             case AnnounceFailed(attempt, reason):
                 self._accepted.pop(attempt.task_attempt_id, None)
+                self._finished.discard(attempt.task_attempt_id)
                 if isinstance(item, AttemptCondemned) and reason.kind is FailureKind.CONFIRMATION_TIMEOUT:
                     silent = item.task_attempt_id
                     demand(attempt.task_attempt_id == silent, f"H25: task {silent} is silent, and {attempt} is failed")
             case EndRun():
                 self._accepted.clear()
+                self._finished.clear()
+                self._run_id = -1

@@ -294,6 +294,8 @@ class World:
 
     def pass_time(self) -> None:
         self.driver.pass_time()
+        for connection in self.connections:
+            self.driver.overseer.check_deaf(connection, hung=self.processes[connection.task_attempt_id].hung)
         for process in list(self.living):
             machine = process.machine
             if machine is None or process.hung or process.life is Life.GONE:
