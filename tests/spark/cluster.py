@@ -27,15 +27,20 @@ WORKER = "org.apache.spark.deploy.worker.Worker"
 
 
 class SparkProcess:
-    """A JVM with one of Spark's main classes, and what it has said so far. Thread-safe."""
+    """A JVM with one of Spark's main classes, and what it has said so far. Thread-safe.
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], folder: Path) -> None:
+    ``inside``: the command that starts it in a network of its own, if it is to have one.
+    """
+
+    def __init__(
+        self, arguments: list[str], environment: dict[str, str], folder: Path, inside: tuple[str, ...] = ()
+    ) -> None:
         java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
         jars = str(Path(pyspark.__file__).parent / "jars" / "*")
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self._process = subprocess.Popen(
-            [java, "-Xmx512m", *_module_options(), "-cp", jars, *arguments],
+            [*inside, java, "-Xmx512m", *_module_options(), "-cp", jars, *arguments],
             env=environment,
             cwd=folder,
             stdout=subprocess.PIPE,
@@ -86,9 +91,14 @@ class SparkProcess:
 
 @dataclass
 class StandaloneCluster:
-    """``start`` it, give ``master_url`` to a session, ``stop`` it. ``environment`` is added to its processes' own."""
+    """``start`` it, give ``master_url`` to a session, ``stop`` it. ``environment`` is added to its processes' own.
+
+    ``inside``: for a host with a network of its own, the command that starts something in it.
+    """
 
     hosts: tuple[str, ...] = ("127.0.0.2", "127.0.0.3")
+    master_host: str = "127.0.0.1"
+    inside: dict[str, tuple[str, ...]] = field(default_factory=dict)
     cores: int = 2
     environment: dict[str, str] = field(default_factory=dict)
     master_url: str = ""
@@ -98,7 +108,9 @@ class StandaloneCluster:
         """Returns when every worker is registered."""
         self._folder = Path(tempfile.mkdtemp(prefix="headgate-cluster-"))
         self._master = SparkProcess(
-            [MASTER, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"], self._environment(), self._folder
+            [MASTER, "--host", self.master_host, "--port", "0", "--webui-port", "0"],
+            self._environment(),
+            self._folder,
         )
         self.master_url = self._master.wait_for(r"Starting Spark master at (spark://\S+)").group(1)
         self._master.wait_for("New state: ALIVE")
@@ -132,12 +144,14 @@ class StandaloneCluster:
         work = self._folder / host
         work.mkdir(exist_ok=True)
         arguments = [WORKER, "--host", host, "-c", str(self.cores), "-m", "2g", "--webui-port", "0", "-d", str(work)]
-        self.workers[host] = SparkProcess([*arguments, self.master_url], self._environment(), self._folder)
+        inside = self.inside.get(host, ())
+        environment = {**self._environment(), **({"SPARK_LOCAL_IP": host} if inside else {})}
+        self.workers[host] = SparkProcess([*arguments, self.master_url], environment, self._folder, inside)
 
     def _environment(self) -> dict[str, str]:
         return {
             **os.environ,
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_IP": self.master_host,
             "SPARK_HOME": str(Path(pyspark.__file__).parent),
             "SPARK_SCALA_VERSION": "2.13",
             "PYSPARK_PYTHON": sys.executable,

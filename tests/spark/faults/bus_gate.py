@@ -1,0 +1,94 @@
+"""A listener on Spark's bus that holds up everybody behind it in the same queue, for as long as the test wants.
+
+The queue gives each event to its listeners one after the other. While one of them does not return, events wait in the
+queue, and where it is full they are dropped: what a slow listener of somebody else does to us in the wild.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+QUEUE = "headgate"
+CLASS_NAME = "headgate.tests.BusGate"
+JAVA = """
+package headgate.tests;
+
+public final class BusGate extends org.apache.spark.SparkFirehoseListener {
+    private boolean shut = true;
+    private int held;
+
+    public synchronized void onEvent(org.apache.spark.scheduler.SparkListenerEvent event) {
+        held = shut ? held + 1 : held;
+        notifyAll();
+        try {
+            while (shut) {
+                wait();
+            }
+        } catch (InterruptedException told) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    public synchronized void open() {
+        shut = false;
+        notifyAll();
+    }
+
+    public synchronized boolean awaitHeld(long withinMs) throws InterruptedException {
+        long deadline = System.currentTimeMillis() + withinMs;
+        while (held == 0 && System.currentTimeMillis() < deadline) {
+            wait(Math.max(1L, deadline - System.currentTimeMillis()));
+        }
+        return held > 0;
+    }
+}
+"""
+
+_compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+class BusGate:
+    """Shut when it is made. Thread-safe."""
+
+    def __init__(self, java_gate: Any) -> None:
+        self._java_gate = java_gate
+
+    def wait_until_it_holds(self) -> None:
+        """Until an event has come to the gate, so that whatever Spark posts from now on stays behind it."""
+        assert self._java_gate.awaitHeld(60_000), "Spark has posted nothing within 60 s"
+
+    def open(self) -> None:
+        """What has waited comes now."""
+        self._java_gate.open()
+
+
+@contextmanager
+def shut_gate(spark: SparkSession) -> Iterator[BusGate]:
+    """Listeners that join the queue before this one get one event more than those behind it, and then none either."""
+    gateway: Any = spark.sparkContext._gateway
+    java_context: Any = spark.sparkContext._jsc
+    no_types = gateway.new_array(gateway.jvm.java.lang.Class, 0)
+    no_values = gateway.new_array(gateway.jvm.java.lang.Object, 0)
+    java_gate = _class(gateway).getConstructor(no_types).newInstance(no_values)
+    bus = java_context.sc().listenerBus()
+    bus.addToQueue(java_gate, QUEUE)
+    try:
+        yield BusGate(java_gate)
+    finally:
+        java_gate.open()
+        bus.removeListener(java_gate)
+
+
+def _class(gateway: Any) -> Any:
+    """Compiled once in the life of a JVM: Py4J would call the methods of the first class of a name for a second."""
+    if gateway not in _compiled:
+        compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(gateway.jvm.java.lang.Thread.currentThread().getContextClassLoader())
+        compiler.cook(JAVA)
+        _compiled[gateway] = compiler.getClassLoader().loadClass(CLASS_NAME)
+    return _compiled[gateway]

@@ -1,0 +1,107 @@
+"""A host with a network of its own: a network namespace of Linux, and one cable to it that can be pulled out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+PREFIX = "headgate-"
+
+
+@dataclass
+class HostOfItsOwn:
+    """``address`` is the host's, ``our_address`` this machine's on the cable between them.
+
+    ``create`` and ``remove`` it; what has been started in it must have ended before.
+    """
+
+    number: int = field(default_factory=os.getpid)  # tells those of two test runs apart
+
+    @property
+    def name(self) -> str:
+        return f"{PREFIX}{self.number}"
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """Put before a command, it starts that command on the host."""
+        return ("ip", "netns", "exec", self.name)
+
+    @property
+    def our_address(self) -> str:
+        return self._address(1)
+
+    @property
+    def address(self) -> str:
+        return self._address(2)
+
+    def create(self) -> None:
+        """Skips the test, saying what is missing, where this machine does not allow it."""
+        if shutil.which("ip") is None:
+            pytest.skip("network namespaces need the command `ip` (iproute2)")
+        if os.geteuid() != 0:
+            pytest.skip("network namespaces need root")
+        _remove_those_of_the_dead()
+        made = subprocess.run(["ip", "netns", "add", self.name], capture_output=True, text=True, check=False)
+        if made.returncode != 0:
+            pytest.skip(f"network namespaces are not allowed here: {made.stderr.strip()}")
+        ours, theirs = f"hg{self.number}a", f"hg{self.number}b"
+        _ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", self.name)
+        _ip("address", "add", f"{self.our_address}/30", "dev", ours)
+        _ip("link", "set", ours, "up")
+        _ip("-n", self.name, "address", "add", f"{self.address}/30", "dev", theirs)
+        _ip("-n", self.name, "link", "set", theirs, "up")
+        _ip("-n", self.name, "link", "set", "lo", "up")
+
+    def remove(self) -> None:
+        """The cable goes with the namespace. Idempotent."""
+        if self.name in _namespaces():
+            _ip("netns", "delete", self.name)
+
+    def cut(self) -> None:
+        """Pull the cable out: nothing passes, and nobody is told."""
+        _ip("-n", self.name, "link", "set", f"hg{self.number}b", "down")
+
+    def heal(self) -> None:
+        """Put it in again."""
+        _ip("-n", self.name, "link", "set", f"hg{self.number}b", "up")
+
+    def retransmissions(self, our_port: int) -> int:
+        """How often the kernel has sent something anew, in vain so far, from this port of ours to the host."""
+        counts = [0]
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, remote, _, _, _, retransmissions, *_ = line.split()
+            if int(local.split(":")[1], 16) == our_port and _dotted(remote.split(":")[0]) == self.address:
+                counts.append(int(retransmissions, 16))
+        return max(counts)
+
+    def _address(self, last: int) -> str:
+        return f"10.231.{self.number >> 6 & 255}.{(self.number & 63) * 4 + last}"
+
+
+def _dotted(address: str) -> str:
+    """As the kernel writes it in its tables: hexadecimal, the last byte first."""
+    return ".".join(str(byte) for byte in reversed(bytes.fromhex(address)))
+
+
+def _ip(*arguments: str) -> str:
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def _namespaces() -> list[str]:
+    return [line.split()[0] for line in _ip("netns", "list").splitlines() if line.strip()]
+
+
+def _remove_those_of_the_dead() -> None:
+    """A test run that was killed has left its own behind."""
+    for name in _namespaces():
+        match = re.fullmatch(rf"{PREFIX}(\d+)", name)
+        if match and not Path("/proc", match[1]).exists():
+            with contextlib.suppress(subprocess.CalledProcessError):  # another test run may be just as tidy
+                _ip("netns", "delete", name)

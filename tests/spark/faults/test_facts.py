@@ -1,0 +1,210 @@
+"""Facts of Spark that are lost, late or doubled, and the relay that brings them: docs/spark-faults.md, row 9.
+
+Every one of these jobs loses an attempt while it runs, for that is what facts are for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import structlog.testing
+from pyspark.sql import SparkSession
+
+from protocol.attempts import FailureKind, LedgerConfig
+from protocol.facts import EngineFact, JobEnded, TaskEnded, TaskOutcome
+from protocol.gateway_types import GatewayLimits
+from spark_bridge import Sidecar, SidecarConfig
+from spark_bridge.relay import janino as janino_relay
+from spark_bridge.relay.connection import RelayServer
+from tests.spark.actions import one_task_each
+from tests.spark.conftest import LOCAL, SparkOn
+from tests.spark.faults.bench import Bench
+from tests.spark.faults.bus_gate import shut_gate
+from tests.spark.faults.heard import listening_to
+from tests.spark.faults.network import LINES_HOST, Line
+from tests.spark.operators import Listening
+from tests.spark.script import Script
+
+pytestmark = pytest.mark.spark
+
+IMPATIENT = SidecarConfig(ledger=LedgerConfig(heal_after_s=0.3, query_every_s=0.3, audit_every_s=1.0))
+OUTPUT_OF_A_PLAIN_JOB = [["hello"], ["hello"]]
+
+
+def one_fails() -> Script:
+    """In each run the first attempt of subtask 1 fails."""
+    return Script({(1, 0): ["raise"]}, ["hello", "stop"])
+
+
+def received(results: list[Any]) -> list[list[str]]:
+    return [events for _, _, events in results]
+
+
+def relay_of(sidecar: Sidecar) -> Any:
+    assert sidecar._runtime is not None
+    return sidecar._runtime._relay
+
+
+def what_became_of(script: Script, subtask: int) -> list[str]:
+    return [callback[0] for callback in script.of_subtask(subtask)]
+
+
+# --- facts --------------------------------------------------------------------------------------------------------
+
+
+def test_facts_that_come_when_all_is_over_change_nothing(bench: Bench) -> None:
+    """H10, H19, H55: the ledger lives by the tasks' own words; the late facts of one run do not touch the next."""
+    script = one_fails()
+    with shut_gate(bench.spark) as gate, listening_to(bench.spark) as heard, Sidecar(bench.spark, IMPATIENT) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=2)
+        tasks = bench.numbers(2).mapPartitions(handle.subtask(Listening))
+        first = received(tasks.collect())
+        gate.wait_until_it_holds()
+        known_during_the_job = list[EngineFact](heard.facts)
+        first_run = [what_became_of(script, subtask) for subtask in range(2)]
+        gate.open()
+        heard.wait_for(JobEnded)
+        second = received(tasks.collect())
+
+    assert first == second == OUTPUT_OF_A_PLAIN_JOB
+    assert known_during_the_job == []
+    assert first_run == [["ready"], ["ready", "failed", "reset", "ready"]]
+    assert [what_became_of(script, subtask) for subtask in range(2)] == [2 * names for names in first_run]
+    assert len(script.named("reset_to_checkpoint")) == 1
+    assert script.named("run_ended") == [("run_ended", True)] * 2
+
+
+def test_facts_that_come_twice_count_once(bench: Bench) -> None:
+    """H10, H19: the listener is on the bus twice, so that Spark tells it everything twice."""
+    script = one_fails()
+    with listening_to(bench.spark) as heard, Sidecar(bench.spark) as sidecar:
+        relay = relay_of(sidecar)
+        with on_the_bus_again(bench.spark, relay._relay._listener):
+            handle = sidecar.coordinate("op", script, parallelism=2)
+            results = bench.numbers(2).mapPartitions(handle.subtask(Listening)).collect()
+            script.wait_for(lambda story: ("run_ended", True) in story)
+            heard.wait_for(JobEnded)
+            told = relay.statistics.records
+
+    assert received(results) == OUTPUT_OF_A_PLAIN_JOB
+    assert told >= 2 * len(heard.of(TaskEnded))
+    assert what_became_of(script, 0) == ["ready"]
+    assert what_became_of(script, 1) == ["ready", "failed", "reset", "ready"]
+    assert [reason.kind for reason in script.reasons] == [FailureKind.FAILED]
+
+
+@contextmanager
+def on_the_bus_again(spark: SparkSession, java_listener: Any) -> Iterator[None]:
+    java_listener.attach()
+    try:
+        yield
+    finally:
+        java_context: Any = spark.sparkContext._jsc
+        java_context.sc().listenerBus().removeListener(java_listener)  # one of the two
+
+
+# --- the relay ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def relays_by(line: Line) -> Iterator[None]:
+    """A relay that starts within the block has its JVM connect by this line."""
+    with pytest.MonkeyPatch.context() as patch:
+        listen = RelayServer.listen
+
+        async def listen_behind_the_line(server: RelayServer) -> tuple[str, int]:
+            line.leads_to = await listen(server)
+            return LINES_HOST, line.port
+
+        patch.setattr(RelayServer, "listen", listen_behind_the_line)
+        yield
+
+
+def test_what_was_to_be_killed_while_the_relay_was_away_is_killed_when_it_is_back(bench: Bench) -> None:
+    """H19, H24: a task is given up meanwhile, which lives and waits; neither facts nor commands are lost."""
+    script = Script({}, ["hello"])
+    gateway = GatewayLimits(reconnect_timeout_s=1.0)
+    with (
+        listening_to(bench.spark) as heard,
+        Line() as relays_line,
+        relays_by(relays_line),
+        Line() as line,
+        Sidecar(bench.spark, line.config()) as sidecar,
+    ):
+        handle = sidecar.coordinate("op", script, parallelism=2, gateway=gateway)
+        action = bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Listening)))
+        script.wait_for(lambda story: len([callback for callback in story if callback[0] == "event"]) == 2)
+        line.leave_half_open(line.connections[0])
+        relays_line.break_off()
+        script.wait_for(lambda story: any(callback[0] == "reset" for callback in story))
+        relays_line.wait_for(lambda line: line.turned_away > 0, "the JVM tries to come back")
+        while_away = script.named("ready", "failed", "reset")
+        ended_while_away = heard.of(TaskEnded)
+        relays_line.heal()
+        [(_, lost, _, _)] = script.named("failed")
+        script.wait_for(lambda story: ("event", lost, 1, ["echo", "hello"]) in story)
+        script.say(["stop"])
+        results = sorted(action.result())
+        heard.wait_for(JobEnded)
+        reconnects = relay_of(sidecar).statistics.reconnects
+
+    assert results == sorted([(lost, 1, ["hello"]), (1 - lost, 0, ["hello"])])
+    assert while_away[2:] == [("failed", lost, 0, FailureKind.CONNECTION_LOST.name), ("reset", lost, -1)]
+    assert ended_while_away == []
+    assert what_became_of(script, lost) == ["ready", "failed", "reset", "ready"]
+    assert what_became_of(script, 1 - lost) == ["ready"]
+    assert heard.outcomes(lost) == [TaskOutcome.KILLED, TaskOutcome.SUCCESS]
+    assert reconnects == 1
+
+
+def test_a_jvm_that_refuses_the_relay_gets_the_other_one_and_the_log_says_so(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H19: the job is the same by Py4J."""
+    monkeypatch.setattr(janino_relay, "source", lambda: "this is no Java")
+    monkeypatch.setattr(janino_relay, "_compiled", {})  # as in a JVM that no relay was opened in before
+    script = one_fails()
+    with structlog.testing.capture_logs() as lines:
+        with Sidecar(bench.spark) as sidecar:
+            kind = sidecar.relay_kind
+            handle = sidecar.coordinate("op", script, parallelism=2)
+            results = bench.numbers(2).mapPartitions(handle.subtask(Listening)).collect()
+            script.wait_for(lambda story: ("run_ended", True) in story)
+
+    assert received(results) == OUTPUT_OF_A_PLAIN_JOB
+    assert kind == "py4j"
+    [warning] = [line for line in lines if line["event"] == "relay falls back to py4j"]
+    assert warning["log_level"] == "warning"
+    assert "janino" in warning["because"]
+    assert what_became_of(script, 1) == ["ready", "failed", "reset", "ready"]
+
+
+# --- a queue that is too small (sessions of their own) ------------------------------------------------------------
+
+
+@pytest.fixture
+def tiny_queue(spark_on: SparkOn) -> SparkSession:
+    """Spark drops each event for us while it still waits for one to be taken."""
+    return spark_on(LOCAL, spark_scheduler_listenerbus_eventqueue_headgate_capacity="1")
+
+
+def test_a_job_of_which_every_fact_is_lost_ends_exactly(tiny_queue: SparkSession) -> None:
+    """H11, H19: two jobs, one behind the other, of which the ledger hears only from the tasks and from its looks."""
+    script = one_fails()
+    with shut_gate(tiny_queue) as gate, Sidecar(tiny_queue, IMPATIENT) as sidecar:
+        handle = sidecar.coordinate("op", script, parallelism=2)
+        tasks = one_task_each(tiny_queue, 2).mapPartitions(handle.subtask(Listening))
+        first = received(tasks.collect())
+        gate.wait_until_it_holds()
+        second = received(tasks.collect())
+        heard_of = relay_of(sidecar).statistics
+
+    assert first == second == OUTPUT_OF_A_PLAIN_JOB
+    assert heard_of.dropped > 0
+    assert [what_became_of(script, subtask) for subtask in range(2)] == [
+        ["ready"] * 2,
+        ["ready", "failed", "reset", "ready"] * 2,
+    ]
