@@ -1,0 +1,210 @@
+"""What goes wrong between stages: lost map output, zombies, revoked successes, barriers. docs/spark-faults.md."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import RDD
+from pyspark.sql import SparkSession
+
+from protocol.facts import StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
+from tests.spark.faults.bench import Bench
+from tests.spark.faults.directing import Director, Gathering
+from tests.spark.faults.file_gates import all_at_once, one_by_one, open_gates, wait_for_files
+from tests.spark.faults.heard import Heard, listening_to
+from tests.spark.faults.noting import GatedReader, NotingSource, rows_of
+from tests.spark.faults.waiting import wait_for_executors
+
+pytestmark = pytest.mark.spark
+
+SUBTASKS = 4  # as many as there are slots: two hosts with two cores each
+ALL = range(SUBTASKS)
+ROWS = list(range(40))
+
+
+def shuffled_rows(bench: Bench, folder: Path) -> RDD[int]:
+    """``ROWS`` behind a shuffle, half of whose map output lies on each host; row n in partition n modulo 4."""
+    rows = bench.spark.sparkContext.parallelize(ROWS, SUBTASKS).mapPartitionsWithIndex(all_at_once(folder, SUBTASKS))
+    return rows.keyBy(lambda row: row).partitionBy(SUBTASKS, lambda row: row).values()
+
+
+def kill_the_executor(bench: Bench, host: str) -> None:
+    [pid] = bench.cluster.executor_pids(host)
+    os.kill(pid, signal.SIGKILL)
+
+
+def starts_of(heard: Heard, task_attempt_ids: Iterable[int]) -> dict[int, TaskStarted]:
+    """By partition."""
+    return {start.partition: start for start in map(heard.start_of, task_attempt_ids)}
+
+
+def places_in_the_task_set(spark: SparkSession, stage_id: int, stage_attempt: int) -> dict[int, int]:
+    """Partition to index, from Spark's status store."""
+    java_context: Any = spark.sparkContext._jsc
+    tasks = java_context.sc().statusStore().taskList(stage_id, stage_attempt, 100)
+    return {tasks.apply(i).partitionId(): tasks.apply(i).index() for i in range(tasks.size())}
+
+
+# --- a fetch failure, a resubmitted stage, and zombies (row 4) ------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends_in", ["the result", "a shuffle"])
+def test_zombies_of_a_resubmitted_stage(bench: Bench, tmp_path: Path, ends_in: str) -> None:
+    """H1, H2, H10, H11, H13: a success counts if it comes first; else it is superseded. Nobody is reset for that.
+
+    The executor that dies has run subtasks 0, which had ended, and ``lost``; the zombies run on the other host.
+    """
+    director = Director()
+    wait_for_executors(bench.spark, bench.cluster.hosts)
+    with listening_to(bench.spark) as heard, bench.coordinated(director, SUBTASKS) as handle:
+        rdd = shuffled_rows(bench, tmp_path).mapPartitions(handle.subtask(Gathering))
+        if ends_in == "a shuffle":
+            rdd = rdd.keyBy(lambda row: row[0]).partitionBy(2).values()
+        action = bench.start_collecting(rdd)
+        director.wait_until_ready((subtask, 0) for subtask in ALL)
+        first = starts_of(heard, (director.task_of((subtask, 0)) for subtask in ALL))
+        director.tell((0, 0), "stop")
+        assert heard.end_of(first[0].task_attempt_id).outcome is TaskOutcome.SUCCESS
+
+        zombies = [subtask for subtask in ALL if first[subtask].host != first[0].host]
+        [lost] = [subtask for subtask in ALL if subtask and subtask not in zombies]
+        director.greet((0, lost), "hello", "stop")
+        kill_the_executor(bench, first[0].host)
+        director.wait_until_ready((subtask, 1) for subtask in zombies)
+        for subtask in zombies:  # each of the two talks, and is heard
+            director.hear((subtask, 0), "zombie")
+            director.hear((subtask, 1), "rival")
+        rivals = starts_of(heard, (director.task_of((subtask, 1)) for subtask in zombies))
+
+        wins, loses = zombies
+        director.tell((wins, 0), "stop")
+        director.tell((loses, 1), "stop")
+        outputs = sorted(action.result())
+        director.wait_for(lambda story: ("run_ended", True) in story)
+        for subtask, winner, loser in ((wins, first, rivals), (loses, rivals, first)):
+            assert heard.end_of(winner[subtask].task_attempt_id).outcome is TaskOutcome.SUCCESS
+            assert heard.end_of(loser[subtask].task_attempt_id).outcome is TaskOutcome.KILLED
+
+    for subtask in zombies:
+        zombie, rival = first[subtask], rivals[subtask]
+        assert (rival.stage_id, rival.attempt_number) == (zombie.stage_id, zombie.attempt_number)
+        assert (zombie.stage_attempt, rival.stage_attempt) == (0, 1)
+    run_again = ALL[1:] if ends_in == "the result" else ALL  # the result of subtask 0 is safe in the driver
+    places = places_in_the_task_set(bench.spark, rivals[wins].stage_id, 1)
+    assert places == {partition: place for place, partition in enumerate(run_again)}
+    received = {subtask: (attempt, events) for subtask, attempt, events, _ in outputs}
+    assert received[wins] == (0, ["zombie"])
+    assert received[loses] == (1, ["rival"])
+    assert [(subtask, rows) for subtask, _, _, rows in outputs] == [(p, ROWS[p::SUBTASKS]) for p in ALL]
+
+    for subtask, loser_number in ((wins, 1), (loses, 0)):
+        assert director.of_subtask(subtask) == [
+            ("ready", subtask, 0),
+            ("ready", subtask, 1),
+            ("failed", subtask, loser_number, "SUPERSEDED"),
+        ]
+    for subtask, kind in ((0, "REVOKED"), (lost, "EXECUTOR_LOST")):
+        if subtask == 0 and ends_in == "the result":
+            assert director.of_subtask(subtask) == [("ready", 0, 0)]
+            continue
+        assert director.of_subtask(subtask) == [
+            ("ready", subtask, 0),
+            ("failed", subtask, 0, kind),
+            ("reset", subtask, -1),
+            ("failed", subtask, 1, "FETCH_FAILED"),  # it died before it could register (H11)
+            ("reset", subtask, -1),
+            ("ready", subtask, 2),
+        ]
+
+
+# --- a revoked success (row 5) --------------------------------------------------------------------------------------
+
+
+def numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    """Each with its place in the partition: so which reducer gets it hangs on the whole content of the partition."""
+    return enumerate(rows)
+
+
+def test_a_success_is_revoked_while_its_stage_runs(bench: Bench, tmp_path: Path) -> None:
+    """H17, H56: Resubmitted. The same splits again, in the same order; those of a plain failure go to anybody."""
+    splits = range(12)
+    source = NotingSource(splits)
+    wait_for_executors(bench.spark, bench.cluster.hosts)
+    with listening_to(bench.spark) as heard, bench.coordinated(source, SUBTASKS) as handle:
+        read = bench.numbers(SUBTASKS).mapPartitions(handle.subtask(GatedReader, tmp_path))
+        action = bench.start_collecting(read.mapPartitions(numbered).partitionBy(2, lambda place: place).values())
+        source.wait_until_read((subtask, 0) for subtask in ALL)
+        first = starts_of(heard, (source.tasks[subtask, 0] for subtask in ALL))
+        open_gates(tmp_path, [0])
+        assert heard.end_of(first[0].task_attempt_id).outcome is TaskOutcome.SUCCESS
+
+        kill_the_executor(bench, first[0].host)
+        lost = heard.wait_for(TaskEnded, lambda fact: fact.outcome is TaskOutcome.RESUBMITTED)
+        assert lost.task_attempt_id == first[0].task_attempt_id
+        open_gates(tmp_path, ALL)
+        outputs = sorted(action.result())
+
+    assert outputs == rows_of(splits)
+    assert len(source.read_by((0, 0))) == len(splits) - SUBTASKS + 1
+    assert source.read_by((0, 1)) == source.read_by((0, 0))
+    for subtask in ALL:
+        if subtask == 0:
+            check_failed_over(source, subtask, "REVOKED")
+        elif first[subtask].host == first[0].host:
+            check_failed_over(source, subtask, "EXECUTOR_LOST")
+        else:
+            assert source.notes.of_subtask(subtask) == [("ready", subtask, 0)]
+
+
+def check_failed_over(source: NotingSource, subtask: int, kind: str) -> None:
+    assert source.notes.of_subtask(subtask) == [
+        ("ready", subtask, 0),
+        ("failed", subtask, 0, kind),
+        ("reset", subtask, -1),
+        ("ready", subtask, 1),
+    ]
+
+
+def test_map_output_is_lost_when_half_of_the_reducers_have_read_it(bench: Bench, tmp_path: Path) -> None:
+    """H17, H56: Spark says nothing of it but that it runs the stage again; the success is revoked by that."""
+    splits = range(24)
+    source = NotingSource(splits)
+    maps, reducers = tmp_path / "maps", tmp_path / "reducers"
+    maps.mkdir()
+    reducers.mkdir()
+    wait_for_executors(bench.spark, bench.cluster.hosts)
+    with listening_to(bench.spark) as heard, bench.coordinated(source, SUBTASKS) as handle:
+        read = bench.numbers(SUBTASKS).mapPartitions(handle.subtask(GatedReader, maps)).mapPartitions(numbered)
+        reduced = read.partitionBy(SUBTASKS, lambda place: place).mapPartitionsWithIndex(one_by_one(reducers))
+        action = bench.start_collecting(reduced.values())
+        source.wait_until_read((subtask, 0) for subtask in ALL)
+        open_gates(maps, ALL)
+        wait_for_files(reducers, "read-*", SUBTASKS)
+        mapped = starts_of(heard, (source.tasks[subtask, 0] for subtask in ALL))
+        reducing = heard.of(TaskStarted, lambda fact: fact.stage_id != mapped[0].stage_id)
+        done = [start for start in reducing if start.host != mapped[0].host]
+        open_gates(reducers, (start.partition for start in done))
+        for start in done:
+            assert heard.end_of(start.task_attempt_id).outcome is TaskOutcome.SUCCESS
+
+        kill_the_executor(bench, mapped[0].host)
+        heard.wait_for(TaskEnded, lambda fact: fact.outcome is TaskOutcome.FETCH_FAILED)
+        open_gates(reducers, ALL)
+        outputs = sorted(action.result())
+    wait_for_executors(bench.spark, bench.cluster.hosts)
+
+    assert 0 < len(done) < SUBTASKS
+    assert outputs == rows_of(splits)
+    lost = [subtask for subtask in ALL if mapped[subtask].host == mapped[0].host]
+    assert StageSubmitted(mapped[0].stage_id, 1, len(lost)) in heard.facts
+    for subtask in ALL:
+        if subtask in lost:
+            check_failed_over(source, subtask, "REVOKED")
+            assert source.read_by((subtask, 1)) == source.read_by((subtask, 0))
+        else:
+            assert source.notes.of_subtask(subtask) == [("ready", subtask, 0)]
