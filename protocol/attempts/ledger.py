@@ -199,7 +199,8 @@ class AttemptLedger:
                 RefusalCode.SUBTASK_OUT_OF_RANGE,
                 f"subtask {message.subtask} of operator {message.operator_id!r}, which has "
                 f"parallelism={operator.parallelism}: an RDD with {partitions} partitions "
-                f"needs parallelism={partitions}",
+                f"needs parallelism={partitions}, or repartition({operator.parallelism}) before its subtasks: "
+                "where nobody says how many there are, adaptive execution chooses, now one number, now another",
             )
         elif message.task_attempt_id in operator.held or (
             operator.run is not None and operator.run.find(message.task_attempt_id) is not None

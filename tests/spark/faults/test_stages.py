@@ -208,3 +208,41 @@ def test_map_output_is_lost_when_half_of_the_reducers_have_read_it(bench: Bench,
             assert source.read_by((subtask, 1)) == source.read_by((subtask, 0))
         else:
             assert source.notes.of_subtask(subtask) == [("ready", subtask, 0)]
+
+
+# --- a barrier stage (row 6) ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["an exception", "a lost executor"])
+def test_one_task_of_a_barrier_stage_fails(bench: Bench, fault: str) -> None:
+    """H15, H17: all are reported failed, what has succeeded too; then the coordinator is reset, and no subtask.
+
+    A shuffle follows, for Spark retries a barrier stage only where it has committed nothing of it yet.
+    """
+    director = Director()
+    wait_for_executors(bench.spark, bench.cluster.hosts)
+    with listening_to(bench.spark) as heard, bench.coordinated(director, SUBTASKS) as handle:
+        gathered = bench.numbers(SUBTASKS).barrier().mapPartitions(handle.subtask(Gathering))
+        action = bench.start_collecting(gathered.keyBy(lambda row: row[0]).partitionBy(2).values())
+        director.wait_until_ready((subtask, 0) for subtask in ALL)
+        first = starts_of(heard, (director.task_of((subtask, 0)) for subtask in ALL))
+        assert {start.host for start in first.values()} == set(bench.cluster.hosts)
+        director.tell((3, 0), "stop")
+        assert heard.end_of(first[3].task_attempt_id).outcome is TaskOutcome.SUCCESS
+        director.greet(ALL, "hello", "stop")
+        if fault == "an exception":
+            director.tell((0, 0), "raise")
+        else:
+            kill_the_executor(bench, first[0].host)
+        outputs = sorted(action.result())
+    wait_for_executors(bench.spark, bench.cluster.hosts)
+
+    assert outputs == [(subtask, 1, ["hello"], [subtask]) for subtask in ALL]
+    stages = heard.of(StageSubmitted, lambda fact: fact.stage_id == first[0].stage_id)
+    assert stages == [StageSubmitted(first[0].stage_id, attempt, SUBTASKS, barrier=True) for attempt in (0, 1)]
+    story = director.named("ready", "failed", "reset", "reset_to_checkpoint")
+    at = story.index(("reset_to_checkpoint", -1, None))
+    assert {callback[:3] for callback in story[:at] if callback[0] == "failed"} == {("failed", s, 0) for s in ALL}
+    assert ("failed", 3, 0, "REVOKED") in story[:at]
+    assert len(story[:at]) == 2 * SUBTASKS
+    assert sorted(story[at + 1 :]) == [("ready", subtask, 1) for subtask in ALL]
