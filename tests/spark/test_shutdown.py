@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -25,12 +22,12 @@ from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, SparkOn
 from tests.spark.leftovers import nothing_left
 from tests.spark.operators import Listening
+from tests.spark.program import Program, wait_until_nobody_is_left
 from tests.spark.recorder import Recorder
 from tests.spark.script import Script
 
 pytestmark = pytest.mark.spark
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 CLOSED = "the sidecar was closed while this job was running"
 
 
@@ -294,56 +291,6 @@ def test_ctrl_c_in_an_action_ends_the_job_and_comes_out(spark: SparkSession) -> 
 # --- Ctrl-C, and worse, on the main program -------------------------------------------------------------------------
 
 
-class Program:
-    """A Python program in a session of its own, whose progress is read line by line."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
-        )
-        self.said = ""
-
-    def read_until(self, text: str) -> None:
-        assert self.process.stdout is not None
-        while text not in self.said:
-            line = self.process.stdout.readline()
-            assert line, f"it has ended and never said {text!r}: {self.said}"
-            self.said += line
-
-    def ends_with(self, status: int, within_s: float = 60.0) -> None:
-        rest, _ = self.process.communicate(timeout=within_s)
-        self.said += rest
-        assert self.process.returncode == status, self.said
-
-    def left_behind(self) -> list[str]:
-        """The processes that still belong to its session."""
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                name, fields = stat.read_text(errors="replace").split("(", 1)[1].rsplit(")", 1)
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            state, _, _, session = fields.split()[:4]
-            if int(session) == self.process.pid and state != "Z":
-                found.append(f"{name} {stat.parent.name}")
-        return found
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(self, *unused: object) -> None:
-        if self.process.poll() is None or self.left_behind():
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
-
-
 @pytest.mark.parametrize("whom", ["the process", "the group, as a terminal does", "the group, three times"])
 def test_ctrl_c_ends_the_main_program_and_all_that_it_started(whom: str) -> None:
     arguments = ("-m", "examples.word_count", "--faults", "none", "--parallelism", "2")
@@ -379,13 +326,3 @@ def test_what_py4j_raises_on_the_heels_of_a_ctrl_c_is_taken_for_a_ctrl_c() -> No
     job_failed.__cause__ = Py4JNetworkError("Answer from Java side is empty")
     job_failed.__cause__.__context__ = KeyboardInterrupt()
     assert was_interrupted(job_failed)
-
-
-def wait_until_nobody_is_left(program: Program) -> None:
-    """The JVM ends when the pipe from its Python closes, a moment after that has gone."""
-    nobody = threading.Event()
-    for _ in range(100):
-        if not program.left_behind():
-            return
-        nobody.wait(0.1)
-    raise AssertionError(f"left behind: {program.left_behind()}")

@@ -1,0 +1,72 @@
+"""Driver programs that tests interrupt, kill, or watch as they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from tests.spark.cluster import ROOT
+
+
+class Program:
+    """A Python program in a session of its own, whose progress is read line by line."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+        )
+        self.said = ""
+
+    def read_until(self, text: str) -> None:
+        assert self.process.stdout is not None
+        while text not in self.said:
+            line = self.process.stdout.readline()
+            assert line, f"it has ended and never said {text!r}: {self.said}"
+            self.said += line
+
+    def ends_with(self, status: int, within_s: float = 60.0) -> None:
+        rest, _ = self.process.communicate(timeout=within_s)
+        self.said += rest
+        assert self.process.returncode == status, self.said
+
+    def left_behind(self) -> list[str]:
+        """The processes that still belong to its session."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                name, fields = stat.read_text(errors="replace").split("(", 1)[1].rsplit(")", 1)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            state, _, _, session = fields.split()[:4]
+            if int(session) == self.process.pid and state != "Z":
+                found.append(f"{name} {stat.parent.name}")
+        return found
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if self.process.poll() is None or self.left_behind():
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+def wait_until_nobody_is_left(program: Program) -> None:
+    """The JVM ends when the pipe from its Python closes, a moment after that has gone."""
+    nobody = threading.Event()
+    for _ in range(100):
+        if not program.left_behind():
+            return
+        nobody.wait(0.1)
+    raise AssertionError(f"left behind: {program.left_behind()}")
