@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +14,10 @@ from actors.coordination import SourceCoordinator, StaticSplitEnumerator
 from protocol.facts import ExecutorLost, TaskStarted
 from spark_bridge.subtask import SplitReader
 from tests.spark.actions import what_the_user_reads
+from tests.spark.cluster import StandaloneCluster
 from tests.spark.faults.bench import Bench
 from tests.spark.faults.directing import Director, Gathering
+from tests.spark.faults.executors import kill_the_executor
 from tests.spark.faults.file_gates import open_gates
 from tests.spark.faults.heard import listening_to
 from tests.spark.faults.noting import GatedReader, NotingSource, rows_of
@@ -197,8 +197,7 @@ def test_cached_partitions_are_lost_and_recomputed(bench: Bench) -> None:
         assert sorted(cached.collect()) == before
         assert ("reset_to_checkpoint", -1, None) not in director.story
         lost = [s for s, start in first.items() if start.host == first[0].host]
-        [pid] = bench.cluster.executor_pids(first[0].host)
-        os.kill(pid, signal.SIGKILL)
+        kill_the_executor(bench, first[0].host)
         heard.wait_for(ExecutorLost)
         after = sorted(cached.collect())
         cached.unpersist()
@@ -209,6 +208,36 @@ def test_cached_partitions_are_lost_and_recomputed(bench: Bench) -> None:
     at = story.index(("reset_to_checkpoint", -1, None))
     assert sorted(story[:at]) == [*(("ready", s, 0) for s in range(SLOTS)), ("run_ended", True)]
     assert sorted(story[at + 1 :]) == [*(("ready", s, 1) for s in lost), ("run_ended", True)]
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a later action is a new run, and what Spark kept of the first is not known to it",
+)
+@pytest.mark.parametrize("kept_in", ["the cache", "shuffle files"])
+def test_splits_of_kept_partitions_are_not_handed_out_again(
+    bench: Bench, standalone: StandaloneCluster, tmp_path: Path, kept_in: str
+) -> None:
+    """H56: Spark recomputes the half that it has lost, in a run of its own (H55), beside the half that it has kept."""
+    splits = range(12)
+    source = NotingSource(splits)
+    wait_for_executors(bench.spark, standalone.hosts)
+    with listening_to(bench.spark) as heard, bench.coordinated(source, SLOTS) as handle:
+        rows = bench.numbers(SLOTS).mapPartitions(handle.subtask(GatedReader, tmp_path))
+        kept = rows.cache() if kept_in == "the cache" else rows.partitionBy(2, lambda split: split)
+        action = bench.start_collecting(kept)
+        source.wait_until_read((subtask, 0) for subtask in range(SLOTS))
+        open_gates(tmp_path, range(SLOTS))
+        before = sorted(action.result())
+        kill_the_executor(bench, heard.start_of(source.tasks[0, 0]).host)
+        heard.wait_for(ExecutorLost)
+        after = sorted(kept.collect())
+        kept.unpersist()
+    wait_for_executors(bench.spark, standalone.hosts)
+    if before != rows_of(splits) or len({life for life in source.tasks if life[1] == 1}) != 2:
+        raise RuntimeError(f"the fault did not happen: {source.tasks}")
+    assert after == before
 
 
 # --- adaptive execution (row 10) ------------------------------------------------------------------------------------
@@ -275,6 +304,7 @@ def test_more_partitions_than_adaptive_execution_had_are_refused_with_the_mend(b
     assert "SUBTASK_OUT_OF_RANGE" in text
     assert "needs parallelism=4" in text
     assert "repartition(1)" in text
+    assert squares.ready == {0}
     assert sorted(row.square for row in rows) == [n * n for n in range(10)]
 
 

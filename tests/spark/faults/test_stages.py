@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from pyspark.sql import SparkSession
 from protocol.facts import StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
 from tests.spark.faults.bench import Bench
 from tests.spark.faults.directing import Director, Gathering
+from tests.spark.faults.executors import kill_the_executor
 from tests.spark.faults.file_gates import all_at_once, one_by_one, open_gates, wait_for_files
 from tests.spark.faults.heard import Heard, listening_to
 from tests.spark.faults.noting import GatedReader, NotingSource, rows_of
@@ -31,11 +30,6 @@ def shuffled_rows(bench: Bench, folder: Path) -> RDD[int]:
     """``ROWS`` behind a shuffle, half of whose map output lies on each host; row n in partition n modulo 4."""
     rows = bench.spark.sparkContext.parallelize(ROWS, SUBTASKS).mapPartitionsWithIndex(all_at_once(folder, SUBTASKS))
     return rows.keyBy(lambda row: row).partitionBy(SUBTASKS, lambda row: row).values()
-
-
-def kill_the_executor(bench: Bench, host: str) -> None:
-    [pid] = bench.cluster.executor_pids(host)
-    os.kill(pid, signal.SIGKILL)
 
 
 def starts_of(heard: Heard, task_attempt_ids: Iterable[int]) -> dict[int, TaskStarted]:
@@ -244,5 +238,8 @@ def test_one_task_of_a_barrier_stage_fails(bench: Bench, fault: str) -> None:
     at = story.index(("reset_to_checkpoint", -1, None))
     assert {callback[:3] for callback in story[:at] if callback[0] == "failed"} == {("failed", s, 0) for s in ALL}
     assert ("failed", 3, 0, "REVOKED") in story[:at]
+    kinds = {callback[3] for callback in story[:at] if callback[0] == "failed"}
+    assert "GLOBAL_FAILURE" in kinds
+    assert kinds <= {"REVOKED", "GLOBAL_FAILURE", "FAILED" if fault == "an exception" else "EXECUTOR_LOST"}
     assert len(story[:at]) == 2 * SUBTASKS
     assert sorted(story[at + 1 :]) == [("ready", subtask, 1) for subtask in ALL]
