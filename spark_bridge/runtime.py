@@ -244,7 +244,7 @@ class SidecarRuntime:
         self.facts_dropped += count
 
     def _relay_lost(self, error: RelayError) -> None:
-        log.error("the relay is lost: no more facts of Spark; the ledger asks Spark's books", error=str(error))
+        log.error("the relay is lost: no more facts of Spark, and nothing can be asked of it", error=str(error))
 
     async def _end_runs(self) -> None:
         """Leave no job behind whose tasks would look for their coordinator in vain (H57).

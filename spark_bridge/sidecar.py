@@ -223,7 +223,7 @@ class Sidecar:
 
     @property
     def relay_kind(self) -> str:
-        """How Spark's facts come: ``"jvm"``, or ``"py4j"`` where that was asked for or the JVM refused the first."""
+        """How Spark's facts come: ``"jvm"``, or ``"py4j"`` if asked for, or where the first was refused or lost."""
         return self._entered()[1].relay_kind
 
     # --- async with: the caller's loop ----------------------------------------------------------------------------

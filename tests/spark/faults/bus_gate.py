@@ -1,4 +1,4 @@
-"""A listener on Spark's bus that holds up everybody behind it in the same queue, for as long as the test wants.
+"""A listener on Spark's bus that holds up its whole queue, for as long as the test wants, or a little at each event.
 
 The queue gives each event to its listeners one after the other. While one of them does not return, events wait in the
 queue, and where it is full they are dropped: what a slow listener of somebody else does to us in the wild.
@@ -20,6 +20,7 @@ package headgate.tests;
 
 public final class BusGate extends org.apache.spark.SparkFirehoseListener {
     private boolean shut = true;
+    private long pauseMs;
     private int held;
 
     public synchronized void onEvent(org.apache.spark.scheduler.SparkListenerEvent event) {
@@ -29,12 +30,14 @@ public final class BusGate extends org.apache.spark.SparkFirehoseListener {
             while (shut) {
                 wait();
             }
+            Thread.sleep(pauseMs);
         } catch (InterruptedException told) {
             Thread.currentThread().interrupt();
         }
     }
 
-    public synchronized void open() {
+    public synchronized void open(long pauseMs) {
+        this.pauseMs = pauseMs;
         shut = false;
         notifyAll();
     }
@@ -62,9 +65,9 @@ class BusGate:
         """Until an event has come to the gate, so that whatever Spark posts from now on stays behind it."""
         assert self._java_gate.awaitHeld(60_000), "Spark has posted nothing within 60 s"
 
-    def open(self) -> None:
-        """What has waited comes now."""
-        self._java_gate.open()
+    def open(self, *, pause_ms: int = 0) -> None:
+        """What has waited comes now; each event takes at least ``pause_ms``."""
+        self._java_gate.open(pause_ms)
 
 
 @contextmanager
@@ -80,7 +83,7 @@ def shut_gate(spark: SparkSession) -> Iterator[BusGate]:
     try:
         yield BusGate(java_gate)
     finally:
-        java_gate.open()
+        java_gate.open(0)
         bus.removeListener(java_gate)
 
 

@@ -110,12 +110,13 @@ def on_the_bus_again(spark: SparkSession, java_listener: Any) -> Iterator[None]:
 
 
 @contextmanager
-def relays_by(line: Line) -> Iterator[None]:
-    """A relay that starts within the block has its JVM connect by this line."""
+def relays_by(line: Line, patience_s: float = 15.0) -> Iterator[None]:
+    """A relay that starts within the block has its JVM connect by this line, and waits so long for it to come back."""
     with pytest.MonkeyPatch.context() as patch:
         listen = RelayServer.listen
 
         async def listen_behind_the_line(server: RelayServer) -> tuple[str, int]:
+            server._reconnect_timeout_s = patience_s
             line.leads_to = await listen(server)
             return LINES_HOST, line.port
 
@@ -158,6 +159,46 @@ def test_what_was_to_be_killed_while_the_relay_was_away_is_killed_when_it_is_bac
     assert what_became_of(script, 1 - lost) == ["ready"]
     assert heard.outcomes(lost) == [TaskOutcome.KILLED, TaskOutcome.SUCCESS]
     assert reconnects == 1
+
+
+def test_a_relay_that_is_lost_for_good_is_replaced_by_the_other_one(bench: Bench) -> None:
+    """H19, H24: the kill that was under way reaches Spark by Py4J, and the next job is like any other."""
+    script = Script({}, ["hello"])
+    gateway = GatewayLimits(reconnect_timeout_s=1.0)
+    with (
+        structlog.testing.capture_logs() as lines,
+        Line() as relays_line,
+        relays_by(relays_line, patience_s=5.0),
+        Line() as line,
+        Sidecar(bench.spark, line.config()) as sidecar,
+    ):
+        handle = sidecar.coordinate("op", script, parallelism=2, gateway=gateway)
+        tasks = bench.numbers(2).mapPartitions(handle.subtask(Listening))
+        action = bench.start_collecting(tasks)
+        script.wait_for(lambda story: len([callback for callback in story if callback[0] == "event"]) == 2)
+        line.leave_half_open(line.connections[0])
+        relays_line.break_off()
+        script.wait_for(lambda story: any(callback[0] == "failed" for callback in story))
+        [(_, lost, _, _)] = script.named("failed")
+        kind_before = sidecar.relay_kind
+        script.wait_for(lambda story: ("event", lost, 1, ["echo", "hello"]) in story)
+        kind_after = sidecar.relay_kind
+        script.say(["stop"])
+        first = sorted(action.result())
+        script.wait_for(lambda story: ("run_ended", True) in story)
+        action = bench.start_collecting(tasks)
+        script.wait_for(lambda story: len([callback for callback in story if callback[0] == "event"]) == 5)
+        script.say(["stop"])
+        second = received(action.result())
+        script.wait_for(lambda story: story.count(("run_ended", True)) == 2)
+
+    assert first == sorted([(lost, 1, ["hello"]), (1 - lost, 0, ["hello"])])
+    assert second == OUTPUT_OF_A_PLAIN_JOB
+    assert (kind_before, kind_after) == ("jvm", "py4j")
+    assert what_became_of(script, lost) == ["ready", "failed", "reset", "ready", "ready"]
+    assert what_became_of(script, 1 - lost) == ["ready", "ready"]
+    assert [reason.kind for reason in script.reasons] == [FailureKind.CONNECTION_LOST]
+    assert [line["event"] for line in lines].count("relay falls back to py4j") == 1
 
 
 def test_a_jvm_that_refuses_the_relay_gets_the_other_one_and_the_log_says_so(
@@ -208,3 +249,21 @@ def test_a_job_of_which_every_fact_is_lost_ends_exactly(tiny_queue: SparkSession
         ["ready"] * 2,
         ["ready", "failed", "reset", "ready"] * 2,
     ]
+
+
+def test_a_job_of_which_some_facts_are_lost_ends_exactly(tiny_queue: SparkSession) -> None:
+    """H10, H19: whatever it is that a slow listener of somebody else costs us."""
+    failing = (1, 4, 6)
+    script = Script({(subtask, 0): ["raise"] for subtask in failing}, ["hello", "stop"])
+    with shut_gate(tiny_queue) as gate, Sidecar(tiny_queue, IMPATIENT) as sidecar:
+        gate.open(pause_ms=30)
+        handle = sidecar.coordinate("op", script, parallelism=8)
+        results = one_task_each(tiny_queue, 8).mapPartitions(handle.subtask(Listening)).collect()
+        statistics = relay_of(sidecar).statistics
+
+    assert received(results) == [["hello"]] * 8
+    assert statistics.dropped > 0
+    assert statistics.records > 0
+    for subtask in range(8):
+        expected = ["ready", "failed", "reset", "ready"] if subtask in failing else ["ready"]
+        assert what_became_of(script, subtask) == expected

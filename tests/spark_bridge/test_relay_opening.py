@@ -1,0 +1,114 @@
+"""The relay that takes the place of one that is lost while it is in use. How one is chosen: test_relay.py of spark."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import structlog.testing
+
+from protocol.facts import FactsDropped, StatusReported
+from spark_bridge.relay import OnLost, RelayedFact, RelayError, RelayRefused, RelayStatistics, RelayStopped
+from spark_bridge.relay.opening import _WithFallback
+
+
+class StandIn:
+    """Its commands wait until it is lost; one that ``obeys`` performs them at once."""
+
+    def __init__(self, kind: str, *, obeys: bool = False, refuses: bool = False) -> None:
+        self.kind = kind
+        self.statistics = RelayStatistics(records=3)
+        self.story: list[str] = []
+        self.may_start = asyncio.Event()
+        self.may_start.set()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._obeys = obeys
+        self._refuses = refuses
+
+    async def start(self) -> None:
+        await self.may_start.wait()
+        if self._refuses:
+            raise RelayRefused("not here")
+        self.story.append("start")
+
+    async def close(self) -> None:
+        self.story.append("close")
+
+    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+        if not self._obeys:
+            await asyncio.shield(self.lost)
+        self.story.append(f"kill {task_attempt_id}")
+
+    async def cancel_job(self, job_id: int, reason: str) -> None:
+        await self.kill_task(job_id, reason)
+
+    async def cancel_stage(self, stage_id: int, reason: str) -> None:
+        await self.kill_task(stage_id, reason)
+
+    async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
+        return StatusReported()
+
+
+class Two:
+    """A first and a second relay, and what their owner is told."""
+
+    def __init__(self, *, second_refuses: bool = False) -> None:
+        self.first = StandIn("first")
+        self.second = StandIn("second", obeys=True, refuses=second_refuses)
+        self.facts: list[RelayedFact] = []
+        self.lost: list[RelayError] = []
+        self._first_is_lost: OnLost
+        self.relay = _WithFallback(self._make_first, self.second, self.facts.append, self.lost.append)
+
+    def _make_first(self, on_lost: OnLost) -> StandIn:
+        self._first_is_lost = on_lost
+        return self.first
+
+    def lose_the_first(self) -> None:
+        """In the order of the real one: first what waits fails, then its owner is told."""
+        error = RelayStopped("it did not come back")
+        self.first.lost.set_exception(error)
+        self._first_is_lost(error)
+
+
+async def test_what_was_asked_of_a_lost_relay_is_asked_of_the_other() -> None:
+    # H19: neither a command nor the look that it needs now is lost with it.
+    two = Two()
+    await two.relay.start()
+    killing = asyncio.get_running_loop().create_task(two.relay.kill_task(7, "deaf"))
+    await asyncio.sleep(0)
+    with structlog.testing.capture_logs() as lines:
+        two.lose_the_first()
+        await two.relay.kill_task(8, "asked while there is none")
+        await killing
+
+    assert sorted(two.second.story) == ["kill 7", "kill 8", "start"]
+    assert two.relay.kind == "second"
+    assert [relayed.fact for relayed in two.facts] == [FactsDropped(1)]
+    assert (two.relay.statistics.records, two.relay.statistics.dropped) == (6, 1)
+    assert two.lost == []
+    assert [line["event"] for line in lines] == ["relay falls back to py4j"]
+    await two.relay.close()
+    assert (two.first.story[-1], two.second.story[-1]) == ("close", "close")
+
+
+async def test_where_there_is_no_other_relay_the_owner_is_told_and_commands_fail() -> None:
+    two = Two(second_refuses=True)
+    await two.relay.start()
+    two.lose_the_first()
+    with pytest.raises(RelayStopped, match="it did not come back"):
+        await two.relay.kill_task(7, "deaf")
+    assert [str(error) for error in two.lost] == ["it did not come back"]
+    assert two.facts == []
+
+
+async def test_who_closes_it_in_the_middle_of_the_change_leaves_neither_behind() -> None:  # H57
+    two = Two()
+    await two.relay.start()
+    two.second.may_start.clear()
+    two.lose_the_first()
+    closing = asyncio.get_running_loop().create_task(two.relay.close())
+    await asyncio.sleep(0)
+    two.second.may_start.set()
+    await closing
+    assert (two.first.story[-1], two.second.story[-1]) == ("close", "close")
