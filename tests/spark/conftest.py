@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tests.spark.cluster import StandaloneCluster
@@ -22,6 +23,7 @@ def start_spark(master: str, **more: str) -> SparkSession:
     ``more``: settings of Spark, ``spark_speculation="true"`` for ``spark.speculation=true``.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    SparkContext._ensure_initialized()  # a JVM that starts with a session keeps its settings for all later ones
     builder = SparkSession.Builder().master(master).appName("headgate-tests")
     settings = {
         "spark.ui.enabled": "false",

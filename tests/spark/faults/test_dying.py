@@ -17,18 +17,12 @@ from tests.spark.cluster import StandaloneCluster
 from tests.spark.conftest import SparkOn
 from tests.spark.faults.bench import Bench
 from tests.spark.faults.heard import Heard, listening_to
+from tests.spark.faults.talking import FIRST_ATTEMPTS_WAIT, both_talk
 from tests.spark.faults.waiting import scheduler, wait_for_executors, wait_until
 from tests.spark.operators import Listening
 from tests.spark.script import Script
 
 pytestmark = pytest.mark.spark
-
-FIRST_ATTEMPTS_WAIT: dict[tuple[int, int], list[Any]] = {(0, 0): ["hello"], (1, 0): ["hello"]}
-
-
-def greeted(story: list[Any]) -> bool:
-    """Both subtasks run, and have heard and said something."""
-    return {callback[1] for callback in story if callback[0] == "event"} == {0, 1}
 
 
 def hosts_of(script: Script, heard: Heard) -> dict[int, str]:
@@ -79,7 +73,7 @@ def collect_while_a_host_loses_its_executor(
     wait_for_executors(bench.spark, bench.cluster.hosts)
     with listening_to(bench.spark) as heard, bench.coordinated(script) as handle:
         action = bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Listening)))
-        script.wait_for(greeted)
+        script.wait_for(both_talk)
         hosts = hosts_of(script, heard)
         lost = {subtask for subtask, host in hosts.items() if host == hosts[0]}
         lose(hosts[0])
@@ -139,7 +133,7 @@ def a_session(spark_on: SparkOn, cluster: StandaloneCluster) -> SparkSession:
         cluster.master_url,
         spark_executor_memory="512m",
         spark_decommission_enabled="true",
-        spark_executor_decommission_forceKillTimeout="2s",
+        spark_executor_decommission_forceKillTimeout="8s",
         spark_executor_pyspark_memory="1g",
     )
     wait_for_executors(spark, cluster.hosts)
@@ -196,27 +190,24 @@ def test_an_executor_is_decommissioned(spark_on: SparkOn, standalone: Standalone
     with listening_to(spark) as heard, Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", script, parallelism=2)
         action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
-        script.wait_for(greeted)
+        script.wait_for(both_talk)
+        hosts = hosts_of(script, heard)
+        there = {subtask for subtask, host in hosts.items() if host == hosts[0]}
         start = heard.start_of(script.gateways[0].attempt.task_attempt_id)
-        assert hosts_of(script, heard)[1] != start.host
         decommission(spark, standalone, start.host, start.executor_id)
         if not in_time:
-            script.wait_for(lambda story: ("ready", 0, 1) in story)
+            for subtask in there:
+                script.wait_for(lambda story, subtask=subtask: ("ready", subtask, 1) in story)  # type: ignore[misc]
         script.say(["stop"])
         results = sorted(action.result())
         lost = heard.wait_for(ExecutorLost)
 
-    assert [received for _, _, received in results] == [["hello"], ["hello"]]
     assert lost.executor_id == start.executor_id
-    assert script.of_subtask(1) == [("ready", 1, 0)]
-    if in_time:
-        assert heard.outcomes(0) == [TaskOutcome.SUCCESS]
-        assert script.of_subtask(0) == [("ready", 0, 0)]
-    else:
-        assert heard.outcomes(0) == [TaskOutcome.EXECUTOR_LOST, TaskOutcome.SUCCESS]
-        assert script.of_subtask(0) == [
-            ("ready", 0, 0),
-            ("failed", 0, 0, "EXECUTOR_LOST"),
-            ("reset", 0, -1),
-            ("ready", 0, 1),
-        ]
+    if not in_time:
+        assert [(subtask, received) for subtask, _, received in results] == [(0, ["hello"]), (1, ["hello"])]
+        check_an_executor_was_lost(script, heard, there)
+        return
+    assert results == [(0, 0, ["hello"]), (1, 0, ["hello"])]
+    for subtask in (0, 1):
+        assert script.of_subtask(subtask) == [("ready", subtask, 0)]
+        assert heard.outcomes(subtask) == [TaskOutcome.SUCCESS]

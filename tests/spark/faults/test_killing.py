@@ -13,18 +13,13 @@ from spark_bridge import OperatorHandle
 from tests.spark.actions import Action, what_the_user_reads
 from tests.spark.faults.bench import Bench
 from tests.spark.faults.heard import Heard, listening_to
+from tests.spark.faults.talking import FIRST_ATTEMPTS_WAIT, both_talk
 from tests.spark.operators import Listening
 from tests.spark.script import Script
 
 pytestmark = pytest.mark.spark
 
-WAITING: dict[tuple[int, int], list[Any]] = {(0, 0): ["hello"], (1, 0): ["hello"]}
-"""The first attempts say hello and wait; all later ones end at once."""
 MAX_FAILURES = 4  # Spark's default on a cluster
-
-
-def both_talk(story: list[Any]) -> bool:
-    return {callback[1] for callback in story if callback[0] == "event"} == {0, 1}
 
 
 def spark_core(bench: Bench) -> Any:
@@ -97,7 +92,7 @@ def cancel_all_jobs(bench: Bench, heard: Heard) -> None:
 )
 def test_a_running_job_is_cancelled(bench: Bench, cancel: Callable[[Bench, Heard], None], text: str) -> None:
     """H12, H15, H57: every live attempt is reported failed, then the run's end; nobody is reset for nothing."""
-    script = Script(WAITING, ["hello", "stop"])
+    script = Script(FIRST_ATTEMPTS_WAIT, ["hello", "stop"])
     with listening_to(bench.spark) as heard, bench.coordinated(script) as handle:
         action = bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Listening)))
         script.wait_for(both_talk)

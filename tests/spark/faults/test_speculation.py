@@ -1,0 +1,228 @@
+"""Two attempts of one subtask at once: real speculative copies, on the other host. docs/spark-faults.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from actors.coordination import SourceCoordinator, StaticSplitEnumerator
+from protocol.facts import TaskEnded, TaskOutcome
+from protocol.messages import RestoreMode
+from spark_bridge import Sidecar
+from spark_bridge.subtask import SplitReader
+from tests.spark.actions import Action, one_task_each
+from tests.spark.cluster import StandaloneCluster
+from tests.spark.conftest import SparkOn
+from tests.spark.faults.directing import Director, Life
+from tests.spark.faults.heard import Heard, listening_to
+from tests.spark.faults.waiting import wait_for_executors
+from tests.spark.operators import Listening
+from tests.spark.recorder import Callback
+
+pytestmark = pytest.mark.spark
+
+ORIGINAL, COPY = (1, 0), (1, 1)
+"""Of subtask 1. Subtask 0 ends as soon as the original runs, so that Spark finds this one slow."""
+OTHER = (0, 0)
+
+
+@pytest.fixture
+def spark(standalone: StandaloneCluster, spark_on: SparkOn) -> SparkSession:
+    """Half of the tasks may show how long one takes; whoever takes longer is copied."""
+    session = spark_on(
+        standalone.master_url,
+        spark_executor_memory="512m",
+        spark_speculation="true",
+        spark_speculation_interval="100ms",
+        spark_speculation_quantile="0.5",
+        spark_speculation_multiplier="1.01",
+        spark_speculation_minTaskRuntime="100ms",
+    )
+    wait_for_executors(session, standalone.hosts)
+    return session
+
+
+@contextmanager
+def a_subtask_and_its_copy(spark: SparkSession) -> Iterator[tuple[Director, Heard, Action]]:
+    """Both attempts of subtask 1 run, on a host each, and have spoken with their coordinator; nobody has failed."""
+    director = Director("hello")
+    with listening_to(spark) as heard, Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", director, parallelism=2)
+        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+        director.wait_until_ready([OTHER, ORIGINAL])
+        director.hear(ORIGINAL, "are you 0?")
+        director.tell(OTHER, "stop")
+        director.wait_until_ready([COPY])
+        director.hear(COPY, "are you 1?")
+        original, copy = (heard.start_of(director.task_of(life)) for life in (ORIGINAL, COPY))
+        assert (original.speculative, copy.speculative) == (False, True)
+        assert original.host != copy.host
+        assert lives_of(director) == [("ready", *ORIGINAL), ("ready", *COPY)]
+        yield director, heard, action
+
+
+def lives_of(director: Director) -> list[Callback]:
+    """Subtask 1, after a look at H13: a reset comes at once when nobody is left, and at no other time."""
+    lives = director.of_subtask(1)
+    alive: set[int] = set()
+    for at, callback in enumerate(lives):
+        if callback[0] == "ready":
+            alive.add(callback[2])
+        elif callback[0] == "failed":
+            alive.discard(callback[2])
+            is_reset = lives[at + 1 : at + 2] == [("reset", 1, -1)]
+            assert is_reset == (not alive), lives
+        else:
+            assert lives[at - 1][0] == "failed", lives
+    return lives
+
+
+def answers(director: Director, life: Life) -> list[Any]:
+    return [callback[3][1] for callback in director.named("event") if callback[1:3] == life]
+
+
+@pytest.mark.parametrize(("winner", "loser"), [(ORIGINAL, COPY), (COPY, ORIGINAL)])
+def test_one_of_two_attempts_wins(spark: SparkSession, winner: Life, loser: Life) -> None:
+    """H12, H13: each hears what is sent to it alone; the loser is superseded, and its subtask is not failed over."""
+    with a_subtask_and_its_copy(spark) as (director, heard, action):
+        director.tell(winner, "you win", "stop")
+        results = sorted(action.result())
+        end = heard.end_of(director.task_of(loser))
+        director.wait_for(lambda story: ("run_ended", True) in story)
+
+    assert results == [(0, 0, ["hello"]), (*winner, ["hello", f"are you {winner[1]}?", "you win"])]
+    assert lives_of(director) == [("ready", *ORIGINAL), ("ready", *COPY), ("failed", *loser, "SUPERSEDED")]
+    assert director.of_subtask(0) == [("ready", 0, 0)]
+    assert answers(director, winner) == ["hello", f"are you {winner[1]}?", "you win"]
+    assert answers(director, loser) == ["hello", f"are you {loser[1]}?"]
+    assert end.outcome is TaskOutcome.KILLED
+    assert "has succeeded" in director.reasons[0].text
+
+
+def test_two_attempts_end_at_once(spark: SparkSession) -> None:
+    """H12, H13: one success for each subtask, whoever of the two Spark takes."""
+    with a_subtask_and_its_copy(spark) as (director, heard, action):
+        for life in (ORIGINAL, COPY):
+            director.tell(life, "stop")
+        results = sorted(action.result())
+        director.wait_for(lambda story: ("run_ended", True) in story)
+
+    assert results[0] == (0, 0, ["hello"])
+    [winner] = [life for life in (ORIGINAL, COPY) if results[1:] == [(*life, ["hello", f"are you {life[1]}?"])]]
+    [loser] = {ORIGINAL, COPY} - {winner}
+    assert lives_of(director)[2:] == [("failed", *loser, "SUPERSEDED")]
+    assert heard.end_of(director.task_of(winner)).outcome is TaskOutcome.SUCCESS
+
+
+def test_a_copy_fails_beside_its_original(spark: SparkSession) -> None:
+    """H13: no reset while one of them is left, which goes on as if nothing were."""
+    with a_subtask_and_its_copy(spark) as (director, heard, action):
+        director.tell(COPY, "raise")
+        assert heard.end_of(director.task_of(COPY)).outcome is TaskOutcome.FAILED
+        director.wait_for(lambda story: ("failed", *COPY, "FAILED") in story)
+        director.hear(ORIGINAL, "still there")
+        director.tell(ORIGINAL, "stop")
+        results = sorted(action.result())
+        director.wait_for(lambda story: ("run_ended", True) in story)
+
+    assert results == [(0, 0, ["hello"]), (*ORIGINAL, ["hello", "are you 0?", "still there"])]
+    assert lives_of(director) == [("ready", *ORIGINAL), ("ready", *COPY), ("failed", *COPY, "FAILED")]
+
+
+def test_both_attempts_fail(spark: SparkSession) -> None:
+    """H13: the reset comes with the last of them, once."""
+    with a_subtask_and_its_copy(spark) as (director, heard, action):
+        director.greet([1], "hello", "stop")
+        for life in (ORIGINAL, COPY):
+            director.tell(life, "raise")
+        results = sorted(action.result())
+
+    assert [(subtask, received) for subtask, _, received in results] == [(0, ["hello"]), (1, ["hello"])]
+    lives = lives_of(director)
+    assert {("failed", *ORIGINAL, "FAILED"), ("failed", *COPY, "FAILED")} <= set(lives)
+    assert lives[-1][0] in ("ready", "failed")
+    for life in (ORIGINAL, COPY):
+        assert heard.end_of(director.task_of(life)).outcome is TaskOutcome.FAILED
+
+
+def test_there_is_no_copy_in_streaming_mode(spark: SparkSession) -> None:
+    """H13: two attempts would go on from one state, so the later one takes over; the older is superseded and reset."""
+    director = Director("hello")
+    with listening_to(spark) as heard, Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", director, parallelism=2, mode=RestoreMode.STREAMING)
+        action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+        director.wait_until_ready([OTHER, ORIGINAL])
+        director.hear(ORIGINAL, "are you 0?")
+        director.greet([1], "hello", "stop")
+        director.tell(OTHER, "stop")
+        results = sorted(action.result())
+        end = heard.end_of(director.task_of(ORIGINAL))
+
+    assert [(subtask, received) for subtask, _, received in results] == [(0, ["hello"]), (1, ["hello"])]
+    lives = lives_of(director)
+    assert lives[:4] == [("ready", *ORIGINAL), ("failed", *ORIGINAL, "SUPERSEDED"), ("reset", 1, -1), ("ready", *COPY)]
+    assert heard.start_of(director.task_of(COPY)).speculative
+    assert end.outcome is not TaskOutcome.SUCCESS  # killed, unless it hears of it before Spark's kill comes
+
+
+# --- splits ---------------------------------------------------------------------------------------------------------
+
+SPLITS = list(range(12))
+
+
+class OneFirst(StaticSplitEnumerator):
+    """Subtask 0 waits until subtask 1 has its splits, and then takes all the others."""
+
+    def __init__(self) -> None:
+        super().__init__(SPLITS, batch_size=3)
+        self.stuck: list[Any] = []
+        self._waiting: list[int] = []
+        self._one_has_some = False
+
+    async def handle_split_request(self, subtask: int) -> None:
+        if subtask == 0 and not self._one_has_some:
+            self._waiting.append(subtask)
+            return
+        await super().handle_split_request(subtask)
+        self._one_has_some = True
+        while self._waiting:
+            await super().handle_split_request(self._waiting.pop())
+
+    async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
+        self.stuck.append((subtask, attempt, event))
+
+
+class FirstGetsStuck(SplitReader):
+    """Of subtask 1 the first attempt reads one split, and gets stuck in its second."""
+
+    def read_split(self, split: int) -> Iterator[Any]:
+        if self.context.subtask == 1 and self.context.attempt == 0 and split == 1:
+            self.context.send_event("stuck")
+            while True:
+                self.context.wait_for_event()
+        yield (self.context.subtask, self.context.attempt, split)
+
+
+def test_a_copy_reads_what_the_original_was_given(spark: SparkSession) -> None:
+    """H13: attempts at once have the same splits, so that either of them gives the whole output of the subtask."""
+    enumerators: list[OneFirst] = []
+
+    def build(state: bytes | None) -> OneFirst:
+        enumerators.append(OneFirst())
+        return enumerators[-1]
+
+    source = SourceCoordinator(build)
+    with listening_to(spark) as heard, Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", source, parallelism=2)
+        rows = one_task_each(spark, 2).mapPartitions(handle.subtask(FirstGetsStuck)).collect()
+        killed = heard.wait_for(TaskEnded, lambda fact: fact.outcome is TaskOutcome.KILLED)
+
+    assert sorted(split for _, _, split in rows) == SPLITS
+    assert {row for row in rows if row[0] == 1} == {(1, 1, 0), (1, 1, 1), (1, 1, 2)}
+    assert enumerators[0].stuck == [(1, 0, "stuck")]
+    assert source.splits_given_back == 0
+    assert (killed.partition, killed.attempt_number) == ORIGINAL
