@@ -40,3 +40,9 @@ def one_by_one(folder: Path) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
 def open_gates(folder: Path, partitions: Iterable[int]) -> None:
     for partition in partitions:
         Path(folder, f"open-{partition}").touch()
+
+
+def close_gates(folder: Path, partitions: Iterable[int]) -> None:
+    """For those who come from now on."""
+    for partition in partitions:
+        Path(folder, f"open-{partition}").unlink()

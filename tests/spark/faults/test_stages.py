@@ -11,10 +11,11 @@ from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from protocol.facts import StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
+from protocol.messages import RestoreMode
 from tests.spark.faults.bench import Bench
 from tests.spark.faults.directing import Director, Gathering
 from tests.spark.faults.executors import kill_the_executor
-from tests.spark.faults.file_gates import all_at_once, one_by_one, open_gates, wait_for_files
+from tests.spark.faults.file_gates import all_at_once, close_gates, one_by_one, open_gates, wait_for_files
 from tests.spark.faults.heard import Heard, listening_to
 from tests.spark.faults.noting import GatedReader, NotingSource, rows_of
 from tests.spark.faults.waiting import wait_for_executors
@@ -116,6 +117,38 @@ def test_zombies_of_a_resubmitted_stage(bench: Bench, tmp_path: Path, ends_in: s
         ]
 
 
+def test_zombies_in_streaming_mode(bench: Bench, tmp_path: Path) -> None:
+    """H10, H13: two attempts cannot both go on from one state, so the rival takes over, behind a reset."""
+    director = Director()
+    wait_for_executors(bench.spark, bench.cluster.hosts)
+    with (
+        listening_to(bench.spark) as heard,
+        bench.coordinated(director, SUBTASKS, mode=RestoreMode.STREAMING) as handle,
+    ):
+        action = bench.start_collecting(shuffled_rows(bench, tmp_path).mapPartitions(handle.subtask(Gathering)))
+        director.wait_until_ready((subtask, 0) for subtask in ALL)
+        first = starts_of(heard, (director.task_of((subtask, 0)) for subtask in ALL))
+        director.greet(ALL, "hello", "stop")
+        kill_the_executor(bench, first[0].host)
+        outputs = sorted(action.result())
+        zombies = [subtask for subtask in ALL if first[subtask].host != first[0].host]
+        for subtask in zombies:
+            assert heard.end_of(first[subtask].task_attempt_id).outcome is TaskOutcome.KILLED
+            assert heard.start_of(director.task_of((subtask, 1))).stage_attempt == 1
+
+    assert [(subtask, rows) for subtask, _, _, rows in outputs] == [(p, ROWS[p::SUBTASKS]) for p in ALL]
+    for subtask in ALL:
+        if subtask in zombies:
+            assert director.of_subtask(subtask) == [
+                ("ready", subtask, 0),
+                ("failed", subtask, 0, "SUPERSEDED"),
+                ("reset", subtask, -1),
+                ("ready", subtask, 1),
+            ]
+        else:
+            assert director.of_subtask(subtask)[1] == ("failed", subtask, 0, "EXECUTOR_LOST")
+
+
 # --- a revoked success (row 5) --------------------------------------------------------------------------------------
 
 
@@ -186,15 +219,18 @@ def test_map_output_is_lost_when_half_of_the_reducers_have_read_it(bench: Bench,
         for start in done:
             assert heard.end_of(start.task_attempt_id).outcome is TaskOutcome.SUCCESS
 
+        lost = [subtask for subtask in ALL if mapped[subtask].host == mapped[0].host]
+        close_gates(maps, lost)
         kill_the_executor(bench, mapped[0].host)
         heard.wait_for(TaskEnded, lambda fact: fact.outcome is TaskOutcome.FETCH_FAILED)
+        source.wait_until_read((subtask, 1) for subtask in lost)  # both want splits now
+        open_gates(maps, lost)
         open_gates(reducers, ALL)
         outputs = sorted(action.result())
     wait_for_executors(bench.spark, bench.cluster.hosts)
 
     assert 0 < len(done) < SUBTASKS
     assert outputs == rows_of(splits)
-    lost = [subtask for subtask in ALL if mapped[subtask].host == mapped[0].host]
     assert StageSubmitted(mapped[0].stage_id, 1, len(lost)) in heard.facts
     for subtask in ALL:
         if subtask in lost:
