@@ -64,8 +64,8 @@ CLOCKS = (
         (Edit(f"{UNDER_WAY}next_deadline", "if self.queued is not None:", "if False:"),),
     ),
     Mutant(
-        "registration-waits-for-ever",
-        "A registration that no fact decides is never answered.",
+        "registration-is-given-up-late",
+        "A registration that no fact decides is given up at the next look, and not at its own time.",
         "feared",
         ("H19", "H48"),
         (
@@ -74,6 +74,10 @@ CLOCKS = (
                 "held.since + self._config.give_up_after_s for held in operator.held.values()",
                 "held.since for held in ()",
             ),
+        ),
+        argued=(
+            "looks at Spark's books follow one another while anything is held, and each of them gives up what has "
+            "waited too long: the answer comes late by less than one look"
         ),
     ),
 )

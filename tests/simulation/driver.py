@@ -33,7 +33,7 @@ from spark_bridge.operators import Operator, Operators
 from spark_bridge.runs import RunningJobs
 from spark_bridge.storage import StorageSession
 from tests.simulation.application import CONFIRM_S, EVENTS_MAX, OPERATOR, RECONNECT_S, UPWARD_EVENTS_MAX, Application
-from tests.simulation.checkers import demand
+from tests.simulation.checkers import demand, judged
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Connection
@@ -125,6 +125,8 @@ class Driver:
             actions.append(world.storage.take_away_one)
         if self.relay.queries:
             actions.append(partial(self._run, self.relay.answer_query))
+        if self.overseer.is_behind_a_reset() and world.engine.faults.spend(world.random, 0.05):
+            actions.append(partial(self.fail_job, "once more, before the reset is known"))
         if coordinator.can_send():
             actions.append(partial(self._run, coordinator.send_something))
         return actions
@@ -195,7 +197,10 @@ class Driver:
     def fail_job(self, cause: str) -> None:
         """The coordinator finds, by itself, that it cannot go on (H8)."""
         if self.operator is not None:
+            late, told = self.overseer.is_behind_a_reset(), self.overseer.waiting("bridge")
             self._run(self.coordinator.context.fail_job, cause)
+            silent = self.overseer.waiting("bridge") == told
+            demand(silent or not late, "H15: a failure of before a reset fails the run that comes after it")
 
     def abort_checkpoint(self, reason: str) -> None:
         """Somebody gives the latest checkpoint up (H45)."""
@@ -215,7 +220,8 @@ class Driver:
                 OPERATOR, timeout_s=CHECKPOINT_ANSWER_S, savepoint_directory=directory
             )
         except (CheckpointFailed, ActorError) as error:
-            self.overseer.request_failed(error)
+            with judged(self.world):
+                self.overseer.request_failed(error)
         else:
             self._answers.append((checkpoint_id, savepoint))
         self.requests -= 1
@@ -285,6 +291,7 @@ class Driver:
         """Nothing is left, and nobody was left without an answer."""
         demand(self.requests == 0, f"H45: {self.requests} requests for a checkpoint were never answered")
         demand(not self.router.open, f"H57: gateways are left: {list(self.router.open)}")
+        demand(not self.router.gateway_count, "H57: the router keeps gateways that are closed")
         self.overseer.check_rest()
         uncommitted = self.coordinator.order.uncommitted
         demand(

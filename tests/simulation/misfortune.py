@@ -32,11 +32,27 @@ class UnluckyWorld(Protocol):
     connections: list[Connection]
     targets: dict[int, int]
     figures: Totals
+    cuts: list[Misfortune]
+    misfortunes: list[Misfortune]
 
     @property
     def calm(self) -> bool: ...
     def tell(self, line: str) -> None: ...
     def lose_driver(self) -> None: ...
+
+
+Misfortune = Callable[[UnluckyWorld], None]
+
+
+def some_of(all_of_them: list[Misfortune], random: Random) -> list[Misfortune]:
+    """Half of the worlds meet everything; the others a few things only, and these the more often.
+
+    What one kind leads to shows only where another kind does not come between.
+    """
+    if random.random() < 0.5:
+        return all_of_them
+    left = list(all_of_them)
+    return [left.pop(random.randrange(len(left))) for _ in range(random.randint(1, min(4, len(left))))]
 
 
 def strike(world: UnluckyWorld) -> None:
@@ -52,9 +68,9 @@ def strike(world: UnluckyWorld) -> None:
     if world.calm:
         return
     if faults.spend(random, faults.break_connection):
-        random.choice(CUTS)(world)
+        random.choice(world.cuts)(world)
     if world.engine.active and faults.spend(random, faults.crash):
-        random.choice(MISFORTUNES)(world)
+        random.choice(world.misfortunes)(world)
 
 
 # --- the network ---
@@ -101,7 +117,7 @@ def cut_off(world: UnluckyWorld) -> None:
             process.cut_off(until)
 
 
-CUTS: list[Callable[[UnluckyWorld], None]] = [
+CUTS: list[Misfortune] = [
     break_a_connection,
     break_a_connection,
     half_break_a_connection,
@@ -234,7 +250,7 @@ def copy(world: UnluckyWorld) -> None:
     accidents.copy_a_task(world.engine, {process.task.partition for process in world.living if process.troubles.deaf})
 
 
-MISFORTUNES: list[Callable[[UnluckyWorld], None]] = [
+MISFORTUNES: list[Misfortune] = [
     lull,
     stall,
     freeze,

@@ -7,9 +7,10 @@ by that actor.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
-from actors import ActorRef
+from actors import ActorRef, AskTimeout
 from actors.cell import ActorCell
 from actors.coordination import OperatorStatistics
 from actors.coordination.coordinator import CoordinatorActor
@@ -27,13 +28,14 @@ from actors.coordination.messages import (
 )
 from actors.mailbox import Envelope, Mailbox
 from protocol.attempts import AttemptCondemned, ConnectionExpired, GlobalFailureRaised
+from protocol.attempts import SubtaskFinished as LedgerSubtaskFinished
 from protocol.barrier_tracker import CompletedCheckpoint, GatewayDrained, rescaled
 from protocol.errors import LocalProtocolError
 from protocol.gateway import GatewayState
 from protocol.ids import ExecutionAttempt
 from spark_bridge.bridge import BridgeActor, BridgeMessage
 from tests.simulation.application import CONFIRM_S, PARALLELISM_MAX, RECONNECT_S, UPWARD_EVENTS_MAX, Application
-from tests.simulation.checkers import LATE_S, demand, judged
+from tests.simulation.checkers import demand, judged
 from tests.simulation.invariant import check_checkpoint, check_rescaled, never_restored_since_rescale
 from tests.simulation.network import Connection
 from tests.simulation.server import Router
@@ -41,6 +43,8 @@ from tests.simulation.shared import DriverWorld
 from tests.simulation.witness import Witness
 
 Mark = dict[str, int]
+LOOKS_MAX = 40
+"""How often the timers may be looked at before a decision has gone through the mailboxes in its way."""
 OWN_FAULT = re.compile(r"not complete within|coordinator: |storage: |\S+ \(task \d+\) declined: |.*\(H32\)$")
 """The reasons of aborts that count as failures of the checkpoint (H45)."""
 
@@ -60,6 +64,8 @@ class Overseer:
         self._coordinator: ActorCell[Any] | None = None
         self._newest: dict[int, int] = {}  # the connection of each task that was attached last
         self._gone_at: dict[int, float] = {}  # when the end of a connection was told
+        self._goodbyes: set[int] = set()  # the tasks that have said it
+        self._overdue: dict[str, int] = {}  # what should have been over: how often it was seen so
         self._deaf_since: dict[int, float] = {}  # by connection
         self._item: object = None  # what an actor handles at this moment
         self.witness = Witness()
@@ -82,6 +88,11 @@ class Overseer:
         self._coordinator = coordinator = cell.children["coordinator"]
         self._boxes = {"bridge": bridge._cell.mailbox, "tracker": cell.mailbox, "coordinator": coordinator.mailbox}
         self._statistics = statistics
+
+    def waiting(self, name: str) -> list[object]:
+        """What lies in the mailbox of "bridge", "tracker" or "coordinator"."""
+        box = self._boxes.get(name)
+        return [] if box is None else [item.message if isinstance(item, Envelope) else item for item in box.queue]
 
     # --- around each step -----------------------------------------------------------------------------------------
 
@@ -127,6 +138,10 @@ class Overseer:
                 self._abort(checkpoint_id)
             case GlobalFailureRaised():
                 self._failures = 0
+                late = isinstance(cell._instance, CoordinatorActor) and self.is_behind_a_reset()
+                demand(not late, "H15: a failure of before a reset fails the run that comes after it")
+            case LedgerSubtaskFinished(task_attempt_id=task_attempt_id):
+                self._goodbyes.add(task_attempt_id)
             case ConnectionExpired(_, task_attempt_id) if isinstance(cell._instance, GatewayActor):
                 self._check_expired(task_attempt_id)
             case EventArrived(attempt=attempt) | RequestArrived(attempt=attempt):
@@ -138,12 +153,16 @@ class Overseer:
             case _:
                 pass
 
+    def is_behind_a_reset(self) -> bool:
+        """One is decided, and the coordinator has not heard of it."""
+        actor = None if self._coordinator is None else self._coordinator._instance
+        return isinstance(actor, CoordinatorActor) and actor._resets < actor._failures.resets
+
     def check_raised(self) -> None:
         """What a method of the coordinator raises is a global failure, unless a reset is under way already (H7)."""
         actor = None if self._coordinator is None else self._coordinator._instance
         if self.raised and isinstance(actor, CoordinatorActor):  # else it was released meanwhile
-            latch = actor._failures
-            failed = latch._latched or actor._resets < latch.resets
+            failed = actor._failures.latched or self.is_behind_a_reset()
             demand(failed, f"H7: {self.raised} has raised, and the job goes on")
         self.raised = ""
 
@@ -159,17 +178,29 @@ class Overseer:
             waited_s >= RECONNECT_S - 1e-6, f"H24: task {task_attempt_id} failed {waited_s:.3f} s after its connection"
         )
 
-    def check_deaf(self, connection: Connection, *, hung: bool) -> None:
-        """A task that stands still before an event, on a sound connection, is failed in time (H25)."""
-        task_attempt_id, now = connection.task_attempt_id, self._world.now
-        served = hung and connection.is_sound(now) and task_attempt_id in self._router.open
-        if not served or not self._world.record(task_attempt_id).has_to_confirm(connection.down):
-            self._deaf_since.pop(connection.connection_id, None)
-            return
-        waited_s = now - self._deaf_since.setdefault(connection.connection_id, now)
-        demand(
-            waited_s <= CONFIRM_S + LATE_S, f"H25: task {task_attempt_id} is deaf for {waited_s:.3f} s, and not failed"
-        )
+    def look(self, connections: Iterable[tuple[Connection, bool]]) -> None:
+        """Whenever timers have fired. Of each connection: whether its task stands still."""
+        now, overdue = self._world.now, set[str]()
+        for task_attempt_id, attempt in self._router.open.items():
+            gone_at = self._gone_at.get(self._newest.get(task_attempt_id, -1), now)
+            if now > gone_at + RECONNECT_S and task_attempt_id not in self._goodbyes:
+                overdue.add(f"H24: {attempt} is without a connection since {gone_at:.4f}")
+        for connection, hung in connections:
+            since = self._deaf_since.get(connection.connection_id, now)
+            if not self._is_deaf(connection, hung=hung):
+                self._deaf_since.pop(connection.connection_id, None)
+                continue
+            self._deaf_since.setdefault(connection.connection_id, now)
+            if now > since + CONFIRM_S:
+                overdue.add(f"H25: task {connection.task_attempt_id} is deaf since {since:.4f}")
+        self._overdue = {what: self._overdue.get(what, 0) + 1 for what in overdue}
+        for what, looks in self._overdue.items():
+            demand(looks <= LOOKS_MAX, f"{what}, and not failed")
+
+    def _is_deaf(self, connection: Connection, *, hung: bool) -> bool:
+        """It stands still before an event, on a sound connection."""
+        served = hung and connection.is_sound(self._world.now) and connection.task_attempt_id in self._router.open
+        return served and self._world.record(connection.task_attempt_id).has_to_confirm(connection.down)
 
     def connection_dropped(self, peer: str) -> None:
         """Tasks keep to the protocol, so only a connection that is replaced may be cut off (H24, H30)."""
@@ -241,6 +272,7 @@ class Overseer:
         self._world.figures.savepoints += 1
 
     def request_failed(self, error: Exception) -> None:
+        demand(not isinstance(error, AskTimeout), "H48: a request for a checkpoint is never answered")
         self._world.tell(f"a checkpoint that was asked for: {error}")
 
     def check_stored(self, checkpoint: CompletedCheckpoint, application: Application, *, savepoint: bool) -> None:

@@ -19,7 +19,7 @@ from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
 from tests.simulation.invariant import never_restored_since_rescale
 from tests.simulation.logs import quiet_logs
-from tests.simulation.misfortune import strike
+from tests.simulation.misfortune import CUTS, MISFORTUNES, some_of, strike
 from tests.simulation.network import Connection
 from tests.simulation.process import Life, Process
 from tests.simulation.shared import Totals
@@ -96,6 +96,8 @@ class World:
             lose_driver=random.choice([0.0, 0.002, 0.005]),
             budget=random.choice([0, 3, 8, 15, 40]),
         )
+        self.cuts = some_of(CUTS, random)
+        self.misfortunes = some_of(MISFORTUNES, random)
         self.eager = random.choice([0.0, 0.004, 0.02, 0.05])  # how often somebody asks for a checkpoint
         if eager is not None:
             self.eager = eager
@@ -201,6 +203,8 @@ class World:
         if not self.asked_at_the_end:
             self.asked_at_the_end = True
             self.driver.settle(PATIENCE_S)
+            if self.random.random() < 0.5:
+                self.driver.request(savepoint=False)  # with nothing to take one of, or halted since the last failure
             return False
         return True
 
@@ -294,8 +298,7 @@ class World:
 
     def pass_time(self) -> None:
         self.driver.pass_time()
-        for connection in self.connections:
-            self.driver.overseer.check_deaf(connection, hung=self.processes[connection.task_attempt_id].hung)
+        self.driver.overseer.look((c, self.processes[c.task_attempt_id].hung) for c in self.connections)
         for process in list(self.living):
             machine = process.machine
             if machine is None or process.hung or process.life is Life.GONE:
