@@ -302,6 +302,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         long requestId = in.readLong();
         try {
             if (operation == 4) {
+                tellActiveJobs();
                 return queryStatus(requestId, in);
             }
             if (operation == 1) {
@@ -351,6 +352,31 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             record.out.writeByte(taskState(taskId));
         }
         return record;
+    }
+
+    /** The bus may have dropped the start of a job, so whoever looks hears of each active one, perhaps once more. */
+    private void tellActiveJobs() {
+        try {
+            scala.collection.Iterator jobs = context.dagScheduler().jobIdToActiveJob().keysIterator();
+            while (jobs.hasNext()) {
+                Integer jobId = (Integer) jobs.next();
+                List stageIds = new ArrayList();
+                scala.collection.Iterator stages = ((scala.collection.mutable.HashSet)
+                    context.dagScheduler().jobIdToStageIds().apply(jobId)).iterator();
+                while (stages.hasNext()) {
+                    stageIds.add(stages.next());
+                }
+                Record record = new Record(1);
+                record.out.writeInt(jobId.intValue());
+                record.out.writeInt(stageIds.size());
+                for (int i = 0; i < stageIds.size(); i++) {
+                    record.out.writeInt(((Integer) stageIds.get(i)).intValue());
+                }
+                submit(record);
+            }
+        } catch (Throwable changing) {
+            // the scheduler's thread has changed the tables meanwhile; the next look will find them
+        }
     }
 
     /**

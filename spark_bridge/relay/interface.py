@@ -90,6 +90,8 @@ class Relay(Protocol):
         Jobs come from the DAG scheduler's active jobs, tasks from the task sets that the task scheduler works
         on. For a task whose set is over, the status store is asked (``relay="jvm"``) or the answer is
         ``UNKNOWN`` (``relay="py4j"``). The answer may overtake facts that are still on their way.
+
+        The start of each job that is active is told as a fact, perhaps once more: the bus may have dropped it.
         """
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import anyio
 import structlog
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import java_gateway
 
 from protocol.facts import (
@@ -230,6 +230,8 @@ class Py4jRelay:
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         """See ``Relay.query_status``."""
+        for started in await self._command(_active_jobs):
+            self._deliver(RelayedFact(started, time.time_ns() // 1000))
         status: StatusReported = await self._command(lambda sc: _look(sc, task_attempt_ids, job_ids))
         return status
 
@@ -327,6 +329,16 @@ def _stop_callback_server(gateway: Any) -> None:
             connection.socket.shutdown(socket.SHUT_RDWR)
     gateway.shutdown_callback_server()
     gateway._callback_server = None  # so that the next one who needs it starts it again
+
+
+def _active_jobs(java_context: Any) -> list[JobStarted]:
+    """The bus may have dropped the start of a job, so whoever looks hears of each active one, perhaps once more."""
+    scheduler = java_context.dagScheduler()
+    try:
+        job_ids = list(_each(scheduler.jobIdToActiveJob().keys()))
+        return [JobStarted(job_id, tuple(_each(scheduler.jobIdToStageIds().apply(job_id)))) for job_id in job_ids]
+    except Py4JJavaError:  # the scheduler's thread has changed the tables meanwhile; the next look will find them
+        return []
 
 
 def _look(java_context: Any, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:

@@ -168,6 +168,9 @@ async def test_a_look_at_spark_tells_what_runs_and_what_is_over(spark: SparkSess
         status = await relay.query_status(frozenset({task.task_attempt_id, 10**12}), frozenset({job_id, 10**6}))
         assert status.jobs == {job_id: True, 10**6: False}
         assert status.tasks == {task.task_attempt_id: TaskState.RUNNING, 10**12: TaskState.UNKNOWN}
+        # The bus may have dropped the start of the job, so it is told once more.
+        await log.wait_until(lambda: len(log.of(JobStarted)) == 2)
+        assert len(set(log.of(JobStarted))) == 1
 
         await relay.cancel_job(job_id, "the test has seen enough")
         with pytest.raises(Exception, match="the test has seen enough"):
