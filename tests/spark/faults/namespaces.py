@@ -47,10 +47,15 @@ class HostOfItsOwn:
             pytest.skip("network namespaces need the command `ip` (iproute2)")
         if os.geteuid() != 0:
             pytest.skip("network namespaces need root")
-        _remove_those_of_the_dead()
-        made = subprocess.run(["ip", "netns", "add", self.name], capture_output=True, text=True, check=False)
-        if made.returncode != 0:
-            pytest.skip(f"network namespaces are not allowed here: {made.stderr.strip()}")
+        try:
+            _remove_those_of_the_dead()
+            self._build()
+        except subprocess.CalledProcessError as error:
+            self.remove()
+            pytest.skip(f"network namespaces are not allowed here: {error.stderr.strip()}")
+
+    def _build(self) -> None:
+        _ip("netns", "add", self.name)
         ours, theirs = f"hg{self.number}a", f"hg{self.number}b"
         _ip("link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", self.name)
         _ip("address", "add", f"{self.our_address}/30", "dev", ours)

@@ -200,6 +200,24 @@ def test_a_task_whose_connection_is_gone_for_good_is_failed_and_killed(bench: Be
     assert killed.reason == "connection lost: the task did not come back in time"
 
 
+def test_tasks_that_cannot_come_back_in_time_are_run_again(bench: Bench) -> None:
+    """H10, H24: both ends know and count the time, so that either may be the first to give up."""
+    script = Script({}, ["hello"])
+    with a_job(bench, script, Listening, gateway=SHORT) as job:
+        script.wait_for(lambda story: len(echoed(story, "hello")) == 2)
+        job.line.break_off()
+        script.wait_for(lambda story: {callback[1] for callback in named(story, "failed")} == {0, 1})
+        job.line.heal()
+        script.wait_for(lambda story: {(0, 1), (1, 1)} <= echoed(story, "hello"))
+        script.say(["stop"])
+        assert sorted(job.action.result()) == [(0, 1, ["hello"]), (1, 1, ["hello"])]
+        assert job.line.turned_away >= 2
+
+    for subtask in range(2):
+        assert [callback[0] for callback in script.of_subtask(subtask)] == ["ready", "failed", "reset", "ready"]
+    assert {reason.kind for reason in script.reasons} <= {FailureKind.CONNECTION_LOST, FailureKind.FAILED}
+
+
 def test_a_cut_that_outlasts_the_confirmation_fails_who_was_written_to(bench: Bench) -> None:
     """H25: nobody is told of such a cut, and an event that is not confirmed in time shows it."""
     script = Script({}, ["hello"])
