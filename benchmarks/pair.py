@@ -37,7 +37,8 @@ from actors.coordination.messages import StartOperator
 from benchmarks.raw_frames import FLOOD, LENGTH
 from protocol.attempts import LedgerConfig
 from protocol.facts import JobStarted, StageSubmitted, StatusReported, TaskStarted, TaskState
-from spark_bridge.bridge import AddOperator, BridgeActor, BridgeMessage, ConnectionRouter
+from spark_bridge.bridge import BridgeActor, ConnectionRouter
+from spark_bridge.bridge_messages import AddOperator, BridgeMessage
 from spark_bridge.facts import RelayedFact
 from spark_bridge.relay import Relay
 from spark_bridge.runs import RunningJobs

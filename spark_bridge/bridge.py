@@ -8,12 +8,11 @@ that it concerns, and carries out what the ledger wants of Spark: kill a task, c
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from actors import Actor, ActorContext, ActorRef, Reply
+from actors import Actor, ActorContext, ActorRef
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.messages import (
@@ -37,7 +36,6 @@ from protocol.attempts import (
     KillTask,
     LedgerConfig,
     LedgerEffect,
-    LedgerInput,
     OperatorAdded,
     OperatorRemoved,
     QueryStatus,
@@ -49,11 +47,23 @@ from protocol.attempts import (
     StartRun,
 )
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.facts import FactsDropped
+from protocol.facts import FactsDropped, JobStarted
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.messages import RefusalCode, Refused, Register, Resume
-from spark_bridge.commands import CancelCommand, CommandFailed, CommandMessage, KillCommand, SparkCommands
+from spark_bridge.bridge_messages import (
+    AddOperator,
+    AwaitRunsOver,
+    BridgeMessage,
+    FailRuns,
+    InheritRuns,
+    RegistrationAbandoned,
+    RegistrationReceived,
+    RemoveOperator,
+    StrangerResumed,
+)
+from spark_bridge.commands import CancelCommand, CommandFailed, KillCommand, SparkCommands
+from spark_bridge.inherited import InheritedRuns
 from spark_bridge.relay import Relay, RelayedFact
 from spark_bridge.runs import RunningJobs
 from spark_bridge.server import Connection
@@ -61,67 +71,16 @@ from spark_bridge.server import Connection
 log = structlog.get_logger("headgate.bridge")
 
 
-@dataclass(frozen=True, slots=True)
-class AddOperator:
-    """An operator to be coordinated; answered when the ledger knows it, failed when the name is taken."""
-
-    operator_id: str
-    parallelism: int
-    tracker_ref: ActorRef[TrackerMessage]
-    reply_to: Reply[None]
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveOperator:
-    operator_id: str
-    reply_to: Reply[None]
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitRunsOver:
-    """Answered once no operator has a run, or ``operator_id`` has none, now or later."""
-
-    reply_to: Reply[None]
-    operator_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FailRuns:
-    """Every run that is under way is to fail, with its Spark job, for this cause."""
-
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class RegistrationReceived:
-    connection: AttemptConnection
-    message: Register
-
-
-@dataclass(frozen=True, slots=True)
-class RegistrationAbandoned:
-    """The connection of a registration closed before any gateway served it."""
-
-    connection_id: int
-
-
-BridgeMessage = (
-    AddOperator
-    | RemoveOperator
-    | AwaitRunsOver
-    | FailRuns
-    | RegistrationReceived
-    | RegistrationAbandoned
-    | RelayedFact
-    | LedgerInput
-    | CommandMessage
-)
-
-
 class ConnectionRouter:
-    """Which gateway serves which connection. The server's handler; loop only."""
+    """Which gateway serves which connection. The server's handler; loop only.
 
-    def __init__(self) -> None:
+    ``takes_over``: tasks of an earlier sidecar may come. Until ``attach`` they wait, and an attempt that this sidecar
+    has never accepted, or that is over, is killed through Spark rather than left to fail.
+    """
+
+    def __init__(self, *, takes_over: bool = False) -> None:
+        self._takes_over = takes_over
+        self._early: list[tuple[Connection, Register | Resume]] = []
         self._bridge_ref: ActorRef[BridgeMessage] | None = None
         self._why_refused = "the sidecar is not running"
         self._open: dict[int, Connection] = {}
@@ -132,8 +91,16 @@ class ConnectionRouter:
         self.messages_dropped = 0
 
     def attach(self, bridge_ref: ActorRef[BridgeMessage]) -> None:
-        """From here on registrations go to the bridge; before, they are refused."""
+        """From here on registrations go to the bridge; before, they are refused, or wait where one takes over."""
         self._bridge_ref = bridge_ref
+        early, self._early = self._early, []
+        for connection, message in early:
+            if connection.connection_id not in self._open:
+                continue
+            if isinstance(message, Register):
+                self._register(connection, message)
+            else:
+                self._resume(connection, message)
 
     def refuse_tasks(self, why: str) -> None:
         """From here on registrations are refused, with this reason; attempts that were accepted go on."""
@@ -155,6 +122,9 @@ class ConnectionRouter:
             return
         first, rest = messages[0], messages[1:]
         match first:
+            case Register() | Resume() if not rest and self._takes_over and self._bridge_ref is None:
+                connection.identified()
+                self._early.append((connection, first))
             case Register() if not rest and not connection.is_identified:
                 connection.identified()
                 self._register(connection, first)
@@ -213,7 +183,10 @@ class ConnectionRouter:
 
     def _resume(self, connection: Connection, message: Resume) -> None:
         gateway = self._by_attempt.get((message.operator_id, message.task_attempt_id))
-        if gateway is None:
+        if gateway is None and self._takes_over and self._bridge_ref is not None:
+            self._over.add(connection.connection_id)  # it is not answered: the kill comes before its patience ends
+            self._bridge_ref.tell(StrangerResumed(message.task_attempt_id))
+        elif gateway is None:
             text = f"task {message.task_attempt_id} of operator {message.operator_id!r} is over"
             connection.send(Refused(message.task_attempt_id, RefusalCode.ATTEMPT_OVER, text))
             connection.close()
@@ -244,6 +217,7 @@ class BridgeActor(Actor[BridgeMessage]):
         self._running = running or RunningJobs()
         self._awaiting_end: list[AwaitRunsOver] = []
         self._deadline = DeadlineTimer()
+        self._inherited = InheritedRuns()
 
     async def receive(self, context: ActorContext[BridgeMessage], message: BridgeMessage) -> None:
         now = context.clock.now()
@@ -273,6 +247,15 @@ class BridgeActor(Actor[BridgeMessage]):
             case FailRuns(cause):
                 for operator_id in self._running.operator_ids:
                     self._carry_out(context, self._ledger.handle(GlobalFailureRaised(operator_id, cause), now), None)
+            case InheritRuns(runs):
+                self._inherited = runs
+                for job_id, stage_ids in runs.job_stages().items():
+                    started = JobStarted(job_id, stage_ids)
+                    self._running.hear(started)
+                    self._carry_out(context, self._ledger.handle(started, now), None)
+            case StrangerResumed(task_attempt_id):
+                kill = KillTask(task_attempt_id, "the sidecar was started again: this attempt's coordinator is gone")
+                self._commands.ask(context, kill)
             case CommandFailed():
                 self._commands.failed(context, message)
             case KillCommand() | CancelCommand():
@@ -308,6 +291,15 @@ class BridgeActor(Actor[BridgeMessage]):
     def _register(self, context: ActorContext[BridgeMessage], message: RegistrationReceived, now: float) -> None:
         connection_id = message.connection.connection_id
         self._registering[connection_id] = (message.connection, message.message)
+        cause, job_ids = self._inherited.doom(message.message.run_id)
+        if cause:
+            task_attempt_id = message.message.task_attempt_id
+            self._refuse(
+                context, RefuseRegistration(connection_id, task_attempt_id, RefusalCode.COORDINATOR_FAILED, cause)
+            )
+            if self._running.doom(message.message.run_id):
+                self._commands.ask(context, CancelJobs(job_ids, cause))
+            return
         try:
             effects = self._ledger.handle(RegistrationArrived(connection_id, message.message), now)
         except RemoteProtocolError as error:

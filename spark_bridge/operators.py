@@ -32,14 +32,8 @@ from actors.coordination.operator_config import UNBOUNDED
 from protocol.barrier_tracker import CompletedCheckpoint, rescaled
 from protocol.errors import LocalProtocolError
 from protocol.messages import RestoreMode
-from spark_bridge.bridge import (
-    AddOperator,
-    AwaitRunsOver,
-    BridgeMessage,
-    ConnectionRouter,
-    FailRuns,
-    RemoveOperator,
-)
+from spark_bridge.bridge import ConnectionRouter
+from spark_bridge.bridge_messages import AddOperator, AwaitRunsOver, BridgeMessage, FailRuns, RemoveOperator
 from spark_bridge.config import SidecarConfig
 from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError
 from spark_bridge.storage import CheckpointInfo, StorageFenced, StoragePort, StorageSession, read_file

@@ -14,6 +14,7 @@ class RunningJobs:
     def __init__(self) -> None:
         self._stages_of_job: dict[int, frozenset[int]] = {}
         self._run_of_operator: dict[str, int] = {}
+        self._doomed: set[int] = set()
         self.failed_count = 0
         """How many runs have ended without success so far."""
 
@@ -35,6 +36,13 @@ class RunningJobs:
             case EndRun(operator_id=operator_id, succeeded=succeeded):
                 self._run_of_operator.pop(operator_id, None)
                 self.failed_count += not succeeded
+
+    def doom(self, run_id: int) -> bool:
+        """A run that was found and cannot go on has failed; False when that is known already."""
+        news = run_id not in self._doomed
+        self._doomed.add(run_id)
+        self.failed_count += news
+        return news
 
     @property
     def operator_ids(self) -> list[str]:

@@ -24,7 +24,8 @@ from protocol.gateway_types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
-from spark_bridge.bridge import AwaitRunsOver, BridgeActor, BridgeMessage, ConnectionRouter, FailRuns
+from spark_bridge.bridge import BridgeActor, ConnectionRouter
+from spark_bridge.bridge_messages import AwaitRunsOver, BridgeMessage, FailRuns
 from spark_bridge.config import SidecarConfig
 from spark_bridge.driver import advertised_and_bind_host, check_worker_python, driver_context
 from spark_bridge.errors import NotSettled, SidecarNotRunning

@@ -33,7 +33,8 @@ from protocol.facts import (
 )
 from protocol.ids import ExecutionAttempt
 from protocol.messages import DownMessage, Refused, Register, Registered, RestoreMode
-from spark_bridge.bridge import BridgeActor, BridgeMessage, RegistrationReceived
+from spark_bridge.bridge import BridgeActor
+from spark_bridge.bridge_messages import BridgeMessage, RegistrationReceived
 from spark_bridge.config import SidecarConfig
 from spark_bridge.facts import RelayedFact
 from spark_bridge.operators import Operators

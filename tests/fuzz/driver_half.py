@@ -36,7 +36,8 @@ from protocol.facts import (
     TaskState,
 )
 from protocol.gateway_types import GatewayLimits
-from spark_bridge.bridge import AddOperator, BridgeActor, BridgeMessage, ConnectionRouter
+from spark_bridge.bridge import BridgeActor, ConnectionRouter
+from spark_bridge.bridge_messages import AddOperator, BridgeMessage
 from spark_bridge.facts import RelayedFact
 from spark_bridge.relay.interface import RelayStatistics
 from spark_bridge.runs import RunningJobs

@@ -33,7 +33,8 @@ from protocol.barrier_tracker import CompletedCheckpoint, GatewayDrained, rescal
 from protocol.errors import LocalProtocolError
 from protocol.gateway import GatewayState
 from protocol.ids import ExecutionAttempt
-from spark_bridge.bridge import BridgeActor, BridgeMessage
+from spark_bridge.bridge import BridgeActor
+from spark_bridge.bridge_messages import BridgeMessage
 from tests.simulation.application import CONFIRM_S, PARALLELISM_MAX, RECONNECT_S, UPWARD_EVENTS_MAX, Application
 from tests.simulation.checkers import demand, judged
 from tests.simulation.invariant import check_checkpoint, check_rescaled, never_restored_since_rescale
