@@ -212,10 +212,12 @@ def test_the_driver_is_killed_in_a_batch(spark: SparkSession, stream: Stream, mo
         BEFORE_SPARK_NOTES_IT: ("batch 1 done", 2),
     }
     assert (newest, restored // ROWS) == found[moment]
-    assert rows_restored == restored, "what the restored checkpoint covers is published, and nothing else"
-    assert rows_before <= rows_restored
+    assert rows_before <= rows_restored <= restored, "what the checkpoint covers may be published, and nothing else"
     batches_run = it.coordinator.lifecycle.count("run_ended")
-    assert batches_run == (1 if newest == "batch 1 done" else 2)
+    if newest == "batch 1 done":
+        assert (rows_restored, batches_run) == (restored, 1)
+    else:  # lists of files that a snapshot holds come with its task
+        assert batches_run == 2
     assert it.coordinator.rows == 3 * ROWS
     assert stream.noted_by_spark() == [0, 1, 2]
     assert stream.written() == stream.expected()
