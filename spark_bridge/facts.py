@@ -29,6 +29,7 @@ from protocol.facts import (
     TaskStarted,
     TaskState,
 )
+from spark_bridge.inherited import ActiveStage
 
 # In the order of the codes that the relay writes.
 OUTCOMES = (
@@ -73,6 +74,7 @@ class CommandAnswered:
     request_id: int
     problem: str | None
     status: StatusReported | None = None
+    stages: tuple[ActiveStage, ...] | None = None
 
 
 def shorten(text: str) -> str:
@@ -191,6 +193,12 @@ def _status_reported(fields: _Fields) -> CommandAnswered:
     return CommandAnswered(request_id, None, StatusReported(jobs, tasks))
 
 
+def _active_stages(fields: _Fields) -> CommandAnswered:
+    request_id = fields.one("q")
+    stages = tuple(ActiveStage(*fields.take("iii")) for _ in range(fields.count(12)))
+    return CommandAnswered(request_id, None, stages=stages)
+
+
 def _at(names: tuple[T, ...], code: int, what: str) -> T:
     if code >= len(names):
         raise RecordDecodeError(f"{what} {code} is unknown")
@@ -209,6 +217,7 @@ _READERS: dict[int, Callable[[_Fields], EngineFact | CommandAnswered]] = {
     9: _application_ended,
     10: _answered,
     11: _status_reported,
+    12: _active_stages,
 }
 
 

@@ -73,11 +73,16 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
     private long endedUs;
     private volatile boolean ended;
     private volatile boolean closed;
+    private boolean patient;
     private volatile Link link;
 
-    /** Connects in the background; records are kept, up to the capacity, until the connection stands. */
-    public void open(SparkContext context, String host, int port, byte[] secret, int capacity) {
+    /**
+     * Connects in the background; records are kept, up to the capacity, until the connection stands. Patient: a
+     * sidecar that is gone may be started again at any time, so this one tries until the context stops.
+     */
+    public void open(SparkContext context, String host, int port, byte[] secret, int capacity, boolean patient) {
         this.context = context;
+        this.patient = patient;
         this.address = new InetSocketAddress(host, port);
         this.secret = secret;
         this.queue = new ArrayBlockingQueue(capacity);
@@ -220,7 +225,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
 
     public void run() {
         int failures = 0;
-        while (!closed && failures < CONNECT_TRIES) {
+        while (!closed && (failures < CONNECT_TRIES || patient && !ended)) {
             Link current = null;
             try {
                 current = new Link(this, address, secret);
@@ -236,7 +241,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             }
             if (!closed) {
                 try {
-                    Thread.sleep(Math.min(2000L, 25L << failures));
+                    Thread.sleep(Math.min(2000L, 25L << Math.min(failures, 10)));
                 } catch (InterruptedException wakened) {
                     // close() wakes us; the loop looks at closed
                 }
@@ -305,6 +310,9 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
                 tellActiveJobs();
                 return queryStatus(requestId, in);
             }
+            if (operation == 6) {
+                return activeStages(requestId);
+            }
             if (operation == 1) {
                 context.killTaskAttempt(in.readLong(), true, readText(in));
             } else if (operation == 2) {
@@ -354,6 +362,36 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         return record;
     }
 
+    /** For a sidecar that takes over: every stage of each active job, and how many of its tasks have succeeded. */
+    private Record activeStages(long requestId) throws IOException {
+        List rows = new ArrayList();
+        scala.collection.Iterator jobs = context.dagScheduler().jobIdToActiveJob().keysIterator();
+        while (jobs.hasNext()) {
+            Integer jobId = (Integer) jobs.next();
+            scala.collection.Iterator stages = stagesOf(jobId);
+            while (stages.hasNext()) {
+                Integer stageId = (Integer) stages.next();
+                Stage stage = (Stage) context.dagScheduler().stageIdToStage().apply(stageId);
+                int succeeded = stage.numPartitions() - stage.findMissingPartitions().size();
+                rows.add(new int[] {jobId.intValue(), stageId.intValue(), succeeded});
+            }
+        }
+        Record record = new Record(12);
+        record.out.writeLong(requestId);
+        record.out.writeInt(rows.size());
+        for (int i = 0; i < rows.size(); i++) {
+            int[] row = (int[]) rows.get(i);
+            record.out.writeInt(row[0]);
+            record.out.writeInt(row[1]);
+            record.out.writeInt(row[2]);
+        }
+        return record;
+    }
+
+    private scala.collection.Iterator stagesOf(Integer jobId) {
+        return ((scala.collection.mutable.HashSet) context.dagScheduler().jobIdToStageIds().apply(jobId)).iterator();
+    }
+
     /** The bus may have dropped the start of a job, so whoever looks hears of each active one, perhaps once more. */
     private void tellActiveJobs() {
         try {
@@ -361,8 +399,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             while (jobs.hasNext()) {
                 Integer jobId = (Integer) jobs.next();
                 List stageIds = new ArrayList();
-                scala.collection.Iterator stages = ((scala.collection.mutable.HashSet)
-                    context.dagScheduler().jobIdToStageIds().apply(jobId)).iterator();
+                scala.collection.Iterator stages = stagesOf(jobId);
                 while (stages.hasNext()) {
                     stageIds.add(stages.next());
                 }

@@ -132,6 +132,8 @@ class RelayServer:
         statistics: counted up in place.
         on_lost: called once if the JVM does not come back within ``reconnect_timeout_s`` of a broken
             connection.
+        secret: at least 16 bytes; one of its own unless it is given.
+        joins: the JVM may have told its facts to another sidecar before, so the first number is no gap.
         reconnect_timeout_s: see above, in seconds.
         command_timeout_s: how long a command waits for its answer, reconnects included, in seconds.
     """
@@ -142,10 +144,13 @@ class RelayServer:
         statistics: RelayStatistics,
         *,
         on_lost: OnLost | None = None,
+        secret: bytes | None = None,
+        joins: bool = False,
         reconnect_timeout_s: float = 15.0,
         command_timeout_s: float = 30.0,
     ) -> None:
-        self.secret = secrets.token_bytes(32)
+        self.secret = secrets.token_bytes(32) if secret is None else secret
+        self._joins = joins
         self._on_fact = on_fact
         self._statistics = statistics
         self._on_lost = on_lost
@@ -155,6 +160,8 @@ class RelayServer:
         self._unproven: dict[RelayLink, None] = {}  # the oldest first
         self._link: RelayLink | None = None
         self._was_connected = False
+        self.connected = asyncio.Event()
+        """Set once the JVM has connected for the first time."""
         self._end_expected = False
         self._lost_timer: asyncio.TimerHandle | None = None
         self._last_sequence = 0
@@ -162,10 +169,10 @@ class RelayServer:
         self._pending: dict[int, tuple[bytes, asyncio.Future[CommandAnswered]]] = {}
         self._over: str | None = None
 
-    async def listen(self) -> tuple[str, int]:
-        """Listen on a free loopback port; returns host and port."""
+    async def listen(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
+        """Listen, on a free port unless one is given; returns host and port. Raises ``OSError`` for one in use."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: RelayLink(self), "127.0.0.1", 0)
+        self._server = await loop.create_server(lambda: RelayLink(self), host, port)
         host, port = self._server.sockets[0].getsockname()[:2]
         return host, port
 
@@ -243,6 +250,7 @@ class RelayServer:
         if self._was_connected:
             self._statistics.reconnects += 1
         self._was_connected = True
+        self.connected.set()
         for body, _ in self._pending.values():
             link.send(body)
 
@@ -259,6 +267,8 @@ class RelayServer:
     def frame_received(self, sequence: int, body: bytes) -> None:
         """One frame of a proven peer. What cannot be decoded is logged, and counted as a dropped fact."""
         if sequence != 0:
+            if self._joins:
+                self._joins, self._last_sequence = False, sequence - 1
             if sequence <= self._last_sequence:
                 return
             missing = sequence - self._last_sequence - 1

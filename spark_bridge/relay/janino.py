@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 import weakref
-from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
@@ -13,13 +11,11 @@ import anyio
 import structlog
 from py4j.protocol import Py4JError
 
-from protocol.facts import StatusReported
-from spark_bridge.facts import shorten
+from spark_bridge.relay.commands import JvmCommands
 from spark_bridge.relay.connection import RelayServer
 from spark_bridge.relay.interface import (
     OnFact,
     OnLost,
-    RelayError,
     RelayRefused,
     RelayStatistics,
     RelayStopped,
@@ -30,15 +26,13 @@ CLASS_NAME = "headgate.relay.TaskEventRelay"
 BUFFER_CAPACITY = 10_000
 CONNECT_TIMEOUT_S = 20.0
 
-_KILL_TASK, _CANCEL_JOB, _CANCEL_STAGE, _QUERY_STATUS, _PING = 1, 2, 3, 4, 5
-
 _log = structlog.get_logger(__name__)
 
 _compiling = threading.Lock()
 _compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-class JaninoRelay:
+class JaninoRelay(JvmCommands):
     """A ``Relay`` whose listener is Java in the driver's JVM, connected by one authenticated loopback socket.
 
     Args:
@@ -61,7 +55,7 @@ class JaninoRelay:
         self._context = require_driver(spark)
         self._buffer_capacity = buffer_capacity
         self.statistics = RelayStatistics()
-        self._server = RelayServer(on_fact, self.statistics, on_lost=on_lost)
+        super().__init__(RelayServer(on_fact, self.statistics, on_lost=on_lost))
         self._listener: Any = None
 
     async def start(self) -> None:
@@ -70,7 +64,7 @@ class JaninoRelay:
             host, port = await self._server.listen()
             await anyio.to_thread.run_sync(self._compile_and_open, host, port)
             with anyio.fail_after(CONNECT_TIMEOUT_S):
-                await self._server.command(_PING, b"")
+                await self.ping()
             await anyio.to_thread.run_sync(self._attach)
         except BaseException as problem:
             with anyio.CancelScope(shield=True):
@@ -86,49 +80,38 @@ class JaninoRelay:
         listener, self._listener = self._listener, None
         if listener is not None:
             self._server.expect_end()
-            await anyio.to_thread.run_sync(_close_listener, listener)
+            await anyio.to_thread.run_sync(close_listener, listener)
         await self._server.close()
-
-    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
-        """See ``Relay.kill_task``."""
-        await self._server.command(_KILL_TASK, struct.pack(">q", task_attempt_id) + _text(reason))
-
-    async def cancel_job(self, job_id: int, reason: str) -> None:
-        """See ``Relay.cancel_job``."""
-        await self._server.command(_CANCEL_JOB, struct.pack(">i", job_id) + _text(reason))
-
-    async def cancel_stage(self, stage_id: int, reason: str) -> None:
-        """See ``Relay.cancel_stage``."""
-        await self._server.command(_CANCEL_STAGE, struct.pack(">i", stage_id) + _text(reason))
-
-    async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
-        """See ``Relay.query_status``."""
-        arguments = _ids("i", job_ids) + _ids("q", task_attempt_ids)
-        answered = await self._server.command(_QUERY_STATUS, arguments)
-        if answered.status is None:
-            raise RelayError("the driver's JVM answered something else than a status")
-        return answered.status
 
     # On worker threads: Py4J blocks.
 
     def _compile_and_open(self, host: str, port: int) -> None:
-        jvm, java_context = self._context._jvm, self._context._jsc.sc()
-        if java_context.isStopped():
-            raise RelayStopped("the SparkContext has stopped: build a new session first")
-        try:
-            java_class = _compiled_class(self._context._gateway, jvm)
-            no_types = self._context._gateway.new_array(jvm.java.lang.Class, 0)
-            no_values = self._context._gateway.new_array(jvm.java.lang.Object, 0)
-            listener = java_class.getConstructor(no_types).newInstance(no_values)
-        except (Py4JError, TypeError) as problem:  # TypeError: Py4J's word for a class that is not there
-            raise RelayRefused(
-                "the driver's JVM would not compile the relay; is Spark's janino jar in place?"
-            ) from problem
-        listener.open(java_context, host, port, bytearray(self._server.secret), self._buffer_capacity)
-        self._listener = listener
+        self._listener = open_listener(self._context, host, port, self._server.secret, self._buffer_capacity)
 
     def _attach(self) -> None:
         self._listener.attach()
+
+
+def open_listener(
+    context: Any, host: str, port: int, secret: bytes, buffer_capacity: int = BUFFER_CAPACITY, *, patient: bool = False
+) -> Any:
+    """The Java object in the driver's JVM, which connects in the background. Blocks: Py4J does.
+
+    It hears nothing before its ``attach()``, and nothing any more after ``close_listener``. A ``patient`` one tries to
+    connect until the context stops. Raises ``RelayStopped``, and ``RelayRefused`` where the JVM would not compile it.
+    """
+    jvm, java_context = context._jvm, context._jsc.sc()
+    if java_context.isStopped():
+        raise RelayStopped("the SparkContext has stopped: build a new session first")
+    try:
+        java_class = _compiled_class(context._gateway, jvm)
+        no_types = context._gateway.new_array(jvm.java.lang.Class, 0)
+        no_values = context._gateway.new_array(jvm.java.lang.Object, 0)
+        listener = java_class.getConstructor(no_types).newInstance(no_values)
+    except (Py4JError, TypeError) as problem:  # TypeError: Py4J's word for a class that is not there
+        raise RelayRefused("the driver's JVM would not compile the relay; is Spark's janino jar in place?") from problem
+    listener.open(java_context, host, port, bytearray(secret), buffer_capacity, patient)
+    return listener
 
 
 def source() -> str:
@@ -152,18 +135,9 @@ def _compiled_class(gateway: Any, jvm: Any) -> Any:
         return java_class
 
 
-def _close_listener(listener: Any) -> None:
+def close_listener(listener: Any) -> None:
+    """Leave the bus and end the listener's threads. Idempotent; also after the context has stopped."""
     try:
         listener.close()
     except (Py4JError, OSError) as problem:  # the JVM is gone, and the listener with it
         _log.debug("relay listener was gone before it could be closed", cause=repr(problem))
-
-
-def _text(text: str) -> bytes:
-    encoded = shorten(text).encode("utf-8", errors="replace")
-    return struct.pack(">H", len(encoded)) + encoded
-
-
-def _ids(layout: str, ids: Iterable[int]) -> bytes:
-    ordered = sorted(ids)
-    return struct.pack(f">I{len(ordered)}{layout}", len(ordered), *ordered)
