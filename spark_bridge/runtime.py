@@ -6,8 +6,7 @@ been ended: a task then hears of its end from its gateway before the server clos
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -25,18 +24,17 @@ from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.bridge import BridgeActor, ConnectionRouter
-from spark_bridge.bridge_messages import AwaitRunsOver, BridgeMessage, FailRuns
+from spark_bridge.bridge_messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns
 from spark_bridge.config import SidecarConfig
-from spark_bridge.driver import advertised_and_bind_host, check_worker_python, driver_context
+from spark_bridge.driver_side import DriverSide
 from spark_bridge.errors import NotSettled, SidecarNotRunning
 from spark_bridge.handle import OperatorHandle
 from spark_bridge.micro_batches import MicroBatches
 from spark_bridge.operators import Operators
-from spark_bridge.relay import Relay, RelayError, open_relay
+from spark_bridge.relay import Relay, RelayError
 from spark_bridge.restarts import Restarter
 from spark_bridge.runs import RunningJobs
 from spark_bridge.server import ServerConfig, SubtaskServer
-from spark_bridge.shipping import ship_packages
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
 from spark_bridge.subtask.endpoint import TaskEndpoint
 
@@ -51,13 +49,16 @@ CLOSED_WHILE_RUNNING = (
 
 
 class SidecarRuntime:
-    """The sidecar on the running event loop. ``Sidecar`` makes it; its methods are for that loop only."""
+    """The sidecar on the running event loop. ``Sidecar`` makes it; its methods are for that loop only.
 
-    def __init__(self, spark: Any, config: SidecarConfig) -> None:
-        self._context = driver_context(spark)
+    One that takes over from another sidecar lets tasks wait until ``take_tasks``.
+    """
+
+    def __init__(self, driver: DriverSide, config: SidecarConfig) -> None:
+        self._driver = driver
         self._config = config
-        self._secret = secrets.token_bytes(32)
-        self._router = ConnectionRouter()
+        self._router = ConnectionRouter(takes_over=driver.inherited is not None)
+        self._handles: dict[str, OperatorHandle] = {}
         self._operators: Operators
         self._micro_batches: MicroBatches
         self._running_jobs = RunningJobs()
@@ -71,14 +72,11 @@ class SidecarRuntime:
 
     async def __aenter__(self) -> SidecarRuntime:
         config = self._config
-        await anyio.to_thread.run_sync(check_worker_python, self._context)
-        bind_host, advertised_host = await anyio.to_thread.run_sync(
-            advertised_and_bind_host, self._context, config.bind_host, config.advertised_host
-        )
+        bind_host, advertised_host = await self._driver.hosts(config)
         async with AsyncExitStack() as stack:
             self._server = SubtaskServer(
                 self._router,
-                self._secret,
+                self._driver.secret,
                 ServerConfig(
                     bind_host=bind_host,
                     port=config.port,
@@ -109,11 +107,14 @@ class SidecarRuntime:
             )
             self._operators = Operators(config, self._system, self._bridge_ref, self._router, storage)
             self._micro_batches = MicroBatches(self._operators, config.settle_timeout_s)
-            self._relay = open_relay(self._context, self._bridge_ref.tell, kind=config.relay, on_lost=self._relay_lost)
+            self._relay = self._driver.open_relay(self._bridge_ref.tell, config, self._relay_lost)
             stack.push_async_callback(self._close_relay)
             await self._relay.start()
-            await anyio.to_thread.run_sync(ship_packages, self._context)
-            self._router.attach(self._bridge_ref)
+            await self._driver.equip()
+            if self._driver.inherited is None:
+                self.take_tasks()
+            else:
+                self._bridge_ref.tell(InheritRuns(self._driver.inherited))
             stack.push_async_callback(self._end_runs)
             self._stack = stack.pop_all()
         self._running = True
@@ -131,6 +132,15 @@ class SidecarRuntime:
         result = await self._stack.__aexit__(exception_type, exception, traceback)
         log.info("sidecar closed")
         return result
+
+    def take_tasks(self) -> None:
+        """From here on tasks are served; those that came before have waited."""
+        self._router.attach(self._bridge_ref)
+
+    @property
+    def handles(self) -> Mapping[str, OperatorHandle]:
+        """The operators that are coordinated now, by name."""
+        return self._handles
 
     @property
     def address(self) -> tuple[str, int]:
@@ -169,19 +179,22 @@ class SidecarRuntime:
         endpoint = TaskEndpoint(
             host,
             port,
-            self._secret,
+            self._driver.secret,
             operator_id,
             parallelism,
             mode,
             connect_timeout_s=self._config.connect_timeout_s,
             register_timeout_s=self._config.register_timeout_s,
         )
-        return OperatorHandle(endpoint, operator.statistics.snapshot, lambda: operator.failure)
+        handle = OperatorHandle(endpoint, operator.statistics.snapshot, lambda: operator.failure)
+        self._handles[operator_id] = handle
+        return handle
 
     async def release(self, operator_id: str) -> None:
         """See ``Sidecar.release``."""
         self._require_running()
         await self._operators.remove(operator_id)
+        del self._handles[operator_id]
 
     async def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
         """See ``Sidecar.checkpoint``."""

@@ -24,6 +24,7 @@ from protocol.messages import RestoreMode
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from spark_bridge.config import SidecarConfig
 from spark_bridge.driver import driver_context
+from spark_bridge.driver_side import DriverHere
 from spark_bridge.errors import SidecarError, SidecarNotRunning
 from spark_bridge.handle import OperatorHandle
 from spark_bridge.interrupts import interrupts_held_back
@@ -62,7 +63,7 @@ class Sidecar:
         with ExitStack() as stack:
             with interrupts_held_back():  # or the thread that has just been started would never be told to end
                 self._portal = stack.enter_context(start_blocking_portal("asyncio", name="headgate-sidecar"))
-            runtime = SidecarRuntime(self._spark, self._config)
+            runtime = SidecarRuntime(DriverHere(self._spark), self._config)
             manager: AbstractContextManager[SidecarRuntime] = self._portal.wrap_async_context_manager(runtime)
             self._runtime = stack.enter_context(manager)
             self._stack = stack.pop_all()
@@ -230,7 +231,7 @@ class Sidecar:
 
     async def __aenter__(self) -> SidecarRuntime:
         self._require_idle()
-        runtime = SidecarRuntime(self._spark, self._config)
+        runtime = SidecarRuntime(DriverHere(self._spark), self._config)
         self._runtime = await runtime.__aenter__()
         return self._runtime
 

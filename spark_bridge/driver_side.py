@@ -1,0 +1,86 @@
+"""What a sidecar needs of the Spark driver that it serves, be it in the same process or in another one."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Protocol
+
+import anyio
+
+from spark_bridge.config import SidecarConfig
+from spark_bridge.driver import advertised_and_bind_host, check_worker_python, driver_context
+from spark_bridge.inherited import ActiveStage, InheritedRuns
+from spark_bridge.relay import OnFact, OnLost, Relay, open_relay
+from spark_bridge.relay.awaited import AwaitedRelay
+from spark_bridge.shipping import ship_packages
+
+__all__ = ["DriverElsewhere", "DriverHere", "DriverSide"]
+
+
+class DriverSide(Protocol):
+    """Used by one ``SidecarRuntime``, on its loop."""
+
+    @property
+    def secret(self) -> bytes:
+        """What tasks prove that they know (H61)."""
+        ...
+
+    @property
+    def inherited(self) -> InheritedRuns | None:
+        """What was under way before this sidecar; None where no other one can have been."""
+        ...
+
+    async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
+        """The host to listen on and the one that tasks are told. Raises ``SidecarError`` for a driver that cannot be
+        served."""
+        ...
+
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+        """The relay, not started yet."""
+        ...
+
+    async def equip(self) -> None:
+        """See to it that executors have what a task needs."""
+        ...
+
+
+class DriverHere:
+    """The driver of this very process. ``spark``: a classic SparkSession or SparkContext; raises as
+    ``driver_context`` does."""
+
+    def __init__(self, spark: Any) -> None:
+        self._context = driver_context(spark)
+        self.secret = secrets.token_bytes(32)
+        self.inherited: InheritedRuns | None = None
+
+    async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
+        await anyio.to_thread.run_sync(check_worker_python, self._context)
+        return await anyio.to_thread.run_sync(
+            advertised_and_bind_host, self._context, config.bind_host, config.advertised_host
+        )
+
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+        return open_relay(self._context, on_fact, kind=config.relay, on_lost=on_lost)
+
+    async def equip(self) -> None:
+        await anyio.to_thread.run_sync(ship_packages, self._context)
+
+
+class DriverElsewhere:
+    """A driver in another process, which has attached itself to ``relay``: it has checked and equipped itself."""
+
+    def __init__(self, relay: AwaitedRelay, secret: bytes, stages: tuple[ActiveStage, ...], *, resume: bool) -> None:
+        self._relay = relay
+        self.secret = secret
+        self.inherited: InheritedRuns | None = InheritedRuns(stages, resume=resume)
+
+    async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
+        bind_host = config.bind_host or "127.0.0.1"
+        return bind_host, config.advertised_host or bind_host
+
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+        self._relay.connect(on_fact, on_lost)
+        return self._relay
+
+    async def equip(self) -> None:
+        """Done by the driver, before it attached."""
