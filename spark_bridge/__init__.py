@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from spark_bridge.handle import OperatorHandle
     from spark_bridge.runtime import SidecarRuntime
     from spark_bridge.sidecar import Sidecar
+    from spark_bridge.standalone.attached import AttachedSidecar
+    from spark_bridge.standalone.control import SidecarUnreachable
 
 _ROOMS = {
+    "AttachedSidecar": ".standalone.attached",
     "BatchFailed": ".errors",
     "BatchRefused": ".errors",
     "CoordinatorStartError": ".errors",
@@ -35,9 +38,11 @@ _ROOMS = {
     "SidecarError": ".errors",
     "SidecarNotRunning": ".errors",
     "SidecarRuntime": ".runtime",
+    "SidecarUnreachable": ".standalone.control",
 }
 
 __all__ = [
+    "AttachedSidecar",
     "BatchFailed",
     "BatchRefused",
     "CoordinatorStartError",
@@ -49,6 +54,7 @@ __all__ = [
     "SidecarError",
     "SidecarNotRunning",
     "SidecarRuntime",
+    "SidecarUnreachable",
 ]
 
 

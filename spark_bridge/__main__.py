@@ -1,4 +1,4 @@
-"""``python -m spark_bridge COMMAND``. Needs neither Spark nor Java."""
+"""``python -m spark_bridge COMMAND``. None needs Java; the commands that look at checkpoints do without Spark, too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from spark_bridge.standalone import command
 from spark_bridge.storage import inspection
 
 
@@ -14,6 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m spark_bridge", description="Headgate for Apache Spark.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     inspection.add_command(commands)
+    command.add_command(commands)
     parsed = parser.parse_args(arguments)
     status: int = parsed.run(parsed)
     return status

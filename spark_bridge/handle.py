@@ -29,6 +29,11 @@ class OperatorHandle:
         return f"<OperatorHandle {self.operator_id!r} x {self.parallelism}>"
 
     @property
+    def endpoint(self) -> TaskEndpoint:
+        """What its tasks are told."""
+        return self._endpoint
+
+    @property
     def operator_id(self) -> str:
         return self._endpoint.operator_id
 

@@ -71,7 +71,7 @@ LAYERS = (
         "spark_bridge/storage/",
         STDLIB | {"spark_bridge.storage", "spark_bridge.errors", "protocol", "anyio", "fsspec", "structlog"},
     ),
-    Layer("spark_bridge/__main__.py", STDLIB | {"spark_bridge.storage"}),
+    Layer("spark_bridge/__main__.py", STDLIB | {"spark_bridge.storage", "spark_bridge.standalone.command"}),
     # The sink: two files of the driver's, which write nothing; the others go into tasks.
     Layer("spark_bridge/sink/committer.py", SINK | {"actors", "anyio"}),
     Layer("spark_bridge/sink/coordinator.py", SINK | {"actors"}),

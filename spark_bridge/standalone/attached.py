@@ -1,0 +1,211 @@
+"""The driver's half of a sidecar that runs in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+import anyio
+
+from protocol.messages import RestoreMode
+from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from spark_bridge.driver import check_worker_python, driver_context
+from spark_bridge.errors import SidecarError, SidecarNotRunning
+from spark_bridge.handle import OperatorHandle
+from spark_bridge.relay.janino import close_listener, open_listener
+from spark_bridge.restarts import Restarter
+from spark_bridge.shipping import ship_packages
+from spark_bridge.standalone.control import ControlAddress, SidecarUnreachable, ask
+from spark_bridge.standalone.secret_file import read_secret
+from spark_bridge.storage import StorageFenced
+from spark_bridge.subtask.endpoint import TaskEndpoint
+
+__all__ = ["AttachedSidecar"]
+
+T = TypeVar("T")
+
+ANSWER_TIMEOUT_S = 150.0
+"""For what is answered at once, or as soon as the sidecar's operators are started."""
+
+
+class AttachedSidecar:
+    """Gives this driver to a sidecar that runs elsewhere: ``with AttachedSidecar(spark, "host:port", ...) as sidecar``.
+
+    Its operators are those of the sidecar's factory; ``operator(name).subtask(...)`` is what ``mapPartitions`` and its
+    kin take. A sidecar that dies is looked for by tasks and driver, and goes on when it is started again. Thread-safe.
+
+    ``secret_file``: as given to the sidecar. ``connect_timeout_s``: how long each question waits for a sidecar that is
+    not there, in seconds. Raises as ``driver_context`` does for ``spark``, and ``ValueError`` for an address that is
+    none.
+    """
+
+    def __init__(
+        self, spark: Any, address: str, *, secret_file: str | os.PathLike[str], connect_timeout_s: float = 60.0
+    ) -> None:
+        self._context = driver_context(spark)
+        host, colon, port = address.rpartition(":")
+        if not colon or not host or not port.isdigit():
+            raise ValueError(f"{address!r} is no address: HOST:PORT is meant, as the sidecar says when it starts")
+        self._address = ControlAddress(host, int(port), read_secret(secret_file))
+        self._connect_timeout_s = connect_timeout_s
+        self._listener: Any = None
+        self._operators: dict[str, OperatorHandle] = {}
+        self._runs = _RunsElsewhere(self._ask)
+
+    def __enter__(self) -> AttachedSidecar:
+        """Raises ``SidecarUnreachable``, ``SidecarError`` for workers that cannot run a subtask, ``RelayError``."""
+        if self._listener is not None:
+            raise SidecarError("this driver is attached already: leave it first")
+        check_worker_python(self._context)
+        place = self._ask("attach")
+        ship_packages(self._context)
+        address = self._address
+        self._listener = open_listener(self._context, address.host, place["relay_port"], address.secret, patient=True)
+        try:
+            self._listener.attach()
+            for operator_id, endpoint in self._ask("operators").items():
+                self._operators[operator_id] = self._handle(endpoint)
+        except BaseException:
+            self._detach()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._detach()
+
+    def _detach(self) -> None:
+        listener, self._listener = self._listener, None
+        self._operators.clear()
+        if listener is not None:
+            close_listener(listener)
+
+    # --- what a driver does with it -------------------------------------------------------------------------------
+
+    @property
+    def operator_ids(self) -> list[str]:
+        """The operators that the sidecar coordinates."""
+        self._require_attached()
+        return sorted(self._operators)
+
+    def operator(self, operator_id: str) -> OperatorHandle:
+        """Raises ``SidecarError`` for one that the sidecar does not coordinate."""
+        self._require_attached()
+        handle = self._operators.get(operator_id)
+        if handle is None:
+            known = ", ".join(map(repr, sorted(self._operators))) or "none"
+            raise SidecarError(f"operator {operator_id!r} is not coordinated by this sidecar; there is {known}")
+        return handle
+
+    def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
+        """See ``Sidecar.checkpoint``. Raises ``SidecarUnreachable`` when it is not known whether it completed."""
+        self._require_attached()
+        checkpoint_id: int = self._ask("checkpoint", [operator_id, timeout_s], timeout_s=timeout_s + ANSWER_TIMEOUT_S)
+        return checkpoint_id
+
+    def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
+        """See ``Sidecar.savepoint``; the directory is the sidecar's."""
+        self._require_attached()
+        argument = [operator_id, directory, timeout_s]
+        checkpoint_id: int = self._ask("savepoint", argument, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
+        return checkpoint_id
+
+    def request(self, operator_id: str, payload: Any, *, timeout_s: float = 30.0) -> Any:
+        """See ``Sidecar.request``. ``payload`` and answer are plain values, as in events."""
+        self._require_attached()
+        return self._ask("request", [operator_id, payload, timeout_s], timeout_s=timeout_s + ANSWER_TIMEOUT_S)
+
+    def run(self, action: Callable[[], T], *, restart: RestartStrategy = DEFAULT_RESTART) -> T:
+        """See ``Sidecar.run``. A job that failed while its sidecar died, or because it did, is run again too."""
+        self._require_attached()
+        restarter = Restarter(self._runs, restart)
+        while True:
+            anyio.run(restarter.begin)
+            try:
+                result = action()
+            except Exception as error:
+                self._runs.blame_a_restart()
+                delay_s: float | None = anyio.run(restarter.failed, error)
+            else:
+                delay_s = anyio.run(restarter.succeeded)
+                if delay_s is None:
+                    return result
+            time.sleep(delay_s or 0.0)
+
+    def _require_attached(self) -> None:
+        if self._listener is None:
+            raise SidecarNotRunning("this driver is not attached: enter `with AttachedSidecar(...) as sidecar:`")
+
+    def _handle(self, told: dict[str, Any]) -> OperatorHandle:
+        endpoint = TaskEndpoint(
+            told["host"],
+            told["port"],
+            self._address.secret,
+            told["operator_id"],
+            told["parallelism"],
+            RestoreMode(told["mode"]),
+            connect_timeout_s=told["connect_timeout_s"],
+            register_timeout_s=told["register_timeout_s"],
+        )
+        name = endpoint.operator_id
+        return OperatorHandle(endpoint, partial(self._ask, "statistics", name), partial(self._failure_of, name))
+
+    def _failure_of(self, operator_id: str) -> BaseException | None:
+        text = self._ask("failure", operator_id)
+        return None if text is None else SidecarError(text)
+
+    def _ask(self, method: str, argument: Any = None, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        return ask(self._address, method, argument, timeout_s=timeout_s, connect_timeout_s=self._connect_timeout_s)
+
+
+class _RunsElsewhere:
+    """What a restarter asks of the sidecar, over as many lives of it as there are.
+
+    The count of failures goes on where the life before ended.
+    """
+
+    def __init__(self, ask: Callable[..., Any]) -> None:
+        self._ask = ask
+        self._instance = ""
+        self._began_in = ""
+        self._earlier = 0  # failures of the lives before
+        self._latest = 0  # of this one
+
+    @property
+    def failures(self) -> tuple[int, BaseException | None]:
+        told = self._ask_again("failures")
+        if told["instance"] != self._instance:
+            self._instance, self._earlier = told["instance"], self._earlier + self._latest
+        self._latest = told["count"]
+        cause = told["cause"]
+        return self._earlier + self._latest, None if cause is None else SidecarError(cause)
+
+    @property
+    def fenced(self) -> Exception | None:
+        text = self._ask_again("failures")["fenced"]
+        return None if text is None else StorageFenced(text)
+
+    def blame_a_restart(self) -> None:
+        """An action has failed: if the sidecar is another one than before, that is reason enough."""
+        before = self._instance
+        _ = self.failures
+        self._earlier += before != self._instance
+
+    async def settle(self) -> str:
+        uncommitted: str = self._ask_again("settle")
+        return uncommitted
+
+    def _ask_again(self, method: str) -> Any:
+        """These questions change nothing, so one whose answer was cut off is asked once more."""
+        try:
+            return self._ask(method)
+        except SidecarUnreachable:
+            return self._ask(method)

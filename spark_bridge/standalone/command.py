@@ -1,0 +1,176 @@
+"""``python -m spark_bridge sidecar module:factory``: the sidecar in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import signal
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from spark_bridge.config import SidecarConfig
+    from spark_bridge.standalone.process import SidecarProcess
+
+__all__ = ["add_command"]
+
+DEFAULT_PORT = 7650
+EPILOG = """\
+MODULE:FACTORY names an async function that coordinates the operators: `async def factory(sidecar): await
+sidecar.coordinate("words", WordCoordinator(), parallelism=4, mode=RestoreMode.STREAMING)`. Drivers attach with
+`AttachedSidecar(spark, "HOST:PORT", secret_file=FILE)`. Killed and started again with the same arguments it goes on
+from its storage, also while a job runs."""
+
+
+def add_command(commands: Any) -> None:
+    """Add ``sidecar`` to argparse's subcommands."""
+    parser = commands.add_parser(
+        "sidecar", help="run the sidecar in this process; drivers attach to it", description=__doc__, epilog=EPILOG
+    )
+    parser.add_argument("factory", metavar="MODULE:FACTORY", help="what coordinates the operators, see below")
+    parser.add_argument(
+        "--secret-file", required=True, metavar="FILE", help="shared with the drivers; made where there is none"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="to listen on, and to be told to tasks (default: loopback)")
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help=f"for drivers' questions (default: {DEFAULT_PORT})"
+    )
+    parser.add_argument("--relay-port", type=int, metavar="PORT", help="for the driver's JVM (default: --port + 1)")
+    parser.add_argument("--task-port", type=int, metavar="PORT", help="for the tasks (default: --port + 2)")
+    parser.add_argument("--storage", metavar="URL", help="where checkpoints live (default: in memory, so not for long)")
+    parser.add_argument("--config", metavar="MODULE:OBJECT", help="a SidecarConfig, for all else")
+    parser.add_argument(
+        "--takeover",
+        choices=("resume", "fail"),
+        default="resume",
+        help="what becomes of jobs of a sidecar that died: they go on from the last checkpoint where Spark can run "
+        "everything again that came after it, else they fail; or they fail in any case (default: resume)",
+    )
+    parser.add_argument(
+        "--lost-after", type=float, default=60.0, metavar="SECONDS", help="a driver may be away so long (default: 60)"
+    )
+    parser.add_argument("--once", action="store_true", help="end with the first application")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Exit status 0 after SIGINT, SIGTERM and the end of ``--once``; 1, with one line, where it cannot start."""
+    from spark_bridge.errors import SidecarError
+
+    sys.path.insert(0, "")  # the factory may lie in the current folder, as for `python -m`
+    try:
+        process = make_process(options)
+    except (SidecarError, ValueError) as error:
+        complain(str(error))
+        return 1
+    return serve(process, once=options.once)
+
+
+def make_process(options: argparse.Namespace) -> SidecarProcess:
+    """Raises ``SidecarError`` or ``ValueError`` for arguments that make none."""
+    from spark_bridge.standalone.process import Ports, SidecarProcess
+    from spark_bridge.standalone.secret_file import read_or_make_secret
+
+    if not options.lost_after > 0:
+        raise ValueError(f"--lost-after must be above 0 seconds, is {options.lost_after}")
+    control = options.port
+    relay = control + 1 if options.relay_port is None else options.relay_port
+    tasks = control + 2 if options.task_port is None else options.task_port
+    for name, port in (("--port", control), ("--relay-port", relay), ("--task-port", tasks)):
+        if not 0 <= port <= 65_535:
+            raise ValueError(f"{name} must be a port, is {port}")
+    factory = find(options.factory)
+    if not callable(factory):
+        raise ValueError(f"{options.factory} is no function: {factory!r}")
+    return SidecarProcess(
+        factory,
+        config_of(options, tasks),
+        read_or_make_secret(options.secret_file),
+        options.host,
+        Ports(control, relay, tasks),
+        resume=options.takeover == "resume",
+        lost_after_s=options.lost_after,
+    )
+
+
+def config_of(options: argparse.Namespace, task_port: int) -> SidecarConfig:
+    """The given configuration with what the other arguments say."""
+    from spark_bridge.config import SidecarConfig
+
+    config = SidecarConfig() if options.config is None else find(options.config)
+    if not isinstance(config, SidecarConfig):
+        raise ValueError(f"{options.config} is no SidecarConfig: {config!r}")
+    storage = config.storage if options.storage is None else options.storage
+    return replace(config, bind_host=config.bind_host or options.host, port=task_port, storage=storage)
+
+
+def find(name: str) -> Any:
+    """What ``module:object`` names. Raises ``ValueError`` that says what is wrong with it."""
+    module, colon, path = name.partition(":")
+    if not (module and colon and path):
+        raise ValueError(f"{name!r} does not name anything: MODULE:NAME is meant, say my_job.sidecar:factory")
+    try:
+        found = importlib.import_module(module)
+        for step in path.split("."):
+            found = getattr(found, step)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{name!r} cannot be found: {error}") from error
+    return found
+
+
+def serve(process: SidecarProcess, *, once: bool) -> int:
+    """On this thread, until it is told to end."""
+    import anyio
+    import structlog
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+    async def main() -> int:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end_at_signals, tasks.cancel_scope)
+            try:
+                await process.run(once=once, started=tell_port)
+            except ExceptionGroup as group:
+                if (refused := group.subgroup(OSError)) is None:
+                    raise
+                complain(f"cannot listen: {first_of(refused)}; choose another --port, --relay-port or --task-port")
+                return 1
+            finally:
+                tasks.cancel_scope.cancel()
+        return 0
+
+    async def end_at_signals(scope: anyio.CancelScope) -> None:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for number in signals:
+                structlog.get_logger("headgate.process").info("told to end", signal=number.name)
+                scope.cancel()
+
+    return anyio.run(main)
+
+
+def tell_port(port: int) -> None:
+    """For whoever has started this process, and waits until it can be asked."""
+    sys.stdout.write(f"sidecar: listening on port {port}\n")
+    sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    sys.stderr.write(f"sidecar: {text}\n")
+
+
+def first_of(group: ExceptionGroup[OSError]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

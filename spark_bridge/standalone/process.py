@@ -1,0 +1,176 @@
+"""What the sidecar's own process does: wait for a driver, take over what is under way there, serve it, and again."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import structlog
+
+from spark_bridge.config import SidecarConfig
+from spark_bridge.driver_side import DriverElsewhere
+from spark_bridge.errors import SidecarError
+from spark_bridge.handle import OperatorHandle
+from spark_bridge.relay import RelayStopped
+from spark_bridge.relay.awaited import AwaitedRelay
+from spark_bridge.runtime import SidecarRuntime
+from spark_bridge.standalone.server import serve_control
+
+__all__ = ["Factory", "Ports", "SidecarProcess"]
+
+log = structlog.get_logger("headgate.process")
+
+Factory = Callable[[SidecarRuntime], Awaitable[None]]
+"""Coordinates the operators of one application: ``await sidecar.coordinate(...)`` for each."""
+
+READY_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where the process listens: for drivers' questions, for a driver's JVM, and for tasks. 0 takes a free port, which
+    a sidecar that is started again would not have any more."""
+
+    control: int
+    relay: int
+    tasks: int
+
+
+class SidecarProcess:
+    """One application after the other. ``lost_after_s``: how long a driver may be away before it is given up.
+
+    ``resume``: whether runs that an earlier sidecar has left behind may go on, or fail.
+    """
+
+    def __init__(
+        self,
+        factory: Factory,
+        config: SidecarConfig,
+        secret: bytes,
+        host: str,
+        ports: Ports,
+        *,
+        resume: bool = True,
+        lost_after_s: float = 60.0,
+    ) -> None:
+        self._factory = factory
+        self._config = config
+        self._secret = secret
+        self._host = host
+        self._ports = ports
+        self._resume = resume
+        self._lost_after_s = lost_after_s
+        self._instance = secrets.token_hex(8)
+        self._relay_port = 0
+        self._listening = anyio.Event()
+        self._runtime: SidecarRuntime | None = None
+        self._ready = anyio.Event()
+
+    async def run(self, *, once: bool = False, started: Callable[[int], None] = lambda port: None) -> None:
+        """Serve until cancelled; with ``once`` until the first application has ended.
+
+        ``started`` is told the port for drivers' questions. Raises ``OSError`` for a port in use, and what the factory
+        raises for its first application.
+        """
+        async with anyio.create_task_group() as tasks:
+            port = await tasks.start(serve_control, self._answer, self._secret, self._host, self._ports.control)
+            log.info("waiting for a driver", host=self._host, port=port)
+            started(port)
+            while True:
+                await self._serve_application()
+                if once:
+                    break
+            tasks.cancel_scope.cancel()
+
+    async def _serve_application(self) -> None:
+        relay = AwaitedRelay(self._secret, lost_after_s=self._lost_after_s)
+        try:
+            _, self._relay_port = await relay.listen(self._host, self._ports.relay)
+            self._listening.set()
+            try:
+                stages = await relay.join()
+            except RelayStopped as error:
+                log.warning("a driver came and went", error=str(error))
+                return
+            if stages:
+                log.warning("taking over a driver whose jobs are under way", stages=len(stages), resume=self._resume)
+            driver = DriverElsewhere(relay, self._secret, stages, resume=self._resume)
+            async with SidecarRuntime(driver, self._config) as runtime:
+                await self._factory(runtime)
+                runtime.take_tasks()
+                self._runtime = runtime
+                self._ready.set()
+                log.info("serving a driver", operators=sorted(runtime.handles))
+                await relay.over.wait()
+                log.info("the driver is gone")
+        finally:
+            self._runtime, self._listening, self._ready = None, anyio.Event(), anyio.Event()
+            with anyio.CancelScope(shield=True):
+                await relay.close()
+
+    # --- a driver's questions -------------------------------------------------------------------------------------
+
+    async def _answer(self, method: str, argument: Any) -> Any:
+        if method == "attach":
+            return {"instance": self._instance, "host": self._host, "relay_port": await self._relay_is_there()}
+        runtime = await self._served()
+        match method, argument:
+            case "operators", None:
+                return {name: describe(handle) for name, handle in runtime.handles.items()}
+            case "failures", None:
+                count, cause = runtime.failures
+                text = None if cause is None else f"{type(cause).__name__}: {cause}"
+                fenced = None if runtime.fenced is None else str(runtime.fenced)
+                return {"instance": self._instance, "count": count, "cause": text, "fenced": fenced}
+            case "settle", None:
+                return await runtime.settle()
+            case "statistics", str(name):
+                return self._handle(runtime, name).statistics()
+            case "failure", str(name):
+                error = self._handle(runtime, name).failure
+                return None if error is None else f"{type(error).__name__}: {error}"
+            case "checkpoint", [name, timeout_s]:
+                return await runtime.checkpoint(name, timeout_s=timeout_s)
+            case "savepoint", [name, directory, timeout_s]:
+                return await runtime.savepoint(name, directory=directory, timeout_s=timeout_s)
+            case "request", [str(name), payload, timeout_s]:
+                return await runtime.request(name, payload, timeout_s=timeout_s)
+        raise SidecarError(f"no question that this release answers: {method!r}")
+
+    async def _relay_is_there(self) -> int:
+        """The port for the driver's JVM, as soon as the application before has been closed."""
+        with anyio.fail_after(READY_TIMEOUT_S):
+            await self._listening.wait()
+        return self._relay_port
+
+    async def _served(self) -> SidecarRuntime:
+        with anyio.move_on_after(READY_TIMEOUT_S):
+            await self._ready.wait()
+        if self._runtime is None:
+            raise SidecarError("no driver is attached to this sidecar, or its operators are not started yet")
+        return self._runtime
+
+    @staticmethod
+    def _handle(runtime: SidecarRuntime, name: str) -> OperatorHandle:
+        handle = runtime.handles.get(name)
+        if handle is None:
+            known = ", ".join(map(repr, sorted(runtime.handles))) or "none"
+            raise SidecarError(f"operator {name!r} is not coordinated by this sidecar; there is {known}")
+        return handle
+
+
+def describe(handle: OperatorHandle) -> dict[str, Any]:
+    """All that a driver needs to make the operator's tasks, but for the secret."""
+    endpoint = handle.endpoint
+    return {
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "operator_id": endpoint.operator_id,
+        "parallelism": endpoint.parallelism,
+        "mode": int(endpoint.mode),
+        "connect_timeout_s": endpoint.connect_timeout_s,
+        "register_timeout_s": endpoint.register_timeout_s,
+    }
