@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from pyspark import SparkContext
+from pyspark import __version__ as pyspark_version
 from pyspark.sql import SparkSession
 
 from tests.spark.cluster import StandaloneCluster
@@ -15,6 +16,17 @@ from tests.spark.cluster import StandaloneCluster
 LOCAL = "local[2,3]"  # two cores, and a task may fail twice
 
 SparkOn = Callable[..., SparkSession]
+
+LEAVES_SOCKETS = "4.1."
+"""The releases of PySpark that leave it to the garbage collector to close their own sockets."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A warning is an error; that of a socket which nobody has closed only where PySpark closes its own."""
+    if pyspark_version.startswith(LEAVES_SOCKETS):
+        sparks_own = "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
+        for item in (item for item in items if item.get_closest_marker("spark")):
+            item.add_marker(pytest.mark.filterwarnings(sparks_own))
 
 
 def start_spark(master: str, **more: str) -> SparkSession:
