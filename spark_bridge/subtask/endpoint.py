@@ -27,6 +27,7 @@ class TaskEndpoint:
     send_timeout_s: float = 60.0  # how long a full window may hold up the task
     finish_timeout_s: float = 60.0  # until the coordinator has taken everything that the task sent
     failure_timeout_s: float = 2.0  # the same, for the goodbye of a task that fails anyway
+    kill_wait_s: float = 1.0  # how long an attempt that was given up waits for Spark's kill before it raises
     mailbox_events_max: int = 100_000  # at either bound the task stops reading its socket
     mailbox_bytes_max: int = 256 * 1024 * 1024
     switch_interval_s: float = 0.0005  # CPython's switch interval while a task is attached; 0 leaves it alone

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from protocol.errors import AttemptOver
 from protocol.messages import SubtaskState
 from spark_bridge.subtask.context import SubtaskContext, checked_state
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
@@ -129,6 +130,10 @@ class _Run:
         """``error`` is on its way to Spark. Nothing may be raised in its place."""
         self._close_outputs_quietly()
         self._close_operator_quietly()
+        if isinstance(error, AttemptOver):
+            # The driver has Spark kill this attempt. An exception that came first would count as one of the failures
+            # that Spark bears (spark.task.maxFailures); once it knows of the kill, none does.
+            time.sleep(self._endpoint.kill_wait_s)
         if not self._registered or self._goodbye_said or self._io.over is not None:
             return
         text = f"{type(error).__name__}: {error}"

@@ -131,6 +131,7 @@ class Peer:
             "register_timeout_s": PATIENCE_S,
             "send_timeout_s": PATIENCE_S,
             "finish_timeout_s": PATIENCE_S,
+            "kill_wait_s": 0.0,  # nobody kills here
         }
         return TaskEndpoint(**(fields | changes))
 

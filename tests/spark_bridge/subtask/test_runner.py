@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ from spark_bridge.subtask import (
     SubtaskOperator,
     TimedOut,
     run_subtask,
+    runner,
 )
 from spark_bridge.subtask.valve_core import ValveCore
 from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
@@ -282,6 +285,17 @@ def test_an_attempt_that_is_over_takes_no_more_events_and_no_goodbye() -> None: 
         connection.expect_end()
         assert isinstance(task.error(), AttemptOver)
     assert operator.calls == [("open", None), "close"]
+
+
+def test_an_attempt_that_was_given_up_leaves_spark_time_to_kill_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """spark-facts 16: an exception that came before the kill would count towards spark.task.maxFailures."""
+    waited: list[float] = []
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=time.monotonic, sleep=waited.append))
+    with Peer() as peer:
+        task = RunningTask(Recorder, peer.endpoint(kill_wait_s=2.5))
+        peer.take_task().send(AttemptEnded(TASK_ID, "superseded"))
+        assert isinstance(task.error(), AttemptOver)
+    assert waited == [2.5]
 
 
 def test_a_snapshot_is_taken_at_the_barrier_and_acknowledged() -> None:  # H40
