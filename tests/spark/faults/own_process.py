@@ -1,0 +1,117 @@
+"""A sidecar in a process of its own, for tests to start, kill and start again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from protocol.gateway_types import GatewayLimits
+from protocol.messages import RestoreMode
+from spark_bridge import AttachedSidecar, SidecarRuntime
+from tests.spark.cluster import ROOT
+from tests.spark.counting import CountingCoordinator
+
+OPERATOR = "op"
+
+
+class RemoteCounting(CountingCoordinator):
+    """The counting coordinator, led by requests of the driver."""
+
+    async def handle_client_request(self, payload: Any) -> Any:
+        match payload:
+            case ["send", int(subtask), int(count)]:
+                self.send_numbers(subtask, count)
+            case ["tell", int(subtask), event]:
+                self.tell(subtask, event)
+            case "stop":
+                self.stop_all()
+            case ["callbacks", *names]:
+                return [list(callback[:3]) for callback in self.story if callback[0] in names]
+            case "seen":
+                return self.seen
+            case "wrong":
+                return self.wrong
+        return None
+
+
+async def streaming(sidecar: SidecarRuntime) -> None:
+    await sidecar.coordinate(OPERATOR, RemoteCounting(), parallelism=2, mode=RestoreMode.STREAMING)
+
+
+async def batch(sidecar: SidecarRuntime) -> None:
+    await sidecar.coordinate(OPERATOR, RemoteCounting(), parallelism=2)
+
+
+async def quick(sidecar: SidecarRuntime) -> None:
+    """Tasks that do not wait long for a sidecar that is gone."""
+    gateway = GatewayLimits(reconnect_timeout_s=1.0)
+    await sidecar.coordinate(OPERATOR, RemoteCounting(), parallelism=2, gateway=gateway)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(one.getsockname()[1]) for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class SidecarProgram:
+    """``python -m spark_bridge sidecar``, always with the same arguments. ``kill`` and ``start`` it at will."""
+
+    def __init__(self, folder: Path, factory: str = "streaming", *more: str) -> None:
+        self.secret_file = folder / "secret"
+        control, relay, tasks = free_ports(3)
+        self.address = f"127.0.0.1:{control}"
+        self._command = [
+            *(sys.executable, "-m", "spark_bridge", "sidecar", f"tests.spark.faults.own_process:{factory}"),
+            *("--secret-file", str(self.secret_file), "--storage", str(folder / "checkpoints")),
+            *("--port", str(control), "--relay-port", str(relay), "--task-port", str(tasks), *more),
+        ]
+        self._log = folder / "sidecar.log"
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Returns when drivers may ask."""
+        with self._log.open("a") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, env={**os.environ}, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        assert self._process.stdout is not None
+        assert "listening" in self._process.stdout.readline(), self.log()
+
+    def kill(self) -> None:
+        """SIGKILL, at once; idempotent."""
+        if self._process is not None:
+            self._process.kill()
+        self.wait()
+
+    def terminate(self) -> int:
+        """SIGTERM; returns its exit status."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        status = process.wait(60)
+        assert process.stdout is not None
+        process.stdout.close()
+        return status
+
+    def log(self) -> str:
+        return self._log.read_text()
+
+
+def callbacks(sidecar: AttachedSidecar, *names: str) -> list[list[Any]]:
+    """What the coordinator of now has been told: name, subtask or id, attempt or id."""
+    told: list[list[Any]] = sidecar.request(OPERATOR, ["callbacks", *names])
+    return told

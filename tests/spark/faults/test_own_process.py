@@ -1,0 +1,228 @@
+"""A sidecar in a process of its own: it serves, dies, and takes over when it comes back.
+
+Its tasks run in the driver's JVM: what dies here is the sidecar, and Spark is as real in one JVM as in three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import RDD
+from pyspark.sql import SparkSession
+
+from protocol.restart import FixedDelay
+from spark_bridge import AttachedSidecar, RestartsExhausted, SidecarError, SidecarUnreachable
+from spark_bridge.subtask import SubtaskContext
+from tests.spark.actions import Action, one_task_each, what_the_user_reads
+from tests.spark.conftest import LOCAL, SparkOn
+from tests.spark.counting import Counting
+from tests.spark.faults.own_process import OPERATOR, SidecarProgram, callbacks
+from tests.spark.faults.waiting import wait_until
+
+pytestmark = pytest.mark.spark
+
+RESTART = FixedDelay(restarts_max=3, delay_s=0.1)
+
+
+@pytest.fixture
+def spark(spark_on: SparkOn) -> SparkSession:
+    return spark_on(LOCAL)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., SidecarProgram]]:
+    """Makes sidecars, and sees that none outlives its test."""
+    made: list[SidecarProgram] = []
+
+    def make(*arguments: str) -> SidecarProgram:
+        made.append(SidecarProgram(tmp_path, *arguments))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()
+
+
+def attach(spark: SparkSession, program: SidecarProgram, connect_timeout_s: float = 60.0) -> AttachedSidecar:
+    return AttachedSidecar(spark, program.address, secret_file=program.secret_file, connect_timeout_s=connect_timeout_s)
+
+
+def tasks(spark: SparkSession, sidecar: AttachedSidecar) -> RDD[Any]:
+    return one_task_each(spark, 2).mapPartitions(sidecar.operator(OPERATOR).subtask(Counting))
+
+
+def wait_until_ready(sidecar: AttachedSidecar, subtasks: int = 2) -> None:
+    wait_until(
+        lambda: len({subtask for _, subtask, _ in callbacks(sidecar, "ready")}) == subtasks, "every subtask ready"
+    )
+
+
+def exchange(sidecar: AttachedSidecar, count: int, seen: int) -> None:
+    """Send so many numbers to each subtask, and wait until all are answered, up to ``seen``."""
+    for subtask in (0, 1):
+        sidecar.request(OPERATOR, ["send", subtask, count])
+    wait_until(lambda: sidecar.request(OPERATOR, "seen") == {0: seen, 1: seen}, f"{seen} numbers seen")
+
+
+def test_a_driver_is_served_by_a_sidecar_elsewhere(spark: SparkSession, program: Callable[..., SidecarProgram]) -> None:
+    """Both kinds of traffic, a checkpoint, and the end; and the process ends when it is told to."""
+    here = program()
+    here.start()
+    with attach(spark, here) as sidecar:
+        assert sidecar.operator_ids == [OPERATOR]
+        rdd = tasks(spark, sidecar)
+        action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))
+        wait_until_ready(sidecar)
+        exchange(sidecar, 5, seen=5)
+        assert sidecar.checkpoint() == 1
+        assert sidecar.operator(OPERATOR).statistics()["checkpoints_completed"] == 1
+        sidecar.request(OPERATOR, "stop")
+        assert sorted(action.result()) == [(0, 5), (1, 5)]
+        assert sidecar.request(OPERATOR, "wrong") == []
+    assert here.terminate() == 0
+
+
+def test_a_killed_sidecar_takes_its_running_job_over(
+    spark: SparkSession, program: Callable[..., SidecarProgram]
+) -> None:
+    """H18, H24, H52: the attempts are killed, their successors and the coordinator go on from the checkpoint."""
+    here = program()
+    here.start()
+    with attach(spark, here) as sidecar:
+        rdd = tasks(spark, sidecar)
+        action = Action(lambda: sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=0)))
+        wait_until_ready(sidecar)
+        exchange(sidecar, 5, seen=5)
+        checkpoint_id = sidecar.checkpoint()
+        exchange(sidecar, 3, seen=8)  # of this nothing is left
+
+        here.kill()
+        here.start()
+
+        wait_until_ready(sidecar)
+        story = callbacks(sidecar, "reset_to_checkpoint", "start", "ready", "failed", "reset", "run_ended")
+        assert story[:2] == [["reset_to_checkpoint", checkpoint_id, story[0][2]], ["start"]]
+        for subtask in (0, 1):
+            lifecycle = [name for name, which, *_ in story[2:] if which == subtask]
+            assert lifecycle in (["ready"], ["failed", "reset", "ready"])  # the kill may be told before the successor
+        exchange(sidecar, 4, seen=9)
+        sidecar.request(OPERATOR, "stop")
+        assert sorted(action.result()) == [(0, 9), (1, 9)]
+        assert sidecar.request(OPERATOR, "wrong") == []
+        assert callbacks(sidecar, "run_ended") == [["run_ended", True]]
+
+
+def test_a_sidecar_that_may_not_take_over_fails_the_job_which_is_run_again(
+    spark: SparkSession, program: Callable[..., SidecarProgram]
+) -> None:
+    """H15, H55: ``--takeover fail``; the restart goes on from the checkpoint."""
+    here = program("streaming", "--takeover", "fail")
+    here.start()
+    with attach(spark, here) as sidecar:
+        rdd = tasks(spark, sidecar)
+        action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))
+        wait_until_ready(sidecar)
+        exchange(sidecar, 5, seen=5)
+        sidecar.checkpoint()
+
+        here.kill()
+        here.start()
+
+        wait_until_ready(sidecar)
+        exchange(sidecar, 4, seen=9)
+        sidecar.request(OPERATOR, "stop")
+        assert sorted(action.result()) == [(0, 9), (1, 9)]
+    assert "the sidecar was started with --takeover fail" in here.log()
+
+
+class EndsEarly(Counting):
+    """Subtask 1 ends at once, so that one task of the stage has succeeded."""
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        super().open(context, state)
+        self.stopping = context.subtask == 1
+
+
+def test_a_job_of_which_a_part_has_succeeded_is_not_taken_over(
+    spark: SparkSession, program: Callable[..., SidecarProgram]
+) -> None:
+    """H17: Spark would not run that part again, whose events the coordinator does not know any more."""
+    here = program("batch")
+    here.start()
+    with attach(spark, here) as sidecar:
+        rdd = one_task_each(spark, 2).mapPartitions(sidecar.operator(OPERATOR).subtask(EndsEarly))
+        action = Action(lambda: sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=0)))
+        tracker = spark.sparkContext.statusTracker()
+
+        def one_has_succeeded() -> bool:
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            return any(stage is not None and stage.numCompletedTasks == 1 for stage in stages)
+
+        wait_until(one_has_succeeded, "a success")
+
+        here.kill()
+        here.start()
+
+        with pytest.raises(RestartsExhausted) as caught:
+            action.result()
+        assert "1 of its tasks had succeeded already" in str(caught.value.__cause__)
+
+
+def test_a_sidecar_that_does_not_come_back_fails_the_job_and_says_so(
+    spark: SparkSession, program: Callable[..., SidecarProgram]
+) -> None:
+    """H24, H48: the tasks give up by themselves, then the driver does."""
+    here = program("quick")
+    here.start()
+    with attach(spark, here, connect_timeout_s=2.0) as sidecar:
+        rdd = tasks(spark, sidecar)
+        action = Action(rdd.collect)
+        wait_until_ready(sidecar)
+        here.kill()
+        assert "cannot reach the sidecar" in what_the_user_reads(action.result)
+        with pytest.raises(SidecarUnreachable, match="no sidecar answers at"):
+            sidecar.checkpoint()
+
+
+def test_a_second_driver_is_served_when_the_first_has_left(
+    spark_on: SparkOn, program: Callable[..., SidecarProgram]
+) -> None:
+    """H52: it goes on from the last checkpoint of the first."""
+    here = program()
+    here.start()
+    for seen in (5, 10):
+        spark = spark_on(LOCAL)
+        with attach(spark, here) as sidecar:
+            rdd = tasks(spark, sidecar)
+            action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))  # noqa: B023 - awaited below
+            wait_until_ready(sidecar)
+            exchange(sidecar, 5, seen=seen)
+            sidecar.request(OPERATOR, "stop")
+            assert sorted(action.result()) == [(0, seen), (1, seen)]
+            spark.stop()
+
+
+def test_a_wrong_secret_is_told(spark: SparkSession, program: Callable[..., SidecarProgram], tmp_path: Path) -> None:
+    """H61."""
+    here = program()
+    here.start()
+    other = tmp_path / "other"
+    other.touch(0o600)
+    other.write_text("ab" * 32)
+    with pytest.raises(SidecarUnreachable, match="give both ends the same --secret-file"):
+        AttachedSidecar(spark, here.address, secret_file=other).__enter__()
+
+
+def test_an_operator_that_the_factory_does_not_coordinate_is_told(
+    spark: SparkSession, program: Callable[..., SidecarProgram]
+) -> None:
+    here = program()
+    here.start()
+    with (
+        attach(spark, here) as sidecar,
+        pytest.raises(SidecarError, match=r"'words' is not coordinated.*'op'"),
+    ):
+        sidecar.operator("words")
