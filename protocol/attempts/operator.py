@@ -125,6 +125,8 @@ class OperatorLedger:
         self.run = Run(run_id)
         self.want_look(now + self.config.audit_every_s)
         stage = self.books.stage(run_id)
+        if not stage.active_jobs:
+            self.want_look(now + self.config.heal_after_s)  # the start of its job is late, or lost: a look tells it
         tasks = stage.tasks
         for task_attempt_id in sorted(tasks):
             if tasks[task_attempt_id].end is not None:
