@@ -17,6 +17,7 @@ from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.gateway import GatewayActor
 from actors.coordination.messages import (
     AttachConnection,
+    ConnectionClosed,
     EventArrived,
     NotifyAborted,
     NotifyCompleted,
@@ -44,8 +45,8 @@ from tests.simulation.shared import DriverWorld
 from tests.simulation.witness import Witness
 
 Mark = dict[str, int]
-LOOKS_MAX = 40
-"""How often the timers may be looked at before a decision has gone through the mailboxes in its way."""
+LOOKS_MAX = 2
+"""At so many looks what is overdue may be seen: at the first one its timer has not fired yet."""
 OWN_FAULT = re.compile(r"not complete within|coordinator: |storage: |\S+ \(task \d+\) declined: |.*\(H32\)$")
 """The reasons of aborts that count as failures of the checkpoint (H45)."""
 
@@ -65,6 +66,7 @@ class Overseer:
         self._coordinator: ActorCell[Any] | None = None
         self._newest: dict[int, int] = {}  # the connection of each task that was attached last
         self._gone_at: dict[int, float] = {}  # when the end of a connection was told
+        self._heard_gone_at: dict[int, float] = {}  # and when the gateway took it up
         self._goodbyes: set[int] = set()  # the tasks that have said it
         self._overdue: dict[str, int] = {}  # what should have been over: how often it was seen so
         self._deaf_since: dict[int, float] = {}  # by connection
@@ -101,6 +103,8 @@ class Overseer:
         self._item = item.message if isinstance(item, Envelope) else item
         if isinstance(self._item, AttachConnection) and isinstance(cell._instance, GatewayActor):
             self._newest[cell._instance._attempt.task_attempt_id] = self._item.connection.connection_id
+        if isinstance(self._item, ConnectionClosed) and isinstance(cell._instance, GatewayActor):
+            self._heard_gone_at[self._item.connection_id] = self._world.now
         if isinstance(cell._instance, CoordinatorActor):
             self.handling = item
         self._asks_for_savepoint = isinstance(item, RequestCheckpoint) and item.savepoint_directory is not None
@@ -180,10 +184,10 @@ class Overseer:
         )
 
     def look(self, connections: Iterable[tuple[Connection, bool]]) -> None:
-        """Whenever timers have fired. Of each connection: whether its task stands still."""
+        """Before timers fire, and when every mailbox is empty. Of each connection: whether its task stands still."""
         now, overdue = self._world.now, set[str]()
         for task_attempt_id, attempt in self._router.open.items():
-            gone_at = self._gone_at.get(self._newest.get(task_attempt_id, -1), now)
+            gone_at = self._heard_gone_at.get(self._newest.get(task_attempt_id, -1), now)
             if now > gone_at + RECONNECT_S and task_attempt_id not in self._goodbyes:
                 overdue.add(f"H24: {attempt} is without a connection since {gone_at:.4f}")
         for connection, hung in connections:

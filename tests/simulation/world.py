@@ -297,8 +297,9 @@ class World:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def pass_time(self) -> None:
+        if not self.driver.gate.waiting:
+            self.driver.overseer.look((c, self.processes[c.task_attempt_id].hung) for c in self.connections)
         self.driver.pass_time()
-        self.driver.overseer.look((c, self.processes[c.task_attempt_id].hung) for c in self.connections)
         for process in list(self.living):
             machine = process.machine
             if machine is None or process.hung or process.life is Life.GONE:
