@@ -280,6 +280,7 @@ class OperatorLedger:
 
     def _fail_over_barrier_stage(self, run: Run, failed: int, cause: str) -> None:
         run.barrier_failed = max(failed, -1 if run.barrier_failed is None else run.barrier_failed)
+        successes = unwanted.perhaps_of_a_later_stage_attempt(self, run, failed)
         for entry in run.entries():
             if entry.state is AttemptState.OVER:
                 continue
@@ -293,6 +294,8 @@ class OperatorLedger:
         coordinator_knows = bool(run.told or run.by_task)
         if self.reset_due is None and coordinator_knows:
             self.reset_due = cause
+        if successes:
+            unwanted.fail_for_success(self, str(successes[0].attempt))
 
     def _finish(self, entry: AttemptEntry, subtask: SubtaskEntry) -> None:
         """A subtask has one success: whatever else of it is alive is superseded, and dies.

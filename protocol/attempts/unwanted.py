@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from protocol.attempts.books import TaskRecord
-from protocol.attempts.entries import AttemptEntry, Run
+from protocol.attempts.entries import AttemptEntry, AttemptState, Run
 from protocol.attempts.types import FailureKind
 from protocol.facts import TaskOutcome
 
@@ -56,6 +56,18 @@ def check_success(operator: OperatorLedger, run: Run, entry: AttemptEntry) -> No
     )
     if not newer and run.subtask(entry.attempt.subtask).finished is None:
         fail_for_success(operator, str(entry.attempt))
+
+
+def perhaps_of_a_later_stage_attempt(operator: OperatorLedger, run: Run, failed: int) -> list[AttemptEntry]:
+    """The failure of barrier stage attempt ``failed`` is known late, and these have ended well.
+
+    Where the facts of their starts were lost, too, they may be of an attempt that Spark counts.
+    """
+    tasks = operator.books.stage(run.run_id).tasks
+    ended_well = (AttemptState.ENDING, AttemptState.FINISHED)
+    candidates = [entry for entry in run.entries() if entry.state in ended_well]
+    of = {entry.task_attempt_id: tasks[entry.task_attempt_id].stage_attempt for entry in candidates}
+    return [entry for entry in candidates if (own := of[entry.task_attempt_id]) is None or own > failed]
 
 
 def check_winner(operator: OperatorLedger, run: Run, entry: AttemptEntry) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from protocol.facts import StatusReported, TaskOutcome, TaskState
-from tests.protocol.attempts_kit import Playbook, end, goodbye, job, reg, stage, start
+from protocol.facts import StageCompleted, StatusReported, TaskOutcome, TaskState
+from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
 
 OK = TaskOutcome.SUCCESS
 
@@ -36,6 +36,19 @@ def test_a_barrier_stage_of_which_only_a_part_runs_again_fails_the_job() -> None
     book = a_running_barrier_stage()
     book.feed(goodbye(11), end(10, 0))
     assert book.feed(stage(attempt=1, tasks=1, barrier=True)) == ["cancel [0]"]
+
+
+def test_a_success_of_an_unknown_stage_attempt_fails_the_job_when_an_earlier_failure_comes_to_light() -> None:
+    """H15, H19. Found by the simulation: the facts of a barrier stage's second attempt were lost, its tasks were
+    accepted after a look, and ended well. Then the stage's end told that there had been a failure in between, the
+    coordinator was reset, and the run ended well with nothing in it."""
+    book = Playbook(parallelism=1)
+    book.feed(job(), stage(tasks=1, barrier=True), reg(20, 0))
+    book.wait(book.config.heal_after_s)
+    book.feed(StatusReported({0: True}, {20: TaskState.RUNNING}), opened(20), goodbye(20))
+    answers = book.feed(StageCompleted(1, 1))
+    assert answers == ["failed 0#0 GLOBAL_FAILURE", "cancel [0]"]
+    assert "end run 1 badly" in book.feed(job_end())
 
 
 def test_a_copy_that_was_taken_for_a_rerun_and_lost_to_the_first_attempt_fails_the_job() -> None:
