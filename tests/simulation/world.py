@@ -141,7 +141,8 @@ class World:
 
     def happen(self, what: str) -> None:
         self.figures.happen(what)
-        if what == "fetch failure":  # where its fact is lost, the task looks like a zombie that runs on
+        if what in ("fetch failure", "look behind the truth"):
+            # Where the fact of an end is lost, the task looks like a zombie or a copy that runs on.
             self.driver.coordinator.order.copies = True
 
     def record(self, task_attempt_id: int) -> AttemptRecord:
