@@ -10,11 +10,14 @@ goes where; the ``SourceCoordinator`` around it keeps the books, so that no fail
 * A revoked success in batch mode (H17, H56): Spark believes that the recomputed partition equals the lost one, part
   of which others may have read. So the subtask keeps its splits: its next attempt is handed the same ones, in the
   same order, then "no more", and nothing is given back. This lasts until the run ends, whatever fails meanwhile.
+* A later run in batch mode (H55, H56): of what an earlier action computed, Spark may have kept a part (a cache, shuffle
+  files) and run only the rest again. So a subtask that has finished once begins each later run with the splits that it
+  had, and nobody else is given them: what the new enumerator assigns of them is passed over.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -157,6 +160,9 @@ class SourceCoordinator(OperatorCoordinator):
         self._known_readers: set[int] = set()
         self._no_more: set[int] = set()
         self._recomputed: set[int] = set()  # success revoked in this run: keep their splits (H56)
+        self._kept: dict[int, list[bytes]] = {}  # of the subtasks that have finished in an earlier run (H56)
+        self._withheld: Counter[bytes] = Counter()  # of these, what the present enumerator has not assigned yet
+        self._passed_over = False  # something was withheld since this was last looked at
         self.splits_assigned = 0
         self.splits_given_back = 0
 
@@ -177,13 +183,21 @@ class SourceCoordinator(OperatorCoordinator):
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it has no ready attempt")
         if subtask in self._no_more:
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it was told that no more follow")
-        if not splits:
-            return
-        event = splits_event(splits)
-        encoded = [encode_event(split) for split in splits]
+        free = [encoded for split in splits if not self._withhold(encoded := encode_event(split))]
+        if free:
+            self._record(subtask, free)
+            await self.send(subtask, splits_event([decode_event(split) for split in free]))
+
+    def _record(self, subtask: int, encoded: list[bytes]) -> None:
         self._splits.record(subtask, enumerate(encoded, start=self.splits_assigned))
-        self.splits_assigned += len(splits)
-        await self.send(subtask, event)
+        self.splits_assigned += len(encoded)
+
+    def _withhold(self, encoded: bytes) -> bool:
+        """Whether it belongs to a subtask that had it in an earlier run."""
+        mine = self._withheld[encoded] > 0
+        self._withheld[encoded] -= mine
+        self._passed_over = self._passed_over or mine
+        return mine
 
     async def signal_no_more_splits(self, subtask: int) -> None:
         self._no_more.add(subtask)
@@ -202,10 +216,20 @@ class SourceCoordinator(OperatorCoordinator):
         elif subtask in self._no_more:
             await self.send(subtask, no_more_splits_event())
         else:
+            await self._request_splits(subtask)
+
+    async def _request_splits(self, subtask: int) -> None:
+        """Ask again while nothing came of it but what is withheld."""
+        passed_over = True
+        while passed_over and subtask not in self._no_more:
+            self._passed_over, before = False, self.splits_assigned
             await self.enumerator.handle_split_request(subtask)
+            passed_over = self._passed_over and self.splits_assigned == before
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         self._gateways.setdefault(subtask, {})[gateway.attempt.attempt] = gateway
+        if subtask in self._kept and not self._splits.assigned(subtask):
+            self._record(subtask, self._kept[subtask])
         recorded = [decode_event(split) for _, split in self._splits.assigned(subtask)]
         if recorded:
             await gateway.send_event(splits_event(recorded))
@@ -227,9 +251,10 @@ class SourceCoordinator(OperatorCoordinator):
             return
         self._no_more.discard(subtask)
         self._known_readers.discard(subtask)
-        splits = self._splits.get_and_remove(subtask, checkpoint_id)
+        taken = [split for _, split in self._splits.get_and_remove(subtask, checkpoint_id)]
+        splits = taken[len(self._kept.get(subtask, ())) :]  # what it began with is its own, and not the enumerator's
         self.splits_given_back += len(splits)
-        await self.enumerator.add_splits_back([decode_event(split) for _, split in splits], subtask)
+        await self.enumerator.add_splits_back([decode_event(split) for split in splits], subtask)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         self._splits.on_checkpoint(checkpoint_id)
@@ -248,11 +273,15 @@ class SourceCoordinator(OperatorCoordinator):
         for book in (self._gateways, self._known_readers, self._no_more, self._recomputed):
             book.clear()
         self._restored = state
+        self._withheld = Counter(split for splits in self._kept.values() for split in splits)
         if self._started:
             await self._close_enumerator()
             await self._start_enumerator(state)
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        if self._context.mode is RestoreMode.BATCH:
+            for subtask in {*self.registered_readers(), *self._recomputed}:  # the others were reported as failed
+                self._kept[subtask] = [split for _, split in self._splits.assigned(subtask)]
         self._gateways.clear()
 
     async def close(self) -> None:
