@@ -60,7 +60,6 @@ def strike(world: UnluckyWorld) -> None:
     random, faults = world.random, world.faults
     if world.drivers < DRIVERS_MAX and random.random() < faults.lose_driver:
         world.lose_driver()
-    world.engine.happen = world.figures.happen
     world.now += world.engine.chores.rest()
     world.engine.chores.catch_up(world.now)
     for connection in world.connections:
