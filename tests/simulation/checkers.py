@@ -289,10 +289,10 @@ class AttemptRecord:
             enough = waited_s >= timeout_s - 1e-6
             demand(enough, f"H24: {self.name} failed for an event that had {waited_s:.3f} s on a connection")
 
-    def has_to_confirm(self, unread: Iterable[DownMessage]) -> bool:
-        """Whether there is an event among what it has not read, and not one that may be lost (H28)."""
+    def first_to_confirm(self, unread: Iterable[DownMessage]) -> str:
+        """The first event in what it has not read, but for those that may be lost (H28); empty if there is none."""
         events = [unpack(message.payload) for message in unread if isinstance(message, EventMessage)]
-        return any(self.down_sent.index(payload) not in self.loose for payload in events)
+        return next((payload for payload in events if self.down_sent.index(payload) not in self.loose), "")
 
     def check_settled(self) -> None:
         waiting = [place for place in range(len(self.down_sent)) if place not in self.settled]

@@ -69,7 +69,7 @@ class Overseer:
         self._heard_gone_at: dict[int, float] = {}  # and when the gateway took it up
         self._goodbyes: set[int] = set()  # the tasks that have said it
         self._overdue: dict[str, int] = {}  # what should have been over: how often it was seen so
-        self._deaf_since: dict[int, float] = {}  # by connection
+        self._unread_since: dict[tuple[int, str], float] = {}  # by the task that stands still, and the event before it
         self._item: object = None  # what an actor handles at this moment
         self.witness = Witness()
         self._given_up: set[int] = set()  # by request
@@ -183,29 +183,29 @@ class Overseer:
             waited_s >= RECONNECT_S - 1e-6, f"H24: task {task_attempt_id} failed {waited_s:.3f} s after its connection"
         )
 
-    def look(self, connections: Iterable[tuple[Connection, bool]]) -> None:
-        """Before timers fire, and when every mailbox is empty. Of each connection: whether its task stands still."""
+    def look(self, connections: Iterable[tuple[Connection, bool]], *, idle: bool) -> None:
+        """Before timers fire. Of each connection: whether its task stands still. ``idle``: every mailbox is empty."""
         now, overdue = self._world.now, set[str]()
         for task_attempt_id, attempt in self._router.open.items():
             gone_at = self._heard_gone_at.get(self._newest.get(task_attempt_id, -1), now)
             if now > gone_at + RECONNECT_S and task_attempt_id not in self._goodbyes:
                 overdue.add(f"H24: {attempt} is without a connection since {gone_at:.4f}")
-        for connection, hung in connections:
-            since = self._deaf_since.get(connection.connection_id, now)
-            if not self._is_deaf(connection, hung=hung):
-                self._deaf_since.pop(connection.connection_id, None)
-                continue
-            self._deaf_since.setdefault(connection.connection_id, now)
+        unread = {key for connection, hung in connections if (key := self._unheard(connection, hung=hung))}
+        self._unread_since = {key: self._unread_since.get(key, now) for key in unread}
+        for (task_attempt_id, payload), since in self._unread_since.items():
             if now > since + CONFIRM_S:
-                overdue.add(f"H25: task {connection.task_attempt_id} is deaf since {since:.4f}")
-        self._overdue = {what: self._overdue.get(what, 0) + 1 for what in overdue}
+                overdue.add(f"H25: task {task_attempt_id} does not confirm {payload} since {since:.4f}")
+        self._overdue = {what: self._overdue.get(what, 0) + idle for what in overdue}
         for what, looks in self._overdue.items():
             demand(looks <= LOOKS_MAX, f"{what}, and not failed")
 
-    def _is_deaf(self, connection: Connection, *, hung: bool) -> bool:
-        """It stands still before an event, on a sound connection."""
-        served = hung and connection.is_sound(self._world.now) and connection.task_attempt_id in self._router.open
-        return served and self._world.record(connection.task_attempt_id).has_to_confirm(connection.down)
+    def _unheard(self, connection: Connection, *, hung: bool) -> tuple[int, str] | None:
+        """The task and the event before which it stands still, on a sound connection."""
+        task_attempt_id = connection.task_attempt_id
+        if not (hung and connection.is_sound(self._world.now) and task_attempt_id in self._router.open):
+            return None
+        payload = self._world.record(task_attempt_id).first_to_confirm(connection.down)
+        return (task_attempt_id, payload) if payload else None
 
     def connection_dropped(self, peer: str) -> None:
         """Tasks keep to the protocol, so only a connection that is replaced may be cut off (H24, H30)."""

@@ -298,8 +298,8 @@ class World:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def pass_time(self) -> None:
-        if not self.driver.gate.waiting:
-            self.driver.overseer.look((c, self.processes[c.task_attempt_id].hung) for c in self.connections)
+        tasks = ((connection, self.processes[connection.task_attempt_id].hung) for connection in self.connections)
+        self.driver.overseer.look(tasks, idle=not self.driver.gate.waiting)
         self.driver.pass_time()
         for process in list(self.living):
             machine = process.machine
