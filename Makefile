@@ -7,12 +7,15 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.made-from
+OTHER_SPARKS := 4.1.4 4.2.1
+OTHER_VENVS := $(foreach version,$(OTHER_SPARKS),.venv-spark-$(basename $(version)))
 PACKAGES := actors protocol spark_bridge
 FOLDERS := $(PACKAGES) tests benchmarks examples
 SEED ?=
 SEEDS ?=
 SCOPE ?=
 SECONDS ?= 60
+MINUTES ?= 30
 RUNS ?= 100
 ARGS ?=
 
@@ -30,7 +33,7 @@ with_java = JAVA_HOME="$$(.ci/find-java)" && export JAVA_HOME
 
 .PHONY: help
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
 .PHONY: run
 run: $(STAMP) ## the example job on a real Spark: two attempts are lost, every result counts once
@@ -39,6 +42,18 @@ run: $(STAMP) ## the example job on a real Spark: two attempts are lost, every r
 .PHONY: test
 test: $(STAMP) ## the whole test suite, real Spark included
 	@$(with_java) && exec $(PY) -m pytest $(ARGS)
+
+.PHONY: spark
+spark: $(STAMP) ## every fault of docs/spark-faults.md, on real clusters
+	@$(with_java) && exec $(PY) -m pytest tests/spark/faults --durations 10 $(ARGS)
+
+.PHONY: matrix
+matrix: $(STAMP) $(OTHER_VENVS:%=%/.made-from) ## the tests on a real Spark, with each Spark that is supported
+	@$(with_java) && for venv in $(OTHER_VENVS) $(VENV); do \
+		python="$(CURDIR)/$$venv/bin/python" && \
+		echo "headgate: Spark $$("$$python" -c 'import pyspark; print(pyspark.__version__)')" >&2 && \
+		PYSPARK_PYTHON="$$python" PYSPARK_DRIVER_PYTHON="$$python" "$$python" -m pytest -m spark $(ARGS) || exit; \
+	done
 
 .PHONY: check
 check: $(STAMP) ## format, lint, types and import rules; seconds, no Java
@@ -67,6 +82,10 @@ fuzz: $(STAMP) ## hostile bytes and peers for SECONDS=60; SEED=n replays one cas
 soak: $(STAMP) ## the exactly-once pipeline in a loop, everything dies once in each run; RUNS=1000, SEED=n
 	@$(with_java) && exec $(PY) examples/exactly_once_pipeline.py --runs $(RUNS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: soak-spark
+soak-spark: $(STAMP) ## faults of Spark at random on one cluster and sidecar: MINUTES=30, SEED=n
+	@$(with_java) && exec $(PY) -m tests.spark.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: bench
 bench: $(STAMP) ## the figures of the README, with their raw baselines
 	@$(with_java) && exec $(PY) -m benchmarks $(ARGS)
@@ -81,7 +100,7 @@ venv: $(STAMP) ## only build .venv
 
 .PHONY: clean
 clean: ## remove .venv and all that tools left behind
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+	@rm -rf $(VENV) .venv-spark-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 		spark-warehouse metastore_db derby.log
 	@find $(wildcard $(FOLDERS)) -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -93,4 +112,14 @@ $(STAMP): requirements.lock
 		"$$python" -m venv $(VENV) && \
 		$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock && \
 		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . && \
+		cp requirements.lock $@
+
+$(OTHER_VENVS:%=%/.made-from): .venv-spark-%/.made-from: requirements.lock
+	@python="$$(.ci/find-python)" && \
+		echo "headgate: building $(@D) (once; some minutes, for Spark is built from its sources)" >&2 && \
+		rm -rf $(@D) && \
+		"$$python" -m venv $(@D) && \
+		sed "s/^pyspark==.*/pyspark==$(filter $*.%,$(OTHER_SPARKS))/" requirements.lock > $(@D)/requirements.lock && \
+		$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $(@D)/requirements.lock && \
+		$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . && \
 		cp requirements.lock $@

@@ -42,3 +42,24 @@ def test_every_rule_that_the_code_cites_is_in_the_contract() -> None:
         if cited not in known
     ]
     assert unknown == []
+
+
+FAULTS = ROOT / "tests" / "spark" / "faults"
+NAMED_TEST = re.compile(r"`(?:tests/spark/)?(test_\w+\.py)::(test_\w+)")
+
+
+def test_every_fault_that_is_tried_stands_in_the_table_and_every_test_that_it_names_exists() -> None:
+    text = (ROOT / "docs" / "spark-faults.md").read_text(encoding="utf-8")
+    named = set(NAMED_TEST.findall(text))
+    tried = {
+        (file.name, name)
+        for file in FAULTS.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    elsewhere = {
+        (file.name, name)
+        for file in (ROOT / "tests" / "spark").glob("test_*.py")
+        for name in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert sorted(named - tried - elsewhere) == []
+    assert sorted(tried - named) == []

@@ -12,6 +12,13 @@ from tests.spark.conftest import SparkOn
 from tests.spark.faults.bench import Bench
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """To start a cluster and a session may take longer than a test on a machine with much to do: it is not counted."""
+    for item in items:
+        if item.path.parent.name == "faults":
+            item.add_marker(pytest.mark.timeout(120, func_only=True))
+
+
 @pytest.fixture(scope="module")
 def bench(standalone: StandaloneCluster, spark_on: SparkOn) -> Iterator[Bench]:
     spark = spark_on(standalone.master_url, spark_executor_memory="512m")
