@@ -52,7 +52,8 @@ def settle(operator: OperatorLedger, now: float) -> None:
                 operator.refuse(task_attempt_id, verdict.code, verdict.text)
             elif isinstance(verdict, Acceptance):
                 _make_room(operator, verdict)
-                operator.accept(held, now)
+                if operator.run is not None and operator.run.failed_cause is None:
+                    operator.accept(held, now)  # else what had to go has failed the whole job, and it is refused next
             progress = progress or verdict is not Wait.WAIT
 
 
