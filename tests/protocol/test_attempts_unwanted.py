@@ -51,6 +51,18 @@ def test_a_success_of_an_unknown_stage_attempt_fails_the_job_when_an_earlier_fai
     assert "end run 1 badly" in book.feed(job_end())
 
 
+def test_a_successor_is_refused_when_the_end_of_its_predecessor_fails_the_job() -> None:
+    """H15. Found by the simulation: it was accepted all the same, and lived on across the failure of everything."""
+    book = Playbook(parallelism=2)
+    book.feed(job(), stage(tasks=2, barrier=True), reg(20, 0), reg(21, 1))
+    book.wait(book.config.heal_after_s)
+    book.feed(StatusReported({0: True}, {20: TaskState.RUNNING, 21: TaskState.RUNNING}))
+    book.feed(opened(20), opened(21), goodbye(20), goodbye(21), start(30, 0))
+    answers = book.feed(reg(30, 0))
+    assert answers[-1] == "refuse task 30 COORDINATOR_FAILED"
+    assert "cancel [0]" in answers
+
+
 def test_a_copy_that_was_taken_for_a_rerun_and_lost_to_the_first_attempt_fails_the_job() -> None:
     """H17: the copy's start was lost and its kill takes long, so the success was revoked for nothing."""
     book = Playbook()
