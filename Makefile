@@ -45,7 +45,7 @@ test: $(STAMP) ## the whole test suite, real Spark included
 
 .PHONY: spark
 spark: $(STAMP) ## every fault of docs/spark-faults.md, on real clusters
-	@$(with_java) && exec $(PY) -m pytest tests/spark/faults --durations 10 $(ARGS)
+	@$(with_java) && exec $(PY) -m pytest -m spark tests/spark/faults --durations 10 $(ARGS)
 
 .PHONY: matrix
 matrix: $(STAMP) $(OTHER_VENVS:%=%/.made-from) ## the tests on a real Spark, with each Spark that is supported

@@ -35,8 +35,8 @@ def fail_for_success(operator: OperatorLedger, what: str) -> None:
 def check_success(operator: OperatorLedger, run: Run, entry: AttemptEntry) -> None:
     """We gave the attempt up, and Spark took its output all the same: fail loudly.
 
-    It cannot happen to a task that waits for the confirmation of its goodbye. A newer plain task of the subtask shows
-    that Spark has lost the output since, and all is well. Of a barrier stage attempt that failed, Spark has thrown
+    It cannot happen to a task that waits for the confirmation of its goodbye. A plain task of the subtask that Spark
+    launched behind the success shows that the output is lost since, and all is well; a zombie's rival does not. Of a barrier stage attempt that failed, Spark has thrown
     away what was there at the failure; what succeeded behind it, it keeps.
     """
     if entry.failure not in _GIVEN_UP_BY_US:
@@ -52,6 +52,7 @@ def check_success(operator: OperatorLedger, run: Run, entry: AttemptEntry) -> No
         other.partition == entry.attempt.subtask
         and other.task_attempt_id > entry.task_attempt_id
         and not other.speculative
+        and not other.launched_before_end_of(task)
         for other in stage.tasks.values()
     )
     if not newer and run.subtask(entry.attempt.subtask).finished is None:

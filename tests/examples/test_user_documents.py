@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-TARGET = re.compile(r"^([a-z]+):.*## ", re.MULTILINE)
-ROW = re.compile(r"^\| `make ([a-z]+)", re.MULTILINE)
+TARGET = re.compile(r"^([a-z-]+):.*## ", re.MULTILINE)
+ROW = re.compile(r"^\| `make ([a-z-]+)", re.MULTILINE)
 
 
 def without_indents(text: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from protocol.facts import StageCompleted, StatusReported, TaskOutcome, TaskState
+from protocol.messages import RestoreMode
 from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
 
 OK = TaskOutcome.SUCCESS
+STREAMING = RestoreMode.STREAMING
 
 
 def a_running_barrier_stage() -> Playbook:
@@ -61,6 +63,16 @@ def test_a_successor_is_refused_when_the_end_of_its_predecessor_fails_the_job() 
     answers = book.feed(reg(30, 0))
     assert answers[-1] == "refuse task 30 COORDINATOR_FAILED"
     assert "cancel [0]" in answers
+
+
+def test_the_success_of_a_zombie_that_its_rival_had_superseded_fails_the_job() -> None:
+    """H12, spark-facts 13. Found by the simulation: Spark counted the zombie, and the coordinator took its rival, which
+    Spark then killed, for the one that had succeeded; the last checkpoint waited for it in vain."""
+    book = Playbook()
+    zombie, rival = reg(10, 1, mode=STREAMING), reg(20, 1, mode=STREAMING)
+    book.feed(job(), stage(), start(10, 1), zombie, opened(10))
+    assert "failed 1#0 SUPERSEDED" in book.feed(start(20, 1, stage_attempt=1), rival)
+    assert "cancel [0]" in book.feed(end(10, 1, OK))
 
 
 def test_a_copy_that_was_taken_for_a_rerun_and_lost_to_the_first_attempt_fails_the_job() -> None:
