@@ -36,8 +36,9 @@ def check_success(operator: OperatorLedger, run: Run, entry: AttemptEntry) -> No
     """We gave the attempt up, and Spark took its output all the same: fail loudly.
 
     It cannot happen to a task that waits for the confirmation of its goodbye. A plain task of the subtask that Spark
-    launched behind the success shows that the output is lost since, and all is well; a zombie's rival does not. Of a barrier stage attempt that failed, Spark has thrown
-    away what was there at the failure; what succeeded behind it, it keeps.
+    launched behind the success shows that the output is lost since, and all is well; a zombie's rival does not. Of a
+    barrier stage attempt that failed, Spark has thrown away what was there at the failure; what succeeded behind it, it
+    keeps.
     """
     if entry.failure not in _GIVEN_UP_BY_US:
         return
