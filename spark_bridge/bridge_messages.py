@@ -38,6 +38,8 @@ class AddOperator:
 
 @dataclass(frozen=True, slots=True)
 class RemoveOperator:
+    """An operator to be forgotten, with its run; answered when that is done."""
+
     operator_id: str
     reply_to: Reply[None]
 
@@ -73,6 +75,8 @@ class StrangerResumed:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationReceived:
+    """A task wants to be accepted on this connection."""
+
     connection: AttemptConnection
     message: Register
 

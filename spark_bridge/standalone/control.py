@@ -39,6 +39,8 @@ class SidecarUnreachable(SidecarError):
 
 @dataclass(frozen=True, slots=True)
 class ControlAddress:
+    """Where a sidecar answers drivers, and the secret that both must know (H61)."""
+
     host: str
     port: int
     secret: bytes = field(repr=False)
