@@ -1,0 +1,30 @@
+"""Which runs of a dead sidecar its successor lets go on (H15, H17)."""
+
+from __future__ import annotations
+
+from spark_bridge.inherited import ActiveStage, InheritedRuns
+
+
+def test_a_run_of_which_nothing_has_succeeded_goes_on() -> None:
+    assert InheritedRuns([ActiveStage(3, 7, 0)]).doom(7) == ("", ())
+
+
+def test_a_run_of_which_a_part_has_succeeded_is_doomed_with_every_job_that_needs_it() -> None:
+    text, jobs = InheritedRuns([ActiveStage(3, 7, 2), ActiveStage(4, 7, 2), ActiveStage(4, 8, 0)]).doom(7)
+    assert "2 of its tasks had succeeded already" in text
+    assert jobs == (3, 4)
+
+
+def test_no_run_goes_on_where_the_user_does_not_want_it() -> None:
+    text, jobs = InheritedRuns([ActiveStage(3, 7, 0)], resume=False).doom(7)
+    assert "--takeover fail" in text
+    assert jobs == (3,)
+
+
+def test_a_run_that_begins_after_the_takeover_is_like_any_other() -> None:
+    assert InheritedRuns([ActiveStage(3, 7, 5)], resume=False).doom(9) == ("", ())
+
+
+def test_the_jobs_that_were_found_have_their_stages() -> None:
+    runs = InheritedRuns([ActiveStage(3, 8, 0), ActiveStage(3, 7, 1), ActiveStage(4, 7, 1)])
+    assert runs.job_stages() == {3: (7, 8), 4: (7,)}

@@ -1,0 +1,153 @@
+"""The sidecar's own process without Spark: its arguments, its secret, and what drivers may ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from actors.coordination import CheckpointFailed
+from spark_bridge.__main__ import main
+from spark_bridge.errors import SidecarError
+from spark_bridge.standalone.command import find
+from spark_bridge.standalone.control import ControlAddress, SidecarUnreachable, ask
+from spark_bridge.standalone.secret_file import read_or_make_secret, read_secret
+from spark_bridge.standalone.server import serve_control
+
+SECRET = b"s" * 32
+
+
+# --- the secret (H61) ---------------------------------------------------------------------------------------------
+
+
+def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    secret = read_or_make_secret(file)
+    assert len(secret) == 32
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert read_or_make_secret(file) == read_secret(file) == secret
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "text"),
+    [
+        ("ab" * 32, 0o640, "chmod 600"),
+        ("ab" * 4, 0o600, "holds 4 bytes of secret"),
+        ("no hex at all", 0o600, "cannot be read"),
+    ],
+)
+def test_a_secret_that_is_none_is_refused_with_the_mend(tmp_path: Path, content: str, mode: int, text: str) -> None:
+    file = tmp_path / "secret"
+    file.touch(mode)
+    file.chmod(mode)
+    file.write_text(content)
+    with pytest.raises(SidecarError, match=text):
+        read_secret(file)
+
+
+def test_a_secret_that_is_not_there_is_said_to_be_made_by_the_sidecar(tmp_path: Path) -> None:
+    with pytest.raises(SidecarError, match="made by the sidecar's process"):
+        read_secret(tmp_path / "nowhere")
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["nothing"], "MODULE:NAME is meant"),
+        (["no.such.module:factory"], "cannot be found"),
+        (["json:no_such_name"], "cannot be found"),
+        (["json:__name__"], "is no function"),
+        (["json:loads", "--port", "70000"], "--port must be a port"),
+        (["json:loads", "--lost-after", "0"], "--lost-after must be above 0"),
+        (["json:loads", "--config", "json:loads"], "is no SidecarConfig"),
+    ],
+)
+def test_a_wrong_argument_is_one_line_that_says_so(
+    arguments: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sidecar", *arguments, "--secret-file", str(tmp_path / "secret")]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("sidecar: ")
+    assert text in told
+    assert told.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line_that_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status = main(["sidecar", "json:loads", "--secret-file", str(tmp_path / "secret"), "--port", str(port)])
+    assert status == 1
+    assert "cannot listen" in capsys.readouterr().err
+
+
+def test_a_name_is_found_through_its_owners() -> None:
+    assert find("pathlib:Path.cwd")() == Path.cwd()
+
+
+# --- questions ----------------------------------------------------------------------------------------------------
+
+
+async def answer(method: str, argument: Any) -> Any:
+    match method:
+        case "twice":
+            return [argument, argument]
+        case "checkpoint":
+            raise CheckpointFailed("no space")
+        case "hang":
+            await anyio.sleep_forever()
+    raise LookupError(f"what is {method}?")
+
+
+async def asked(method: str, argument: Any = None, *, secret: bytes = SECRET, timeout_s: float = 30.0) -> Any:
+    """Over a real connection to a server of its own."""
+    outcome: list[Any] = []
+    async with anyio.create_task_group() as tasks:
+        port = await tasks.start(serve_control, answer, SECRET, "127.0.0.1", 0)
+        question = partial(
+            ask, ControlAddress("127.0.0.1", port, secret), method, argument, timeout_s=timeout_s, connect_timeout_s=1.0
+        )
+        try:
+            outcome.append(await asyncio.to_thread(question))
+        except (SidecarError, CheckpointFailed) as error:  # out of the group it would come in a group of its own
+            outcome.append(error)
+        tasks.cancel_scope.cancel()
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+async def test_a_question_is_answered() -> None:
+    assert await asked("twice", {"n": [1, b"x"]}) == [{"n": [1, b"x"]}, {"n": [1, b"x"]}]
+
+
+async def test_what_the_sidecar_raises_is_raised_as_what_it_is_or_named() -> None:
+    with pytest.raises(CheckpointFailed, match=r"^no space$"):
+        await asked("checkpoint")
+    with pytest.raises(SidecarError, match=r"LookupError: what is that\?"):
+        await asked("that")
+
+
+async def test_whoever_does_not_know_the_secret_learns_nothing() -> None:  # H61
+    with pytest.raises(SidecarUnreachable, match="give both ends the same --secret-file"):
+        await asked("twice", secret=b"t" * 32)
+
+
+async def test_an_answer_that_does_not_come_in_time_is_an_error() -> None:  # H48
+    with pytest.raises(SidecarUnreachable, match="went away before it answered 'hang'"):
+        await asked("hang", timeout_s=0.2)
+
+
+def test_a_sidecar_that_is_not_there_is_an_error_that_says_how_to_start_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(SidecarUnreachable, match="python -m spark_bridge sidecar"):
+        ask(ControlAddress("127.0.0.1", port, SECRET), "twice", timeout_s=1.0, connect_timeout_s=0.2)
