@@ -144,6 +144,8 @@ class OperatorLedger:
         if run is None:
             return
         succeeded = succeeded and run.failed_cause is None
+        if succeeded and (doubt := unwanted.doubtful_success(self, run)):
+            succeeded, reason = False, doubt
         for subtask in run.subtasks.values():
             self._end_subtask(subtask, succeeded, reason)
         reason = run.failed_cause or reason
@@ -394,6 +396,3 @@ class OperatorLedger:
         attempt = self._mint(subtask, task_attempt_id)
         self._announce_failed(attempt, kind, text)
         self._after_failure(run, attempt, text or kind.value)
-
-
-__all__ = ["OperatorLedger"]

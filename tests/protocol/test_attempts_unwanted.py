@@ -75,6 +75,15 @@ def test_the_success_of_a_zombie_that_its_rival_had_superseded_fails_the_job() -
     assert "cancel [0]" in book.feed(end(10, 1, OK))
 
 
+def test_a_job_that_perhaps_succeeded_with_an_attempt_that_was_given_up_has_not_ended_well() -> None:
+    """H12, H19. Found by the simulation: the copy that had taken over was killed, for the original was a success; the
+    facts of both ends were lost, and the coordinator was told that the copy had succeeded."""
+    book = Playbook()
+    book.feed(job(), stage(), start(10, 1), reg(10, 1, mode=STREAMING), opened(10))
+    book.feed(start(20, 1, number=1, speculative=True), reg(20, 1, number=1, mode=STREAMING), opened(20))
+    assert book.feed(job_end()) == ["failed 1#1 RUN_ENDED", "end run 1 badly"]
+
+
 def test_a_copy_that_was_taken_for_a_rerun_and_lost_to_the_first_attempt_fails_the_job() -> None:
     """H17: the copy's start was lost and its kill takes long, so the success was revoked for nothing."""
     book = Playbook()
