@@ -75,16 +75,16 @@ def perhaps_of_a_later_stage_attempt(operator: OperatorLedger, run: Run, failed:
 def doubtful_success(operator: OperatorLedger, run: Run) -> str:
     """Why a job that succeeded did perhaps not succeed with what the coordinator knows; empty where there is no doubt.
 
-    A success has said goodbye first. Where none of a subtask's attempts has, and the end of one that was given up is
-    not known, that one may be what Spark has counted.
+    A success has said goodbye first. Where none of a subtask's attempts has, and each is over, or the end of one that
+    was given up is not known, Spark may have counted that one.
     """
     tasks = operator.books.stage(run.run_id).tasks
     for subtask in run.subtasks.values():
         if subtask.finished is not None or any(entry.state is AttemptState.ENDING for entry in subtask.living):
             continue
         for entry in subtask.attempts.values():
-            given_up = entry.state is AttemptState.OVER and entry.failure in _GIVEN_UP_BY_US
-            if given_up and subtask.living and tasks[entry.task_attempt_id].end is None:
+            given_up = entry.failure in _GIVEN_UP_BY_US or entry.failure is FailureKind.REVOKED
+            if given_up and (not subtask.living or tasks[entry.task_attempt_id].end is None):
                 return f"Spark's job has succeeded, perhaps with {entry.attempt}, which the coordinator had given up"
     return ""
 

@@ -84,6 +84,15 @@ def test_a_job_that_perhaps_succeeded_with_an_attempt_that_was_given_up_has_not_
     assert book.feed(job_end()) == ["failed 1#1 RUN_ENDED", "end run 1 badly"]
 
 
+def test_a_job_that_succeeded_although_a_subtask_was_revoked_and_never_ran_again_has_not_ended_well() -> None:
+    """H15, H19. Found by the simulation: a task of a barrier stage ended well behind the failure of another one, so
+    Spark kept it and ran only the other one again, and every fact that said so was lost."""
+    book = a_running_barrier_stage()
+    book.feed(goodbye(11), end(10, 0))
+    book.feed(start(20, 0, stage_attempt=1), reg(20, 0), opened(20), goodbye(20))
+    assert book.feed(job_end()) == ["failed 0#1 RUN_ENDED", "end run 1 badly"]
+
+
 def test_a_copy_that_was_taken_for_a_rerun_and_lost_to_the_first_attempt_fails_the_job() -> None:
     """H17: the copy's start was lost and its kill takes long, so the success was revoked for nothing."""
     book = Playbook()
