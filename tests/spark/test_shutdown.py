@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 
 from actors.coordination import CoordinatorContext
 from examples.quiet_spark import JobFailed, was_interrupted
-from spark_bridge import Sidecar, SidecarConfig, SidecarError, SidecarNotRunning
-from spark_bridge import runtime as runtime_module
+from spark_bridge import Sidecar, SidecarConfig, SidecarError, SidecarNotRunning, driver_side
 from spark_bridge.relay import RelayStopped
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, SparkOn
@@ -254,7 +253,7 @@ def test_ctrl_c_while_a_coordinator_takes_its_time(spark: SparkSession, method: 
 
 @pytest.mark.parametrize("step", ["check_worker_python", "ship_packages"])
 def test_ctrl_c_while_the_sidecar_is_entered(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    monkeypatch.setattr(runtime_module, step, lambda context: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(driver_side, step, lambda context: os.kill(os.getpid(), signal.SIGINT))
     sidecar = Sidecar(spark)
     with pytest.raises(KeyboardInterrupt):
         sidecar.__enter__()

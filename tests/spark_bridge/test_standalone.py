@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import stat
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from spark_bridge.standalone.control import ControlAddress, SidecarUnreachable, 
 from spark_bridge.standalone.secret_file import read_or_make_secret, read_secret
 from spark_bridge.standalone.server import serve_control
 
+ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"s" * 32
 
 
@@ -81,12 +84,14 @@ def test_a_wrong_argument_is_one_line_that_says_so(
     assert told.count("\n") == 1
 
 
-def test_a_port_in_use_is_one_line_that_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_one_line_that_says_so(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        status = main(["sidecar", "json:loads", "--secret-file", str(tmp_path / "secret"), "--port", str(port)])
-    assert status == 1
-    assert "cannot listen" in capsys.readouterr().err
+        arguments = ["json:loads", "--secret-file", str(tmp_path / "secret"), "--port", str(port)]
+        command = [sys.executable, "-m", "spark_bridge", "sidecar", *arguments]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("sidecar: cannot listen: ")
 
 
 def test_a_name_is_found_through_its_owners() -> None:
