@@ -40,7 +40,7 @@ run: $(STAMP) ## the example job on a real Spark: two attempts are lost, every r
 	@$(with_java) && exec $(PY) examples/word_count.py $(ARGS)
 
 .PHONY: test
-test: $(STAMP) ## the whole test suite, real Spark included
+test: $(STAMP) ## the test suite, real Spark included; the longer faults are left to make spark
 	@$(with_java) && exec $(PY) -m pytest $(ARGS)
 
 .PHONY: spark

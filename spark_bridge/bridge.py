@@ -122,9 +122,9 @@ class ConnectionRouter:
             return
         first, rest = messages[0], messages[1:]
         match first:
-            case Register() | Resume() if not rest and self._takes_over and self._bridge_ref is None:
+            case Register() | Resume() if self._takes_over and self._bridge_ref is None:
                 connection.identified()
-                self._early.append((connection, first))
+                self._early.append((connection, first))  # whatever else it says is of an attempt that will be over
             case Register() if not rest and not connection.is_identified:
                 connection.identified()
                 self._register(connection, first)

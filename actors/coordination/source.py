@@ -194,10 +194,11 @@ class SourceCoordinator(OperatorCoordinator):
 
     def _withhold(self, encoded: bytes) -> bool:
         """Whether it belongs to a subtask that had it in an earlier run."""
-        mine = self._withheld[encoded] > 0
-        self._withheld[encoded] -= mine
-        self._passed_over = self._passed_over or mine
-        return mine
+        if not self._withheld[encoded]:  # asking does not make an entry
+            return False
+        self._withheld[encoded] -= 1
+        self._passed_over = True
+        return True
 
     async def signal_no_more_splits(self, subtask: int) -> None:
         self._no_more.add(subtask)

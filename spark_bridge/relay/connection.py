@@ -159,7 +159,6 @@ class RelayServer:
         self._server: asyncio.Server | None = None
         self._unproven: dict[RelayLink, None] = {}  # the oldest first
         self._link: RelayLink | None = None
-        self._was_connected = False
         self.connected = asyncio.Event()
         """Set once the JVM has connected for the first time."""
         self._end_expected = False
@@ -247,9 +246,8 @@ class RelayServer:
             before.close()
         if self._lost_timer is not None:
             self._lost_timer.cancel()
-        if self._was_connected:
+        if self.connected.is_set():
             self._statistics.reconnects += 1
-        self._was_connected = True
         self.connected.set()
         for body, _ in self._pending.values():
             link.send(body)

@@ -9,7 +9,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-import anyio
+from anyio.from_thread import start_blocking_portal
 
 from protocol.messages import RestoreMode
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
@@ -127,18 +127,19 @@ class AttachedSidecar:
         """See ``Sidecar.run``. A job that failed while its sidecar died, or because it did, is run again too."""
         self._require_attached()
         restarter = Restarter(self._runs, restart)
-        while True:
-            anyio.run(restarter.begin)
-            try:
-                result = action()
-            except Exception as error:
-                self._runs.blame_a_restart()
-                delay_s: float | None = anyio.run(restarter.failed, error)
-            else:
-                delay_s = anyio.run(restarter.succeeded)
-                if delay_s is None:
-                    return result
-            time.sleep(delay_s or 0.0)
+        with start_blocking_portal() as portal:  # a notebook calls this where a loop runs already
+            while True:
+                portal.call(restarter.begin)
+                try:
+                    result = action()
+                except Exception as error:
+                    self._runs.blame_a_restart()
+                    delay_s: float | None = portal.call(restarter.failed, error)
+                else:
+                    delay_s = portal.call(restarter.succeeded)
+                    if delay_s is None:
+                        return result
+                time.sleep(delay_s or 0.0)
 
     def _require_attached(self) -> None:
         if self._listener is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.facts import StageCompleted, TaskOutcome
-from tests.protocol.attempts_kit import Playbook, end, job_end, reg, stage
+from tests.protocol.attempts_kit import Playbook, end, job_end, opened, reg, stage
 
 
 def a_run_whose_attempt_failed() -> Playbook:
@@ -49,3 +49,9 @@ def test_a_run_of_which_every_task_ended_well_passes_for_whole() -> None:  # H19
     book.ready(10, 1)
     book.feed(end(10, 1, TaskOutcome.SUCCESS), reg(20, 1, run=2))
     assert "end run 1 well" in book.wait(10)
+
+
+def test_a_run_whose_job_nobody_has_told_of_is_looked_up_soon() -> None:  # H19
+    book = Playbook()
+    book.feed(reg(10, 1), opened(10))
+    assert book.wait(book.config.heal_after_s) == ["query tasks [10] jobs []"]

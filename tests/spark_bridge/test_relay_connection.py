@@ -141,6 +141,21 @@ async def test_records_lost_with_a_connection_are_counted_as_dropped() -> None: 
         assert sidecar.statistics.dropped == 3
 
 
+async def test_a_sidecar_that_takes_over_does_not_miss_what_the_one_before_was_told() -> None:
+    log = FactsLog()
+    server = RelayServer(log.receive, RelayStatistics(), secret=b"s" * 32, joins=True)
+    address = await server.listen()
+    try:
+        jvm = await FakeJvm.connect(address, b"s" * 32)
+        jvm.tell_job_end(5001, 7)
+        jvm.tell_job_end(5003, 8)
+        await log.wait_until(lambda: len(log.facts) == 3)
+        jvm.writer.close()
+    finally:
+        await server.close()
+    assert log.facts == [JobEnded(7, True), FactsDropped(1), JobEnded(8, True)]
+
+
 async def test_a_record_that_cannot_be_read_costs_only_itself() -> None:
     async with a_sidecar() as sidecar:
         jvm = await sidecar.jvm()

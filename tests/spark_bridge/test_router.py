@@ -8,7 +8,7 @@ from actors.coordination.messages import AttachConnection, ConnectionClosed, Mes
 from protocol.ids import ExecutionAttempt
 from protocol.messages import Confirm, RefusalCode, Refused, Register, RestoreMode, Resume
 from spark_bridge.bridge import ConnectionRouter
-from spark_bridge.bridge_messages import RegistrationAbandoned, RegistrationReceived
+from spark_bridge.bridge_messages import RegistrationAbandoned, RegistrationReceived, StrangerResumed
 
 ATTEMPT = ExecutionAttempt("words", 1, 0, 10)
 REGISTER = Register(10, "words", 1, 3, 0, RestoreMode.BATCH, 4, "host/1", "3.11.7")
@@ -48,10 +48,14 @@ class Line:
 class Scene:
     """A router with its bridge, one gateway, and lines to speak on."""
 
-    def __init__(self) -> None:
-        self.router = ConnectionRouter()
+    def __init__(self, *, takes_over: bool = False) -> None:
+        self.router = ConnectionRouter(takes_over=takes_over)
         self.bridge = Told()
         self.gateway = Told()
+        if not takes_over:
+            self.attach()
+
+    def attach(self) -> None:
         self.router.attach(cast(Any, self.bridge))
 
     def line(self, connection_id: int) -> Line:
@@ -170,3 +174,31 @@ def test_what_comes_behind_a_refused_resumption_is_dropped() -> None:  # H62
     scene.say(line, *[Resume(99, "words", 0)] * 5000, REGISTER)
     assert [type(message) for message in line.sent] == [Refused]
     assert scene.bridge.messages == []
+
+
+# --- taking over from a sidecar that died ---------------------------------------------------------------------------
+
+
+def test_tasks_that_come_before_the_coordinators_are_there_wait_for_them() -> None:  # H24
+    scene = Scene(takes_over=True)
+    new, old, gone = (scene.line(number) for number in (1, 2, 3))
+    scene.say(new, REGISTER)
+    scene.say(old, Resume(11, "words", 4), CONFIRM)
+    scene.say(gone, REGISTER)
+    scene.hang_up(gone)
+    assert all(line.is_identified and not line.closed for line in (new, old))
+
+    scene.attach()
+
+    assert scene.bridge.messages == [RegistrationReceived(cast(Any, new), REGISTER), StrangerResumed(11)]
+
+
+def test_an_attempt_of_a_dead_sidecar_is_left_without_an_answer_until_spark_kills_it() -> None:
+    """spark-facts 16: a refusal would end it as a failure, which Spark counts."""
+    scene = Scene(takes_over=True)
+    scene.attach()
+    line = scene.line(1)
+    scene.say(line, Resume(11, "words", 4))
+    scene.say(line, CONFIRM)
+    assert scene.bridge.messages == [StrangerResumed(11)]
+    assert (line.sent, line.closed, scene.router.messages_dropped) == ([], False, 1)

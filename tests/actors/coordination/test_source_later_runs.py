@@ -119,3 +119,12 @@ async def test_in_streaming_mode_nothing_is_kept() -> None:
         await next_run(world)
         (again,) = await readers(world, 0)
         assert again.batches == []
+
+
+async def test_the_books_of_what_is_withheld_do_not_grow_with_the_splits_of_an_endless_input() -> None:  # H27
+    coordinator = source()
+    async with running_operator(coordinator, parallelism=1) as world:
+        (reader,) = await readers(world, 0)
+        await read(world, reader)
+        assert reader.done == SPLITS
+        assert not coordinator._withheld

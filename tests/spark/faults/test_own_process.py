@@ -5,6 +5,7 @@ Its tasks run in the driver's JVM: what dies here is the sidecar, and Spark is a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,11 @@ def test_a_driver_is_served_by_a_sidecar_elsewhere(spark: SparkSession, program:
     with attach(spark, here) as sidecar:
         assert sidecar.operator_ids == [OPERATOR]
         rdd = tasks(spark, sidecar)
-        action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))
+
+        async def as_in_a_notebook() -> Any:  # where a loop runs in the thread that calls
+            return sidecar.run(rdd.collect, restart=RESTART)
+
+        action = Action(lambda: asyncio.run(as_in_a_notebook()))
         wait_until_ready(sidecar)
         exchange(sidecar, 5, seen=5)
         assert sidecar.checkpoint() == 1
