@@ -97,13 +97,19 @@ def start_spark(master: str, name: str, *, verbose: bool = False) -> SparkSessio
 
 
 def interrupt_quietly() -> None:
-    """Make of Ctrl-C a ``KeyboardInterrupt`` without stack traces on the way.
+    """Make of the first Ctrl-C a ``KeyboardInterrupt`` without stack traces on the way; further ones change nothing.
 
     Spark's own handler calls the JVM from within the very call that it interrupts, which cannot work; Py4J logs how
-    that fails, and the interrupt too. Leaving the sidecar, and stopping Spark, end the jobs anyway.
+    that fails, and the interrupt too. Leaving the sidecar, and stopping Spark, end the jobs anyway, each within its
+    deadline. An interrupt in the middle of that would only cut Py4J's words to the JVM short, and leave it unusable.
     """
+
+    def interrupt_once(*unused: object) -> None:
+        signal.signal(signal.SIGINT, lambda *unused: None)
+        raise KeyboardInterrupt
+
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, interrupt_once)
     logging.getLogger().addFilter(lambda record: "while sending command" not in record.getMessage())
 
 

@@ -168,6 +168,11 @@ class Coordinator(OperatorCoordinator):
         finally:
             self.stalled, self.hangs = None, False
 
+    @property
+    def busy(self) -> bool:
+        """Whether one of its methods has begun and not ended."""
+        return bool(self._inside)
+
     def end_stall(self) -> None:
         if self.stalled is not None and not self.stalled.done():
             self.stalled.set_result(None)

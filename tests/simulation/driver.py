@@ -115,6 +115,8 @@ class Driver:
     def actions(self) -> list[Callable[[], None]]:
         """What could happen next, but for what comes from outside."""
         self._judge_answers()
+        if self.settled and not self.coordinator.busy and not self.overseer.waiting("coordinator"):
+            self.check_settled()
         world, coordinator = self.world, self.coordinator
         actions: list[Callable[[], None]] = [partial(self._turn, cell) for cell in self.gate.waiting]
         if coordinator.stalled is not None and not coordinator.hangs:
@@ -293,8 +295,13 @@ class Driver:
         demand(not self.router.open, f"H57: gateways are left: {list(self.router.open)}")
         demand(not self.router.gateway_count, "H57: the router keeps gateways that are closed")
         self.overseer.check_rest()
+        self.settled = True
+        self.check_settled()
+
+    def check_settled(self) -> None:
+        """Whoever waited for the last output, and was told that all is well, has it (H45)."""
         uncommitted = self.coordinator.order.uncommitted
         demand(
-            not uncommitted or bool(self.uncommitted),
+            not (self.settled and uncommitted) or bool(self.uncommitted),
             f"H45: no checkpoint covers the last output of {uncommitted}: nobody is told",
         )

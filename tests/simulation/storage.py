@@ -40,7 +40,7 @@ class Storage:
     slowness: float = 0.0  # how likely a write goes on a little longer, while something else can happen
 
     def __post_init__(self) -> None:
-        self.slowness = self.random.choice([0.0, 0.0, 0.95])
+        self.slowness = self.random.choice([0.0, 0.0, 0.95, 0.998])
 
     def next_id(self, may_fail: bool) -> int | None:
         """None when no more ids could be reserved."""

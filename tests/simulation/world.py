@@ -271,7 +271,7 @@ class World:
         self.check_results()
         self.targets[self.engine.stage_id + 1] = self.to_send + self.growth * self.done()
         self.jobs += 1
-        self.user_waits = False
+        self.user_waits = self.driver.settled = False
         self.tell("the user starts a job")
         self.engine.start_job()
 

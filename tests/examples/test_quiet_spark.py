@@ -1,0 +1,36 @@
+"""How the examples' programs meet a Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from examples.quiet_spark import interrupt_quietly
+from spark_bridge.interrupts import interrupts_held_back
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    handler, filters = signal.getsignal(signal.SIGINT), list(logging.getLogger().filters)
+    yield
+    signal.signal(signal.SIGINT, handler)
+    logging.getLogger().filters[:] = filters
+
+
+def test_only_the_first_ctrl_c_interrupts() -> None:
+    # A second one came while Py4J tidied up behind the first: no session could be stopped through it any more.
+    interrupt_quietly()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_several_that_were_held_back_are_one() -> None:
+    interrupt_quietly()
+    with pytest.raises(KeyboardInterrupt), interrupts_held_back():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
