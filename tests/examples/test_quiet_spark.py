@@ -28,9 +28,14 @@ def test_only_the_first_ctrl_c_interrupts() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
+def interrupted_twice_while_held_back() -> None:
+    with interrupts_held_back():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+
 def test_several_that_were_held_back_are_one() -> None:
     interrupt_quietly()
-    with pytest.raises(KeyboardInterrupt), interrupts_held_back():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_twice_while_held_back()
     signal.raise_signal(signal.SIGINT)
