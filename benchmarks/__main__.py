@@ -1,71 +1,109 @@
-"""``python -m benchmarks``: measure, show, and write the figures as JSON."""
+"""``python -m benchmarks``: measure, show, and write the figures as JSON and plots."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from benchmarks.event_confirm import event_confirm, event_confirm_busy, event_echo, event_flood_up, event_pipelined
-from benchmarks.harness import Figure
-from benchmarks.local_messages import local_ask, local_tell
-from benchmarks.spark_fact import spark_fact
+from benchmarks.harness import Measure, Progress
 
-FIGURES: dict[str, Callable[[bool, Callable[[str], None]], Figure]] = {
-    "local_tell": local_tell,
-    "local_ask": local_ask,
-    "event_confirm": event_confirm,
-    "event_echo": event_echo,
-    "event_confirm_busy": event_confirm_busy,
-    "event_pipelined": event_pipelined,
-    "event_flood_up": event_flood_up,
-    "spark_fact": spark_fact,
+RESULTS = Path(__file__).parent / "results"
+FIGURES = {
+    "local_tell": "local_messages",
+    "local_ask": "local_messages",
+    "event_confirm": "event_confirm",
+    "event_echo": "event_confirm",
+    "event_confirm_busy": "event_confirm",
+    "event_pipelined": "event_confirm",
+    "event_flood_up": "event_confirm",
+    "spark_fact": "spark_fact",
 }
+"""The module of each figure, where a function of the figure's name measures it. In the order of a whole run."""
 
 
 def host_facts() -> dict[str, Any]:
+    """What a reader must know of the machine before he believes a figure."""
     return {
         "python": platform.python_version(),
-        "system": platform.system(),
+        "system": f"{platform.system()} {platform.release()}",
         "machine": platform.machine(),
+        "processor": _processor(),
         "cpus": os.cpu_count(),
         "load_1m": os.getloadavg()[0],
+        "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
-def progress_of(name: str) -> Callable[[str], None]:
-    return lambda text: print(f"{name}: {text}", file=sys.stderr)
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def find(name: str) -> Measure:
+    """The function that measures this figure. Imported when it is its turn: some need Java, others must not."""
+    measure: Measure = getattr(importlib.import_module(f"benchmarks.{FIGURES[name]}"), name)
+    return measure
+
+
+def progress_of(name: str) -> Progress:
+    return lambda text: print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+
+def line_of(figure: dict[str, Any]) -> str:
+    """One figure as a line of the table."""
+    which = ", ".join(f"{key} {value}" for key, value in figure["params"].get("case", {}).items())
+    name = f"{figure['name']} ({which})" if which else figure["name"]
+    return (
+        f"{name:<36} p50 {figure['p50']:10.1f}  p99 {figure['p99']:10.1f} {figure['unit']:<6}"
+        f"  baseline {figure['baseline_p50']:10.1f} / {figure['baseline_p99']:10.1f}"
+        f"  ratio {figure['ratio_p50']:5.2f} / {figure['ratio_p99']:5.2f}"
+        f"  ({figure['ratio_p50_low']:.2f} to {figure['ratio_p50_high']:.2f})"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("--only", choices=sorted(FIGURES), action="append", help="measure this one (may be repeated)")
+    parser.add_argument(
+        "--only", choices=sorted(FIGURES), action="append", metavar="NAME", help="measure this one (may be repeated)"
+    )
     parser.add_argument("--quick", action="store_true", help="few samples: shows that it runs, not how fast")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures there (default: results/latest.json if all run)"
+    )
+    parser.add_argument("--list", action="store_true", help="only name the figures")
     options = parser.parse_args(arguments)
+    if options.list:
+        print("\n".join(FIGURES))
+        return 0
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    figures = []
-    for name, measure in FIGURES.items():
+    host, figures = host_facts(), []
+    for name in FIGURES:
         if options.only and name not in options.only:
             continue
-        figure = measure(options.quick, progress_of(name)).as_dict()
-        figures.append(figure)
-        print(
-            f"{name:<18} p50 {figure['p50']:8.1f} p99 {figure['p99']:8.1f} {figure['unit']:<3}"
-            f" baseline {figure['baseline_p50']:8.1f} / {figure['baseline_p99']:8.1f}"
-            f" ratio {figure['ratio_p50']:.2f} / {figure['ratio_p99']:.2f}",
-            flush=True,
-        )
-    if options.json:
-        options.json.write_text(json.dumps({"host": host_facts(), "figures": figures}, indent=2) + "\n")
+        for measured in find(name)(options.quick, progress_of(name)):
+            figure: dict[str, Any] = measured.as_dict()
+            figures.append(figure)
+            print(line_of(figure), flush=True)
+    whole = not options.only and not options.quick
+    target = options.json or (RESULTS / "latest.json" if whole else None)
+    if target:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps({"host": host, "quick": options.quick, "figures": figures}, indent=1) + "\n")
+        print(f"written to {target}", file=sys.stderr)
     return 0
 
 

@@ -14,14 +14,13 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from benchmarks.harness import Figure, interleave_async
+from benchmarks.harness import Figure, Progress, interleave_async
 from benchmarks.pair import Pair, running_pair
 from benchmarks.raw_frames import ECHO, EVENT, FLOOD
 
 PAYLOAD_BYTES = 100
 IN_FLIGHT = 64
 PAYLOAD = b"." * PAYLOAD_BYTES
-Progress = Callable[[str], None]
 
 
 async def _timed(count: int, once: Callable[[int], Awaitable[object]]) -> list[float]:
@@ -67,24 +66,24 @@ async def _measure(
     return Figure(name, "µs", samples, baseline, params)
 
 
-def event_confirm(quick: bool, progress: Progress) -> Figure:
+def event_confirm(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds from ``send_event`` to the confirmation, one event at a time."""
     rounds, count = (2, 100) if quick else (10, 1000)
-    return asyncio.run(_measure("event_confirm", _confirmed, EVENT, progress, rounds=rounds, count=count))
+    return [asyncio.run(_measure("event_confirm", _confirmed, EVENT, progress, rounds=rounds, count=count))]
 
 
-def event_echo(quick: bool, progress: Progress) -> Figure:
+def event_echo(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds from ``send_event`` until the operator's answering event is in the coordinator's method."""
     rounds, count = (2, 100) if quick else (10, 1000)
-    return asyncio.run(_measure("event_echo", _echoed, ECHO, progress, rounds=rounds, count=count))
+    return [asyncio.run(_measure("event_echo", _echoed, ECHO, progress, rounds=rounds, count=count))]
 
 
-def event_confirm_busy(quick: bool, progress: Progress) -> Figure:
+def event_confirm_busy(quick: bool, progress: Progress) -> list[Figure]:
     """As ``event_confirm``, while the task's own thread computes and looks at its mailbox between records."""
     rounds, count = (2, 20) if quick else (6, 200)
-    return asyncio.run(
-        _measure("event_confirm_busy", _confirmed, EVENT, progress, rounds=rounds, count=count, busy=True)
-    )
+    return [
+        asyncio.run(_measure("event_confirm_busy", _confirmed, EVENT, progress, rounds=rounds, count=count, busy=True))
+    ]
 
 
 async def _windows(send: Callable[[int], Awaitable[Any]], events: int, batches: int) -> list[float]:
@@ -130,10 +129,10 @@ async def _measure_flood(progress: Progress, rounds: int, events: int, batches: 
     return Figure("event_flood_up", "µs", samples, baseline, {**params, "baseline": "as event_confirm"})
 
 
-def event_flood_up(quick: bool, progress: Progress) -> Figure:
+def event_flood_up(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds for one event from the task to the coordinator's method, many in a row."""
     rounds, events, batches = (2, 256, 2) if quick else (8, 4096, 2)
-    return asyncio.run(_measure_flood(progress, rounds, events, batches))
+    return [asyncio.run(_measure_flood(progress, rounds, events, batches))]
 
 
 async def _measure_pipelined(progress: Progress, rounds: int, events: int, batches: int) -> Figure:
@@ -152,7 +151,7 @@ async def _measure_pipelined(progress: Progress, rounds: int, events: int, batch
     return Figure("event_pipelined", "µs", samples, baseline, {**params, "baseline": "as event_confirm"})
 
 
-def event_pipelined(quick: bool, progress: Progress) -> Figure:
+def event_pipelined(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds for one confirmed event with 64 in flight: the inverse of the throughput of one gateway."""
     rounds, events, batches = (2, 256, 2) if quick else (8, 2048, 4)
-    return asyncio.run(_measure_pipelined(progress, rounds, events, batches))
+    return [asyncio.run(_measure_pipelined(progress, rounds, events, batches))]

@@ -7,34 +7,80 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+Rounds = list[list[float]]
+"""The samples of each round."""
+Progress = Callable[[str], None]
+"""Told of each step of a long measurement, in words for a person."""
+Measure = Callable[[bool, Progress], "list[Figure]"]
+"""A benchmark. Its first argument says whether to be *quick*: few samples, to show that it runs, not how fast."""
+
+CURVE = (0.0, 0.01, 0.05, *(tenths / 10 for tenths in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
+"""The fractions at which a figure's curves are drawn."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure. ``p50`` and the like are over all samples of all rounds; a ratio is subject / baseline."""
+    """One figure, of a subject beside its raw baseline, both in ``unit``. Less is better.
+
+    ``params`` tells one figure from another of the same name, and what was measured: how many subtasks, which part.
+    ``details`` is what a plot needs besides, and no table shows. A figure that is no time, such as bytes for one
+    gateway, may have one sample in each round.
+    """
 
     name: str
     unit: str
-    samples: list[float]
-    baseline_samples: list[float]
+    rounds: Rounds
+    baseline_rounds: Rounds
     params: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        p50, p90, p99 = (percentile(self.samples, q) for q in (0.5, 0.9, 0.99))
-        base50, base99 = (percentile(self.baseline_samples, q) for q in (0.5, 0.99))
+        """For JSON. Percentiles are over the samples of all rounds; a ratio is subject / baseline.
+
+        ``ratio_p50_low`` and ``ratio_p50_high`` bound what the ratio of the medians was in single rounds: a figure
+        says by them how much it trusts itself.
+        """
+        samples, baseline = flatten(self.rounds), flatten(self.baseline_rounds)
+        p50, p90, p99 = (percentile(samples, q) for q in (0.5, 0.9, 0.99))
+        base50, base90, base99 = (percentile(baseline, q) for q in (0.5, 0.9, 0.99))
+        ratios = [
+            ratio(statistics.median(ours), statistics.median(raw))
+            for ours, raw in zip(self.rounds, self.baseline_rounds, strict=True)
+        ]
         return {
             "name": self.name,
             "unit": self.unit,
             "p50": p50,
             "p90": p90,
             "p99": p99,
-            "max": max(self.samples),
+            "max": max(samples),
             "baseline_p50": base50,
+            "baseline_p90": base90,
             "baseline_p99": base99,
-            "ratio_p50": p50 / base50,
-            "ratio_p99": p99 / base99,
-            "samples": len(self.samples),
+            "baseline_max": max(baseline),
+            "ratio_p50": ratio(p50, base50),
+            "ratio_p99": ratio(p99, base99),
+            "ratio_p50_low": min(ratios),
+            "ratio_p50_high": max(ratios),
+            "samples": len(samples),
+            "rounds": len(self.rounds),
             "params": self.params,
+            "curve": {
+                "fractions": list(CURVE),
+                "subject": [percentile(samples, fraction) for fraction in CURVE],
+                "baseline": [percentile(baseline, fraction) for fraction in CURVE],
+            },
+            "details": self.details,
         }
+
+
+def flatten(rounds: Rounds) -> list[float]:
+    return [sample for of_round in rounds for sample in of_round]
+
+
+def ratio(subject: float, baseline: float) -> float:
+    """Infinite beside a baseline of nothing."""
+    return subject / baseline if baseline else float("inf")
 
 
 def percentile(samples: Sequence[float], fraction: float) -> float:
@@ -47,35 +93,49 @@ def interleave(
     rounds: int,
     baseline: Callable[[], list[float]],
     subject: Callable[[], list[float]],
-    progress: Callable[[str], None],
-) -> tuple[list[float], list[float]]:
-    """Run the two in turn, ``rounds`` times after one warm-up of each; return all samples of each."""
+    progress: Progress,
+) -> tuple[Rounds, Rounds]:
+    """Run the two in turn, ``rounds`` times after one warm-up of each; return the subject's rounds and the baseline's.
+
+    Which of the two comes first changes with each round, so that neither always has what the other leaves behind.
+    """
     baseline()
     subject()
-    baseline_samples: list[float] = []
-    samples: list[float] = []
+    baseline_rounds: Rounds = []
+    subject_rounds: Rounds = []
     for done in range(1, rounds + 1):
-        baseline_samples += baseline()
-        samples += subject()
-        ratio = statistics.median(samples) / statistics.median(baseline_samples)
-        progress(f"round {done}/{rounds}: ratio so far {ratio:.2f}")
-    return samples, baseline_samples
+        if done % 2:
+            baseline_rounds.append(baseline())
+            subject_rounds.append(subject())
+        else:
+            subject_rounds.append(subject())
+            baseline_rounds.append(baseline())
+        _report(done, rounds, subject_rounds, baseline_rounds, progress)
+    return subject_rounds, baseline_rounds
 
 
 async def interleave_async(
     rounds: int,
     baseline: Callable[[], Awaitable[list[float]]],
     subject: Callable[[], Awaitable[list[float]]],
-    progress: Callable[[str], None],
-) -> tuple[list[float], list[float]]:
+    progress: Progress,
+) -> tuple[Rounds, Rounds]:
     """``interleave`` on a loop that is running already, because both ends stay connected from round to round."""
     await baseline()
     await subject()
-    baseline_samples: list[float] = []
-    samples: list[float] = []
+    baseline_rounds: Rounds = []
+    subject_rounds: Rounds = []
     for done in range(1, rounds + 1):
-        baseline_samples += await baseline()
-        samples += await subject()
-        ratio = statistics.median(samples) / statistics.median(baseline_samples)
-        progress(f"round {done}/{rounds}: ratio so far {ratio:.2f}")
-    return samples, baseline_samples
+        if done % 2:
+            baseline_rounds.append(await baseline())
+            subject_rounds.append(await subject())
+        else:
+            subject_rounds.append(await subject())
+            baseline_rounds.append(await baseline())
+        _report(done, rounds, subject_rounds, baseline_rounds, progress)
+    return subject_rounds, baseline_rounds
+
+
+def _report(done: int, rounds: int, subject: Rounds, baseline: Rounds, progress: Progress) -> None:
+    so_far = ratio(statistics.median(flatten(subject)), statistics.median(flatten(baseline)))
+    progress(f"round {done}/{rounds}: ratio so far {so_far:.2f}")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors import Actor, ActorContext, ActorSystem, MailboxConfig, Reply
-from benchmarks.harness import Figure, interleave
+from benchmarks.harness import Figure, Progress, interleave
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ async def _queue(messages: int) -> float:
         return time.perf_counter() - began
 
 
-def local_tell(quick: bool, progress: Callable[[str], None]) -> Figure:
+def local_tell(quick: bool, progress: Progress) -> list[Figure]:
     """Nanoseconds for one message, told and received, with a turn of the loop every thousand."""
     messages = 20_000 if quick else 200_000
 
@@ -73,7 +72,7 @@ def local_tell(quick: bool, progress: Callable[[str], None]) -> Figure:
         return [asyncio.run(_queue(messages)) / messages * 1e9]
 
     samples, raw = interleave(3 if quick else 9, baseline, subject, progress)
-    return Figure("local_tell", "ns", samples, raw, {"messages": messages, "baseline": "asyncio.Queue"})
+    return [Figure("local_tell", "ns", samples, raw, {"messages": messages, "baseline": "asyncio.Queue"})]
 
 
 async def _ask(rounds: int) -> list[float]:
@@ -108,10 +107,10 @@ async def _future(rounds: int) -> list[float]:
     return samples
 
 
-def local_ask(quick: bool, progress: Callable[[str], None]) -> Figure:
+def local_ask(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds for one question and its answer."""
     rounds = 2_000 if quick else 20_000
     samples, raw = interleave(
         3 if quick else 5, lambda: asyncio.run(_future(rounds)), lambda: asyncio.run(_ask(rounds)), progress
     )
-    return Figure("local_ask", "µs", samples, raw, {"asks": rounds, "baseline": "asyncio.Queue and a future"})
+    return [Figure("local_ask", "µs", samples, raw, {"asks": rounds, "baseline": "asyncio.Queue and a future"})]

@@ -12,7 +12,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator
-from benchmarks.harness import Figure, interleave
+from benchmarks.harness import Figure, Progress, interleave
 from benchmarks.pair import running_driver_half
 from protocol.facts import JobEnded
 from spark_bridge.facts import RelayedFact
@@ -104,7 +104,7 @@ async def _relay_alone(context: SparkContext, jobs: int) -> list[float]:
     return samples
 
 
-def spark_fact(quick: bool, progress: Callable[[str], None]) -> Figure:
+def spark_fact(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds from the JVM's callback for the end of a job to the coordinator's ``run_ended``."""
     rounds, jobs = (1, 3) if quick else (4, 25)
     with _spark() as context:
@@ -115,4 +115,4 @@ def spark_fact(quick: bool, progress: Callable[[str], None]) -> Figure:
             progress,
         )
     params = {"jobs": jobs, "rounds": rounds, "master": "local[2]", "baseline": "the relay alone"}
-    return Figure("spark_fact", "µs", samples, baseline, params)
+    return [Figure("spark_fact", "µs", samples, baseline, params)]
