@@ -22,11 +22,12 @@ RESULTS = Path(__file__).parent / "results"
 FIGURES = {
     "local_tell": "local_messages",
     "local_ask": "local_messages",
-    "event_confirm": "event_confirm",
-    "event_echo": "event_confirm",
-    "event_confirm_busy": "event_confirm",
-    "event_pipelined": "event_confirm",
-    "event_flood_up": "event_confirm",
+    "actors_10k": "actors_10k",
+    "event_confirm": "events",
+    "event_echo": "events",
+    "event_confirm_busy": "events",
+    "event_pipelined": "events",
+    "event_flood_up": "events",
     "spark_fact": "spark_fact",
 }
 """The module of each figure, where a function of the figure's name measures it. In the order of a whole run."""

@@ -1,64 +1,85 @@
-"""The executor's half of a pair: one subtask, and beside it a bare socket loop, in a process of its own.
-
-Run by ``benchmarks.pair``, which writes one line of JSON to its standard input: no secret is in a process list.
-"""
+"""What the event benchmarks run inside a Spark task: an operator, and beside it the bare sockets of the baseline."""
 
 from __future__ import annotations
 
-import json
-import socket
+import itertools
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import msgpack
-
-from benchmarks.raw_frames import ANSWER, CONFIRM, ECHO, FLOOD, LENGTH
-from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
-from spark_bridge.subtask.operator import SubtaskOperator
-from spark_bridge.subtask.runner import run_subtask
+from benchmarks.raw_frames import ANSWER, ECHO, FLOOD, RawSocket
+from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 
 STOP = "stop"
+INTERVAL = 6
+"""``[INTERVAL, number, seconds]``: set the interpreter's switch interval, then answer with the same event."""
 RECORD_STEPS = 1_000
 """What a busy operator computes for one record: some tens of microseconds of pure Python."""
 
 
 class EchoOperator(SubtaskOperator):
-    """Answers each event whose first entry says so with the same event. ``busy``: computes all the time meanwhile."""
+    """Answers each event whose first entry says so with the same event, and waits for the next one.
 
-    def __init__(self, busy: bool) -> None:
-        self._busy = busy
-        self._stopped = False
+    The baseline's socket has a thread of its own, which blocks in its read.
+    """
 
-    def open(self, context: Any, state: bytes | None) -> None:
-        self._context = context
+    def __init__(self, raw_ports: list[int]) -> None:
+        self.stopped = False
+        self.context: SubtaskContext
+        self._raw_ports = raw_ports
+        self._sockets: list[RawSocket] = []
+        self._reader: threading.Thread
 
-    def process(self, records: Iterator[Any]) -> Iterable[Any] | None:
-        if self._busy:
-            for _ in records:
-                compute(RECORD_STEPS)
-        else:
-            while not self._stopped:
-                self._context.wait_for_event()
-        return None
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+        self._sockets = [RawSocket(port) for port in self._raw_ports]
+        self._reader = threading.Thread(target=self._sockets[-1].serve, name="raw-reader", daemon=True)
+        self._reader.start()
+
+    def process(self, records: Iterator[Any]) -> None:
+        while not self.stopped:
+            self.context.wait_for_event()
 
     def handle_event(self, event: Any) -> None:
         if event == STOP:
-            self._stopped = True
-        elif event[0] == ECHO:
-            self._context.send_event(event)
-        elif event[0] == FLOOD:
+            self.stopped = True
+            return
+        kind = event[0]
+        if kind == ECHO:
+            self.context.send_event(event)
+        elif kind == FLOOD:
             _, _, payload, count = event
             for place in range(count - 1, -1, -1):
-                self._context.send_event([ANSWER, place, payload])
+                self.context.send_event([ANSWER, place, payload])
+        elif kind == INTERVAL:
+            sys.setswitchinterval(event[2])
+            self.context.send_event(event)
 
-    def records(self) -> Iterator[int]:
-        """As many as it takes."""
-        number = 0
-        while not self._stopped:
-            yield number
-            number += 1
+    def close(self) -> None:
+        for sock in self._sockets:
+            sock.close()
+        self._reader.join()
+
+
+class BusyOperator(EchoOperator):
+    """Computes pure Python all the time, and between records looks at the first of two raw sockets, too.
+
+    The second one is read by a thread, as somebody would write it who has not thought of the switch interval.
+    """
+
+    def process(self, records: Iterator[Any]) -> None:
+        polled = self._sockets[0]
+        for _ in records:
+            if self.stopped:
+                return
+            compute(RECORD_STEPS)
+            polled.poll()
+
+
+def endless(records: Iterable[Any]) -> Iterator[int]:
+    """As many records as it takes."""
+    return itertools.count()
 
 
 def compute(steps: int) -> int:
@@ -66,45 +87,3 @@ def compute(steps: int) -> int:
     for step in range(steps):
         total += step & 7
     return total
-
-
-def raw_loop(host: str, port: int) -> None:
-    """Length, msgpack, nothing else: one blocking read and one write for each message that comes alone."""
-    buffer = bytearray()
-    with socket.create_connection((host, port)) as sock:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while data := sock.recv(65536):
-            buffer += data
-            answers = []
-            while len(buffer) >= 4 and len(buffer) >= 4 + (size := LENGTH.unpack_from(buffer)[0]):
-                kind, seq, payload = msgpack.unpackb(buffer[4 : 4 + size])
-                del buffer[: 4 + size]
-                if kind == FLOOD:
-                    flood_back(sock, *payload)
-                    continue
-                body = msgpack.packb([ANSWER, seq, payload] if kind == ECHO else [CONFIRM, seq, None])
-                answers.append(LENGTH.pack(len(body)) + body)
-            if answers:
-                sock.sendall(b"".join(answers))
-
-
-def flood_back(sock: socket.socket, count: int, payload: bytes) -> None:
-    """One write for each, as ``send_event`` does: nobody knows that another one follows."""
-    for place in range(count - 1, -1, -1):
-        body = msgpack.packb([ANSWER, place, payload])
-        sock.sendall(LENGTH.pack(len(body)) + body)
-
-
-def main() -> None:
-    task = json.loads(sys.stdin.readline())
-    raw = threading.Thread(target=raw_loop, args=(task["host"], task["raw_port"]), daemon=True)
-    raw.start()
-    operator = EchoOperator(task["busy"])
-    endpoint = TaskEndpoint(task["host"], task["port"], bytes.fromhex(task["secret"]), task["operator_id"], 1)
-    identity = TaskIdentity(task["task_attempt_id"], 0, task["stage_id"], 0)
-    for _ in run_subtask(lambda: operator, endpoint, identity, operator.records()):
-        pass
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,203 @@
+"""Events between a coordinator and a task of a real Spark job, beside bare frames between the same two processes.
+
+``event_confirm``: ``send_event`` until its confirmation, which comes once the event is in the operator's mailbox.
+``event_echo``: ``send_event`` until the event with which the operator's ``handle_event`` answers has reached
+``handle_event_from_operator``. Both with one in flight; their baseline is a frame there and a frame back.
+``event_confirm_busy``: as the first, while the task computes pure Python. ``event_pipelined``: time for one confirmed
+event where many are in flight; the baseline joins its frames into as few writes. ``event_flood_up``: for one event of
+many that a task sends in a row, each a write of its own, as far as the window lets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from benchmarks.harness import Figure, Progress, interleave_async, percentile
+from benchmarks.raw_frames import ECHO, EVENT, FLOOD, RawProtocol
+from benchmarks.spark_pair import MASTER, Pair, running_pair
+from benchmarks.spark_session import spark_session
+from benchmarks.task_side import INTERVAL
+
+PAYLOAD_BYTES = 100
+PAYLOAD = b"." * PAYLOAD_BYTES
+IN_FLIGHT = (64, 1024)
+NAIVE_INTERVAL_S = 0.005
+"""CPython's own switch interval. While Headgate is attached to a task, it is shorter."""
+PARAMS = {"payload_bytes": PAYLOAD_BYTES, "master": MASTER}
+BARE = "asyncio.Protocol on the driver's loop, msgpack frames, a blocking socket in a thread of the same task"
+
+
+def _measured(measure: Callable[[SparkSession], Coroutine[None, None, list[Figure]]]) -> list[Figure]:
+    with spark_session(MASTER) as spark:
+        return asyncio.run(measure(spark))
+
+
+async def _one_at_a_time(count: int, once: Callable[[], Awaitable[object]]) -> list[float]:
+    """Microseconds of each of ``count`` calls, one after the other."""
+    samples = []
+    for _ in range(count):
+        began = time.perf_counter()
+        await once()
+        samples.append((time.perf_counter() - began) * 1e6)
+    return samples
+
+
+def event_confirm(quick: bool, progress: Progress) -> list[Figure]:
+    """Microseconds from ``send_event`` to the confirmation, one event at a time, beside a frame and its answer."""
+    rounds, count = (2, 100) if quick else (10, 1000)
+
+    async def measure(spark: SparkSession) -> list[Figure]:
+        async with running_pair(spark) as pair:
+            samples, baseline = await interleave_async(
+                rounds,
+                lambda: _one_at_a_time(count, lambda: pair.raw.send(EVENT, PAYLOAD)),
+                lambda: _one_at_a_time(count, lambda: pair.confirm(EVENT, PAYLOAD)),
+                progress,
+            )
+        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds}
+        return [Figure("event_confirm", "µs", samples, baseline, {**params, "baseline": f"a small answer: {BARE}"})]
+
+    return _measured(measure)
+
+
+def event_echo(quick: bool, progress: Progress) -> list[Figure]:
+    """Microseconds from ``send_event`` until the operator's answer is in the coordinator's method.
+
+    Beside a frame there and one of the same size back.
+    """
+    rounds, count = (2, 100) if quick else (10, 1000)
+
+    async def measure(spark: SparkSession) -> list[Figure]:
+        async with running_pair(spark) as pair:
+            samples, baseline = await interleave_async(
+                rounds,
+                lambda: _one_at_a_time(count, lambda: pair.raw.send(ECHO, PAYLOAD)),
+                lambda: _one_at_a_time(count, lambda: pair.echo(ECHO, PAYLOAD)),
+                progress,
+            )
+        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds}
+        return [Figure("event_echo", "µs", samples, baseline, {**params, "baseline": f"the frame sent back: {BARE}"})]
+
+    return _measured(measure)
+
+
+def event_confirm_busy(quick: bool, progress: Progress) -> list[Figure]:
+    """As ``event_confirm``, while the task's own thread computes and looks at its mailbox between records.
+
+    The baseline is a bare socket that the same task polls between the same records. ``details`` has what a reader
+    thread gets in that task, which nobody polls for, with CPython's own switch interval; measured behind the rest.
+    """
+    rounds, count, naive_count = (2, 20, 20) if quick else (8, 400, 1000)
+
+    async def measure(spark: SparkSession) -> list[Figure]:
+        async with running_pair(spark, busy=True) as pair:
+            samples, baseline = await interleave_async(
+                rounds,
+                lambda: _one_at_a_time(count, lambda: pair.raw.send(EVENT, PAYLOAD)),
+                lambda: _one_at_a_time(count, lambda: pair.confirm(EVENT, PAYLOAD)),
+                progress,
+            )
+            naive = await _naive_reader(pair, naive_count)
+        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds}
+        polled = "asyncio.Protocol on the driver's loop, msgpack frames, a socket that the same busy task polls"
+        details = {"naive_reader_thread": {"switch_interval_s": NAIVE_INTERVAL_S, "unit": "µs", **naive}}
+        return [Figure("event_confirm_busy", "µs", samples, baseline, {**params, "baseline": polled}, details)]
+
+    return _measured(measure)
+
+
+async def _naive_reader(pair: Pair, count: int) -> dict[str, float]:
+    threaded: RawProtocol | None = pair.threaded
+    assert threaded is not None
+    await pair.echo(INTERVAL, NAIVE_INTERVAL_S)
+    samples = await _one_at_a_time(count, lambda: threaded.send(EVENT, PAYLOAD))
+    return {"p50": percentile(samples, 0.5), "p99": percentile(samples, 0.99), "samples": len(samples)}
+
+
+async def _windows(send: Callable[[], Awaitable[Any]], in_flight: int, events: int, batches: int) -> list[float]:
+    """Microseconds for one event, averaged over each batch; ``in_flight`` are unanswered at any time."""
+    samples = []
+    for _ in range(batches):
+        began = time.perf_counter()
+        window = [await send() for _ in range(in_flight)]
+        for number in range(in_flight, events):
+            place = number % in_flight
+            await window[place]
+            window[place] = await send()
+        for answer in window:
+            await answer
+        samples.append((time.perf_counter() - began) / events * 1e6)
+    return samples
+
+
+async def _pipelined(pair: Pair, in_flight: int, quick: bool, progress: Progress) -> Figure:
+    rounds, batches, events = (2, 1, 4 * in_flight) if quick else (8, 3, max(4096, 8 * in_flight))
+
+    async def raw() -> Any:
+        return pair.raw.send_joined(EVENT, PAYLOAD)
+
+    async def subject() -> Any:
+        return await pair.gateway.send_event([EVENT, 0, PAYLOAD])
+
+    samples, baseline = await interleave_async(
+        rounds,
+        lambda: _windows(raw, in_flight, events, batches),
+        lambda: _windows(subject, in_flight, events, batches),
+        lambda text: progress(f"{in_flight} in flight, {text}"),
+    )
+    params = {**PARAMS, "case": {"in_flight": in_flight}, "events": events, "rounds": rounds}
+    return Figure("event_pipelined", "µs", samples, baseline, {**params, "baseline": f"joined writes: {BARE}"})
+
+
+def event_pipelined(quick: bool, progress: Progress) -> list[Figure]:
+    """Microseconds for one confirmed event with many in flight: the inverse of the throughput of one gateway.
+
+    Averages over a batch, beside as many frames in flight, all of a turn of the loop in one write.
+    """
+
+    async def measure(spark: SparkSession) -> list[Figure]:
+        async with running_pair(spark) as pair:
+            return [await _pipelined(pair, in_flight, quick, progress) for in_flight in IN_FLIGHT]
+
+    return _measured(measure)
+
+
+async def _floods(send: Callable[[], Awaitable[object]], events: int, batches: int) -> list[float]:
+    samples = []
+    for _ in range(batches):
+        began = time.perf_counter()
+        await send()
+        samples.append((time.perf_counter() - began) / events * 1e6)
+    return samples
+
+
+def event_flood_up(quick: bool, progress: Progress) -> list[Figure]:
+    """Microseconds for one event from the task to the coordinator's method, many in a row, each a write of its own.
+
+    Averages over a batch, beside as many bare frames, each a write of its own, too.
+    """
+    rounds, events, batches = (2, 256, 1) if quick else (8, 4096, 2)
+
+    async def measure(spark: SparkSession) -> list[Figure]:
+        async with running_pair(spark) as pair:
+
+            async def subject() -> None:
+                last = pair.awaited(0)
+                await pair.gateway.send_event([FLOOD, 0, PAYLOAD, events])
+                await last
+
+            samples, baseline = await interleave_async(
+                rounds,
+                lambda: _floods(lambda: pair.raw.send_flood(events, PAYLOAD), events, batches),
+                lambda: _floods(subject, events, batches),
+                progress,
+            )
+        params = {**PARAMS, "events": events, "rounds": rounds, "baseline": f"a write for each frame: {BARE}"}
+        return [Figure("event_flood_up", "µs", samples, baseline, params)]
+
+    return _measured(measure)

@@ -1,0 +1,113 @@
+"""A driver and a task of a real Spark job, joined by a sidecar and, beside it, by the bare sockets of the baseline.
+
+The sidecar is entered on the loop that measures, the job runs in a thread of the driver, and its one task in a Python
+worker of ``local[2]``. Both connections stand for the whole measurement, so that the two take turns between the same
+two processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from actors.coordination import OperatorCoordinator, SubtaskGateway
+from benchmarks.raw_frames import RawProtocol
+from benchmarks.task_side import STOP, BusyOperator, EchoOperator, endless
+from spark_bridge import Sidecar
+from spark_bridge.handle import OperatorHandle
+
+MASTER = "local[2]"
+READY_TIMEOUT_S = 60.0
+
+
+class BenchCoordinator(OperatorCoordinator):
+    """Hands its gateway out, and each event that comes to whoever waits for it."""
+
+    def __init__(self) -> None:
+        self.gateway: asyncio.Future[SubtaskGateway] = asyncio.get_running_loop().create_future()
+        self.answers: dict[int, asyncio.Future[None]] = {}
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        self.gateway.set_result(gateway)
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        answer = self.answers.pop(event[1], None)  # of a flood, only the last one is waited for
+        if answer is not None:
+            answer.set_result(None)
+
+
+class Pair:
+    """Both ends, connected and ready.
+
+    ``raw`` is the baseline's connection. A busy task polls it between its records; ``threaded`` is then a second one,
+    which a thread of the task reads.
+    """
+
+    def __init__(
+        self, raw: RawProtocol, threaded: RawProtocol | None, coordinator: BenchCoordinator, gateway: SubtaskGateway
+    ) -> None:
+        self.raw = raw
+        self.threaded = threaded
+        self.gateway = gateway
+        self._coordinator = coordinator
+        self._numbers = itertools.count(1)
+
+    def awaited(self, number: int) -> asyncio.Future[None]:
+        """Resolved when the event with this number has come up."""
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._coordinator.answers[number] = answer
+        return answer
+
+    async def confirm(self, kind: int, payload: Any) -> None:
+        """Send an event and wait until it is in the operator's mailbox."""
+        await (await self.gateway.send_event([kind, next(self._numbers), payload]))
+
+    async def echo(self, kind: int, payload: Any) -> None:
+        """Send an event and wait until the operator's answer is in the coordinator's method."""
+        number = next(self._numbers)
+        answer = self.awaited(number)
+        await self.gateway.send_event([kind, number, payload])
+        await answer
+
+
+@asynccontextmanager
+async def running_pair(spark: SparkSession, *, busy: bool = False) -> AsyncIterator[Pair]:
+    """``busy``: the task computes pure Python all the time, and looks at its mailbox between records."""
+    coordinator = BenchCoordinator()
+    raw_ends = [RawProtocol() for _ in range(2 if busy else 1)]
+    async with asyncio.TaskGroup() as group, Sidecar(spark) as sidecar, _listening(raw_ends) as ports:
+        handle = await sidecar.coordinate("bench", coordinator, parallelism=1)
+        job = group.create_task(asyncio.to_thread(_run_job, spark, handle, ports, busy))
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            for end in raw_ends:
+                await end.connected
+            gateway = await coordinator.gateway
+        yield Pair(raw_ends[0], raw_ends[1] if busy else None, coordinator, gateway)
+        await (await gateway.send_event(STOP))
+        await job
+
+
+def _run_job(spark: SparkSession, handle: OperatorHandle, ports: list[int], busy: bool) -> None:
+    records = spark.sparkContext.parallelize([0], 1)
+    if busy:
+        records = records.mapPartitions(endless)
+    records.mapPartitions(handle.subtask(BusyOperator if busy else EchoOperator, ports)).count()
+
+
+@asynccontextmanager
+async def _listening(ends: list[RawProtocol]) -> AsyncIterator[list[int]]:
+    """A port for each of them, for one connection."""
+    loop = asyncio.get_running_loop()
+    servers = [await loop.create_server(lambda end=end: end, "127.0.0.1", 0) for end in ends]  # type: ignore[misc]
+    try:
+        yield [server.sockets[0].getsockname()[1] for server in servers]
+    finally:
+        for server in servers:
+            server.close()
+        for end in ends:
+            end.close()
