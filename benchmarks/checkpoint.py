@@ -1,0 +1,199 @@
+"""Checkpoints of many subtasks, beside bare frames to the same number of connections between the same processes.
+
+``checkpoint``: milliseconds from the trigger until the coordinator and every subtask know that it is complete. The raw
+baseline is twice a frame to each connection and an answer from each: what barrier and acknowledgement, completion and
+confirmation would cost alone. Headgate's checkpoint has one more such round, in which each subtask closes its valve.
+
+``checkpoint_hold``: milliseconds that an event takes which is sent at a random moment of a checkpoint, beside the same
+event without a checkpoint; down until its confirmation, up until the coordinator's method. ``details`` has the
+difference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+from benchmarks.crowd import Crowd, running_crowd
+from benchmarks.harness import Figure, Progress, flatten, interleave_async, percentile
+from benchmarks.many_endpoints import STATE, TAKE
+
+PLAN = {1: (6, 20), 16: (6, 10), 64: (6, 5), 256: (6, 4), 1000: (4, 2), 4000: (3, 1)}
+"""For each number of subtasks, how many rounds, and how many checkpoints in a round."""
+QUICK_PLAN = {1: (2, 2), 16: (2, 2)}
+FLINK_P50_MS = {1: 3.0, 16: 8.0, 64: 30.0, 256: 144.0}
+"""Flink 2.3.0's own coordinators, measured elsewhere: for comparison, not as the baseline."""
+TIMELINE_SUBTASKS = 256
+HOLD_SUBTASKS, HOLD_EVENTS = 256, 16
+BASELINE = "asyncio.Protocol and bare sockets, msgpack frames, twice there and back"
+
+
+def checkpoint(quick: bool, progress: Progress) -> list[Figure]:
+    """Milliseconds from the trigger until both sides know of the end, for each number of subtasks."""
+    plan = QUICK_PLAN if quick else PLAN
+    timelined = TIMELINE_SUBTASKS if TIMELINE_SUBTASKS in plan else max(plan)
+    return [
+        asyncio.run(_measure(subtasks, rounds, count, subtasks == timelined, progress))
+        for subtasks, (rounds, count) in plan.items()
+    ]
+
+
+async def _measure(subtasks: int, rounds: int, count: int, timelined: bool, progress: Progress) -> Figure:
+    progress(f"{subtasks} subtasks: connecting")
+    async with running_crowd(subtasks) as crowd:
+        await crowd.open_raw(subtasks)
+        await crowd.open(subtasks)
+        samples, baseline = await interleave_async(
+            rounds,
+            lambda: _timed(count, lambda: _raw_checkpoint(crowd)),
+            lambda: _timed(count, lambda: _checkpoint(crowd)),
+            lambda text: progress(f"{subtasks} subtasks: {text}"),
+        )
+        details = {"timeline": await _timeline(crowd)} if timelined else {}
+    params = {"case": {"subtasks": subtasks}, "rounds": rounds, "checkpoints": count, "processes": len(crowd.children)}
+    params |= {"state_bytes": len(STATE), "storage": "memory", "baseline": BASELINE}
+    if subtasks in FLINK_P50_MS:
+        params["flink_p50_ms"] = FLINK_P50_MS[subtasks]
+    return Figure("checkpoint", "ms", samples, baseline, params, details)
+
+
+async def _timed(count: int, once: Callable[[], Awaitable[float]]) -> list[float]:
+    return [await once() for _ in range(count)]
+
+
+async def _checkpoint(crowd: Crowd) -> float:
+    took_ms, _ = await crowd.checkpoint()
+    await crowd.settle()
+    return took_ms
+
+
+async def _raw_checkpoint(crowd: Crowd) -> float:
+    began = time.monotonic_ns()
+    await crowd.raw.ask_all(1)
+    await crowd.raw.ask_all(2)
+    return (time.monotonic_ns() - began) / 1e6
+
+
+async def _timeline(crowd: Crowd) -> dict[str, Any]:
+    """One checkpoint, step by step, in milliseconds since its trigger.
+
+    ``closed``, ``barrier`` and ``acknowledged`` are what the subtask does; ``reopened`` is when it hears that its
+    acknowledgement was taken, behind which its gateway is open again; ``completed`` when it is told of the end, and
+    without a subtask when the coordinator is. ``cut``: the coordinator's snapshot; ``stored``: it is in the storage.
+    """
+    for child in crowd.children:
+        child.tell(do="record")
+    await crowd.settle()
+    began = time.monotonic_ns()
+    _, told = await crowd.checkpoint()
+    moments: list[tuple[str, int | None, int]] = [
+        ("cut", None, crowd.coordinator.cut_ns),
+        ("stored", None, crowd.runtime.storage.stored_ns),
+        ("completed", None, crowd.coordinator.completed_ns),
+    ]
+    for of_child in told:
+        moments += of_child["moments"]
+    moments.sort(key=lambda moment: moment[2])
+    return {
+        "events": [
+            {"what": what, "subtask": subtask, "ms": round((at - began) / 1e6, 3)} for what, subtask, at in moments
+        ]
+    }
+
+
+def checkpoint_hold(quick: bool, progress: Progress) -> list[Figure]:
+    """Milliseconds of an event that meets a checkpoint, beside the same event without one; both directions."""
+    return asyncio.run(_measure_holds(quick, progress))
+
+
+async def _measure_holds(quick: bool, progress: Progress) -> list[Figure]:
+    subtasks, rounds, count = (16, 2, 1) if quick else (HOLD_SUBTASKS, 10, 3)
+    progress(f"{subtasks} subtasks: connecting")
+    async with running_crowd(subtasks) as crowd:
+        await crowd.open(subtasks)
+        span_ms = median([await _checkpoint(crowd) for _ in range(5)])
+        figures = []
+        for direction in ("down", "up"):
+            holds = _Holds(crowd, direction, span_ms / 1e3)
+            samples, baseline = await interleave_async(
+                rounds, partial(_batches, count, holds.without), partial(_batches, count, holds.during), progress
+            )
+            params = {"case": {"direction": direction}, "subtasks": subtasks, "rounds": rounds, "checkpoints": count}
+            params |= {"events": HOLD_EVENTS, "baseline": "the same event without a checkpoint"}
+            details = _added(flatten(samples), flatten(baseline), holds.behind_the_cut)
+            figures.append(Figure("checkpoint_hold", "ms", samples, baseline, params, details))
+    return figures
+
+
+def _added(samples: list[float], baseline: list[float], behind_the_cut: list[float]) -> dict[str, Any]:
+    """How much longer an event takes, in milliseconds: the hold. Also of those alone that were sent after the cut."""
+    usual = median(baseline)
+    added: dict[str, Any] = {"added_p50_ms": median(samples) - usual, "added_p99_ms": percentile(samples, 0.99) - usual}
+    if behind_the_cut:
+        added["behind_the_cut"] = len(behind_the_cut)
+        added["behind_the_cut_added_p50_ms"] = median(behind_the_cut) - usual
+    return added
+
+
+async def _batches(count: int, once: Callable[[], Awaitable[list[float]]]) -> list[float]:
+    return [sample for _ in range(count) for sample in await once()]
+
+
+Sent = list[tuple[int, float]]
+"""When each event was sent, in monotonic nanoseconds, and how many milliseconds it took."""
+
+
+class _Holds:
+    """Events to (``down``) or from (``up``) random subtasks, at random moments of ``span_s`` seconds.
+
+    ``behind_the_cut``: of the events that met a checkpoint, those that were sent after its cut, in milliseconds.
+    """
+
+    def __init__(self, crowd: Crowd, direction: str, span_s: float) -> None:
+        self._crowd = crowd
+        self._span_s = span_s
+        self._send = self._down if direction == "down" else self._up
+        self._dice = random.Random(1)
+        self.behind_the_cut: list[float] = []
+
+    async def without(self) -> list[float]:
+        return [took_ms for _, took_ms in await self._send()]
+
+    async def during(self) -> list[float]:
+        async with asyncio.TaskGroup() as group:
+            sending = group.create_task(self._send())
+            group.create_task(self._crowd.checkpoint())
+        cut, completed = self._crowd.coordinator.cut_ns, self._crowd.coordinator.completed_ns
+        self.behind_the_cut += [took_ms for at, took_ms in sending.result() if cut < at < completed]
+        await self._crowd.settle()
+        return [took_ms for _, took_ms in sending.result()]
+
+    async def _down(self) -> Sent:
+        """Until the confirmation."""
+        async with asyncio.TaskGroup() as group:
+            events = [group.create_task(self._one_down(*moment)) for moment in self._moments()]
+        return [event.result() for event in events]
+
+    async def _one_down(self, delay_s: float, subtask: int) -> tuple[int, float]:
+        await asyncio.sleep(delay_s)
+        began = time.monotonic_ns()
+        await (await self._crowd.coordinator.gateways[subtask].send_event([TAKE]))
+        return began, (time.monotonic_ns() - began) / 1e6
+
+    async def _up(self) -> Sent:
+        """Until the coordinator's method."""
+        children = self._crowd.children
+        moments = self._moments()
+        for place, child in enumerate(children):
+            child.tell(do="send", at=[moment for moment in moments if moment[1] % len(children) == place])
+        arrived = [await self._crowd.coordinator.arrived.get() for _ in moments]
+        return [(event[1], (at - event[1]) / 1e6) for event, at in arrived]
+
+    def _moments(self) -> list[tuple[float, int]]:
+        subtasks = len(self._crowd.coordinator.gateways)
+        return [(self._dice.uniform(0, self._span_s), self._dice.randrange(subtasks)) for _ in range(HOLD_EVENTS)]

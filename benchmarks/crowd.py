@@ -1,0 +1,336 @@
+"""A sidecar in this process and many subtasks in a few children, over loopback TCP, without Spark.
+
+The sidecar is the real one on the running loop (``SidecarRuntime``). Only Spark is pretended: that a job, a stage and
+its tasks have started is said here. The subtasks are in ``benchmarks.many_endpoints``. Between the same processes stand
+bare connections, one for each subtask: an ``asyncio.Protocol`` here, a bare socket there, a length and msgpack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgpack
+
+from actors.coordination import OperatorCoordinator, SubtaskGateway
+from benchmarks.many_endpoints import LENGTH, STATE, TAKE, allow_files
+from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.facts import EngineFact, JobEnded, JobStarted, StageSubmitted, StatusReported, TaskStarted, TaskState
+from protocol.gateway_types import GatewayLimits
+from protocol.messages import RestoreMode
+from spark_bridge.config import SidecarConfig
+from spark_bridge.facts import RelayedFact
+from spark_bridge.inherited import InheritedRuns
+from spark_bridge.relay import OnFact, OnLost, Relay
+from spark_bridge.relay.interface import RelayStatistics
+from spark_bridge.runtime import SidecarRuntime
+from spark_bridge.storage import MemoryStorage, Storage
+from spark_bridge.storage.interface import Permit, always_permitted
+
+OPERATOR, JOB, STAGE = "bench", 1, 1
+CHILDREN = 2
+TIMEOUT_S = 120.0
+OWN_FILES = 200
+"""What a process opens besides the sockets of its subtasks: a generous guess."""
+LINE_BYTES_MAX = 64 * 1024 * 1024
+
+
+class PretendedSpark:
+    """The driver's side of a sidecar, and its relay: an engine of which everything is said here, and all is well."""
+
+    kind = "pretended"
+
+    def __init__(self) -> None:
+        self.secret = secrets.token_bytes(32)
+        self.inherited: InheritedRuns | None = None
+        self.statistics = RelayStatistics()
+        self._on_fact: OnFact
+
+    def say(self, fact: EngineFact) -> None:
+        """Tell the sidecar, as the relay of a real driver would."""
+        self._on_fact(RelayedFact(fact, time.time_ns() // 1000))
+
+    async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
+        return "127.0.0.1", "127.0.0.1"
+
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+        self._on_fact = on_fact
+        return self
+
+    async def equip(self) -> None:
+        """There is no executor."""
+
+    async def start(self) -> None:
+        """There is no bus to attach to."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
+        return StatusReported(dict.fromkeys(job_ids, True), dict.fromkeys(task_attempt_ids, TaskState.RUNNING))
+
+    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+        raise AssertionError(f"a subtask of the benchmark failed: {reason}")
+
+    async def cancel_job(self, job_id: int, reason: str) -> None:
+        """The benchmark is being left early."""
+
+    async def cancel_stage(self, stage_id: int, reason: str) -> None:
+        """As ``cancel_job``."""
+
+
+class TimedStorage(MemoryStorage):
+    """What a sidecar without a directory has; ``stored_ns`` is when the last checkpoint was in it."""
+
+    stored_ns = 0
+
+    def store(
+        self,
+        operator_id: str,
+        checkpoint: CompletedCheckpoint,
+        *,
+        mode: RestoreMode = RestoreMode.STREAMING,
+        in_doubt_max: int = 1,
+        permit: Permit = always_permitted,
+    ) -> str:
+        file = super().store(operator_id, checkpoint, mode=mode, in_doubt_max=in_doubt_max, permit=permit)
+        self.stored_ns = time.monotonic_ns()
+        return file
+
+
+class CrowdRuntime(SidecarRuntime):
+    """The sidecar, with a storage that tells when it has stored."""
+
+    def __init__(self, spark: PretendedSpark) -> None:
+        super().__init__(spark, SidecarConfig(register_timeout_s=TIMEOUT_S))
+        self.storage = TimedStorage()
+
+    def _open_storage(self) -> Storage:
+        return self.storage
+
+
+class CrowdCoordinator(OperatorCoordinator):
+    """Keeps each subtask's gateway, and when it was asked for its snapshot and told of the end of a checkpoint."""
+
+    def __init__(self) -> None:
+        self.gateways: dict[int, SubtaskGateway] = {}
+        self.ready = asyncio.Event()
+        self.completed = asyncio.Event()
+        self.cut_ns = 0
+        self.completed_ns = 0
+        self.arrived: asyncio.Queue[tuple[Any, int]] = asyncio.Queue()
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        self.gateways[subtask] = gateway
+        self.ready.set()
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        self.cut_ns = time.monotonic_ns()
+        return STATE
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self.completed_ns = time.monotonic_ns()
+        self.completed.set()
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        self.arrived.put_nowait((event, time.monotonic_ns()))
+
+
+class RawEnd(asyncio.Protocol):
+    """The baseline's end here, of one connection."""
+
+    def __init__(self, raw: RawCrowd) -> None:
+        self._raw = raw
+        self._buffer = bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._raw.ends.append(self)
+        self._raw.connected.set()
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= 4 and len(buffer) >= 4 + (size := LENGTH.unpack_from(buffer)[0]):
+            msgpack.unpackb(buffer[4 : 4 + size])
+            del buffer[: 4 + size]
+            self._raw.answered()
+
+
+class RawCrowd:
+    """One bare connection for each subtask."""
+
+    def __init__(self) -> None:
+        self.ends: list[RawEnd] = []
+        self.connected = asyncio.Event()
+        self._missing = 0
+        self._all_answered: asyncio.Future[None]
+
+    def answered(self) -> None:
+        self._missing -= 1
+        if not self._missing:
+            self._all_answered.set_result(None)
+
+    async def ask_all(self, number: int) -> None:
+        """A frame to each, and an answer from each."""
+        self._missing = len(self.ends)
+        self._all_answered = asyncio.get_running_loop().create_future()
+        for end in self.ends:
+            body = msgpack.packb([number, b"."])
+            end.transport.write(LENGTH.pack(len(body)) + body)
+        await self._all_answered
+
+
+class Child:
+    """A process of ``benchmarks.many_endpoints``."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._commands, self._answers = process.stdin, process.stdout
+
+    def tell(self, **command: Any) -> None:
+        self._commands.write(json.dumps(command).encode() + b"\n")
+
+    async def hear(self) -> dict[str, Any]:
+        async with asyncio.timeout(TIMEOUT_S):
+            line = await self._answers.readline()
+        if not line:
+            raise RuntimeError(f"a child of the benchmark has ended: {await self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def end(self) -> None:
+        self._commands.close()
+        async with asyncio.timeout(TIMEOUT_S):
+            if await self._process.wait():
+                raise RuntimeError(f"a child of the benchmark ended with {self._process.returncode}")
+
+
+class Crowd:
+    """Both ends. Subtasks are opened in portions; subtask ``i`` is in child ``i % len(children)``."""
+
+    def __init__(self, spark: PretendedSpark, runtime: CrowdRuntime, raw: RawCrowd, children: list[Child]) -> None:
+        self.coordinator = CrowdCoordinator()
+        self.runtime = runtime
+        self.raw = raw
+        self.children = children
+        self._spark = spark
+        self._opened = 0
+
+    async def open(self, count: int) -> None:
+        """``count`` more subtasks run, and the coordinator knows them as ready."""
+        numbers = range(self._opened, self._opened + count)
+        for number in numbers:
+            self._spark.say(TaskStarted(number + 1, STAGE, 0, number, 0))
+        for place, child in enumerate(self.children):
+            mine = [[number + 1, number] for number in numbers if number % len(self.children) == place]
+            child.tell(do="open", tasks=mine)
+        self._opened += count
+        for child in self.children:
+            await child.hear()
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(self.coordinator.gateways) < self._opened:
+                self.coordinator.ready.clear()
+                await self.coordinator.ready.wait()
+
+    async def open_raw(self, count: int) -> None:
+        """``count`` more bare connections."""
+        wanted = len(self.raw.ends) + count
+        for place, child in enumerate(self.children):
+            child.tell(do="raw_open", count=len(range(place, count, len(self.children))))
+        for child in self.children:
+            await child.hear()
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(self.raw.ends) < wanted:
+                self.raw.connected.clear()
+                await self.raw.connected.wait()
+
+    async def checkpoint(self) -> tuple[float, list[dict[str, Any]]]:
+        """Milliseconds from the trigger until the coordinator and every subtask know that it is complete.
+
+        Also what the children noted. All clocks are the monotonic one, which the processes of a machine share.
+        """
+        self.coordinator.completed.clear()
+        began = time.monotonic_ns()
+        await self.runtime.checkpoint(OPERATOR, timeout_s=TIMEOUT_S)
+        told = [await child.hear() for child in self.children]
+        await self.coordinator.completed.wait()
+        ended = max(self.coordinator.completed_ns, *(each["completed_ns"] for each in told))
+        return (ended - began) / 1e6, told
+
+    async def settle(self) -> None:
+        """Wait until nothing is under way any more: an event has gone to each subtask and was confirmed."""
+        confirmations = [await gateway.send_event([TAKE]) for gateway in self.coordinator.gateways.values()]
+        for confirmation in confirmations:
+            await confirmation
+
+
+@asynccontextmanager
+async def running_crowd(parallelism: int) -> AsyncIterator[Crowd]:
+    """A streaming job of ``parallelism`` subtasks, of which none is open yet."""
+    count = min(CHILDREN, parallelism)
+    allow_files(2 * parallelism + OWN_FILES)
+    spark, raw = PretendedSpark(), RawCrowd()
+    async with AsyncExitStack() as stack:
+        server = await asyncio.get_running_loop().create_server(lambda: RawEnd(raw), "127.0.0.1", 0)
+        stack.callback(server.close)
+        runtime = await stack.enter_async_context(CrowdRuntime(spark))
+        children: list[Child] = []
+        crowd = Crowd(spark, runtime, raw, children)
+        await runtime.coordinate(
+            OPERATOR,
+            crowd.coordinator,
+            parallelism=parallelism,
+            mode=RestoreMode.STREAMING,
+            gateway=GatewayLimits(confirm_timeout_s=TIMEOUT_S),
+            checkpoint=CheckpointConfig(timeout_s=TIMEOUT_S),
+        )
+        spark.say(JobStarted(JOB, (STAGE,)))
+        spark.say(StageSubmitted(STAGE, 0, parallelism))
+        stack.callback(spark.say, JobEnded(JOB, False, "the benchmark is over"))
+        host, port = runtime.address
+        task = {
+            "host": host,
+            "port": port,
+            "raw_port": server.sockets[0].getsockname()[1],
+            "secret": spark.secret.hex(),
+            "operator_id": OPERATOR,
+            "parallelism": parallelism,
+            "mode": int(RestoreMode.STREAMING),
+            "stage_id": STAGE,
+            "files": 4 * -(-parallelism // count) + OWN_FILES,
+        }
+        for _ in range(count):
+            children.append(await stack.enter_async_context(_child(task)))
+        yield crowd
+
+
+@asynccontextmanager
+async def _child(task: dict[str, Any]) -> AsyncIterator[Child]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "benchmarks.many_endpoints",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parent.parent,
+        limit=LINE_BYTES_MAX,
+    )
+    try:
+        child = Child(process)
+        child.tell(**task)
+        yield child
+        await child.end()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()

@@ -1,0 +1,311 @@
+"""The executor's half of many subtasks in one process, without a thread for each.
+
+Each subtask is the real one: registration with its handshake, ``ValveIo`` with its lock, ``SubtaskMachine``, mailbox,
+wire and codec. Only the two threads of a task are missing: one selector serves all subtasks of this process, reads what
+has come and empties the mailbox at once, as a task would that only waits. Beside them, on the same selector, stand bare
+connections for the raw baseline.
+
+Run by ``benchmarks.crowd``, which writes lines of JSON to the standard input, the first of them with the secret, and
+reads lines of JSON from the standard output. The end of the input is the end of the process.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import resource
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from struct import Struct
+from typing import Any
+
+import msgpack
+
+from protocol.codec import decode_event, encode_event
+from protocol.errors import RemoteProtocolError
+from protocol.messages import CheckpointAcknowledged, ClosedForCheckpoint, Confirm, DownMessage, Registered
+from protocol.subtask_types import (
+    MailboxBarrier,
+    MailboxCompleted,
+    MailboxEvent,
+    PutInMailbox,
+    SendToCoordinator,
+    SubtaskEffect,
+)
+from spark_bridge.subtask.connection import Connection
+from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
+from spark_bridge.subtask.registration import register
+from spark_bridge.subtask.valve_io import ValveIo
+
+LENGTH = Struct(">I")
+STATE = b"s" * 100
+"""What each subtask has to say in a snapshot."""
+TAKE, ECHO, UP = 0, 1, 2
+"""The first entry of an event: to be taken, to be answered with itself, sent up with the moment of its sending."""
+CONNECT_S = 60.0
+
+
+class TooFewFiles(OSError):
+    """The process may not open as many sockets as are needed."""
+
+
+def allow_files(needed: int) -> None:
+    """Raise this process's own limit to what ``needed`` open files take. Raises ``TooFewFiles``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard) or soft >= needed:
+        return
+    if hard < needed:
+        raise TooFewFiles(
+            f"{needed} open files are needed, and this process may have {hard} (`ulimit -Hn`): raise the hard limit, "
+            "or measure fewer subtasks"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def resident_bytes() -> int:
+    """What this process occupies in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+class Subtask(ValveIo):
+    """One attempt whose socket somebody else watches.
+
+    ``moments``, while it is a list, gets ``(what, subtask, monotonic ns)`` of each step of a checkpoint.
+    """
+
+    def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity) -> None:
+        super().__init__(endpoint, identity)
+        self.subtask = identity.subtask
+        self.watched = selectors.EVENT_READ
+        self.moments: list[tuple[str, int, int]] | None = None
+        self._acknowledged = False
+
+    def open(self) -> Registered:
+        """Connect and register; no thread is started."""
+        connection, registered, rest = register(self.endpoint, self._identity, self.waker)
+        with self._changed:
+            self._begin(connection, registered, rest)
+        self.operator_opened()
+        return registered
+
+    def _carry_out(self, effects: Sequence[SubtaskEffect]) -> None:
+        super()._carry_out(effects)
+        if self.moments is not None:
+            for effect in effects:
+                what = _step(effect)
+                self._acknowledged |= what == "acknowledged"
+                if what:
+                    self.moments.append((what, self.subtask, time.monotonic_ns()))
+
+    def _take(self, messages: Sequence[DownMessage]) -> None:
+        super()._take(messages)
+        if self.moments is not None and self._acknowledged and self._machine.all_confirmed:
+            self._acknowledged = False
+            if any(isinstance(message, Confirm) for message in messages):
+                self.moments.append(("reopened", self.subtask, time.monotonic_ns()))
+
+
+def _step(effect: SubtaskEffect) -> str:
+    """The step of a checkpoint that the effect is, if any."""
+    match effect:
+        case SendToCoordinator(ClosedForCheckpoint()):
+            return "closed"
+        case PutInMailbox(MailboxBarrier()):
+            return "barrier"
+        case SendToCoordinator(CheckpointAcknowledged()):
+            return "acknowledged"
+        case PutInMailbox(MailboxCompleted()):
+            return "completed"
+    return ""
+
+
+class Endpoints:
+    """All of this process, on one thread."""
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        self._task = task
+        self._endpoint = TaskEndpoint(
+            task["host"],
+            task["port"],
+            bytes.fromhex(task["secret"]),
+            task["operator_id"],
+            task["parallelism"],
+            task["mode"],
+            register_timeout_s=CONNECT_S,
+        )
+        self._selector = selectors.DefaultSelector()
+        self._subtasks: dict[int, Subtask] = {}
+        self._raw: list[socket.socket] = []
+        self._bare: list[Connection] = []
+        self._commands = bytearray()
+        self._due: list[tuple[float, int]] = []
+        self._told = 0
+        self._over = False
+
+    def run(self) -> None:
+        """Until the standard input ends."""
+        os.set_blocking(sys.stdin.fileno(), False)
+        self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._take_commands)
+        try:
+            while not self._over:
+                wait_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+                for key, events in self._selector.select(wait_s):
+                    key.data(events)
+                while self._due and self._due[0][0] <= time.monotonic():
+                    self._send_up(heapq.heappop(self._due)[1])
+        finally:
+            for subtask in self._subtasks.values():
+                subtask.close()
+            for sock in self._raw:
+                sock.close()
+            self._drop({})
+            self._selector.close()
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    def _take_commands(self, events: int) -> None:
+        data = os.read(sys.stdin.fileno(), 1 << 20)
+        self._over = not data
+        self._commands += data
+        *lines, self._commands = self._commands.split(b"\n")
+        for line in lines:
+            command = json.loads(line)
+            COMMANDS[command["do"]](self, command)
+
+    def _open(self, command: dict[str, Any]) -> None:
+        for task_attempt_id, number in command["tasks"]:
+            subtask = Subtask(self._endpoint, TaskIdentity(task_attempt_id, number, self._task["stage_id"], 0))
+            subtask.open()
+            self._subtasks[number] = subtask
+            assert subtask.connection is not None
+            sock = subtask.connection.sock
+            self._selector.register(sock, subtask.watched, partial(self._serve, subtask, sock))
+        say(opened=len(command["tasks"]))
+
+    def _raw_open(self, command: dict[str, Any]) -> None:
+        for _ in range(command["count"]):
+            sock = socket.create_connection((self._task["host"], self._task["raw_port"]))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._raw.append(sock)
+            self._selector.register(sock, selectors.EVENT_READ, partial(self._answer_raw, sock, bytearray()))
+        say(opened=command["count"])
+
+    def _connect(self, command: dict[str, Any]) -> None:
+        """Connections that have proved the secret, and say nothing more."""
+        for _ in range(command["count"]):
+            deadline = time.monotonic() + CONNECT_S
+            self._bare.append(
+                Connection.open(self._endpoint.host, self._endpoint.port, self._endpoint.secret, deadline)
+            )
+        say(opened=command["count"])
+
+    def _drop(self, command: dict[str, Any]) -> None:
+        for connection in self._bare:
+            connection.close()
+        self._bare.clear()
+
+    def _record(self, command: dict[str, Any]) -> None:
+        """Note the steps of the next checkpoint; they are told behind its end."""
+        for subtask in self._subtasks.values():
+            subtask.moments = []
+
+    def _send(self, command: dict[str, Any]) -> None:
+        """Send an event up from each of these subtasks, so many seconds from now."""
+        now = time.monotonic()
+        for delay_s, subtask in command["at"]:
+            heapq.heappush(self._due, (now + delay_s, subtask))
+
+    def _memory(self, command: dict[str, Any]) -> None:
+        say(resident=resident_bytes())
+
+    # --- subtasks -------------------------------------------------------------------------------------------------
+
+    def _serve(self, subtask: Subtask, sock: socket.socket, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                subtask.write()
+            subtask.read()
+        except (OSError, RemoteProtocolError):
+            subtask.end("the connection broke")
+        if subtask.over is not None:
+            self._selector.unregister(sock)
+            subtask.close()
+            return
+        while (item := subtask.take()) is not None:
+            if isinstance(item, MailboxEvent):
+                event = decode_event(item.payload)
+                if event[0] == ECHO:
+                    subtask.submit_event(encode_event(event))
+            elif isinstance(item, MailboxBarrier):
+                if subtask.wants_snapshot(item.checkpoint_id):
+                    subtask.snapshot_taken(item.checkpoint_id, STATE)
+            elif isinstance(item, MailboxCompleted):
+                self._completed()
+        if subtask.interests != subtask.watched:
+            subtask.watched = subtask.interests
+            self._selector.modify(sock, subtask.watched, partial(self._serve, subtask, sock))
+
+    def _completed(self) -> None:
+        self._told += 1
+        if self._told < len(self._subtasks):
+            return
+        at, self._told = time.monotonic_ns(), 0
+        moments: list[tuple[str, int, int]] = []
+        for subtask in self._subtasks.values():
+            moments += subtask.moments or []
+            subtask.moments = None
+        say(completed_ns=at, moments=moments)
+
+    def _send_up(self, number: int) -> None:
+        self._subtasks[number].submit_event(encode_event([UP, time.monotonic_ns()]))
+
+    # --- the baseline ---------------------------------------------------------------------------------------------
+
+    def _answer_raw(self, sock: socket.socket, buffer: bytearray, events: int) -> None:
+        try:
+            data = sock.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(sock)
+            return
+        buffer += data
+        answers = []
+        while len(buffer) >= 4 and len(buffer) >= 4 + (size := LENGTH.unpack_from(buffer)[0]):
+            frame = msgpack.unpackb(buffer[4 : 4 + size])
+            del buffer[: 4 + size]
+            body = msgpack.packb(frame)
+            answers.append(LENGTH.pack(len(body)) + body)
+        sock.sendall(b"".join(answers))
+
+
+COMMANDS: dict[str, Callable[[Endpoints, dict[str, Any]], None]] = {
+    "open": Endpoints._open,
+    "raw_open": Endpoints._raw_open,
+    "connect": Endpoints._connect,
+    "drop": Endpoints._drop,
+    "record": Endpoints._record,
+    "send": Endpoints._send,
+    "memory": Endpoints._memory,
+}
+
+
+def say(**answer: Any) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as commands:
+        task = json.loads(commands.readline())
+    allow_files(task["files"])
+    Endpoints(task).run()
+
+
+if __name__ == "__main__":
+    main()
