@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from benchmarks import plots
 from benchmarks.harness import Measure, Progress
 
 RESULTS = Path(__file__).parent / "results"
@@ -28,6 +29,10 @@ FIGURES = {
     "event_confirm_busy": "events",
     "event_pipelined": "events",
     "event_flood_up": "events",
+    "checkpoint": "checkpoint",
+    "checkpoint_hold": "checkpoint",
+    "memory": "memory",
+    "recovery": "recovery",
     "spark_fact": "spark_fact",
 }
 """The module of each figure, where a function of the figure's name measures it. In the order of a whole run."""
@@ -103,9 +108,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     target = options.json or (RESULTS / "latest.json" if whole else None)
     if target:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps({"host": host, "quick": options.quick, "figures": figures}, indent=1) + "\n")
+        results = {"host": host, "quick": options.quick, "figures": figures}
+        target.write_text(json.dumps(results, indent=1) + "\n")
         print(f"written to {target}", file=sys.stderr)
+        if whole:
+            draw_plots(results, target.parent)
     return 0
+
+
+def draw_plots(results: dict[str, Any], folder: Path) -> None:
+    """Where matplotlib is installed; the figures do not depend on it."""
+    if not plots.available():
+        print("no plots were drawn: they need matplotlib, which is in requirements.lock", file=sys.stderr)
+        return
+    for file in plots.draw(results, folder):
+        print(f"drawn: {file}", file=sys.stderr)
 
 
 if __name__ == "__main__":

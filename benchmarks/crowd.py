@@ -254,6 +254,16 @@ class Crowd:
                 self.raw.connected.clear()
                 await self.raw.connected.wait()
 
+    async def connect(self, count: int) -> None:
+        """``count`` connections that have proved the secret and say nothing more. They last some seconds."""
+        self.children[0].tell(do="connect", count=count)
+        await self.children[0].hear()
+
+    async def disconnect(self) -> None:
+        """The end of those that ``connect`` made."""
+        self.children[0].tell(do="disconnect")
+        await self.children[0].hear()
+
     async def checkpoint(self) -> tuple[float, list[dict[str, Any]]]:
         """Milliseconds from the trigger until the coordinator and every subtask know that it is complete.
 
@@ -283,7 +293,8 @@ async def running_crowd(parallelism: int) -> AsyncIterator[Crowd]:
     async with AsyncExitStack() as stack:
         server = await asyncio.get_running_loop().create_server(lambda: RawEnd(raw), "127.0.0.1", 0)
         stack.callback(server.close)
-        runtime = await stack.enter_async_context(CrowdRuntime(spark))
+        runtime = CrowdRuntime(spark)
+        await stack.enter_async_context(runtime)
         children: list[Child] = []
         crowd = Crowd(spark, runtime, raw, children)
         await runtime.coordinate(

@@ -164,7 +164,7 @@ class Endpoints:
                 subtask.close()
             for sock in self._raw:
                 sock.close()
-            self._drop({})
+            self._drop()
             self._selector.close()
 
     # --- commands -------------------------------------------------------------------------------------------------
@@ -205,7 +205,11 @@ class Endpoints:
             )
         say(opened=command["count"])
 
-    def _drop(self, command: dict[str, Any]) -> None:
+    def _disconnect(self, command: dict[str, Any]) -> None:
+        self._drop()
+        say(opened=0)
+
+    def _drop(self) -> None:
         for connection in self._bare:
             connection.close()
         self._bare.clear()
@@ -289,7 +293,7 @@ COMMANDS: dict[str, Callable[[Endpoints, dict[str, Any]], None]] = {
     "open": Endpoints._open,
     "raw_open": Endpoints._raw_open,
     "connect": Endpoints._connect,
-    "drop": Endpoints._drop,
+    "disconnect": Endpoints._disconnect,
     "record": Endpoints._record,
     "send": Endpoints._send,
     "memory": Endpoints._memory,
