@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 
 import pytest
 from pyspark import SparkContext
-from pyspark import __version__ as pyspark_version
 from pyspark.sql import SparkSession
 
 from tests.spark.cluster import StandaloneCluster
+from tests.spark.releases import LEAVES_SOCKETS
 
 LOCAL = "local[2,3]"  # two cores, and a task may fail twice
 
 SparkOn = Callable[..., SparkSession]
 
-LEAVES_SOCKETS = "4.1."
-"""The releases of PySpark that leave it to the garbage collector to close their own sockets."""
+
+SPARKS_OWN_SOCKET = "Exception ignored in. <socket.socket"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A warning is an error; that of a socket which nobody has closed only where PySpark closes its own."""
-    if pyspark_version.startswith(LEAVES_SOCKETS):
-        sparks_own = "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
+    if LEAVES_SOCKETS:
+        forgiven = pytest.mark.filterwarnings(f"ignore:{SPARKS_OWN_SOCKET}:pytest.PytestUnraisableExceptionWarning")
         for item in (item for item in items if item.get_closest_marker("spark")):
-            item.add_marker(pytest.mark.filterwarnings(sparks_own))
+            item.add_marker(forgiven)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_unconfigure() -> None:
+    """The last of them are found when everything is over, and no test's marks hold any more."""
+    if LEAVES_SOCKETS:
+        warnings.filterwarnings("ignore", SPARKS_OWN_SOCKET, pytest.PytestUnraisableExceptionWarning)
 
 
 def start_spark(master: str, **more: str) -> SparkSession:

@@ -23,6 +23,7 @@ from tests.spark.leftovers import nothing_left
 from tests.spark.operators import Listening
 from tests.spark.program import Program, wait_until_nobody_is_left
 from tests.spark.recorder import Recorder
+from tests.spark.releases import RAISED_BY_CTRL_C
 from tests.spark.script import Script
 
 pytestmark = pytest.mark.spark
@@ -282,7 +283,7 @@ def test_ctrl_c_in_an_action_ends_the_job_and_comes_out(spark: SparkSession) -> 
             os.kill(os.getpid(), signal.SIGINT)
 
     coordinator = InterruptsWhenReady({}, ["hello"])
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RAISED_BY_CTRL_C):
         collect_with_a_sidecar(spark, coordinator)
     assert coordinator.story[-2:] == [("run_ended", False), ("close",)]
 
