@@ -1,0 +1,36 @@
+"""Figures that nobody has measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.harness import Figure, Progress
+
+
+def event_figure(name: str = "event_confirm", case: dict[str, Any] | None = None) -> Figure:
+    samples = [float(100 + number) for number in range(200)]
+    params = {"case": case} if case else {}
+    return Figure(name, "µs", [samples], [[sample / 2 for sample in samples]], params)
+
+
+def checkpoint_figure(subtasks: int, *, timeline: bool = False) -> Figure:
+    details = {}
+    if timeline:
+        events: list[dict[str, Any]] = [{"what": "snapshot", "subtask": None, "ms": 1.5}]
+        for subtask in range(subtasks):
+            events.append({"what": "barrier", "subtask": subtask, "ms": 2 + subtask / 50})
+            events.append({"what": "acknowledged", "subtask": subtask, "ms": 3 + subtask / 40})
+        details["timeline"] = {"events": events}
+    took = [subtasks / 8 + 2, subtasks / 6 + 3]
+    return Figure("checkpoint", "ms", [took], [[1.0, 2.0]], {"case": {"subtasks": subtasks}}, details)
+
+
+def results(*figures: Figure) -> dict[str, Any]:
+    """As ``python -m benchmarks`` writes them."""
+    return {"host": {}, "quick": False, "figures": [figure.as_dict() for figure in figures]}
+
+
+def measure(quick: bool, progress: Progress) -> list[Figure]:
+    """A benchmark that is over at once."""
+    progress("measuring nothing")
+    return [event_figure(case={"in_flight": 1}), event_figure(case={"in_flight": 64})]
