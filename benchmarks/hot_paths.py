@@ -1,0 +1,288 @@
+"""The paths that every event, message, task and checkpoint takes, for ``benchmarks.instructions`` to count.
+
+Each function makes everything ready for so many steps and returns one step, which is given its number. What a step is
+told (messages, inputs) is made before, so that a step costs what the path costs and nothing else.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+
+from actors import Actor, ActorContext, ActorSystem, MailboxConfig, Reply
+from protocol import gateway_types as g
+from protocol import subtask_types as s
+from protocol.attempts import (
+    AttemptLedger,
+    LedgerConfig,
+    LedgerInput,
+    OperatorAdded,
+    OperatorOpened,
+    RegistrationArrived,
+    SubtaskFinished,
+)
+from protocol.barrier_tracker import (
+    AttemptAccepted,
+    AttemptReady,
+    BarrierTracker,
+    CheckpointConfig,
+    CheckpointStored,
+    CheckpointTriggered,
+    CoordinatorSnapshotTaken,
+    GatewayDrained,
+    SubtaskAcknowledged,
+    SubtaskClosed,
+    TrackerInput,
+)
+from protocol.codec import FrameDecoder, decode_event, decode_message, encode_event, encode_message
+from protocol.facts import JobStarted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
+from protocol.gateway import GatewayMachine
+from protocol.ids import ExecutionAttempt
+from protocol.messages import Confirm, EventMessage, Message, Opened, Register, RestoreMode
+from protocol.subtask import SubtaskMachine
+
+Step = Callable[[int], object]
+AsyncStep = Callable[[int], Awaitable[object]]
+
+OPERATOR, JOB, STAGE, TASK = "bench", 1, 1, 7
+NOW = 0.0
+"""The machines' clock stands."""
+EVENT = ["split", 12345, 1.5, b"." * 80]
+PAYLOAD = encode_event(EVENT)
+CHECKPOINT_SUBTASKS = 16
+TELLS_IN_A_ROW = 100
+
+
+# --- codec ------------------------------------------------------------------------------------------------
+
+
+def event_value_encoded(steps: int) -> Step:
+    """A user's flat list of four."""
+    return lambda number: encode_event(EVENT)
+
+
+def event_value_decoded(steps: int) -> Step:
+    return lambda number: decode_event(PAYLOAD)
+
+
+def event_frame_encoded(steps: int) -> Step:
+    return _encoding(EventMessage(TASK, 1, PAYLOAD))
+
+
+def event_frame_decoded(steps: int) -> Step:
+    """One frame comes alone: cut from the stream of bytes, then decoded."""
+    return _decoding(EventMessage(TASK, 1, PAYLOAD))
+
+
+def confirm_frame_encoded(steps: int) -> Step:
+    return _encoding(Confirm(TASK, 1))
+
+
+def confirm_frame_decoded(steps: int) -> Step:
+    return _decoding(Confirm(TASK, 1))
+
+
+def _encoding(message: Message) -> Step:
+    return lambda number: encode_message(message)
+
+
+def _decoding(message: Message) -> Step:
+    data, decoder = encode_message(message), FrameDecoder()
+
+    def step(number: int) -> None:
+        for body in decoder.feed(data):
+            decode_message(body)
+
+    return step
+
+
+# --- the machines of one attempt --------------------------------------------------------------------------
+
+
+def _ready_gateway() -> GatewayMachine:
+    gateway = GatewayMachine(ExecutionAttempt(OPERATOR, 0, 0, TASK), g.GatewayLimits())
+    gateway.handle(g.ConnectionAttached(0), NOW)
+    gateway.handle_batch([Opened(TASK, 1)], NOW)
+    gateway.handle(g.ReadyAnnounced(), NOW)
+    return gateway
+
+
+def gateway_event_down(steps: int) -> Step:
+    """The coordinator sends an event, and the subtask confirms it."""
+    gateway = _ready_gateway()
+    events = [g.EventSubmitted(number, PAYLOAD) for number in range(steps)]
+    confirms = [[Confirm(TASK, number + 1)] for number in range(steps)]
+
+    def step(number: int) -> None:
+        gateway.handle(events[number], NOW)
+        gateway.handle_batch(confirms[number], NOW)
+
+    return step
+
+
+def gateway_event_up(steps: int) -> Step:
+    """An event of the subtask comes, and the coordinator takes it."""
+    gateway = _ready_gateway()
+    events = [[EventMessage(TASK, number + 2, PAYLOAD)] for number in range(steps)]
+    taken = [g.ItemTaken(number + 2) for number in range(steps)]
+
+    def step(number: int) -> None:
+        gateway.handle_batch(events[number], NOW)
+        gateway.handle(taken[number], NOW)
+
+    return step
+
+
+def _open_subtask() -> SubtaskMachine:
+    subtask = SubtaskMachine(TASK, 0, s.SubtaskLimits(1024, 2**26, 10.0))
+    subtask.handle(s.ConnectionAttached(0), NOW)
+    subtask.handle(s.OperatorOpened(), NOW)
+    subtask.handle_batch([Confirm(TASK, 1)], NOW)
+    return subtask
+
+
+def subtask_event_down(steps: int) -> Step:
+    """An event of the coordinator goes into the mailbox and is confirmed."""
+    subtask = _open_subtask()
+    events = [[EventMessage(TASK, number + 1, PAYLOAD)] for number in range(steps)]
+    return lambda number: subtask.handle_batch(events[number], NOW)
+
+
+def subtask_event_up(steps: int) -> Step:
+    """The operator sends an event, and the coordinator confirms it."""
+    subtask = _open_subtask()
+    events = [s.EventSubmitted(PAYLOAD) for _ in range(steps)]
+    confirms = [[Confirm(TASK, number + 2)] for number in range(steps)]
+
+    def step(number: int) -> None:
+        subtask.handle(events[number], NOW)
+        subtask.handle_batch(confirms[number], NOW)
+
+    return step
+
+
+# --- the machines of an operator and of an application ----------------------------------------------------
+
+
+def checkpoint_of_16(steps: int) -> Step:
+    """A checkpoint of 16 subtasks, from its trigger until it is complete."""
+    tracker = BarrierTracker(OPERATOR, CHECKPOINT_SUBTASKS, CheckpointConfig())
+    attempts = [ExecutionAttempt(OPERATOR, subtask, 0, TASK + subtask) for subtask in range(CHECKPOINT_SUBTASKS)]
+    for attempt in attempts:
+        tracker.handle(AttemptAccepted(attempt, RestoreMode.STREAMING), NOW)
+        tracker.handle(AttemptReady(attempt), NOW)
+    checkpoints = [_checkpoint(number + 1, attempts) for number in range(steps)]
+
+    def step(number: int) -> None:
+        for input in checkpoints[number]:
+            tracker.handle(input, NOW)
+
+    return step
+
+
+def _checkpoint(checkpoint_id: int, attempts: list[ExecutionAttempt]) -> list[TrackerInput]:
+    inputs: list[TrackerInput] = [CheckpointTriggered(checkpoint_id)]
+    inputs += [SubtaskClosed(attempt, checkpoint_id) for attempt in attempts]
+    inputs.append(CoordinatorSnapshotTaken(checkpoint_id, b"state"))
+    inputs += [GatewayDrained(attempt, checkpoint_id) for attempt in attempts]
+    inputs += [SubtaskAcknowledged(attempt, checkpoint_id, b"state") for attempt in attempts]
+    inputs.append(CheckpointStored(checkpoint_id))
+    return inputs
+
+
+def task_start_to_end(steps: int) -> Step:
+    """One task of a stage: it starts, registers, opens, says goodbye and ends well."""
+    ledger = AttemptLedger(LedgerConfig())
+    ledger.handle(OperatorAdded(OPERATOR, steps), NOW)
+    ledger.handle(JobStarted(JOB, (STAGE,)), NOW)
+    ledger.handle(StageSubmitted(STAGE, 0, steps), NOW)
+    tasks = [_task(subtask, steps) for subtask in range(steps)]
+
+    def step(number: int) -> None:
+        for input in tasks[number]:
+            ledger.handle(input, NOW)
+
+    return step
+
+
+def _task(subtask: int, parallelism: int) -> list[LedgerInput]:
+    task = TASK + subtask
+    registration = Register(task, OPERATOR, subtask, STAGE, 0, RestoreMode.BATCH, parallelism, "host/1", "3.11")
+    return [
+        TaskStarted(task, STAGE, 0, subtask, 0),
+        RegistrationArrived(task, registration),
+        OperatorOpened(OPERATOR, task),
+        SubtaskFinished(OPERATOR, task, ""),
+        TaskEnded(task, STAGE, 0, subtask, 0, TaskOutcome.SUCCESS),
+    ]
+
+
+# --- actors -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    reply_to: Reply[int]
+
+
+class Sink(Actor["int | Ask"]):
+    async def receive(self, context: ActorContext[int | Ask], message: int | Ask) -> None:
+        if isinstance(message, Ask):
+            message.reply_to.answer(0)
+
+
+@types.coroutine
+def turn_of_the_loop() -> Generator[None, None, None]:
+    yield
+
+
+def one_tell(system: ActorSystem) -> AsyncStep:
+    """A message to an idle actor, and the turn of the loop in which it is handled."""
+    sink = system.spawn(Sink, name="sink")
+
+    async def step(number: int) -> None:
+        sink.tell(number)
+        await turn_of_the_loop()
+
+    return step
+
+
+def hundred_tells(system: ActorSystem) -> AsyncStep:
+    """A hundred messages to an idle actor, and the turn of the loop in which they are handled."""
+    sink = system.spawn(Sink, name="sink", mailbox=MailboxConfig(capacity=None))
+
+    async def step(number: int) -> None:
+        for message in range(TELLS_IN_A_ROW):
+            sink.tell(message)
+        await turn_of_the_loop()
+
+    return step
+
+
+def one_ask(system: ActorSystem) -> AsyncStep:
+    """A question with a deadline, and its answer."""
+    sink = system.spawn(Sink, name="sink")
+    return lambda number: sink.ask(Ask, timeout_s=60)
+
+
+PATHS: dict[str, Callable[[int], Step]] = {
+    path.__name__: path
+    for path in (
+        event_value_encoded,
+        event_value_decoded,
+        event_frame_encoded,
+        event_frame_decoded,
+        confirm_frame_encoded,
+        confirm_frame_decoded,
+        gateway_event_down,
+        gateway_event_up,
+        subtask_event_down,
+        subtask_event_up,
+        checkpoint_of_16,
+        task_start_to_end,
+    )
+}
+ASYNC_PATHS: dict[str, Callable[[ActorSystem], AsyncStep]] = {
+    path.__name__: path for path in (one_tell, hundred_tells, one_ask)
+}
