@@ -1,9 +1,9 @@
 """``python -m benchmarks.plots results/latest.json``: the figures as plots, SVG files beside the JSON.
 
 ``latency.svg``: the events' percentiles, subject and baseline, on an axis of nines. ``checkpoint.svg``: what a
-checkpoint costs by number of subtasks, with Flink's figures. ``timeline.svg``: one checkpoint of 256 subtasks, as
-``details["timeline"]`` tells it: ``{"events": [{"what": str, "subtask": int | None, "ms": float}]}``. A figure that
-the JSON does not have is left out. The same figures give the same bytes, so that a diff shows a real change.
+checkpoint costs by number of subtasks, with Flink's figures. ``timeline.svg``: one checkpoint, as the largest figure
+that has ``details["timeline"]`` tells it: ``{"events": [{"what": str, "subtask": int | None, "ms": float}]}``. A figure
+that the JSON does not have is left out. The same figures give the same bytes, so that a diff shows a real change.
 
 Matplotlib, which only this module needs, is imported when something is drawn.
 """
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 LATEST = Path(__file__).parent / "results" / "latest.json"
 FLINK_CHECKPOINT_MS = {1: 3.0, 16: 8.0, 64: 30.0, 256: 144.0}
 """Median milliseconds of a checkpoint by number of subtasks: Flink 2.3.0."""
-TIMELINE_SUBTASKS = 256
 NINES = (("50", 0.5), ("90", 0.9), ("99", 0.99), ("99.9", 0.999))
 MAX_NINES = 4.0
 """Where the largest sample stands on the axis of nines."""
@@ -72,6 +71,16 @@ def title_of(figure: dict[str, Any]) -> str:
     return f"{figure['name']} ({case})" if case else str(figure["name"])
 
 
+def log_scale(axes: Axes) -> None:
+    """Times upwards, by plain numbers: 1, 2, 5, 10, 20 and so on."""
+    from matplotlib.ticker import LogLocator
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.minorticks_off()
+
+
 def draw_latency(figures: list[dict[str, Any]], canvas: Canvas) -> bool:
     """One panel for each figure of events; False if there is none."""
     events = [figure for figure in figures if figure["name"].startswith("event_")]
@@ -86,7 +95,7 @@ def draw_latency(figures: list[dict[str, Any]], canvas: Canvas) -> bool:
         places = [nines(fraction) for fraction in curve["fractions"]]
         axes.plot(places, curve["subject"], color=SUBJECT, label="Headgate")
         axes.plot(places, curve["baseline"], color=BASELINE, label="baseline")
-        axes.set_yscale("log")
+        log_scale(axes)
         ticks = [(label, nines(fraction)) for label, fraction in NINES] + [("max", MAX_NINES)]
         axes.set_xticks([at for _, at in ticks], [label for label, _ in ticks])
         axes.set(title=title_of(figure), xlabel="percentile", ylabel=figure["unit"])
@@ -111,10 +120,10 @@ def draw_checkpoint(figures: list[dict[str, Any]], canvas: Canvas) -> bool:
         list(FLINK_CHECKPOINT_MS), list(FLINK_CHECKPOINT_MS.values()), marker="s", color=OTHER, label="Flink 2.3.0"
     )
     axes.set_xscale("log")
-    axes.set_yscale("log")
+    axes.minorticks_off()
+    log_scale(axes)
     ticks = sorted({*subtasks, *FLINK_CHECKPOINT_MS})
     axes.set_xticks(ticks, [str(number) for number in ticks])
-    axes.minorticks_off()
     axes.set(title="one checkpoint: median, and up to p99", xlabel="subtasks", ylabel="ms")
     axes.legend()
     return True
@@ -127,12 +136,13 @@ def checkpoints(figures: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 def draw_timeline(figures: list[dict[str, Any]], canvas: Canvas) -> bool:
     """What happened when to whom, in one checkpoint; what concerns no subtask is a line across. False without it."""
-    timeline = checkpoints(figures).get(TIMELINE_SUBTASKS, {}).get("details", {}).get("timeline")
-    if not timeline:
+    timelines = {subtasks: figure["details"].get("timeline") for subtasks, figure in checkpoints(figures).items()}
+    subtasks = max((subtasks for subtasks, timeline in timelines.items() if timeline), default=0)
+    if not subtasks:
         return False
     canvas.set_size_inches(8.0, 4.4)
     axes: Axes = canvas.add_subplot(1, 1, 1)
-    events = timeline["events"]
+    events = timelines[subtasks]["events"]
     for place, what in enumerate(dict.fromkeys(event["what"] for event in events)):
         color = f"C{place % 10}"
         dots = [event for event in events if event["what"] == what and event["subtask"] is not None]
@@ -151,7 +161,7 @@ def draw_timeline(figures: list[dict[str, Any]], canvas: Canvas) -> bool:
         for line in lines:
             axes.axvline(line["ms"], color=color, linewidth=1, linestyle="--", label=label)
             label = None
-    axes.set(title=f"one checkpoint of {TIMELINE_SUBTASKS} subtasks", xlabel="ms since its trigger", ylabel="subtask")
+    axes.set(title=f"one checkpoint of {subtasks} subtasks", xlabel="ms since its trigger", ylabel="subtask")
     canvas.legend(loc="outside right upper", markerscale=3)
     return True
 
