@@ -34,6 +34,10 @@ FIGURES = {
     "memory": "memory",
     "recovery": "recovery",
     "spark_fact": "spark_fact",
+    "spark_fact_py4j": "spark_fact",
+    "failover": "failover",
+    "split_dispatch": "split_dispatch",
+    "job_overhead": "job_overhead",
 }
 """The module of each figure, where a function of the figure's name measures it. In the order of a whole run."""
 

@@ -1,118 +1,227 @@
-"""``spark_fact``: how soon a coordinator hears of what Spark's scheduler has seen, on a real Spark.
+"""How soon a coordinator hears of what Spark's scheduler has seen, on a real Spark.
 
-A sample is the time from the listener's callback in the driver's JVM, for the end of a job, to the coordinator's
-``run_ended``: relay, bridge with its ledger, barrier tracker, coordinator. The baseline is the relay alone: from the
-same callback to a function on the event loop. Both read the same machine's clock of the day, in the JVM and here. The
-jobs have one task each, in ``local[2]``; when Spark itself gets round to calling back is not in the figure.
+The fact is the end of a failed task. Its task fails again and again, each time after a pause in which nothing else
+happens, and behind the subtask's back, so that nobody but Spark knows. A sample is the time from the listener's
+callback in the driver's JVM to the coordinator's ``subtask_failed``: relay, bridge with its ledger, barrier tracker,
+coordinator, in a whole sidecar. When Spark itself gets round to calling back is not in the figures.
+
+``spark_fact``: with the relay in the JVM. The baseline is the same relay with a bare socket at its other end: from the
+callback to a function, on a thread that blocks in ``recv``, of the same failures of plain tasks.
+``spark_fact_py4j``: through Py4J. The baseline is the sidecar of ``spark_fact``. Py4J's listener cannot say when it was
+called, so a second listener, the relay in the JVM, says when the bus came to the same event.
+
+All clocks are the machine's clock of the day.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
+import secrets
+import socket
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any
 
 import anyio
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator
-from benchmarks.harness import Figure, Progress, interleave
-from benchmarks.pair import running_driver_half
-from protocol.facts import JobEnded
-from spark_bridge.facts import RelayedFact
-from spark_bridge.relay import open_relay
-from spark_bridge.subtask.operator import SubtaskOperator
-from spark_bridge.task_entry import SubtaskTask
+from benchmarks.harness import Figure, Progress, interleave, percentile
+from benchmarks.plain_tasks import FailDownstream, Pausing
+from benchmarks.raw_frames import LENGTH
+from benchmarks.spark_session import spark_session
+from benchmarks.spark_tasks import PausingOperator
+from protocol.attempts import FailureReason
+from protocol.facts import TaskEnded, TaskOutcome
+from protocol.handshake import NONCE_BYTES, ServerHandshake
+from spark_bridge import SidecarConfig
+from spark_bridge.driver_side import DriverHere
+from spark_bridge.facts import RelayedFact, decode_record
+from spark_bridge.relay import OnFact, OnLost, Relay, RelayKind
+from spark_bridge.relay.janino import close_listener, open_listener
+from spark_bridge.runtime import SidecarRuntime
 
-WAIT_S = 30.0
+MASTER = "local[2,1000000]"
+"""Two cores, and a task may fail as often as it likes."""
+PAUSE_S = 0.03
+CONNECT_TIMEOUT_S = 20.0
+SEQUENCE = Struct(">q")
+OnRecord = Callable[[bytes], None]
 
 
-class NothingToDo(SubtaskOperator):
-    """A task that registers, opens and ends well."""
-
-    def process(self, records: Iterator[Any]) -> None:
-        for _ in records:
-            pass
+def now_us() -> float:
+    return time.time_ns() / 1000
 
 
-class CountingCoordinator(OperatorCoordinator):
-    """Says when a run has ended."""
-
-    def __init__(self) -> None:
-        self.ended = asyncio.Event()
-
-    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        self.ended.set()
+# --- the relay with a bare socket at its other end ----------------------------------------------------------------
 
 
 @contextmanager
-def _spark() -> Iterator[SparkContext]:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.Builder().master("local[2]").appName("headgate-benchmarks")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-    }
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    try:
-        yield session.sparkContext
-    finally:
-        session.stop()
+def bare_relay(spark: SparkSession, on_record: OnRecord) -> Iterator[None]:
+    """The relay in Spark's JVM, whose records a thread of its own reads and hands, as bytes, to ``on_record``."""
+    secret = secrets.token_bytes(32)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(CONNECT_TIMEOUT_S)
+        listener = open_listener(spark.sparkContext, "127.0.0.1", server.getsockname()[1], secret)
+        try:
+            connection, _ = server.accept()
+            with connection:
+                buffer = _shake_hands(connection, secret)
+                reader = threading.Thread(target=_read, args=(connection, buffer, on_record), name="bare-relay")
+                reader.start()
+                listener.attach()
+                try:
+                    yield
+                finally:
+                    close_listener(listener)
+                    reader.join()
+        finally:
+            close_listener(listener)
 
 
-async def _to_coordinator(context: SparkContext, jobs: int) -> list[float]:
-    coordinator = CountingCoordinator()
-    async with running_driver_half(coordinator, lambda bridge: open_relay(context, bridge.tell, kind="jvm")) as driver:
-        task = SubtaskTask(NothingToDo, driver.endpoint)
-        for _ in range(jobs):
-            coordinator.ended.clear()
-            await anyio.to_thread.run_sync(lambda: context.parallelize([0], 1).mapPartitions(task).count())
-            async with asyncio.timeout(WAIT_S):
-                await coordinator.ended.wait()
-        return driver.statistics.fact_us.samples()
+def _shake_hands(connection: socket.socket, secret: bytes) -> bytearray:
+    handshake = ServerHandshake(secret, secrets.token_bytes(NONCE_BYTES))
+    while not handshake.done:
+        connection.sendall(handshake.receive(connection.recv(4096)))
+    return bytearray(handshake.trailing_data)
 
 
-async def _relay_alone(context: SparkContext, jobs: int) -> list[float]:
-    samples: list[float] = []
-    ended = asyncio.Event()
+def _read(connection: socket.socket, buffer: bytearray, on_record: OnRecord) -> None:
+    while data := connection.recv(65536):
+        buffer += data
+        while len(buffer) >= 4 and len(buffer) >= 4 + (size := LENGTH.unpack_from(buffer)[0]):
+            on_record(bytes(buffer[LENGTH.size + SEQUENCE.size : LENGTH.size + size]))
+            del buffer[: LENGTH.size + size]
 
-    def hear(relayed: RelayedFact) -> None:
-        if isinstance(relayed.fact, JobEnded):
-            samples.append(time.time_ns() / 1000 - relayed.callback_us)
-            ended.set()
 
-    relay = open_relay(context, hear, kind="jvm")
-    await relay.start()
-    try:
-        for _ in range(jobs):
-            ended.clear()
-            await anyio.to_thread.run_sync(lambda: context.parallelize([0], 1).count())
-            async with asyncio.timeout(WAIT_S):
-                await ended.wait()
-    finally:
-        await relay.close()
-    return samples
+@dataclass(slots=True)
+class BareEnds:
+    """When a bare listener heard of each failed task, and what it heard. Give its ``hear`` to ``bare_relay``."""
+
+    callbacks_us: list[float] = field(default_factory=list)
+    heard_us: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def hear(self, record: bytes) -> None:
+        heard_us = now_us()
+        relayed = decode_record(record)
+        if isinstance(relayed, RelayedFact) and is_failure(relayed):
+            assert isinstance(relayed.fact, TaskEnded)
+            self.callbacks_us.append(relayed.callback_us)
+            self.heard_us.append(heard_us)
+            self.texts.append(relayed.fact.reason)
+
+
+def is_failure(relayed: RelayedFact) -> bool:
+    return isinstance(relayed.fact, TaskEnded) and relayed.fact.outcome is TaskOutcome.FAILED
+
+
+# --- the sidecar --------------------------------------------------------------------------------------------------
+
+
+class TimedDriver(DriverHere):
+    """Notes on the way when the listener was called for each failed task, and when the sidecar's loop had the fact."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        super().__init__(spark)
+        self.callbacks_us: list[float] = []
+        self.heard_us: list[float] = []
+
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+        def hear(relayed: RelayedFact) -> None:
+            if is_failure(relayed):
+                self.heard_us.append(now_us())
+                self.callbacks_us.append(relayed.callback_us)
+            on_fact(relayed)
+
+        return super().open_relay(hear, config, on_lost)
+
+
+class Listening(OperatorCoordinator):
+    """Notes when it heard of each failure."""
+
+    def __init__(self) -> None:
+        self.failed_us: list[float] = []
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        self.failed_us.append(now_us())
+
+
+@dataclass(slots=True)
+class Stages:
+    """The two halves of each way, in microseconds: to the sidecar's loop, and from there to the method."""
+
+    relay_us: list[float] = field(default_factory=list)
+    actors_us: list[float] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            name: {"p50": percentile(samples, 0.5), "p99": percentile(samples, 0.99)}
+            for name, samples in (("callback to loop", self.relay_us), ("loop to coordinator", self.actors_us))
+        }
+
+
+async def _through_sidecar(spark: SparkSession, kind: RelayKind, failures: int, stages: Stages) -> list[float]:
+    driver, coordinator, aside = TimedDriver(spark), Listening(), BareEnds()
+    with nullcontext() if kind == "jvm" else bare_relay(spark, aside.hear):
+        async with SidecarRuntime(driver, SidecarConfig(relay=kind)) as sidecar:
+            task = (await sidecar.coordinate("facts", coordinator, parallelism=1)).subtask(PausingOperator, PAUSE_S)
+            await anyio.to_thread.run_sync(_fail, spark, task, failures)
+            if sidecar.relay_kind != kind:
+                raise RuntimeError(f"the relay is {sidecar.relay_kind}, not {kind}")
+    called_us = driver.callbacks_us if kind == "jvm" else aside.callbacks_us
+    ways = list(zip(called_us, driver.heard_us, coordinator.failed_us, strict=True))
+    stages.relay_us += [heard_us - callback_us for callback_us, heard_us, _ in ways]
+    stages.actors_us += [failed_us - heard_us for _, heard_us, failed_us in ways]
+    return [failed_us - callback_us for callback_us, _, failed_us in ways]
+
+
+def _to_bare_socket(spark: SparkSession, failures: int) -> list[float]:
+    ends = BareEnds()
+    with bare_relay(spark, ends.hear):
+        _fail(spark, Pausing(PAUSE_S), failures)
+    return [heard_us - callback_us for heard_us, callback_us in zip(ends.heard_us, ends.callbacks_us, strict=True)]
+
+
+def _fail(spark: SparkSession, task: Callable[[Any], Any], failures: int) -> None:
+    """A job of one task, whose first ``failures`` attempts fail."""
+    spark.sparkContext.parallelize([0], 1).mapPartitions(task).map(FailDownstream(failures)).count()
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
 
 
 def spark_fact(quick: bool, progress: Progress) -> list[Figure]:
-    """Microseconds from the JVM's callback for the end of a job to the coordinator's ``run_ended``."""
-    rounds, jobs = (1, 3) if quick else (4, 25)
-    with _spark() as context:
+    """Microseconds from the JVM's callback for a failed task to ``subtask_failed``, beside a bare socket's function."""
+    rounds, failures = (1, 3) if quick else (8, 25)
+    stages = Stages()
+    with spark_session(MASTER) as spark:
         samples, baseline = interleave(
             rounds,
-            lambda: asyncio.run(_relay_alone(context, jobs)),
-            lambda: asyncio.run(_to_coordinator(context, jobs)),
+            lambda: _to_bare_socket(spark, failures),
+            lambda: asyncio.run(_through_sidecar(spark, "jvm", failures, stages)),
             progress,
         )
-    params = {"jobs": jobs, "rounds": rounds, "master": "local[2]", "baseline": "the relay alone"}
-    return [Figure("spark_fact", "µs", samples, baseline, params)]
+    params = {"failures": failures, "pause_s": PAUSE_S, "relay": "jvm", "master": MASTER}
+    params |= {"baseline": "the same relay to a bare socket"}
+    return [Figure("spark_fact", "µs", samples, baseline, params, {"stages": stages.as_dict()})]
+
+
+def spark_fact_py4j(quick: bool, progress: Progress) -> list[Figure]:
+    """Microseconds from the bus's call for a failed task to ``subtask_failed`` through Py4J, beside ``spark_fact``."""
+    rounds, failures = (1, 3) if quick else (8, 25)
+    stages, jvm_stages = Stages(), Stages()
+    with spark_session(MASTER) as spark:
+        samples, baseline = interleave(
+            rounds,
+            lambda: asyncio.run(_through_sidecar(spark, "jvm", failures, jvm_stages)),
+            lambda: asyncio.run(_through_sidecar(spark, "py4j", failures, stages)),
+            progress,
+        )
+    params = {"failures": failures, "pause_s": PAUSE_S, "relay": "py4j", "master": MASTER}
+    params |= {"baseline": "the sidecar with relay='jvm'"}
+    return [Figure("spark_fact_py4j", "µs", samples, baseline, params, {"stages": stages.as_dict()})]

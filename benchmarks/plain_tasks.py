@@ -1,0 +1,62 @@
+"""What the benchmarks run in Spark's tasks without Headgate. A Python worker that was just forked imports this anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyspark import TaskContext
+
+
+def planned_to_fail(failures: int) -> bool:
+    """Whether this attempt is one of the first ``failures`` of its task."""
+    context = TaskContext.get()
+    assert context is not None
+    return context.attemptNumber() < failures
+
+
+class Pausing:
+    """A plain task: one output, after a pause in which the machine becomes quiet."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+
+    def __call__(self, records: Iterable[Any]) -> Iterator[int]:
+        time.sleep(self._pause_s)
+        yield 0
+
+
+class FailDownstream:
+    """Behind the task's function: so the end of a subtask is known from Spark alone, and not from its own goodbye."""
+
+    def __init__(self, failures: int) -> None:
+        self._failures = failures
+
+    def __call__(self, record: Any) -> Any:
+        if planned_to_fail(self._failures):
+            raise RuntimeError("as planned")
+        return record
+
+
+class Thrower:
+    """A plain task that notes when its first line ran, and throws, after a pause, with the time in the text."""
+
+    def __init__(self, failures: int, pause_s: float, notes: str) -> None:
+        self._failures = failures
+        self._pause_s = pause_s
+        self._notes = notes
+
+    def __call__(self, records: Iterable[Any]) -> Iterator[int]:
+        began_ns = time.time_ns()
+        with open(self._notes, "a") as notes:
+            notes.write(f"{began_ns}\n")
+        time.sleep(self._pause_s)
+        if planned_to_fail(self._failures):
+            raise RuntimeError(f"thrown at {time.time_ns()}")
+        yield 0
+
+
+def read(split: int) -> int:
+    """What there is to do for one split: next to nothing."""
+    return split + 1

@@ -1,0 +1,58 @@
+"""The operators that the benchmarks run in Spark's tasks. A Python worker that was just forked imports this anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from benchmarks.plain_tasks import Pausing, planned_to_fail, read
+from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
+
+
+class PausingOperator(SubtaskOperator):
+    """``Pausing`` as a subtask."""
+
+    def __init__(self, pause_s: float) -> None:
+        self._pausing = Pausing(pause_s)
+
+    def process(self, records: Iterator[Any]) -> Iterable[int]:
+        return self._pausing(records)
+
+
+class ThrowingOperator(SubtaskOperator):
+    """``Thrower`` as a subtask: it begins when its coordinator has called it ready."""
+
+    def __init__(self, failures: int, pause_s: float) -> None:
+        self._failures = failures
+        self._pause_s = pause_s
+        self._told = False
+        self._context: SubtaskContext
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self._context = context
+
+    def handle_event(self, event: Any) -> None:
+        self._told = True
+
+    def process(self, records: Iterator[Any]) -> Iterator[int]:
+        while not self._told:
+            self._context.wait_for_event()
+        time.sleep(self._pause_s)
+        if planned_to_fail(self._failures):
+            raise RuntimeError(f"thrown at {time.time_ns()}")
+        yield 0
+
+
+class AddingReader(SplitReader):
+    """Adds up what ``read`` makes of each split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._total = 0
+
+    def read_split(self, split: int) -> None:
+        self._total += read(split)
+
+    def finish(self) -> Iterable[int]:
+        return [self._total]
