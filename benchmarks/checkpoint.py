@@ -67,9 +67,9 @@ async def _timed(count: int, once: Callable[[], Awaitable[float]]) -> list[float
 
 
 async def _checkpoint(crowd: Crowd) -> float:
-    took_ms, _ = await crowd.checkpoint()
+    taken = await crowd.checkpoint()
     await crowd.settle()
-    return took_ms
+    return taken.took_ms
 
 
 async def _raw_checkpoint(crowd: Crowd) -> float:
@@ -89,19 +89,18 @@ async def _timeline(crowd: Crowd) -> dict[str, Any]:
     for child in crowd.children:
         child.tell(do="record")
     await crowd.settle()
-    began = time.monotonic_ns()
-    _, told = await crowd.checkpoint()
+    taken = await crowd.checkpoint()
     moments: list[tuple[str, int | None, int]] = [
         ("cut", None, crowd.coordinator.cut_ns),
         ("stored", None, crowd.runtime.storage.stored_ns),
         ("completed", None, crowd.coordinator.completed_ns),
+        *taken.moments,
     ]
-    for of_child in told:
-        moments += of_child["moments"]
     moments.sort(key=lambda moment: moment[2])
     return {
         "events": [
-            {"what": what, "subtask": subtask, "ms": round((at - began) / 1e6, 3)} for what, subtask, at in moments
+            {"what": what, "subtask": subtask, "ms": round((at - taken.began_ns) / 1e6, 3)}
+            for what, subtask, at in moments
         ]
     }
 
@@ -116,10 +115,10 @@ async def _measure_holds(quick: bool, progress: Progress) -> list[Figure]:
     progress(f"{subtasks} subtasks: connecting")
     async with running_crowd(subtasks) as crowd:
         await crowd.open(subtasks)
-        span_ms = median([await _checkpoint(crowd) for _ in range(5)])
+        await _checkpoint(crowd)
         figures = []
         for direction in ("down", "up"):
-            holds = _Holds(crowd, direction, span_ms / 1e3)
+            holds = _Holds(crowd, direction)
             samples, baseline = await interleave_async(
                 rounds, partial(_batches, count, holds.without), partial(_batches, count, holds.during), progress
             )
@@ -149,14 +148,14 @@ Sent = list[tuple[int, float]]
 
 
 class _Holds:
-    """Events to (``down``) or from (``up``) random subtasks, at random moments of ``span_s`` seconds.
+    """Events to (``down``) or from (``up``) random subtasks, at random moments of as long as the last checkpoint took.
 
     ``behind_the_cut``: of the events that met a checkpoint, those that were sent after its cut, in milliseconds.
     """
 
-    def __init__(self, crowd: Crowd, direction: str, span_s: float) -> None:
+    def __init__(self, crowd: Crowd, direction: str) -> None:
         self._crowd = crowd
-        self._span_s = span_s
+        self._span_s = 0.02
         self._send = self._down if direction == "down" else self._up
         self._dice = random.Random(1)
         self.behind_the_cut: list[float] = []
@@ -165,13 +164,19 @@ class _Holds:
         return [took_ms for _, took_ms in await self._send()]
 
     async def during(self) -> list[float]:
-        async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._send())
-            group.create_task(self._crowd.checkpoint())
-        cut, completed = self._crowd.coordinator.cut_ns, self._crowd.coordinator.completed_ns
-        self.behind_the_cut += [took_ms for at, took_ms in sending.result() if cut < at < completed]
-        await self._crowd.settle()
-        return [took_ms for _, took_ms in sending.result()]
+        """Of the events that were sent before the checkpoint had ended. Without one, the next checkpoint is taken."""
+        met: Sent = []
+        while not met:
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(self._send())
+                checkpointing = group.create_task(self._crowd.checkpoint())
+            taken = checkpointing.result()
+            met = [event for event in sending.result() if event[0] < taken.ended_ns]
+            self._span_s = taken.took_ms / 1e3
+            await self._crowd.settle()
+        cut = self._crowd.coordinator.cut_ns
+        self.behind_the_cut += [took_ms for at, took_ms in met if at > cut]
+        return [took_ms for _, took_ms in met]
 
     async def _down(self) -> Sent:
         """Until the confirmation."""

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -215,6 +216,22 @@ class Child:
                 raise RuntimeError(f"a child of the benchmark ended with {self._process.returncode}")
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """From its trigger to the moment when the last one knew that it is complete; and what the subtasks have noted.
+
+    Moments are of the monotonic clock, in nanoseconds, which the processes of a machine share.
+    """
+
+    began_ns: int
+    ended_ns: int
+    moments: list[tuple[str, int, int]]
+
+    @property
+    def took_ms(self) -> float:
+        return (self.ended_ns - self.began_ns) / 1e6
+
+
 class Crowd:
     """Both ends. Subtasks are opened in portions; subtask ``i`` is in child ``i % len(children)``."""
 
@@ -264,18 +281,15 @@ class Crowd:
         self.children[0].tell(do="disconnect")
         await self.children[0].hear()
 
-    async def checkpoint(self) -> tuple[float, list[dict[str, Any]]]:
-        """Milliseconds from the trigger until the coordinator and every subtask know that it is complete.
-
-        Also what the children noted. All clocks are the monotonic one, which the processes of a machine share.
-        """
+    async def checkpoint(self) -> Checkpoint:
+        """Take one, and wait until the coordinator and every subtask know that it is complete."""
         self.coordinator.completed.clear()
         began = time.monotonic_ns()
         await self.runtime.checkpoint(OPERATOR, timeout_s=TIMEOUT_S)
         told = [await child.hear() for child in self.children]
         await self.coordinator.completed.wait()
         ended = max(self.coordinator.completed_ns, *(each["completed_ns"] for each in told))
-        return (ended - began) / 1e6, told
+        return Checkpoint(began, ended, [tuple(moment) for each in told for moment in each["moments"]])
 
     async def settle(self) -> None:
         """Wait until nothing is under way any more: an event has gone to each subtask and was confirmed."""

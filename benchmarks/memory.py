@@ -5,8 +5,8 @@ Case ``gateway``: all that an idle, ready attempt holds, from the books about it
 (``tracemalloc``), without the kernel's buffers, beside a bare ``asyncio.Protocol`` that has a ``bytearray``.
 
 Case ``growth``: resident memory of the driver, and of the task, after many events through one pair, half of them down
-and half up, beside the same process after the first fifth of them: by then the statistics keep as many samples as they
-ever do. So 1.00 means that nothing grows.
+and half up, beside the same process after the first three tenths of them: by then the statistics keep as many samples
+as they ever do. So 1.00 means that nothing grows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from benchmarks.many_endpoints import ECHO, resident_bytes
 
 IN_FLIGHT = 64
 PAYLOAD = b"." * 100
-LOOKS = 20
-"""How often memory is looked at while events pass."""
+LOOKS, SETTLED = 20, 6
+"""How often memory is looked at while events pass, and behind which look nothing should grow any more."""
 
 
 def memory(quick: bool, progress: Progress) -> list[Figure]:
@@ -86,9 +86,9 @@ async def _measure_growth(events: int, progress: Progress) -> list[Figure]:
     figures = []
     for side in ("driver", "task"):
         resident = [look[side] for look in curve]
-        settled, end = resident[LOOKS // 5], resident[-1]
+        settled, end = resident[SETTLED], resident[-1]
         params = {"case": {"of": "growth", "side": side}, "events": events, "payload_bytes": len(PAYLOAD)}
-        params["baseline"] = "the same process after the first fifth of the events"
+        params["baseline"] = "the same process after the first three tenths of the events"
         details = {"growth_bytes": end - settled, "resident": resident, "took_s": took_s}
         figures.append(Figure("memory", "bytes", [[float(end)]], [[float(settled)]], params, details))
     return figures
