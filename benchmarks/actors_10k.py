@@ -145,7 +145,7 @@ def actors_10k(quick: bool, progress: Progress) -> list[Figure]:
         return Figure("actors_10k", unit, samples, baseline, params)
 
     return [
-        figure("created", "µs", _created, 9),
-        figure("told", "µs", _told, 5),
-        figure("memory", "bytes", _memory, 3),
+        figure("created", "µs", _created, 7),
+        figure("told", "µs", _told, 4),
+        figure("memory", "bytes", _memory, 2),
     ]
