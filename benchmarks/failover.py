@@ -94,7 +94,7 @@ def _in_turn(thrown_ns: list[int], failed_ns: list[int], next_ns: list[int]) -> 
 
 def failover(quick: bool, progress: Progress) -> list[Figure]:
     """Milliseconds from a task's throw to ``subtask_failed``, and to the next ``subtask_ready``, beside plain Spark."""
-    rounds, failures = (1, 3) if quick else (8, 20)
+    rounds, failures = (1, 2) if quick else (8, 16)
     names = (f"failover-{number}" for number in count())
     with spark_session(MASTER) as spark, Sidecar(spark) as sidecar:
         samples, baseline = interleave(

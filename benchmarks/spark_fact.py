@@ -197,7 +197,7 @@ def _fail(spark: SparkSession, task: Callable[[Any], Any], failures: int) -> Non
 
 def spark_fact(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds from the JVM's callback for a failed task to ``subtask_failed``, beside a bare socket's function."""
-    rounds, failures = (1, 3) if quick else (8, 25)
+    rounds, failures = (1, 2) if quick else (8, 16)
     stages = Stages()
     with spark_session(MASTER) as spark:
         samples, baseline = interleave(
@@ -213,7 +213,7 @@ def spark_fact(quick: bool, progress: Progress) -> list[Figure]:
 
 def spark_fact_py4j(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds from the bus's call for a failed task to ``subtask_failed`` through Py4J, beside ``spark_fact``."""
-    rounds, failures = (1, 3) if quick else (8, 25)
+    rounds, failures = (1, 2) if quick else (8, 16)
     stages, jvm_stages = Stages(), Stages()
     with spark_session(MASTER) as spark:
         samples, baseline = interleave(
