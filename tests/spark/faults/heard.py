@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from anyio.from_thread import start_blocking_portal
 
-from protocol.facts import EngineFact, TaskEnded, TaskOutcome, TaskStarted
+from protocol.facts import EngineFact, JobStarted, TaskEnded, TaskOutcome, TaskStarted
 from spark_bridge.facts import RelayedFact
 from spark_bridge.relay import Relay, open_relay
 
@@ -52,8 +52,13 @@ class Heard:
         return self.wait_for(TaskEnded, lambda fact: fact.task_attempt_id == task_attempt_id)
 
     def outcomes(self, partition: int) -> list[TaskOutcome]:
-        """How the attempts of one partition ended, in the order of Spark's bus."""
-        return [fact.outcome for fact in self.of(TaskEnded, lambda fact: fact.partition == partition)]
+        """How the attempts of one partition ended, in the order of Spark's bus.
+
+        Of jobs that have begun since it listens: a task of an earlier one that was cancelled may end as late as now.
+        """
+        stages = {stage_id for fact in self.of(JobStarted) for stage_id in fact.stage_ids}
+        ends = self.of(TaskEnded, lambda fact: fact.partition == partition and fact.stage_id in stages)
+        return [fact.outcome for fact in ends]
 
 
 async def _start(spark: Any, heard: Heard) -> Relay:
