@@ -11,6 +11,7 @@ many that a task sends in a row, each a write of its own, as far as the window l
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -21,13 +22,14 @@ from benchmarks.harness import Figure, Progress, interleave_async, percentile
 from benchmarks.raw_frames import ECHO, EVENT, FLOOD, RawProtocol
 from benchmarks.spark_pair import MASTER, Pair, running_pair
 from benchmarks.spark_session import spark_session
-from benchmarks.task_side import INTERVAL
+from benchmarks.task_side import ALONE
 
 PAYLOAD_BYTES = 100
 PAYLOAD = b"." * PAYLOAD_BYTES
 IN_FLIGHT = (64, 1024)
 NAIVE_INTERVAL_S = 0.005
 """CPython's own switch interval. While Headgate is attached to a task, it is shorter."""
+PAUSE_S = (0.0005, 0.003)
 PARAMS = {"payload_bytes": PAYLOAD_BYTES, "master": MASTER}
 BARE = "asyncio.Protocol on the driver's loop, msgpack frames, a blocking socket in a thread of the same task"
 
@@ -86,11 +88,23 @@ def event_echo(quick: bool, progress: Progress) -> list[Figure]:
     return _measured(measure)
 
 
+async def _now_and_then(count: int, once: Callable[[], Awaitable[object]]) -> list[float]:
+    """Microseconds of each of ``count`` calls, with a pause before each.
+
+    A reader thread that is asked again at once keeps the interpreter's lock, and the task would compute nothing.
+    """
+    samples = []
+    for _ in range(count):
+        await asyncio.sleep(random.uniform(*PAUSE_S))
+        samples += await _one_at_a_time(1, once)
+    return samples
+
+
 def event_confirm_busy(quick: bool, progress: Progress) -> list[Figure]:
     """As ``event_confirm``, while the task's own thread computes and looks at its mailbox between records.
 
     The baseline is a bare socket that the same task polls between the same records. ``details`` has what a reader
-    thread gets in that task, which nobody polls for, with CPython's own switch interval; measured behind the rest.
+    thread gets with CPython's own switch interval, while that task looks at nothing; measured behind the rest.
     """
     rounds, count, naive_count = (2, 20, 20) if quick else (8, 400, 1000)
 
@@ -98,12 +112,12 @@ def event_confirm_busy(quick: bool, progress: Progress) -> list[Figure]:
         async with running_pair(spark, busy=True) as pair:
             samples, baseline = await interleave_async(
                 rounds,
-                lambda: _one_at_a_time(count, lambda: pair.raw.send(EVENT, PAYLOAD)),
-                lambda: _one_at_a_time(count, lambda: pair.confirm(EVENT, PAYLOAD)),
+                lambda: _now_and_then(count, lambda: pair.raw.send(EVENT, PAYLOAD)),
+                lambda: _now_and_then(count, lambda: pair.confirm(EVENT, PAYLOAD)),
                 progress,
             )
             naive = await _naive_reader(pair, naive_count)
-        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds}
+        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds, "pause_s": PAUSE_S}
         polled = "asyncio.Protocol on the driver's loop, msgpack frames, a socket that the same busy task polls"
         details = {"naive_reader_thread": {"switch_interval_s": NAIVE_INTERVAL_S, "unit": "µs", **naive}}
         return [Figure("event_confirm_busy", "µs", samples, baseline, {**params, "baseline": polled}, details)]
@@ -114,8 +128,9 @@ def event_confirm_busy(quick: bool, progress: Progress) -> list[Figure]:
 async def _naive_reader(pair: Pair, count: int) -> dict[str, float]:
     threaded: RawProtocol | None = pair.threaded
     assert threaded is not None
-    await pair.echo(INTERVAL, NAIVE_INTERVAL_S)
-    samples = await _one_at_a_time(count, lambda: threaded.send(EVENT, PAYLOAD))
+    await pair.echo(ALONE, NAIVE_INTERVAL_S)
+    samples = await _now_and_then(count, lambda: threaded.send(EVENT, PAYLOAD))
+    threaded.close()
     return {"p50": percentile(samples, 0.5), "p99": percentile(samples, 0.99), "samples": len(samples)}
 
 

@@ -12,8 +12,10 @@ from benchmarks.raw_frames import ANSWER, ECHO, FLOOD, RawSocket
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 
 STOP = "stop"
-INTERVAL = 6
-"""``[INTERVAL, number, seconds]``: set the interpreter's switch interval, then answer with the same event."""
+ALONE = 6
+"""``[ALONE, number, seconds]``, to a busy operator: answer with the same event, then compute with this switch interval
+and look at nothing until the reader thread has ended.
+"""
 RECORD_STEPS = 1_000
 """What a busy operator computes for one record: some tens of microseconds of pure Python."""
 
@@ -26,6 +28,7 @@ class EchoOperator(SubtaskOperator):
 
     def __init__(self, raw_ports: list[int]) -> None:
         self.stopped = False
+        self.alone_interval_s: float | None = None
         self.context: SubtaskContext
         self._raw_ports = raw_ports
         self._sockets: list[RawSocket] = []
@@ -52,9 +55,9 @@ class EchoOperator(SubtaskOperator):
             _, _, payload, count = event
             for place in range(count - 1, -1, -1):
                 self.context.send_event([ANSWER, place, payload])
-        elif kind == INTERVAL:
-            sys.setswitchinterval(event[2])
+        elif kind == ALONE:
             self.context.send_event(event)
+            self.alone_interval_s = event[2]
 
     def close(self) -> None:
         for sock in self._sockets:
@@ -65,7 +68,8 @@ class EchoOperator(SubtaskOperator):
 class BusyOperator(EchoOperator):
     """Computes pure Python all the time, and between records looks at the first of two raw sockets, too.
 
-    The second one is read by a thread, as somebody would write it who has not thought of the switch interval.
+    The second one is read by a thread, as somebody would write it who has not thought of the interpreter's lock. Each
+    look at a socket lets that thread in, so it is measured while there is none.
     """
 
     def process(self, records: Iterator[Any]) -> None:
@@ -75,6 +79,16 @@ class BusyOperator(EchoOperator):
                 return
             compute(RECORD_STEPS)
             polled.poll()
+            if self.alone_interval_s is not None:
+                self._compute_alone(self.alone_interval_s)
+                self.alone_interval_s = None
+
+    def _compute_alone(self, interval_s: float) -> None:
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(interval_s)
+        while self._reader.is_alive():
+            compute(RECORD_STEPS)
+        sys.setswitchinterval(before)
 
 
 def endless(records: Iterable[Any]) -> Iterator[int]:
