@@ -5,10 +5,9 @@ The tracker believes what the attempt ledger decided; here is written down what 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
-from protocol.barrier_tracker.pending import Part
+from protocol.barrier_tracker.pending import Part, Step
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
 from protocol.ids import ExecutionAttempt
 
@@ -30,11 +29,18 @@ class KnownAttempt:
 
 @dataclass(slots=True)
 class KnownAttempts:
-    """By task attempt id, in the order of their acceptance. ``resets_owed``: failed, and not yet reset."""
+    """By task attempt id, in the order of their acceptance. ``resets_owed``: failed, and not yet reset.
+
+    What every input asks for (does any run, has a subtask several) is counted as it changes: an operator may have
+    thousands of subtasks.
+    """
 
     parallelism: int
     by_task: dict[int, KnownAttempt] = field(default_factory=dict)
     resets_owed: set[int] = field(default_factory=set)
+    _tasks_of: dict[int, list[int]] = field(default_factory=dict)  # by subtask
+    _crowded: set[int] = field(default_factory=set)  # subtasks with several alive and none finished
+    _running: int = 0  # that are ready and have not finished
 
     def get(self, attempt: ExecutionAttempt) -> KnownAttempt | None:
         """None when it is over or unknown."""
@@ -42,37 +48,69 @@ class KnownAttempts:
 
     def accept(self, attempt: ExecutionAttempt, events_restored: int) -> None:
         self.by_task[attempt.task_attempt_id] = KnownAttempt(attempt, events_restored)
+        self._tasks_of.setdefault(attempt.subtask, []).append(attempt.task_attempt_id)
+        self._look_at(attempt.subtask)
+
+    def become_ready(self, attempt: ExecutionAttempt) -> None:
+        known = self.by_task[attempt.task_attempt_id]
+        known.ready = True
+        self._running += not known.finished
+
+    def finish(self, attempt: ExecutionAttempt) -> None:
+        known = self.by_task[attempt.task_attempt_id]
+        known.finished = True
+        self._running -= known.ready
+        self._look_at(attempt.subtask)
 
     def fail(self, attempt: ExecutionAttempt) -> None:
         """It is over. When it was the last one of its subtask, the reset is owed (H13)."""
         known = self.by_task.pop(attempt.task_attempt_id, None)
-        if known is not None and not self.of_subtask(attempt.subtask):
+        if known is None:
+            return
+        self._running -= known.ready and not known.finished
+        self._tasks_of[attempt.subtask].remove(attempt.task_attempt_id)
+        self._look_at(attempt.subtask)
+        if not self._tasks_of[attempt.subtask]:
+            del self._tasks_of[attempt.subtask]
             self.resets_owed.add(attempt.subtask)
 
     def keep_finished(self) -> None:
         """The run is over, and so is everybody who has not finished."""
         self.by_task = {key: known for key, known in self.by_task.items() if known.finished}
+        self._tasks_of.clear()
+        for task_attempt_id, known in self.by_task.items():
+            self._tasks_of.setdefault(known.attempt.subtask, []).append(task_attempt_id)
+        self._crowded.clear()
+        self._running = 0
 
     def clear(self) -> None:
         """The operator is reset: nobody is left, and nothing is owed."""
         self.by_task.clear()
         self.resets_owed.clear()
+        self._tasks_of.clear()
+        self._crowded.clear()
+        self._running = 0
 
     def of_subtask(self, subtask: int) -> list[KnownAttempt]:
-        return [known for known in self.by_task.values() if known.attempt.subtask == subtask]
+        return [self.by_task[task_attempt_id] for task_attempt_id in self._tasks_of.get(subtask, ())]
 
     def running(self) -> bool:
         """Whether any is ready and has not finished."""
-        return any(known.ready and not known.finished for known in self.by_task.values())
+        return self._running > 0
 
     def copies(self) -> str:
         """Name a subtask with several attempts alive and none finished, which has no single state; empty for none."""
-        finished = {known.attempt.subtask for known in self.by_task.values() if known.finished}
-        alive = Counter(known.attempt.subtask for known in self.by_task.values())
-        for subtask, count in sorted(alive.items()):
-            if count > 1 and subtask not in finished:
-                return f"subtask {subtask} has {count} attempts at once"
-        return ""
+        if not self._crowded:
+            return ""
+        subtask = min(self._crowded)
+        return f"subtask {subtask} has {len(self._tasks_of[subtask])} attempts at once"
+
+    def _look_at(self, subtask: int) -> None:
+        known = self.of_subtask(subtask)
+        if len(known) > 1 and not any(attempt.finished for attempt in known):
+            self._crowded.add(subtask)
+        else:
+            self._crowded.discard(subtask)
 
     def parts(self, point: CompletedCheckpoint | None) -> tuple[dict[int, Part], dict[int, SubtaskSnapshot]]:
         """Who takes part in a checkpoint that starts now: those that run or have finished, and those at rest (H47).
@@ -86,9 +124,21 @@ class KnownAttempts:
             if running:
                 ended = [known for known in running if known.finished]
                 known = ended[-1] if ended else running[0]
-                parts[subtask] = part = Part(known.attempt, known.events_restored)
-                if known.final is not None:
-                    part.settle(known.final)
+                step = Step.AWAITING_CLOSE if known.final is None else Step.SETTLED
+                parts[subtask] = Part(known.attempt, known.events_restored, step, known.final)
             elif point is not None and subtask in point.subtask_states:
                 at_rest[subtask] = point.subtask_states[subtask]
         return parts, at_rest
+
+    def check_invariants(self) -> None:
+        """Raise ``AssertionError`` when what is counted is not what is there."""
+        counted = KnownAttempts(self.parallelism)
+        for known in self.by_task.values():
+            counted.accept(known.attempt, known.events_restored)
+            if known.ready:
+                counted.become_ready(known.attempt)
+            if known.finished:
+                counted.finish(known.attempt)
+        assert self._tasks_of == counted._tasks_of
+        assert self._crowded == counted._crowded
+        assert self._running == counted._running

@@ -25,8 +25,8 @@ doubled or taken on the wrong side of the cut, and the checkpoint must not compl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
 from typing import assert_never
 
 from protocol.barrier_tracker.effects import (
@@ -61,7 +61,7 @@ class Phase(Enum):
     STORING = "storing"
 
 
-class Step(Enum):
+class Step(IntEnum):
     """How far one subtask's part is."""
 
     AWAITING_CLOSE = 0
@@ -134,10 +134,6 @@ class Part:
     snapshot: SubtaskSnapshot | None = None
     events_taken: int | None = None
 
-    def settle(self, snapshot: SubtaskSnapshot) -> None:
-        """This is the subtask's share; nothing more is awaited from it."""
-        self.step, self.snapshot = Step.SETTLED, snapshot
-
     def why_torn(self) -> str:
         """Say how the two halves differ (H32); empty where they agree, or one is not known yet."""
         if self.snapshot is None or self.events_taken in (None, self.snapshot.events_sent):
@@ -150,7 +146,11 @@ class Part:
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """See the module. ``at_rest`` is what the subtasks that are not running take part with."""
+    """See the module. ``at_rest`` is what the subtasks that are not running take part with.
+
+    A part's step is changed by ``move`` and ``settle`` alone, which count how many parts are in each: every subtask
+    says three words of each checkpoint, and none of them may cost a look at all subtasks.
+    """
 
     checkpoint_id: int
     deadline: float
@@ -159,6 +159,23 @@ class PendingCheckpoint:
     savepoint: bool = False
     phase: Phase = Phase.CLOSING
     coordinator_state: bytes | None = None
+    _in_step: list[int] = field(default_factory=lambda: [0] * len(Step))
+
+    def __post_init__(self) -> None:
+        for part in self.parts.values():
+            self._in_step[part.step] += 1
+
+    def move(self, subtask: int, step: Step) -> None:
+        """The part of this subtask is one step further."""
+        part = self.parts[subtask]
+        self._in_step[part.step] -= 1
+        self._in_step[step] += 1
+        part.step = step
+
+    def settle(self, subtask: int, snapshot: SubtaskSnapshot) -> None:
+        """This is the subtask's share; nothing more is awaited from it."""
+        self.move(subtask, Step.SETTLED)
+        self.parts[subtask].snapshot = snapshot
 
     def judge(self, word: SubtaskWord | DriverWord) -> tuple[Verdict, str]:
         """What becomes of a word about this checkpoint, and a text for the one who reads why."""
@@ -167,7 +184,7 @@ class PendingCheckpoint:
             part = self.parts.get(word.attempt.subtask)
             if part is None or part.attempt != word.attempt:
                 return _S, f"{name} of {word.attempt}, which has no part in checkpoint {word.checkpoint_id}"
-            if part.step.value > STEP_OF[type(word)].value:
+            if part.step > STEP_OF[type(word)]:
                 return _S, f"{name} of {word.attempt} for checkpoint {word.checkpoint_id}, said before"
         verdict = LEGAL[type(word)][_COLUMN[self.phase]]
         return verdict, f"{name} for checkpoint {word.checkpoint_id}, which is {self.phase.value}"
@@ -189,18 +206,17 @@ class PendingCheckpoint:
 
     def settled(self) -> bool:
         """Whether no subtask owes anything more."""
-        return all(part.step is Step.SETTLED for part in self.parts.values())
+        return self._in_step[Step.SETTLED] == len(self.parts)
 
     def advance(self, parallelism: int, may_cut: bool, out: list[TrackerEffect]) -> None:
         """Move on through every phase that has nothing left to wait for.
 
         ``may_cut``: every lower checkpoint has been cut, or is gone.
         """
-        steps = {part.step for part in self.parts.values()}
-        if self.phase is Phase.CLOSING and may_cut and Step.AWAITING_CLOSE not in steps:
+        if self.phase is Phase.CLOSING and may_cut and not self._in_step[Step.AWAITING_CLOSE]:
             self.phase = Phase.SNAPSHOTTING
             out.append(SnapshotCoordinator(self.checkpoint_id))
-        if self.phase is Phase.DRAINING and Step.AWAITING_DRAIN not in steps:
+        if self.phase is Phase.DRAINING and not self._in_step[Step.AWAITING_DRAIN]:
             self.phase = Phase.ACKNOWLEDGING
             out.extend(
                 SendBarrier(part.attempt, self.checkpoint_id)
@@ -245,6 +261,7 @@ class PendingCheckpoint:
     def check_invariants(self, may_cut: bool) -> None:
         """Raise ``AssertionError`` when the state is impossible. ``may_cut``: as in ``advance``."""
         steps = {part.step for part in self.parts.values()}
+        assert self._in_step == [sum(part.step is step for part in self.parts.values()) for step in Step]
         for subtask, part in self.parts.items():
             assert part.attempt.subtask == subtask
             assert (part.snapshot is not None) == (part.step is Step.SETTLED)

@@ -270,7 +270,7 @@ class BarrierTracker:
         out.append(RestoreAttempt(attempt, self.restore_id, snapshot.states, snapshot.held, snapshot.events_sent))
 
     def _ready(self, input: AttemptReady, now: float, out: list[TrackerEffect]) -> None:
-        self._attempts.by_task[input.attempt.task_attempt_id].ready = True
+        self._attempts.become_ready(input.attempt)
         self._under_way.tell_ready(input.attempt, out)
 
     def _failed(self, input: AttemptFailed, now: float, out: list[TrackerEffect]) -> None:
@@ -281,7 +281,7 @@ class BarrierTracker:
         out.append(TellFailed(attempt, input.reason))
 
     def _finished(self, input: AttemptFinished, now: float, out: list[TrackerEffect]) -> None:
-        self._attempts.by_task[input.attempt.task_attempt_id].finished = True
+        self._attempts.finish(input.attempt)
 
     def _subtask_reset(self, input: SubtaskResetRequired, now: float, out: list[TrackerEffect]) -> None:
         self._under_way.abort_all(f"subtask {input.subtask} is reset", out)
@@ -353,6 +353,7 @@ class BarrierTracker:
         """Raise ``AssertionError`` when the state is impossible."""
         under_way = self._under_way
         under_way.check_invariants()
+        self._attempts.check_invariants()
         assert under_way.queued is None or self._obstacle(), "a request waits for nothing"
         assert all(self._attempts.by_task[attempt.task_attempt_id].ready for attempt in under_way.withheld)
         if self._completed is not None:

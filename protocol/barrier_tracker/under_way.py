@@ -154,23 +154,23 @@ class CheckpointsUnderWay:
         self.move_on(out)
 
     def _closed(self, pending: PendingCheckpoint, word: SubtaskClosed, out: Effects) -> None:
-        pending.parts[word.attempt.subtask].step = Step.AWAITING_DRAIN
+        pending.move(word.attempt.subtask, Step.AWAITING_DRAIN)
 
     def _snapshot_taken(self, pending: PendingCheckpoint, word: CoordinatorSnapshotTaken, out: Effects) -> None:
         pending.cut(word.state, word.events_taken)
-        self._fail_if_torn(pending, out)
+        self._fail_if_torn(pending, pending.why_torn(), out)
 
     def _snapshot_failed(self, pending: PendingCheckpoint, word: CoordinatorSnapshotFailed, out: Effects) -> None:
         self._fail(pending, f"coordinator: {word.reason}", out)
 
     def _drained(self, pending: PendingCheckpoint, word: GatewayDrained, out: Effects) -> None:
-        pending.parts[word.attempt.subtask].step = Step.AWAITING_ACKNOWLEDGE
+        pending.move(word.attempt.subtask, Step.AWAITING_ACKNOWLEDGE)
 
     def _acknowledged(self, pending: PendingCheckpoint, word: SubtaskAcknowledged, out: Effects) -> None:
         subtask = word.attempt.subtask
         states = (SubtaskState(subtask, word.state),)
-        pending.parts[subtask].settle(SubtaskSnapshot(states, word.held, word.events_sent))
-        self._fail_if_torn(pending, out)
+        pending.settle(subtask, SubtaskSnapshot(states, word.held, word.events_sent))
+        self._fail_if_torn(pending, pending.parts[subtask].why_torn(), out)
 
     def _declined(self, pending: PendingCheckpoint, word: SubtaskDeclined, out: Effects) -> None:
         self._fail(pending, f"{word.attempt} declined: {word.reason}", out)
@@ -178,10 +178,9 @@ class CheckpointsUnderWay:
     def _store_failed(self, pending: PendingCheckpoint, word: CheckpointStoreFailed, out: Effects) -> None:
         self._fail(pending, f"storage: {word.reason}", out)
 
-    def _fail_if_torn(self, pending: PendingCheckpoint, out: Effects) -> None:
-        torn = pending.why_torn()
-        if torn:
-            self._fail(pending, torn, out)
+    def _fail_if_torn(self, pending: PendingCheckpoint, why_torn: str, out: Effects) -> None:
+        if why_torn:
+            self._fail(pending, why_torn, out)
 
     def end_part(self, attempt: ExecutionAttempt, final: SubtaskSnapshot, out: Effects) -> None:
         """The attempt's operator has ended: this is its part of everything in which it still owes one (H47)."""
@@ -189,9 +188,9 @@ class CheckpointsUnderWay:
             if pending.checkpoint_id not in self.pending:
                 continue  # given up with the one before it
             if pending.has_part(attempt) and pending.parts[attempt.subtask].step is not Step.SETTLED:
-                pending.parts[attempt.subtask].settle(final)
+                pending.settle(attempt.subtask, final)
                 out.append(ReopenSubtask(attempt, pending.checkpoint_id))
-                self._fail_if_torn(pending, out)
+                self._fail_if_torn(pending, pending.parts[attempt.subtask].why_torn(), out)
         self.move_on(out)
 
     def move_on(self, out: Effects) -> None:
@@ -200,9 +199,12 @@ class CheckpointsUnderWay:
         for pending in self.pending.values():
             pending.advance(self.parallelism, may_cut, out)
             may_cut = may_cut and pending.phase not in BEFORE_CUT
-        told = [attempt for attempt in self.withheld if not self._withholds(attempt)]
-        self.withheld = [attempt for attempt in self.withheld if attempt not in told]
-        out.extend(TellReady(attempt) for attempt in told)
+        withheld, self.withheld = self.withheld, []
+        for attempt in withheld:
+            if self._withholds(attempt):
+                self.withheld.append(attempt)
+            else:
+                out.append(TellReady(attempt))
 
     # --- readiness ----------------------------------------------------------------------------------------
 

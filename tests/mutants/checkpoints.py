@@ -213,7 +213,7 @@ CHECKPOINTS = (
         "A checkpoint is taken although a subtask has two attempts at once.",
         "feared",
         ("H13",),
-        (Edit(f"{KNOWN}copies", "if count > 1 and subtask not in finished:", "if False:"),),
+        (Edit(f"{KNOWN}copies", "if not self._crowded:", "if True:"),),
     ),
     Mutant(
         "finished-has-no-final-state",
@@ -295,8 +295,8 @@ CHECKPOINTS = (
         (
             Edit(
                 f"{PENDING}advance",
-                "Step.AWAITING_DRAIN not in steps:",
-                "steps != {Step.AWAITING_DRAIN}:",
+                "not self._in_step[Step.AWAITING_DRAIN]:",
+                "self._in_step[Step.AWAITING_DRAIN] < len(self.parts):",
             ),
             Edit(
                 f"{PENDING}advance",
