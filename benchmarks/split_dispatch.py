@@ -52,7 +52,7 @@ def _check(total: int, splits: int) -> None:
 
 def split_dispatch(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds for one split of a job, handed to a running task, beside one plain Spark task for each."""
-    rounds, splits, tasks = (1, 500, 50) if quick else (5, SPLITS, SPLITS // 5)
+    rounds, splits, tasks = (1, 500, 50) if quick else (10, SPLITS, SPLITS // 10)
     names = (f"splits-{number}" for number in count())
 
     def subject() -> list[float]:
