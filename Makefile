@@ -52,7 +52,7 @@ matrix: $(STAMP) $(OTHER_VENVS:%=%/.made-from) ## the tests on a real Spark, wit
 	@$(with_java) && for venv in $(OTHER_VENVS) $(VENV); do \
 		python="$(CURDIR)/$$venv/bin/python" && \
 		echo "headgate: Spark $$("$$python" -c 'import pyspark; print(pyspark.__version__)')" >&2 && \
-		PYSPARK_PYTHON="$$python" PYSPARK_DRIVER_PYTHON="$$python" "$$python" -m pytest -m spark $(ARGS) || exit; \
+		PYSPARK_PYTHON="$$python" PYSPARK_DRIVER_PYTHON="$$python" "$$python" -m pytest -m spark --ignore tests/benchmarks $(ARGS) || exit; \
 	done
 
 .PHONY: check
