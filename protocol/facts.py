@@ -8,8 +8,10 @@ the place in a task set.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
+
+from protocol.values import value
 
 
 class TaskOutcome(Enum):
@@ -33,20 +35,20 @@ class TaskState(Enum):
     UNKNOWN = "unknown"  # the engine has no entry (any more)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class JobStarted:
     job_id: int
     stage_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class JobEnded:
     job_id: int
     succeeded: bool
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StageSubmitted:
     stage_id: int
     stage_attempt: int
@@ -54,14 +56,14 @@ class StageSubmitted:
     barrier: bool = False  # Spark's barrier execution mode: the stage fails and is retried as a whole
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StageCompleted:
     stage_id: int
     stage_attempt: int
     failure: str | None = None  # None: every task of the attempt succeeded
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskStarted:
     task_attempt_id: int
     stage_id: int
@@ -73,7 +75,7 @@ class TaskStarted:
     host: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TaskEnded:
     task_attempt_id: int
     stage_id: int
@@ -84,25 +86,25 @@ class TaskEnded:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ExecutorLost:
     executor_id: str
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FactsDropped:
     """The engine's bus, or our own buffer behind it, has lost this many facts since the last such report."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ApplicationEnded:
     """The engine is stopping; no fact follows."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StatusReported:
     """The answer to a look at the engine's own books (H19): what is true now, whatever the bus said.
 

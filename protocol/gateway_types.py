@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from protocol.errors import AttemptOver
 from protocol.machine import TimePassed
 from protocol.messages import DownMessage, HeldEvent, UpMessage
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
+from protocol.values import value
 
 __all__ = [
     "AnswerSubmitted",
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GatewayLimits:
     """The bounds of one gateway (H24, H25, H27).
 
@@ -73,7 +73,7 @@ class GatewayLimits:
             raise ValueError(f"bounds must be at least 1: {self}")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GatewayStatistics:
     """The figures of one gateway at one moment (H27)."""
 
@@ -89,7 +89,7 @@ class GatewayStatistics:
 # --- inputs -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EventSubmitted:
     """The coordinator sends an event. ``event_id`` is the shell's own number, used to answer it."""
 
@@ -98,7 +98,7 @@ class EventSubmitted:
     loss_tolerant: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnswerSubmitted:
     """The coordinator answers a request; ``error`` is empty when it does not fail it (H33)."""
 
@@ -107,26 +107,26 @@ class AnswerSubmitted:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MessageReceived:
     """A message came on the present connection."""
 
     message: UpMessage
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadyAnnounced:
     """The coordinator has been told that the subtask is ready: its events may be delivered."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ItemTaken:
     """The coordinator has taken every delivered event and request up to ``seq``."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CloseRequested:
     """A checkpoint begins: the subtask has to close its valve. Without this one, the gateway takes no part
     in it."""
@@ -134,7 +134,7 @@ class CloseRequested:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CutReached:
     """The coordinator's snapshot has returned. To be given at that very point of the coordinator's own
     order."""
@@ -142,7 +142,7 @@ class CutReached:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BarrierRequested:
     """Every gateway has drained: the barrier may leave. ``apart``: not among the items, but on a way of its own;
     then ``InjectBarrier`` comes out."""
@@ -159,7 +159,7 @@ class CheckpointOutcome(Enum):
     SAVEPOINT = "savepoint"  # durable elsewhere; nothing is committed for it (H49)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckpointOver:
     """The checkpoint has ended, however."""
 
@@ -167,7 +167,7 @@ class CheckpointOver:
     outcome: CheckpointOutcome
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptIsOver:
     """The attempt has ended, however; nothing is sent to it and nothing taken from it any more."""
 
@@ -194,21 +194,21 @@ GatewayInput = (
 # --- effects ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendToAttempt:
     """Write this on the present connection; if that fails, report ``ConnectionLost`` and forget it."""
 
     message: DownMessage
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConfirmEvent:
     """The event is in the operator's mailbox (H23)."""
 
     event_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FailEvent:
     """The event will never be confirmed. No failover follows from this (H26)."""
 
@@ -216,7 +216,7 @@ class FailEvent:
     error: AttemptOver
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeliverEvent:
     """Hand the event to the coordinator; then report ``ItemTaken(seq)``.
 
@@ -228,7 +228,7 @@ class DeliverEvent:
     sender: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeliverRequest:
     """Hand the request to the coordinator; report ``ItemTaken(seq)`` and, in time, ``AnswerSubmitted``."""
 
@@ -237,26 +237,26 @@ class DeliverRequest:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportOpened:
     """The operator has restored its state and is open (H11)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportClosed:
     """The subtask's valve is closed; all that it sent before has been delivered by an earlier effect."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportDrained:
     """Every event of before the cut is confirmed (H42)."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportAcknowledged:
     """The subtask's snapshot. Its gateway is open again for this checkpoint."""
 
@@ -266,7 +266,7 @@ class ReportAcknowledged:
     events_sent: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportDeclined:
     """The subtask cannot take part. The gateway stays closed until ``CheckpointOver``."""
 
@@ -274,7 +274,7 @@ class ReportDeclined:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportFinished:
     """The operator has ended; ``failure`` is empty when it ended well, and ``state`` is its last state."""
 
@@ -283,7 +283,7 @@ class ReportFinished:
     events_sent: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class InjectBarrier:
     """Bring the barrier to the attempt on its own way, there to be told as ``BarrierArrived``.
 
@@ -295,7 +295,7 @@ class InjectBarrier:
     events_before: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FailAttempt:
     """Fail exactly this attempt through the engine: it did not confirm in time (H25). The gateway is over
     already."""
@@ -303,7 +303,7 @@ class FailAttempt:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ExpireConnection:
     """The peer did not come back in time (H24). The gateway is over already."""
 

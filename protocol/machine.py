@@ -10,14 +10,15 @@ impossible; tests and the simulator call it after each step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from protocol.values import value
 
 InputT_contra = TypeVar("InputT_contra", contravariant=True)
 EffectT_co = TypeVar("EffectT_co", covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TimePassed:
     """The clock has reached a deadline (or any later moment)."""
 

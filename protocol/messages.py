@@ -13,9 +13,10 @@ The order of fields is the wire format (a msgpack array, the tag first): append,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
+
+from protocol.values import value
 
 
 class SubtaskState(NamedTuple):
@@ -38,7 +39,7 @@ class HeldEvent(NamedTuple):
 # --- what both ends say -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Confirm:
     """Every item of your stream up to and including ``seq`` has arrived.
 
@@ -49,7 +50,7 @@ class Confirm:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EventMessage:
     """Item, either way: one operator event."""
 
@@ -68,7 +69,7 @@ class RestoreMode(IntEnum):
     STREAMING = 1  # it is committed with checkpoints: a retry restores the last completed one
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Register:
     """Plain, first: this task runs a subtask. ``run_id`` is the stage id; ``attempt_number`` Spark's own."""
 
@@ -83,7 +84,7 @@ class Register:
     python_version: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resume:
     """Plain, first on a new connection of an attempt that was accepted before: what I have received from you."""
 
@@ -92,7 +93,7 @@ class Resume:
     received_seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Opened:
     """Item: the operator has restored its state and is open (H11)."""
 
@@ -100,7 +101,7 @@ class Opened:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestMessage:
     """Item: an event that wants an answer (H33). ``request_id`` is the subtask's own count."""
 
@@ -110,7 +111,7 @@ class RequestMessage:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClosedForCheckpoint:
     """Item: nothing sent after this belongs before checkpoint ``checkpoint_id`` (H40)."""
 
@@ -119,7 +120,7 @@ class ClosedForCheckpoint:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckpointAcknowledged:
     """Item: my snapshot for ``checkpoint_id``: the operator's state, and what my valve held, in order (H31).
 
@@ -135,7 +136,7 @@ class CheckpointAcknowledged:
     events_sent: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckpointDeclined:
     """Item: I cannot take part in ``checkpoint_id``."""
 
@@ -145,7 +146,7 @@ class CheckpointDeclined:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finished:
     """Item, last: the operator has ended. ``failure`` is empty when it ended well; ``state`` is its final state.
 
@@ -159,7 +160,7 @@ class Finished:
     events_sent: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RestoredEventMessage:
     """Item: an event that the restored snapshot held, with the subtask that sent it first (H31, H52)."""
 
@@ -172,7 +173,7 @@ class RestoredEventMessage:
 # --- coordinator to subtask ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Registered:
     """Plain: you are attempt ``attempt``; restore this. ``states`` is empty for the virtual empty checkpoint."""
 
@@ -187,7 +188,7 @@ class Registered:
     events_sent: int  # where the count of upward events goes on (H32)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resumed:
     """Plain: the answer to ``Resume``: what I have received from you."""
 
@@ -207,7 +208,7 @@ class RefusalCode(IntEnum):
     DUPLICATE_REGISTRATION = 7
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refused:
     """Plain, last: no. The connection closes after it."""
 
@@ -216,7 +217,7 @@ class Refused:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptEnded:
     """Plain, last: this attempt is over for the coordinator; be mute and stop (spark-facts 16)."""
 
@@ -224,7 +225,7 @@ class AttemptEnded:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnswerMessage:
     """Item: the answer to request ``request_id``; ``error`` is empty when it is one."""
 
@@ -235,7 +236,7 @@ class AnswerMessage:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CloseForCheckpoint:
     """Item: close your valve for ``checkpoint_id`` at once and say so (H40)."""
 
@@ -244,7 +245,7 @@ class CloseForCheckpoint:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BarrierMessage:
     """Item: the checkpoint barrier. ``events_before`` is the seq of the last item before the cut (H23)."""
 
@@ -254,7 +255,7 @@ class BarrierMessage:
     events_before: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckpointCompleted:
     """Item: ``checkpoint_id`` is complete and durable."""
 
@@ -263,7 +264,7 @@ class CheckpointCompleted:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckpointAborted:
     """Item: ``checkpoint_id`` was given up; open what is closed for it."""
 
@@ -272,7 +273,7 @@ class CheckpointAborted:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SavepointTaken:
     """Item: ``checkpoint_id`` was a savepoint, and is over: open what is closed for it, commit nothing (H49)."""
 

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from protocol.errors import RemoteProtocolError
+from protocol.values import value
 
 ItemT = TypeVar("ItemT")
 Entry = tuple[ItemT, int | None, int | None]
@@ -33,7 +33,7 @@ Entry = tuple[ItemT, int | None, int | None]
 # --- inputs and effects that both machines have -----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConnectionAttached:
     """Input: a connection is up and its handshake done; the peer has taken our items up to ``received_seq``.
 
@@ -44,25 +44,25 @@ class ConnectionAttached:
     received_seq: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConnectionLost:
     """Input: the connection is gone. Not a failure: the reconnect clock starts (H24)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RoomAvailable:
     """Effect: after a refusal with ``GatewayFull``, what was refused first would be accepted now. Once each
     time."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RefuseMessage:
     """Effect: a message was dropped, being stale or out of turn: count and log it (H3)."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DropConnection:
     """Effect of a batch, always the last: the peer broke the protocol; close this connection, then say so
     with ``ConnectionLost``. A resume heals what can be healed."""

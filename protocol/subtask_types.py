@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from protocol.framing import DEFAULT_LIMITS
 from protocol.machine import TimePassed
 from protocol.messages import DownMessage, UpMessage
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
+from protocol.values import value
 
 __all__ = [
     "BarrierArrived",
@@ -40,7 +39,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskLimits:
     """The bounds of one subtask: the first three as ``Registered`` tells them (H24, H27), the others of the wire.
 
@@ -69,7 +68,7 @@ class SubtaskLimits:
             raise ValueError(f"the bounds of a snapshot must be at least 1: {self}")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskStatistics:
     """The figures of one subtask's outgoing side at one moment (H27)."""
 
@@ -84,19 +83,19 @@ class SubtaskStatistics:
 # --- inputs -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MessageReceived:
     """A message came on the present connection."""
 
     message: DownMessage
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OperatorOpened:
     """The operator has restored its state and is open."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EventSubmitted:
     """The operator sends an event.
 
@@ -108,7 +107,7 @@ class EventSubmitted:
     in_snapshot: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestSubmitted:
     """The operator sends an event that wants an answer. ``request_id`` is the shell's count, never used
     twice."""
@@ -117,7 +116,7 @@ class RequestSubmitted:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BarrierArrived:
     """The barrier came on a way of its own, ahead of, between or behind the items. See ``InjectBarrier``.
 
@@ -129,7 +128,7 @@ class BarrierArrived:
     events_before: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SnapshotTaken:
     """The operator has met the barrier in its mailbox and this is its state.
 
@@ -140,7 +139,7 @@ class SnapshotTaken:
     state: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SnapshotRefused:
     """The operator could not take its snapshot."""
 
@@ -148,7 +147,7 @@ class SnapshotRefused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OperatorFinished:
     """The operator has ended, well (``failure`` empty; ``state`` is its last one) or not.
 
@@ -179,28 +178,28 @@ SubtaskInput = (
 # --- what lies in an operator's mailbox -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MailboxEvent:
     """An event of the coordinator."""
 
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MailboxBarrier:
     """Take the snapshot now: between what lies before this and what lies behind it."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MailboxCompleted:
     """The checkpoint is complete and durable."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MailboxAborted:
     """The checkpoint was given up; its barrier, if it still lies in the mailbox, means nothing any more."""
 
@@ -213,21 +212,21 @@ MailboxItem = MailboxEvent | MailboxBarrier | MailboxCompleted | MailboxAborted
 # --- effects ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendToCoordinator:
     """Write this on the present connection; if that fails, report ``ConnectionLost`` and forget it."""
 
     message: UpMessage
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PutInMailbox:
     """Append to the operator's mailbox. It must be there before the ``Confirm`` behind it leaves (H23)."""
 
     item: MailboxItem
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ResolveRequest:
     """The answer to a request, or, with ``error``, the news that there is none."""
 
@@ -236,7 +235,7 @@ class ResolveRequest:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndAttempt:
     """The attempt is over: the operator must stop now. Once, and the last effect that asks for anything."""
 

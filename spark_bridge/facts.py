@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from protocol.facts import (
@@ -29,6 +28,7 @@ from protocol.facts import (
     TaskStarted,
     TaskState,
 )
+from protocol.values import value
 from spark_bridge.inherited import ActiveStage
 
 # In the order of the codes that the relay writes.
@@ -54,7 +54,7 @@ class RecordDecodeError(ValueError):
     """A relay record is not what its kind promises; nothing of it was used."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RelayedFact:
     """A fact and the moment of the listener's callback that it comes from.
 
@@ -67,7 +67,7 @@ class RelayedFact:
     callback_us: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CommandAnswered:
     """The relay has carried out a command, or says why it could not."""
 

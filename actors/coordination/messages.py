@@ -7,7 +7,6 @@ message comes from; None where no fact caused it. It is measured, never decided 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from actors import ActorRef, Reply
@@ -19,11 +18,12 @@ from protocol.barrier_tracker import TrackerInput
 from protocol.gateway_types import GatewayInput
 from protocol.ids import ExecutionAttempt
 from protocol.messages import UpMessage
+from protocol.values import value
 
 # --- to a gateway -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendEvent:
     payload: bytes
     loss_tolerant: bool
@@ -31,7 +31,7 @@ class SendEvent:
     sent_at: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttachConnection:
     """A connection of the attempt is there; ``received_seq`` is None on the first one, else what the peer has."""
 
@@ -39,19 +39,19 @@ class AttachConnection:
     received_seq: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MessagesArrived:
     connection_id: int
     messages: Sequence[UpMessage]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConnectionClosed:
     connection_id: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Retire:
     """The attempt is over and every event handed over before has been settled: the actor may go."""
 
@@ -61,7 +61,7 @@ GatewayMessage = Retire | SendEvent | AttachConnection | MessagesArrived | Conne
 # --- to the coordinator -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StartCoordinator:
     """First of all (H6); answered when ``start`` has returned, failed with what it raised.
 
@@ -73,7 +73,7 @@ class StartCoordinator:
     restored: tuple[int, bytes] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EventArrived:
     """``report_taken``: tell the gateway that all up to this one are taken. Not asked for with each event: the word
     goes through two mailboxes and to the task, and the next one says as much. ``sender``: the subtask that sent it
@@ -87,7 +87,7 @@ class EventArrived:
     sender: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestArrived:
     attempt: ExecutionAttempt
     seq: int
@@ -96,7 +96,7 @@ class RequestArrived:
     gateway_ref: ActorRef[GatewayMessage]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskReady:
     """``events_sent``: where the count of the attempt's upward events goes on (H32)."""
 
@@ -106,14 +106,14 @@ class SubtaskReady:
     events_sent: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskFailed:
     attempt: ExecutionAttempt
     reason: FailureReason
     callback_us: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskFinished:
     """Not a callback of the coordinator: from here on what the attempt says is stale (H3). What it had said before
     counts, until its success is revoked."""
@@ -121,14 +121,14 @@ class SubtaskFinished:
     attempt: ExecutionAttempt
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskReset:
     subtask: int
     checkpoint_id: int
     callback_us: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ResetToCheckpoint:
     """``reset``: which one it is, counted from 1 (``FailureLatch``)."""
 
@@ -137,7 +137,7 @@ class ResetToCheckpoint:
     state: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunHasEnded:
     run_id: int
     succeeded: bool
@@ -145,29 +145,29 @@ class RunHasEnded:
     callback_us: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TakeSnapshot:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NotifyCompleted:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NotifyAborted:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CallHandler:
     """A continuation of the coordinator's own: a timer or the result of blocking work."""
 
     handler: Callable[[], Awaitable[None]]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Settled:
     """``completed_id``: the last completed checkpoint, which a restart would restore; -1 for none.
 
@@ -179,7 +179,7 @@ class Settled:
     uncommitted: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Flush:
     """Answered with ``settled`` when all that was sent to the coordinator before has been handled."""
 
@@ -187,7 +187,7 @@ class Flush:
     settled: Settled
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientRequest:
     """A request from the driver's side (R97), outside of every order with events and checkpoints.
 
@@ -219,7 +219,7 @@ CoordinatorMessage = (
 # --- to the barrier tracker ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerDecided:
     """An effect of the attempt ledger that concerns this operator, with the connection where one is meant."""
 
@@ -228,14 +228,14 @@ class LedgerDecided:
     connection: AttemptConnection | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StartOperator:
     """First message of a tracker: start the coordinator; answered as ``StartCoordinator`` is."""
 
     reply_to: Reply[None]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RequestCheckpoint:
     """Take a checkpoint; answered with its id once it is complete, failed with ``CheckpointFailed``.
 
@@ -246,7 +246,7 @@ class RequestCheckpoint:
     savepoint_directory: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AwaitSettled:
     """Answered once no run is under way, no checkpoint is pending or waits, the final one of the run included, and
     the coordinator has handled all that was sent to it before.
@@ -257,7 +257,7 @@ class AwaitSettled:
     reply_to: Reply[Settled]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LabelCheckpoints:
     """Label the checkpoints from here on: see ``CheckpointLabels.announce``."""
 
@@ -265,7 +265,7 @@ class LabelCheckpoints:
     after: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LabelledWork:
     """``completed``: the label of the last completed checkpoint. ``runs``: how many have begun since
     ``LabelCheckpoints``. ``failed``: the operator has failed, and no reset has followed yet.
@@ -276,7 +276,7 @@ class LabelledWork:
     failed: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AskLabelledWork:
     """Answered at once, with what is so at that moment."""
 

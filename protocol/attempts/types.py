@@ -7,16 +7,16 @@ acceptance of the next attempt. ``KillTask``, ``CancelJobs`` and ``QueryStatus``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from protocol.facts import EngineFact
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.messages import RefusalCode, Register, RestoreMode
+from protocol.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LedgerConfig:
     """How long the ledger waits before it asks (H19). All in seconds, on the clock of ``now``."""
 
@@ -35,7 +35,7 @@ class LedgerConfig:
 # --- inputs -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OperatorAdded:
     """A coordinator stands ready for ``operator_id``.
 
@@ -46,14 +46,14 @@ class OperatorAdded:
     parallelism: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OperatorRemoved:
     """The coordinator goes away; a run of it that is going on ends as failed. Unknown ids are ignored."""
 
     operator_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RegistrationArrived:
     """A task has said who it is. ``connection_id`` only comes back in the answer."""
 
@@ -61,7 +61,7 @@ class RegistrationArrived:
     message: Register
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OperatorOpened:
     """The attempt has restored its state and is open (H11)."""
 
@@ -69,7 +69,7 @@ class OperatorOpened:
     task_attempt_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskFinished:
     """The task's own goodbye. ``failure`` is empty when the operator ended well."""
 
@@ -78,7 +78,7 @@ class SubtaskFinished:
     failure: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ConnectionExpired:
     """The connection broke and ``reconnect_timeout_s`` has gone by (H24)."""
 
@@ -86,7 +86,7 @@ class ConnectionExpired:
     task_attempt_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptCondemned:
     """The framework gives this attempt up, say because an event was not confirmed in time (H25)."""
 
@@ -95,7 +95,7 @@ class AttemptCondemned:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GlobalFailureRaised:
     """The coordinator has failed, or called ``fail_job`` (H7, H8)."""
 
@@ -130,7 +130,7 @@ class FailureKind(Enum):
     LOST_FACT = "lost fact"  # over, as we know from something else than its own end (H19)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FailureReason:
     """Why an attempt is over: the kind to decide by, the text for people. ``str()`` gives both."""
 
@@ -141,7 +141,7 @@ class FailureReason:
         return f"{self.kind.value}: {self.text}" if self.text else self.kind.value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AcceptAttempt:
     """Build the gateway of ``attempt`` and answer its registration. Its number is given out here (H2)."""
 
@@ -151,7 +151,7 @@ class AcceptAttempt:
     mode: RestoreMode
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RefuseRegistration:
     """Answer with a refusal; the connection ends. No attempt of the coordinator comes from it."""
 
@@ -161,14 +161,14 @@ class RefuseRegistration:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnnounceReady:
     """Tell the coordinator that the attempt is ready: started, registered, restored and alive (H11)."""
 
     attempt: ExecutionAttempt
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnnounceFailed:
     """The attempt is over: its gateway ends first, then the coordinator is told (H14, H26).
 
@@ -179,14 +179,14 @@ class AnnounceFailed:
     reason: FailureReason
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class FinishAttempt:
     """Spark counts the attempt as a success. It can be revoked until the run ends (H17)."""
 
     attempt: ExecutionAttempt
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ResetSubtask:
     """No attempt of the subtask is alive any more; the next one comes after this (H10, H13)."""
 
@@ -194,7 +194,7 @@ class ResetSubtask:
     subtask: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ResetOperator:
     """Reset the coordinator as a whole (H15, H55). Nothing of the operator is alive at this point."""
 
@@ -202,7 +202,7 @@ class ResetOperator:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StartRun:
     """A new run of the operator begins; a ``ResetOperator`` stands before it if there was one before (H55)."""
 
@@ -210,7 +210,7 @@ class StartRun:
     run_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndRun:
     """The run is over: what is left of its gateways, finished ones too, ends silently (H57)."""
 
@@ -220,7 +220,7 @@ class EndRun:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KillTask:
     """Have Spark kill exactly this task attempt; it may be over already."""
 
@@ -228,7 +228,7 @@ class KillTask:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CancelJobs:
     """Have Spark cancel these jobs, after a global failure (H8). They may be over already."""
 
@@ -236,7 +236,7 @@ class CancelJobs:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class QueryStatus:
     """Look at the engine's own books; ``StatusReported`` brings the answer. No answer: it is asked again."""
 
@@ -244,7 +244,7 @@ class QueryStatus:
     job_ids: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportStale:
     """Something came from, or about, an attempt that is over or unknown; it was dropped.
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from protocol.attempts.types import FailureReason
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint
 from protocol.ids import ExecutionAttempt
 from protocol.messages import HeldEvent, SubtaskState
+from protocol.values import value
 
 # --- the steps of a checkpoint -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CloseSubtask:
     """Close the attempt's valve for the checkpoint, through its gateway; it answers ``SubtaskClosed``."""
 
@@ -20,14 +19,14 @@ class CloseSubtask:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SnapshotCoordinator:
     """Call ``checkpoint_coordinator`` in the coordinator's order; its return closes the gateways (H40)."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendBarrier:
     """Send the barrier; the attempt answers with its snapshot, which reopens its valves, and only its
     (H41).
@@ -37,7 +36,7 @@ class SendBarrier:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReopenSubtask:
     """The attempt has ended, and so has its part: its gateway need not close for the checkpoint, or stay
     closed.
@@ -49,7 +48,7 @@ class ReopenSubtask:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StoreCheckpoint:
     """Write it durably and atomically, then say ``CheckpointStored`` or ``CheckpointStoreFailed``."""
 
@@ -57,7 +56,7 @@ class StoreCheckpoint:
     savepoint: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DiscardCheckpoint:
     """What ``StoreCheckpoint`` asked for is not wanted any more: stop the write, or delete what it wrote."""
 
@@ -65,14 +64,14 @@ class DiscardCheckpoint:
     savepoint: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CompleteCheckpoint:
     """Tell the coordinator and every live attempt; from here on resets name this checkpoint (H18)."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AbortCheckpoint:
     """Tell the coordinator and every live attempt; reopen what is closed for it, and only that (H44, H45)."""
 
@@ -80,14 +79,14 @@ class AbortCheckpoint:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndSavepoint:
     """The savepoint is durable: tell who asked, reopen what is closed for it; nobody commits anything (H49)."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TriggerCheckpoint:
     """One is due: mint an id and say ``CheckpointTriggered``. The machine mints none itself (H4).
 
@@ -95,7 +94,7 @@ class TriggerCheckpoint:
     """
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RefuseCheckpoint:
     """It never began; nobody but the one who asked need know."""
 
@@ -106,7 +105,7 @@ class RefuseCheckpoint:
 # --- what the coordinator and the attempts are told ----------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RestoreAttempt:
     """The answer to ``AttemptAccepted``: restore this; ``held`` is sent first, before anything new (H31)."""
 
@@ -117,14 +116,14 @@ class RestoreAttempt:
     events_sent: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellReady:
     """``subtask_ready``, with the gateway of this attempt (H11, H20)."""
 
     attempt: ExecutionAttempt
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellFailed:
     """``subtask_failed``; the gateway of the attempt ends first (H14, H26)."""
 
@@ -132,7 +131,7 @@ class TellFailed:
     reason: FailureReason
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellReset:
     """``subtask_reset``, to the last checkpoint whose completion the coordinator was told, or -1 (H18)."""
 
@@ -140,7 +139,7 @@ class TellReset:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellResetToCheckpoint:
     """``reset_to_checkpoint``, with ``(-1, None)`` where there is none (H15)."""
 
@@ -148,7 +147,7 @@ class TellResetToCheckpoint:
     state: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TellRunEnded:
     """The run is over, and what is left of its gateways ends with it (H57)."""
 
@@ -157,14 +156,14 @@ class TellRunEnded:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RaiseGlobalFailure:
     """Too many checkpoints in a row have failed (H45)."""
 
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportStale:
     """Count and log: the input is of a checkpoint or attempt that is over, and changed nothing (H3, H44)."""
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from protocol.attempts.types import FailureReason
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.values import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckpointConfig:
     """How checkpoints are taken. Times in seconds.
 
@@ -36,7 +37,7 @@ class CheckpointConfig:
             raise ValueError(f"tolerated_failures must be at least 0, concurrent_max at least 1: {self}")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskSnapshot:
     """A subtask's part of a checkpoint.
 
@@ -50,7 +51,7 @@ class SubtaskSnapshot:
     events_sent: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CompletedCheckpoint:
     """A whole checkpoint. A subtask that is not in ``subtask_states`` took part as empty (H47).
 
@@ -67,7 +68,7 @@ class CompletedCheckpoint:
 # --- inputs: requests -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckpointTriggered:
     """Somebody wants checkpoint ``checkpoint_id``; it is higher than every id before it (H4).
 
@@ -79,7 +80,7 @@ class CheckpointTriggered:
     savepoint: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AbortRequested:
     """Give ``checkpoint_id`` up, if it is still pending or queued (H44). It does not count as a failure."""
 
@@ -90,7 +91,7 @@ class AbortRequested:
 # --- inputs: what the attempt ledger decided --------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptAccepted:
     """An attempt has registered; what does it restore?"""
 
@@ -98,14 +99,14 @@ class AttemptAccepted:
     mode: RestoreMode
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptReady:
     """It has restored, it is open, and it is alive (H11)."""
 
     attempt: ExecutionAttempt
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptFailed:
     """It is over without success, or its success was revoked (H12, H17)."""
 
@@ -113,28 +114,28 @@ class AttemptFailed:
     reason: FailureReason
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AttemptFinished:
     """It has ended well. Its final state comes on its own way, before or after this."""
 
     attempt: ExecutionAttempt
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskResetRequired:
     """No attempt of the subtask is left; the next one restores (H13)."""
 
     subtask: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OperatorResetRequired:
     """Global failover, or a new run: everything restores (H15, H55)."""
 
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunEnded:
     """The run is over; its attempts are, too (H57)."""
 
@@ -146,7 +147,7 @@ class RunEnded:
 # --- inputs: the steps of a checkpoint --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskClosed:
     """What the attempt sent before its close is in the coordinator's mailbox, ahead of what follows."""
 
@@ -154,7 +155,7 @@ class SubtaskClosed:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CoordinatorSnapshotTaken:
     """The cut: ``checkpoint_coordinator`` has returned, and every gateway closed at that moment (H40).
 
@@ -168,7 +169,7 @@ class CoordinatorSnapshotTaken:
     events_taken: dict[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CoordinatorSnapshotFailed:
     """It raised, returned no bytes, or took too long (H45, H46)."""
 
@@ -176,7 +177,7 @@ class CoordinatorSnapshotFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GatewayDrained:
     """Every event that was sent to the attempt before the cut is confirmed (H42)."""
 
@@ -184,7 +185,7 @@ class GatewayDrained:
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskAcknowledged:
     """The attempt's snapshot."""
 
@@ -195,7 +196,7 @@ class SubtaskAcknowledged:
     events_sent: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskDeclined:
     """The attempt cannot take part."""
 
@@ -204,7 +205,7 @@ class SubtaskDeclined:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SubtaskFinalState:
     """The operator ended well with this state; nothing more comes from the attempt (H47)."""
 
@@ -213,14 +214,14 @@ class SubtaskFinalState:
     events_sent: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckpointStored:
     """It is durable: a reader sees all of it (H50)."""
 
     checkpoint_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CheckpointStoreFailed:
     """It could not be written; nothing of it may be restored (H45, H50)."""
 

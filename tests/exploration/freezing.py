@@ -11,12 +11,13 @@ from collections.abc import Callable, Hashable
 from enum import Enum
 from typing import Any
 
+from protocol.values import is_value
+
 PLAIN = (int, str, bytes, float, type(None), Enum, type)
 IGNORED = frozenset({"_dispatch", "_out", "out", "now"})
 """Look-up tables that follow from the rest of the object, and what a machine only keeps during a call."""
 
 _fields: dict[type, tuple[str, ...]] = {}
-_frozen: dict[type, bool] = {}
 
 
 def fields_of(kind: type) -> tuple[str, ...]:
@@ -26,14 +27,6 @@ def fields_of(kind: type) -> tuple[str, ...]:
         slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
         names = _fields[kind] = tuple(sorted(name for name in slots if not name.startswith("__")))
     return names
-
-
-def is_value(kind: type) -> bool:
-    """Whether an object of this class never changes: a frozen dataclass."""
-    known = _frozen.get(kind)
-    if known is None:
-        known = _frozen[kind] = bool(getattr(getattr(kind, "__dataclass_params__", None), "frozen", False))
-    return known
 
 
 def items_of(value: object) -> list[tuple[str, Any]]:

@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import ProtocolError
 from protocol.machine import Machine, TimePassed
+from protocol.values import is_value
 
 InputT = TypeVar("InputT")
 EffectT = TypeVar("EffectT")
@@ -86,7 +87,7 @@ def _attributes(kind: Any) -> tuple[tuple[str, ...], bool]:
     for base in reversed(kind.__mro__):
         slots = base.__dict__.get("__slots__", ())
         names += (slots,) if isinstance(slots, str) else slots
-    return tuple(names), getattr(kind, "__dataclass_params__", None) is not None and kind.__dataclass_params__.frozen
+    return tuple(names), is_value(kind)
 
 
 def _is_plain(thing: object, names: tuple[str, ...]) -> bool:

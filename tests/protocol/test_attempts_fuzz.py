@@ -81,7 +81,6 @@ def test_whatever_comes_the_state_stays_possible_and_failures_are_told_once(
     ledger.handle(OperatorAdded("b", 2), 0.0)
     now = 0.0
     told: set[tuple[str, int, int]] = set()
-    life = 0  # an operator that is removed and added again begins a new life, and its numbers with it
     for step, wait in [*steps, (ApplicationEnded(), 0.0)] if ends else steps:
         now += wait
         try:
@@ -89,9 +88,6 @@ def test_whatever_comes_the_state_stays_possible_and_failures_are_told_once(
         except ProtocolError:
             effects = ()
         ledger.check_invariants()
-        if isinstance(step, OperatorRemoved):
-            life += 1
-            told.clear()
         for effect in effects:
             if isinstance(effect, AnnounceFailed | AnnounceReady):
                 a = effect.attempt
@@ -99,5 +95,7 @@ def test_whatever_comes_the_state_stays_possible_and_failures_are_told_once(
                 assert key not in told, "told after it was told to be over"
                 if isinstance(effect, AnnounceFailed):
                     told.add(key)
+        if isinstance(step, OperatorRemoved):  # added again, it begins a new life, and its numbers with it
+            told.clear()
     if ends:
         assert ledger.next_deadline() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import pytest
 
@@ -550,6 +551,6 @@ def test_a_new_connection_starts_with_what_was_taken_meanwhile() -> None:
 
 @pytest.mark.parametrize("field", ["confirm_timeout_s", "reconnect_timeout_s", "events_max", "upward_bytes_max"])
 def test_limits_that_nothing_could_keep_are_refused(field: str) -> None:
-    values = dict.fromkeys(GatewayLimits.__slots__, 1)
+    values = {field.name: 1 for field in fields(GatewayLimits)}
     with pytest.raises(ValueError, match="must be"):
         GatewayLimits(**{**values, field: 0})
