@@ -79,8 +79,10 @@ def flatten(rounds: Rounds) -> list[float]:
 
 
 def ratio(subject: float, baseline: float) -> float:
-    """Infinite beside a baseline of nothing."""
-    return subject / baseline if baseline else float("inf")
+    """Raises ``ValueError`` beside a baseline of nothing: a figure without a baseline says nothing."""
+    if not baseline:
+        raise ValueError(f"the baseline of {subject:g} is 0: measure something that takes time or room")
+    return subject / baseline
 
 
 def percentile(samples: Sequence[float], fraction: float) -> float:
