@@ -272,8 +272,10 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
                 if readiness is not None:  # else it finished while its readiness was withheld, and is not alive (H11)
                     tell(readiness)
             case TellFailed(attempt, reason):
-                self._gateways.close(attempt, f"{reason.kind.name.lower()}: {reason.text}")
-                tell(SubtaskFailed(attempt, reason, callback_us))
+                why = f"{reason.kind.name.lower()}: {reason.text}"
+                self._gateways.mute(attempt, why)
+                tell(SubtaskFailed(attempt, reason, callback_us))  # it does not wait for the gateway to be taken down
+                self._gateways.close(attempt, why)
             case TellReset(subtask, checkpoint_id):
                 tell(SubtaskReset(subtask, checkpoint_id, callback_us))
             case TellResetToCheckpoint(checkpoint_id, state):

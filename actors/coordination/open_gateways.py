@@ -96,11 +96,17 @@ class OpenGateways:
         for gateway in self._open.values():
             gateway.ref.tell(message)
 
-    def close(self, attempt: ExecutionAttempt, reason: str) -> None:
-        """From here on the coordinator's sends to the attempt fail at once, before it hears why (H14, H26)."""
-        gateway = self._open.pop(attempt.task_attempt_id, None)
+    def mute(self, attempt: ExecutionAttempt, reason: str) -> None:
+        """From here on the coordinator's sends to the attempt fail at once, before it hears why (H14)."""
+        gateway = self._open.get(attempt.task_attempt_id)
         if gateway is not None:
             gateway.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
+
+    def close(self, attempt: ExecutionAttempt, reason: str) -> None:
+        """``mute`` it, if it is not, and let what it had taken fail (H26)."""
+        self.mute(attempt, reason)
+        gateway = self._open.pop(attempt.task_attempt_id, None)
+        if gateway is not None:
             gateway.ref.tell(AttemptIsOver(reason))
             self._ports.gateway_closed(attempt)
 
