@@ -116,7 +116,8 @@ class GatewayHandle:
 
     async def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
         payload = encode_event(event)
-        await self._budget.take(len(payload))
+        if not self._budget.try_take(len(payload)):
+            await self._budget.take(len(payload))
         return self._hand_over(payload, loss_tolerant)
 
     def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
