@@ -22,6 +22,7 @@ from tests.spark.conftest import start_spark
 from tests.spark.faults.talking import FIRST_ATTEMPTS_WAIT, both_talk
 from tests.spark.faults.waiting import wait_until
 from tests.spark.operators import Listening
+from tests.spark.releases import RAISED_BY_CTRL_C
 from tests.spark.script import Script
 
 LEFT_OPEN: list[Sidecar] = []
@@ -47,7 +48,7 @@ def be_interrupted(subtasks: Callable[[], RDD[Any]], sidecar: Sidecar, script: S
     """The action ends by Ctrl-C, and the program goes on; then all is left as it should be."""
     try:
         subtasks().collect()
-    except KeyboardInterrupt:
+    except RAISED_BY_CTRL_C:
         say("interrupted")
     # Of another RDD: Spark fails all jobs over the RDD whose stage it gives up, the first one too.
     say(f"a second action: {what_the_user_reads(subtasks().collect)}")
