@@ -115,6 +115,7 @@ BEFORE_CUT = (Phase.CLOSING, Phase.SNAPSHOTTING)
 
 SubtaskWord = SubtaskClosed | GatewayDrained | SubtaskAcknowledged | SubtaskDeclined
 """What is said of a checkpoint on behalf of one attempt."""
+SUBTASK_WORDS = (SubtaskClosed, GatewayDrained, SubtaskAcknowledged, SubtaskDeclined)
 
 DriverWord = CoordinatorSnapshotTaken | CoordinatorSnapshotFailed | CheckpointStored | CheckpointStoreFailed
 """What the coordinator and the storage say of a checkpoint."""
@@ -133,6 +134,9 @@ class Part:
     step: Step = Step.AWAITING_CLOSE
     snapshot: SubtaskSnapshot | None = None
     events_taken: int | None = None
+
+    def is_of(self, attempt: ExecutionAttempt) -> bool:
+        return self.attempt is attempt or self.attempt == attempt
 
     def why_torn(self) -> str:
         """Say how the two halves differ (H32); empty where they agree, or one is not known yet."""
@@ -177,22 +181,28 @@ class PendingCheckpoint:
         self.move(subtask, Step.SETTLED)
         self.parts[subtask].snapshot = snapshot
 
-    def judge(self, word: SubtaskWord | DriverWord) -> tuple[Verdict, str]:
-        """What becomes of a word about this checkpoint, and a text for the one who reads why."""
-        name = type(word).__name__
-        if isinstance(word, SubtaskWord):
+    def judge(self, word: SubtaskWord | DriverWord) -> Verdict:
+        """What becomes of a word about this checkpoint."""
+        if isinstance(word, SUBTASK_WORDS):
             part = self.parts.get(word.attempt.subtask)
-            if part is None or part.attempt != word.attempt:
-                return _S, f"{name} of {word.attempt}, which has no part in checkpoint {word.checkpoint_id}"
-            if part.step > STEP_OF[type(word)]:
-                return _S, f"{name} of {word.attempt} for checkpoint {word.checkpoint_id}, said before"
-        verdict = LEGAL[type(word)][_COLUMN[self.phase]]
-        return verdict, f"{name} for checkpoint {word.checkpoint_id}, which is {self.phase.value}"
+            if part is None or not part.is_of(word.attempt) or part.step > STEP_OF[type(word)]:
+                return _S
+        return LEGAL[type(word)][_COLUMN[self.phase]]
+
+    def describe(self, word: SubtaskWord | DriverWord) -> str:
+        """How such a word stands to this checkpoint, for the one who reads why it was not taken."""
+        name = type(word).__name__
+        if isinstance(word, SUBTASK_WORDS):
+            if not self.has_part(word.attempt):
+                return f"{name} of {word.attempt}, which has no part in checkpoint {word.checkpoint_id}"
+            if self.parts[word.attempt.subtask].step > STEP_OF[type(word)]:
+                return f"{name} of {word.attempt} for checkpoint {word.checkpoint_id}, said before"
+        return f"{name} for checkpoint {word.checkpoint_id}, which is {self.phase.value}"
 
     def has_part(self, attempt: ExecutionAttempt) -> bool:
         """Whether this attempt takes part as one that runs, or did."""
         part = self.parts.get(attempt.subtask)
-        return part is not None and part.attempt == attempt
+        return part is not None and part.is_of(attempt)
 
     def cut(self, state: bytes, events_taken: dict[int, int]) -> None:
         """The coordinator has returned its snapshot: the cut. ``events_taken``: per task attempt id."""

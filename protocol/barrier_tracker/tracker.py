@@ -179,18 +179,7 @@ class BarrierTracker:
 
     def _why_stale(self, input: TrackerInput) -> str | None:
         """Say why the input is of the past, or None; raise when it is out of turn by our own fault."""
-        name = type(input).__name__
         match input:
-            case AttemptReady() | AttemptFinished() | SubtaskFinalState():
-                return self._why_not_news(input)
-            case AttemptAccepted(attempt, _):
-                if self._attempts.get(attempt) or not 0 <= attempt.subtask < self._attempts.parallelism:
-                    raise LocalProtocolError(f"{attempt} was accepted before, or has no place")
-                return None
-            case CheckpointTriggered(checkpoint_id):
-                if checkpoint_id <= self._highest_id:
-                    raise LocalProtocolError(f"checkpoint ids rise: {checkpoint_id} after {self._highest_id} (H4)")
-                return None
             case (
                 SubtaskClosed()
                 | GatewayDrained()
@@ -202,9 +191,19 @@ class BarrierTracker:
                 | CheckpointStoreFailed()
             ):
                 return self._under_way.why_stale(input)
+            case AttemptReady() | AttemptFinished() | SubtaskFinalState():
+                return self._why_not_news(input)
+            case AttemptAccepted(attempt, _):
+                if self._attempts.get(attempt) or not 0 <= attempt.subtask < self._attempts.parallelism:
+                    raise LocalProtocolError(f"{attempt} was accepted before, or has no place")
+                return None
+            case CheckpointTriggered(checkpoint_id):
+                if checkpoint_id <= self._highest_id:
+                    raise LocalProtocolError(f"checkpoint ids rise: {checkpoint_id} after {self._highest_id} (H4)")
+                return None
             case AbortRequested(checkpoint_id):
                 known = self._under_way.is_known(checkpoint_id)
-                return None if known else f"{name} for checkpoint {checkpoint_id}, which is not pending"
+                return None if known else f"AbortRequested for checkpoint {checkpoint_id}, which is not pending"
             case _:
                 return None
 

@@ -138,19 +138,15 @@ class CheckpointsUnderWay:
         pending = self.pending.get(word.checkpoint_id)
         if pending is None:
             return f"{type(word).__name__} for checkpoint {word.checkpoint_id}, which is not pending"
-        verdict, why = pending.judge(word)
+        verdict = pending.judge(word)
         if verdict is Verdict.ILLEGAL:
-            raise LocalProtocolError(why)
-        return why if verdict is Verdict.STALE else None
+            raise LocalProtocolError(pending.describe(word))
+        return pending.describe(word) if verdict is Verdict.STALE else None
 
     def take(self, word: SubtaskWord | DriverWord, out: Effects) -> None:
         """A step of one of them, which is not stale."""
         pending = self.pending[word.checkpoint_id]
-        if pending.judge(word)[0] is Verdict.ABORT:
-            assert isinstance(word, SubtaskAcknowledged)
-            self._fail(pending, f"{word.attempt} acknowledged it before its barrier", out)
-        else:
-            _STEPS[type(word)](self, pending, word, out)
+        _STEPS[type(word)](self, pending, word, out)
         self.move_on(out)
 
     def _closed(self, pending: PendingCheckpoint, word: SubtaskClosed, out: Effects) -> None:
@@ -167,6 +163,9 @@ class CheckpointsUnderWay:
         pending.move(word.attempt.subtask, Step.AWAITING_ACKNOWLEDGE)
 
     def _acknowledged(self, pending: PendingCheckpoint, word: SubtaskAcknowledged, out: Effects) -> None:
+        if pending.judge(word) is Verdict.ABORT:
+            self._fail(pending, f"{word.attempt} acknowledged it before its barrier", out)
+            return
         subtask = word.attempt.subtask
         states = (SubtaskState(subtask, word.state),)
         pending.settle(subtask, SubtaskSnapshot(states, word.held, word.events_sent))

@@ -33,7 +33,7 @@ ACTORS = (
         ("H14",),
         (
             Edit(
-                f"{GATEWAYS}close",
+                f"{GATEWAYS}mute",
                 'gateway.budget.end(AttemptOver(f"{attempt} is over: {reason}"))',
                 "pass",
             ),

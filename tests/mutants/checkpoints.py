@@ -107,7 +107,7 @@ CHECKPOINTS = (
         "The acknowledgement of another attempt of the subtask counts.",
         "G7",
         ("H44",),
-        (Edit(f"{PENDING}judge", "if part is None or part.attempt != word.attempt:", "if part is None:"),),
+        (Edit(f"{PENDING}judge", "if part is None or not part.is_of(word.attempt) or", "if part is None or"),),
         argued=(
             "a third line of defence: a message counts on its own attempt's connection alone, a gateway refuses "
             "what is said of a checkpoint that it was not asked to close for, and the failure of an attempt "
