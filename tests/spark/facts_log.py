@@ -31,7 +31,7 @@ class FactsLog:
         return [fact for fact in self.facts if isinstance(fact, kind)]
 
     async def wait_for(
-        self, kind: type[FactT], where: Callable[[FactT], bool] = lambda _: True, within_s: float = 30.0
+        self, kind: type[FactT], where: Callable[[FactT], bool] = lambda _: True, within_s: float = 60.0
     ) -> FactT:
         """The first fact of that kind that fits, whether it has come already or is still to come."""
         found: list[FactT] = []
@@ -43,7 +43,7 @@ class FactsLog:
         await self.wait_until(look, within_s)
         return found[0]
 
-    async def wait_until(self, condition: Callable[[], bool], within_s: float = 30.0) -> None:
+    async def wait_until(self, condition: Callable[[], bool], within_s: float = 60.0) -> None:
         """Returns once ``condition`` holds; it is looked at now and after each fact."""
         try:
             async with asyncio.timeout(within_s):

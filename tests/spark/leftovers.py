@@ -21,7 +21,8 @@ def sockets() -> dict[str, str]:
     """This process's TCP sockets, inode -> local address, remote address and state; Spark's own are left out.
 
     Py4J keeps one connection for each thread that ever spoke to the JVM, until the thread is collected; the JVM keeps
-    one to the accumulators of the driver.
+    one to the accumulators of the driver, and some to a callback server that runs, as one does from the first
+    ``foreachBatch`` on.
     """
     open_inodes = set()
     for entry in os.scandir("/proc/self/fd"):
@@ -35,12 +36,14 @@ def sockets() -> dict[str, str]:
     jvm_port = gateway.gateway_parameters.port if gateway is not None else -1
     context: Any = SparkContext._active_spark_context
     accumulators_port = context._accumulatorServer.server_address[1] if context is not None else -1
+    callbacks = getattr(gateway, "__dict__", {}).get("_callback_server")
+    callback_port = callbacks.get_listening_port() if callbacks is not None else -1
     found = {}
     for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:
             _, local, remote, state, *rest = line.split()
             inode = rest[5]
-            sparks_own = port(remote) == jvm_port or port(local) == accumulators_port
+            sparks_own = port(remote) == jvm_port or port(local) in (accumulators_port, callback_port)
             if inode in open_inodes and not sparks_own:
                 found[inode] = f"{local} {remote} {'listening' if state == LISTENING else state}"
     return found
