@@ -173,7 +173,11 @@ class OperatorCoordinator:
         """An attempt is registered, restored and alive (H11); its events come after this call."""
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        """An attempt is over without success, told at once; ``reason.kind`` tells killed from failed (H12)."""
+        """An attempt is over without success, told at once; ``reason.kind`` tells killed from failed (H12).
+
+        Its gateway refuses events already (H14); those without a confirmation fail at the same moment or right after
+        (H26).
+        """
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         """No attempt of the subtask is left; the next one restores ``checkpoint_id``, -1 for nothing (H13, H18)."""
