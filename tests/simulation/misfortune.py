@@ -64,6 +64,9 @@ def strike(world: UnluckyWorld) -> None:
     world.engine.chores.catch_up(world.now)
     for connection in world.connections:
         connection.arrive(world.now)
+    for process in world.living:
+        if process.troubles.going_deaf and process.life is Life.RUNNING and process.awaits_events():
+            go_deaf(world, process)
     if world.calm:
         return
     if faults.spend(random, faults.break_connection):
@@ -147,10 +150,13 @@ def crash(world: UnluckyWorld) -> None:
 def hang(world: UnluckyWorld) -> None:
     """Deaf: only a missing confirmation can show it, so there must be one to miss."""
     if those := [process for process in victims(world, Life.RUNNING) if process.awaits_events()]:
-        process = world.random.choice(those)
-        world.tell(f"task {process.tid} goes deaf")
-        world.figures.happen("deaf")
-        process.troubles.deaf = True
+        go_deaf(world, world.random.choice(those))
+
+
+def go_deaf(world: UnluckyWorld, process: Process) -> None:
+    world.tell(f"task {process.tid} goes deaf")
+    world.figures.happen("deaf")
+    process.troubles.deaf, process.troubles.going_deaf = True, False
 
 
 def freeze(world: UnluckyWorld) -> None:
@@ -243,10 +249,18 @@ def fail_fetch_downstream(world: UnluckyWorld) -> None:
 
 
 def copy(world: UnluckyWorld) -> None:
-    """Spark copies what is slow: now and then a task that has gone deaf, and is not given up yet (H25)."""
-    if world.engine.copies and world.random.random() < 0.5:
-        hang(world)
-    accidents.copy_a_task(world.engine, {process.task.partition for process in world.living if process.troubles.deaf})
+    """Spark copies what is slow: now and then a task that goes deaf, and is not given up yet (H25).
+
+    Its copy may be slow, too: then both are there when the first one is given up.
+    """
+    random, engine = world.random, world.engine
+    if engine.copies and random.random() < 0.5 and (those := victims(world, Life.REGISTERING, Life.RUNNING)):
+        random.choice(those).troubles.going_deaf = True
+    before = len(world.living)
+    deaf = {p.task.partition for p in world.living if p.troubles.deaf or p.troubles.going_deaf}
+    accidents.copy_a_task(engine, deaf)
+    for process in world.living[before:]:
+        process.troubles.stalled_until = world.now + random.choice([0.0, random.uniform(0.0, 8.0)])
 
 
 MISFORTUNES: list[Misfortune] = [

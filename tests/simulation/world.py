@@ -19,7 +19,7 @@ from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
 from tests.simulation.invariant import never_restored_since_rescale
 from tests.simulation.logs import quiet_logs
-from tests.simulation.misfortune import CUTS, MISFORTUNES, some_of, strike
+from tests.simulation.misfortune import CUTS, MISFORTUNES, copy, some_of, strike
 from tests.simulation.network import Connection
 from tests.simulation.process import Life, Process
 from tests.simulation.shared import Totals
@@ -98,6 +98,8 @@ class World:
         )
         self.cuts = some_of(CUTS, random)
         self.misfortunes = some_of(MISFORTUNES, random)
+        if settings.copies and settings.mode is RestoreMode.BATCH:
+            self.misfortunes = self.misfortunes + [copy] * len(self.misfortunes)  # as in an engine that speculates
         self.eager = random.choice([0.0, 0.004, 0.02, 0.05])  # how often somebody asks for a checkpoint
         if eager is not None:
             self.eager = eager
