@@ -100,20 +100,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(FIGURES))
         return 0
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    host, figures = host_facts(), []
+    figures: list[dict[str, Any]] = []
+    results = {"host": host_facts(), "quick": options.quick, "figures": figures}
+    whole = not options.only and not options.quick
+    target = options.json or (RESULTS / "latest.json" if whole else None)
     for name in FIGURES:
         if options.only and name not in options.only:
             continue
         for measured in find(name)(options.quick, progress_of(name)):
-            figure: dict[str, Any] = measured.as_dict()
-            figures.append(figure)
-            print(line_of(figure), flush=True)
-    whole = not options.only and not options.quick
-    target = options.json or (RESULTS / "latest.json" if whole else None)
+            figures.append(measured.as_dict())
+            print(line_of(figures[-1]), flush=True)
+        if target:  # each time, so that a run which is stopped early has not measured in vain
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(json.dumps(results, indent=1) + "\n")
     if target:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        results = {"host": host, "quick": options.quick, "figures": figures}
-        target.write_text(json.dumps(results, indent=1) + "\n")
         print(f"written to {target}", file=sys.stderr)
         if whole:
             draw_plots(results, target.parent)
