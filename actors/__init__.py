@@ -7,7 +7,7 @@
 ...     total = await counter.ask(GetTotal, timeout_s=1.0)
 """
 
-from actors.actor import Actor
+from actors.actor import Actor, DirectActor
 from actors.background import Background
 from actors.clock import Clock, LoopClock, Scheduled
 from actors.context import ActorContext
@@ -50,6 +50,7 @@ __all__ = [
     "DeadLetterReason",
     "DeadLetters",
     "Decision",
+    "DirectActor",
     "Directive",
     "Failure",
     "HandlerCancelled",

@@ -37,3 +37,18 @@ class Actor(Generic[M]):
         cause: None for a normal stop, else the failure; also before a restart. Must come to its end within
             the deadline of the stop. An exception out of here is logged and goes no further.
         """
+
+
+class DirectActor(Actor[M]):
+    """An actor that handles each message without awaiting.
+
+    So one that is idle can take a message within the very call that tells it: see ``ActorRef.tell_direct``. In
+    everything else it is an actor like any other.
+    """
+
+    def handle(self, context: ActorContext[M], message: M) -> None:
+        """Handle one message. Runs either in a turn of its own, or in the middle of somebody else's."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement handle()")
+
+    async def receive(self, context: ActorContext[M], message: M) -> None:
+        self.handle(context, message)

@@ -14,12 +14,10 @@ if TYPE_CHECKING:
 class Bonds:
     """The watches and links of one actor, in both directions. They outlive its restarts."""
 
-    __slots__ = ("_cell", "_ended_with", "_linked", "_over", "_watchers", "_watching")
+    __slots__ = ("_cell", "_linked", "_watchers", "_watching")
 
     def __init__(self, cell: ActorCell[Any]) -> None:
         self._cell = cell
-        self._over = False
-        self._ended_with: BaseException | None = None
         self._watchers: dict[ActorCell[Any], None] = {}
         self._watching: set[ActorCell[Any]] = set()
         self._linked: dict[ActorCell[Any], None] = {}
@@ -29,11 +27,10 @@ class Bonds:
         if target in self._watching:
             return
         self._watching.add(target)
-        bonds = target.bonds
-        if bonds._over:
-            self._cell.mailbox.signal(Terminated(target.ref, bonds._ended_with))
+        if target.finished:
+            self._cell.mailbox.signal(Terminated(target.ref, target.ended_with))
         else:
-            bonds._watchers[self._cell] = None
+            target.bonds._watchers[self._cell] = None
 
     def unwatch(self, target: ActorCell[Any]) -> None:
         """Take ``watch`` back."""
@@ -51,11 +48,11 @@ class Bonds:
         """Tie the two together."""
         if other is self._cell:
             return
-        if not other.bonds._over:
+        if not other.finished:
             self._linked[other] = None
             other.bonds._linked[self._cell] = None
-        elif other.bonds._ended_with is not None:
-            self._cell.mailbox.signal(_link_failure(other, other.bonds._ended_with))
+        elif other.ended_with is not None:
+            self._cell.mailbox.signal(_link_failure(other, other.ended_with))
 
     def unlink(self, other: ActorCell[Any]) -> None:
         """Take ``link`` back."""
@@ -64,8 +61,6 @@ class Bonds:
 
     def end(self, cause: BaseException | None) -> None:
         """This actor is over: tell all, once."""
-        self._over = True
-        self._ended_with = cause
         for target in tuple(self._watching):
             self.unwatch(target)
         watchers, self._watchers = self._watchers, {}

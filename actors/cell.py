@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 import anyio
 import structlog
 
+from actors.actor import DirectActor
 from actors.background import Background, run_background
 from actors.bonds import Bonds
 from actors.context import ActorContext
@@ -35,7 +36,7 @@ from actors.errors import (
     MailboxFull,
 )
 from actors.failing import Verdict, carry_out, own_failure
-from actors.hooks import SlowHandler, chain
+from actors.hooks import SlowHandler, chain, overriding
 from actors.mailbox import Envelope, Mailbox, MailboxConfig
 from actors.ref import ActorRef, AskEnvelope, Reply
 from actors.signals import FailCommand, RestartCommand, StopCommand, Stopping, Terminated
@@ -67,6 +68,7 @@ class ActorCell(Generic[M]):
 
     __slots__ = (
         "_background_idle",
+        "_bonds",
         "_closing_scope",
         "_cut_off",
         "_done_waiters",
@@ -77,9 +79,10 @@ class ActorCell(Generic[M]):
         "_scope",
         "_steps",
         "background",
-        "bonds",
         "children",
         "context",
+        "direct",
+        "ended_with",
         "factory",
         "finished",
         "handling",
@@ -115,12 +118,14 @@ class ActorCell(Generic[M]):
         self.ref: ActorRef[M] = ActorRef(self, incarnation)
         self.context: ActorContext[M] = ActorContext(self)
         self.children: dict[str, ActorCell[Any]] = {}
-        self.bonds = Bonds(self)
         self.background: dict[Background, None] = {}
-        self.open_replies: set[Reply[Any]] = set()
+        self.open_replies: dict[Reply[Any], None] = {}
         self.restarts = 0
         self.finished = False
+        self.ended_with: BaseException | None = None
         self.handling: object = None
+        self.direct: Callable[[Any, Any], None] | None = None  # what takes a message at once, while nothing forbids it
+        self._bonds: Bonds | None = None
         self._ending = False
         self._history: tuple[float, ...] = ()
         self._instance: Actor[M] | None = None
@@ -129,7 +134,7 @@ class ActorCell(Generic[M]):
         self._closing_scope: anyio.CancelScope | None = None
         self._steps: Steps[None]
         self._cut_off = False
-        self._done_waiters: list[asyncio.Future[None]] = []
+        self._done_waiters: list[asyncio.Future[None]] | None = None
         self._background_idle: asyncio.Future[None] | None = None
 
     # ---------------------------------------------------------------- life
@@ -183,6 +188,8 @@ class ActorCell(Generic[M]):
             return self._failed(own_failure(self, failure, "started"), while_starting=True)
         for hook in self.system.hooks:
             hook.actor_started(self.ref, self.restarts)
+        if isinstance(instance, DirectActor) and not overriding(self.system.hooks):
+            self.direct = instance.handle
         return None
 
     async def _drain(self) -> Verdict:
@@ -197,7 +204,7 @@ class ActorCell(Generic[M]):
             if gate is not None:
                 await gate.turn(self)
             if signals:
-                verdict = await self._take_signal(signals.popleft())
+                verdict = await self._take_signal(signals.pop(0))
             elif queue:
                 verdict = await self._drain_slice(handler, SLICE_MESSAGES if gate is None else 1)
                 if verdict is None and queue and not signals and gate is None:
@@ -237,6 +244,20 @@ class ActorCell(Generic[M]):
             if signals or not queue or timer() - steps.began_at > SLICE_S:
                 return None
         return None
+
+    def handle_direct(self, message: object) -> None:
+        """Let an idle actor handle a message here and now."""
+        handle = self.direct
+        assert handle is not None
+        self.direct = None  # what comes meanwhile waits for its turn
+        self.mailbox.accepted += 1
+        try:
+            handle(self.context, message)
+        except Exception as failure:
+            self.system.dead_letters.publish(DeadLetter(self.ref, message, DeadLetterReason.HANDLER_FAILED))
+            self.mailbox.signal(FailCommand(failure))
+        finally:
+            self.direct = handle
 
     def _handler(self) -> Callable[[Any, Any], Coroutine[Any, Any, None]]:
         instance = self._instance
@@ -340,6 +361,7 @@ class ActorCell(Generic[M]):
         """Take down what belongs to one instance, children first, then the instance itself. Runs once for
         each."""
         self._ending = True
+        self.direct = None
         self.context.timers.cancel_all()
         if for_good:
             self.mailbox.close()
@@ -373,6 +395,7 @@ class ActorCell(Generic[M]):
         if self.finished:
             return
         self.finished = True
+        self.ended_with = cause
         self.context.timers.cancel_all()
         self.mailbox.close()
         self.mailbox.signals.clear()
@@ -380,18 +403,21 @@ class ActorCell(Generic[M]):
             reply.fail(ActorStopped(self.path))
         self.open_replies.clear()
         self.system.forget(self)
-        self.bonds.end(cause)
+        if self._bonds is not None:
+            self._bonds.end(cause)
         for hook in self.system.hooks:
             hook.actor_stopped(self.ref, cause)
-        for waiter in self._done_waiters:
+        for waiter in self._done_waiters or ():
             if not waiter.done():
                 waiter.set_result(None)
-        self._done_waiters.clear()
+        self._done_waiters = None
 
     async def ended(self) -> None:
         """Wait until ``finish`` has happened."""
         if not self.finished:
             waiter: asyncio.Future[None] = self.system.loop.create_future()
+            if self._done_waiters is None:
+                self._done_waiters = []
             self._done_waiters.append(waiter)
             await waiter
 
@@ -407,6 +433,13 @@ class ActorCell(Generic[M]):
                 self._closing_scope.cancel()
 
     # ------------------------------------------------------------- the rest
+
+    @property
+    def bonds(self) -> Bonds:
+        """Who watches it, and whom it watches; made when that is first asked for."""
+        if self._bonds is None:
+            self._bonds = Bonds(self)
+        return self._bonds
 
     @property
     def cancel_called(self) -> bool:

@@ -49,10 +49,15 @@ class Hook:
         """A handler held the loop longer than the system's limit."""
 
 
+def overriding(hooks: tuple[Hook, ...]) -> list[Hook]:
+    """Those that want to be around each message."""
+    return [hook for hook in hooks if type(hook).around_message is not Hook.around_message]
+
+
 def chain(hooks: tuple[Hook, ...], ref: ActorRef[Any], innermost: Proceed) -> Proceed | None:
     """The handler with every ``around_message`` that is overridden put around it; None if there is no
     such."""
-    around = [hook for hook in hooks if type(hook).around_message is not Hook.around_message]
+    around = overriding(hooks)
     if not around:
         return None
     handler = innermost

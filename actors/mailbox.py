@@ -129,7 +129,7 @@ class Mailbox:
     ) -> None:
         self.config = config
         self.queue: deque[object] = deque()
-        self.signals: deque[object] = deque()
+        self.signals: list[object] = []  # few, and for most actors never one: an empty deque takes 600 bytes
         self.senders: dict[_WaitingSender, None] = {}
         self.parked: asyncio.Future[None] | None = None
         self.accepted = 0

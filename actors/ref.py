@@ -73,7 +73,7 @@ class AskEnvelope(Envelope):
 
     def open(self) -> bool:
         if not self.reply._future.done():
-            self.reply._asked.open_replies.add(self.reply)
+            self.reply._asked.open_replies[self.reply] = None
         return True
 
     def undeliverable(self, error: Exception) -> bool:
@@ -108,6 +108,23 @@ class ActorRef(Generic[M_contra]):
         Stopped target: a dead letter, no error.
         """
         self._mailbox.offer(message)
+
+    def tell_direct(self, message: M_contra) -> None:
+        """``tell``, but a ``DirectActor`` that is idle handles the message before this returns.
+
+        Idle: it waits for something to come, and nothing has. Else, and for every other actor, the message is queued,
+        so the order of one sender's messages is that of its calls, whichever of the two it uses. What the handler
+        raises is a failure of that actor, never of the caller; what it does happens in the middle of what the caller
+        does, so neither may rely on the other's being between two messages. While a message is handled so, further
+        ones for the same actor are queued. The time is the caller's: a slow handler is reported as the caller's own.
+        """
+        cell, parked = self._cell, self._mailbox.parked
+        if parked is None or parked.done() or cell.direct is None:
+            self._mailbox.offer(message)
+        elif (gate := cell.system.gate) is None:
+            cell.handle_direct(message)
+        elif not gate.direct(cell, message):
+            self._mailbox.offer(message)
 
     def tell_threadsafe(self, message: M_contra) -> None:
         """``tell`` from any thread. The order of one thread's calls is kept.
@@ -174,7 +191,7 @@ class ActorRef(Generic[M_contra]):
             raise
         finally:
             system.deadlines.cancel(timeout_s, deadline)
-            cell.open_replies.discard(reply)
+            cell.open_replies.pop(reply, None)
             system.waits.end(wait)
             if take_back is not None:
                 take_back()

@@ -9,6 +9,7 @@ what is left of the time belongs to ``stopped``; at its end everything is cancel
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
@@ -48,6 +49,9 @@ class Gate(Protocol):
 
     async def turn(self, cell: ActorCell[Any]) -> None:
         """Return when ``cell`` may handle one signal or message."""
+
+    def direct(self, cell: ActorCell[Any], message: object) -> bool:
+        """``tell_direct`` to an idle actor: have ``cell.handle_direct`` done and return True, or else queue it."""
 
 
 class ActorSystem:
@@ -97,6 +101,7 @@ class ActorSystem:
         self._failure: BaseException | None = None
         self._running = False
         self._over = False
+        self._actor_tasks: set[asyncio.Task[None]] = set()
         self._tasks: anyio.abc.TaskGroup
         self._body = anyio.CancelScope()
         self._thread_limiter: anyio.CapacityLimiter | None = None
@@ -121,12 +126,18 @@ class ActorSystem:
         body_failed = exc is not None and not swallowed
         failure_came_first = self._failure is not None
         try:
+            self._running = False
+            if anyio.current_effective_deadline() == -math.inf:  # whoever is around all this has cancelled it
+                self._cut_off_all()
             with anyio.CancelScope(shield=True):
-                self._running = False
                 for cell in reversed(self._top.values()):
                     cell.mailbox.signal(StopCommand())
                 await self.join(list(self._top.values()))
+        except BaseException:
+            self._cut_off_all()
+            raise
         finally:
+            await self._end_actor_tasks()
             self._tasks.cancel_scope.cancel()
             await self._tasks.__aexit__(None, None, None)
             self._over = True
@@ -136,6 +147,23 @@ class ActorSystem:
         if self._failure is not None and (failure_came_first or not body_failed):
             raise self._failure
         return False
+
+    def _cut_off_all(self) -> None:
+        for cell in tuple(self._cells):
+            cell.cut_off(hard=False)
+
+    async def _end_actor_tasks(self) -> None:
+        """Nothing is left of them afterwards, however often whoever waits for it is cancelled."""
+        cancelled: asyncio.CancelledError | None = None
+        while self._actor_tasks:
+            try:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.wait(self._actor_tasks)
+            except asyncio.CancelledError as again:
+                cancelled = again
+                self._cut_off_all()
+        if cancelled is not None:
+            raise cancelled
 
     def spawn(
         self,
@@ -235,11 +263,18 @@ class ActorSystem:
         )
         siblings[name] = cell
         self._cells[cell] = None
-        self.start_task(cell.run, name=f"actor {path}")
+        task = self.loop.create_task(cell.run(), name=f"actor {path}")
+        self._actor_tasks.add(task)
+        task.add_done_callback(self._actor_task_ended)
         return cell.ref
 
+    def _actor_task_ended(self, task: asyncio.Task[None]) -> None:
+        self._actor_tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
     def start_task(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any, name: str) -> None:
-        """The one place where tasks are started."""
+        """Start anything that is no actor."""
         self._tasks.start_soon(function, *args, name=name)
 
     def siblings(self, cell: ActorCell[Any]) -> list[ActorCell[Any]]:

@@ -92,6 +92,10 @@ class TurnGate:
         finally:
             self.waiting.pop(cell, None)
 
+    def direct(self, cell: ActorCell[Any], message: object) -> bool:
+        """Each message in a turn of its own: nothing is handled in the middle of something else."""
+        return False
+
     def release(self, cell: ActorCell[Any]) -> None:
         """Let it handle one signal or message."""
         turn = self.waiting.pop(cell)

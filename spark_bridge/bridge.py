@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from actors import Actor, ActorContext, ActorRef
+from actors import ActorContext, ActorRef, DirectActor
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.messages import (
@@ -114,7 +114,7 @@ class ConnectionRouter:
     def messages_received(self, connection: Connection, messages: Sequence[Any]) -> None:
         gateway = self._by_connection.get(connection.connection_id)
         if gateway is not None:
-            gateway.tell(MessagesArrived(connection.connection_id, messages))
+            gateway.tell_direct(MessagesArrived(connection.connection_id, messages))
             return
         if connection.connection_id in self._over:  # a killed task may talk on for seconds (H3)
             self.messages_dropped += len(messages)
@@ -141,11 +141,11 @@ class ConnectionRouter:
         self._open.pop(connection.connection_id, None)
         gateway = self._by_connection.pop(connection.connection_id, None)
         if gateway is not None:
-            gateway.tell(ConnectionClosed(connection.connection_id, reason))
+            gateway.tell_direct(ConnectionClosed(connection.connection_id, reason))
         elif connection.connection_id in self._over:
             self._over.remove(connection.connection_id)
         elif self._bridge_ref is not None:
-            self._bridge_ref.tell(RegistrationAbandoned(connection.connection_id))
+            self._bridge_ref.tell_direct(RegistrationAbandoned(connection.connection_id))
 
     # --- the operators' side --------------------------------------------------------------------------------------
 
@@ -179,23 +179,23 @@ class ConnectionRouter:
             connection.send(Refused(message.task_attempt_id, RefusalCode.SHUTTING_DOWN, self._why_refused))
             connection.close()
         else:
-            self._bridge_ref.tell(RegistrationReceived(connection, message))
+            self._bridge_ref.tell_direct(RegistrationReceived(connection, message))
 
     def _resume(self, connection: Connection, message: Resume) -> None:
         gateway = self._by_attempt.get((message.operator_id, message.task_attempt_id))
         if gateway is None and self._takes_over and self._bridge_ref is not None:
             self._over.add(connection.connection_id)  # it is not answered: the kill comes before its patience ends
-            self._bridge_ref.tell(StrangerResumed(message.task_attempt_id))
+            self._bridge_ref.tell_direct(StrangerResumed(message.task_attempt_id))
         elif gateway is None:
             text = f"task {message.task_attempt_id} of operator {message.operator_id!r} is over"
             connection.send(Refused(message.task_attempt_id, RefusalCode.ATTEMPT_OVER, text))
             connection.close()
         else:
             self._serve(connection.connection_id, (message.operator_id, message.task_attempt_id), gateway)
-            gateway.tell(AttachConnection(connection, message.received_seq))
+            gateway.tell_direct(AttachConnection(connection, message.received_seq))
 
 
-class BridgeActor(Actor[BridgeMessage]):
+class BridgeActor(DirectActor[BridgeMessage]):
     """See the module.
 
     It keeps ``running`` up to date; ``on_facts_dropped`` hears how many facts the bus or the relay has lost.
@@ -219,7 +219,7 @@ class BridgeActor(Actor[BridgeMessage]):
         self._deadline = DeadlineTimer()
         self._inherited = InheritedRuns()
 
-    async def receive(self, context: ActorContext[BridgeMessage], message: BridgeMessage) -> None:
+    def handle(self, context: ActorContext[BridgeMessage], message: BridgeMessage) -> None:
         now = context.clock.now()
         match message:
             case RelayedFact(fact, callback_us):
@@ -352,4 +352,4 @@ class BridgeActor(Actor[BridgeMessage]):
     def _tell_operator(self, operator_id: str, message: LedgerDecided) -> None:
         tracker_ref = self._trackers.get(operator_id)
         if tracker_ref is not None:
-            tracker_ref.tell(message)
+            tracker_ref.tell_direct(message)

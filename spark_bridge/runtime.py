@@ -107,7 +107,7 @@ class SidecarRuntime:
             )
             self._operators = Operators(config, self._system, self._bridge_ref, self._router, storage)
             self._micro_batches = MicroBatches(self._operators, config.settle_timeout_s)
-            self._relay = self._driver.open_relay(self._bridge_ref.tell, config, self._relay_lost)
+            self._relay = self._driver.open_relay(self._bridge_ref.tell_direct, config, self._relay_lost)
             stack.push_async_callback(self._close_relay)
             await self._relay.start()
             await self._driver.equip()

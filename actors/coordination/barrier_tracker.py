@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from actors import Actor, ActorContext, ActorRef, Reply
+from actors import ActorContext, ActorRef, DirectActor, Reply
 from actors.coordination.checkpoint_labels import CheckpointLabels
 from actors.coordination.checkpoint_requests import CheckpointFailed, CheckpointRequests
 from actors.coordination.checkpoint_writes import CheckpointWrites
@@ -93,7 +93,7 @@ from protocol.gateway_types import BarrierRequested, CheckpointOutcome, Checkpoi
 from protocol.machine import TimePassed
 
 
-class BarrierTrackerActor(Actor[TrackerMessage]):
+class BarrierTrackerActor(DirectActor[TrackerMessage]):
     """See the module."""
 
     def __init__(
@@ -142,7 +142,7 @@ class BarrierTrackerActor(Actor[TrackerMessage]):
         self._gateways = OpenGateways(context, self._config, self._ports, self._statistics, self._coordinator_ref)
         self._writes = CheckpointWrites(context)
 
-    async def receive(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
+    def handle(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
         now = context.clock.now()
         match message:
             case StartOperator(reply_to):

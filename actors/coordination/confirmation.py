@@ -19,17 +19,19 @@ class Confirmation:
     def __init__(self) -> None:
         self._done = False
         self._error: AttemptOver | None = None
-        self._waiters: list[asyncio.Future[None]] = []
-        self._callbacks: list[Callable[[Confirmation], object]] = []
+        self._waiters: list[asyncio.Future[None]] | None = None  # most have one of these at the most
+        self._callbacks: list[Callable[[Confirmation], object]] | None = None
 
     def __await__(self) -> Generator[object, None, None]:
         if not self._done:
             waiter = asyncio.get_running_loop().create_future()
+            if self._waiters is None:
+                self._waiters = []
             self._waiters.append(waiter)
             try:
                 yield from waiter.__await__()
             finally:
-                if waiter in self._waiters:
+                if self._waiters and waiter in self._waiters:
                     self._waiters.remove(waiter)
         if self._error is not None:
             raise self._error
@@ -51,6 +53,8 @@ class Confirmation:
         if self._done:
             callback(self)
         else:
+            if self._callbacks is None:
+                self._callbacks = []
             self._callbacks.append(callback)
 
     def settle(self, error: AttemptOver | None = None) -> None:
@@ -59,10 +63,12 @@ class Confirmation:
             return
         self._done = True
         self._error = error
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
-        callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(self)
+        if self._waiters:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters = None
+        if self._callbacks:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                callback(self)

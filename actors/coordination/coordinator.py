@@ -141,7 +141,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self.taken.begin(attempt, events_sent)
                 self._statistics.ready += 1
                 await self._guarded(context, "subtask_ready", user.subtask_ready, attempt.subtask, gateway)
-                gateway_ref.tell(ReadyAnnounced())
+                gateway_ref.tell_direct(ReadyAnnounced())
             case SubtaskFailed(attempt, reason, callback_us):
                 self._live.pop(attempt.task_attempt_id, None)
                 self.taken.forget(attempt)
@@ -204,7 +204,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         )
         self.taken.taken()
         if message.report_taken:
-            message.gateway_ref.tell(ItemTaken(message.seq))
+            message.gateway_ref.tell_direct(ItemTaken(message.seq))
 
     async def _handle_request(self, context: ActorContext[CoordinatorMessage], message: RequestArrived) -> None:
         attempt = message.attempt
@@ -221,8 +221,8 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             error = f"{type(failure).__name__}: {failure}"
             context.log.warning("request failed", **_keys(attempt), error=error)
         self.taken.taken()
-        message.gateway_ref.tell(AnswerSubmitted(message.request_id, error, payload))
-        message.gateway_ref.tell(ItemTaken(message.seq))
+        message.gateway_ref.tell_direct(AnswerSubmitted(message.request_id, error, payload))
+        message.gateway_ref.tell_direct(ItemTaken(message.seq))
 
     async def _handle_client_request(self, context: ActorContext[CoordinatorMessage], message: ClientRequest) -> None:
         """What it raises is the asker's trouble alone (R97)."""
@@ -258,9 +258,10 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self.raise_global_failure("checkpoint_coordinator", error, context)
             self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
         else:
-            for gateway_ref in self._live.values():
-                gateway_ref.tell(CutReached(checkpoint_id))
+            # Queued, before any gateway can say in the middle of this that it is drained: the tracker hears it first.
             self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, bytes(state), self.taken.at_this_moment()))
+            for gateway_ref in self._live.values():
+                gateway_ref.tell_direct(CutReached(checkpoint_id))
         finally:
             deadline.cancel()
 

@@ -6,11 +6,10 @@ What is handed over but not yet confirmed is bounded at the handle (H27), so the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
-from actors import Actor, ActorContext, ActorRef
-from actors.coordination.confirmation import Confirmation
+from actors import ActorContext, ActorRef, DirectActor
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.gateway_handle import SendBudget
@@ -49,6 +48,7 @@ from protocol.gateway_types import (
     FailAttempt,
     FailEvent,
     GatewayEffect,
+    GatewayInput,
     GatewayLimits,
     InjectBarrier,
     ReportAcknowledged,
@@ -69,14 +69,7 @@ TAKEN_EVERY = 64
 """Of events that come together, so many are taken before the task hears of it: its window must not stand still."""
 
 
-@dataclass(slots=True)
-class _Unsettled:
-    confirmation: Confirmation
-    size: int
-    sent_at: float
-
-
-class GatewayActor(Actor[GatewayMessage]):
+class GatewayActor(DirectActor[GatewayMessage]):
     """See the module. ``registered`` is what the attempt is told when its first connection attaches.
 
     ``inject_barrier``: see ``OperatorConfig``; needed only where barriers are asked for that travel apart.
@@ -107,43 +100,28 @@ class GatewayActor(Actor[GatewayMessage]):
         self._statistics = statistics
         self._inject_barrier = inject_barrier
         self._connection: AttemptConnection | None = None
-        self._unsettled: dict[int, _Unsettled] = {}
+        self._unsettled: dict[int, SendEvent] = {}
         self._event_count = 0
         self._deadline = DeadlineTimer()
         self._over = False
 
     async def started(self, context: ActorContext[GatewayMessage]) -> None:
+        self._context = context
         self._self_ref = context.self_ref
         self._log = context.log
 
-    async def receive(self, context: ActorContext[GatewayMessage], message: GatewayMessage) -> None:
+    def handle(self, context: ActorContext[GatewayMessage], message: GatewayMessage) -> None:
         now = context.clock.now()
-        match message:
-            case SendEvent():
-                self._send_event(message, now)
-            case MessagesArrived(connection_id, messages):
-                self._take_messages(connection_id, messages, now)
-            case AttachConnection(connection, received_seq):
-                self._attach(connection, received_seq, now)
-            case ConnectionClosed(connection_id, reason):
-                if self._connection is not None and self._connection.connection_id == connection_id:
-                    context.log.debug("connection closed", reason=reason)
-                    self._connection = None
-                    self._carry_out(self._machine.handle(ConnectionLost(), now), now)
-            case AttemptIsOver(reason):
-                self._end(message, reason, now)
-                context.self_ref.tell(Retire())  # behind the last events that were handed over: each is settled
-            case Retire():
-                context.stop()
-            case _:
-                if isinstance(message, TimePassed):
-                    self._deadline.fired()
-                self._carry_out(self._machine.handle(message, now), now)
+        act = _ACTS.get(type(message))
+        if act is not None:
+            act(self, message, now)
+        else:
+            self._carry_out(self._machine.handle(cast(GatewayInput, message), now), now)
         self._deadline.arm(context, self._machine.next_deadline(), now)
 
     async def stopped(self, context: ActorContext[GatewayMessage], cause: BaseException | None) -> None:
         if not self._over:
-            self._end(AttemptIsOver("the gateway was closed"), "the gateway was closed", context.clock.now())
+            self._end(AttemptIsOver("the gateway was closed"), context.clock.now())
         for confirmation in self._budget.handed_over:  # they lay in the mailbox, and will never be handled
             self._statistics.events_failed += 1
             confirmation.settle(self._budget.over)
@@ -153,22 +131,23 @@ class GatewayActor(Actor[GatewayMessage]):
         self._budget.handed_over.popleft()
         self._event_count += 1
         event_id = self._event_count
-        self._unsettled[event_id] = _Unsettled(message.confirmation, len(message.payload), message.sent_at)
+        self._unsettled[event_id] = message
         self._statistics.events_sent += 1
         effects = self._machine.handle(EventSubmitted(event_id, message.payload, message.loss_tolerant), now)
         if not effects:
             self._statistics.events_held += 1
-        # The last event that was handed over need not wait for company; the ones before it leave in the same write.
-        self._carry_out(effects, now, at_once=not self._budget.handed_over)
+        # A lone event leaves at once. Where others are under way, it waits for what may come in the same turn.
+        self._carry_out(effects, now, at_once=len(self._unsettled) == 1)
 
-    def _take_messages(self, connection_id: int, messages: Sequence[Any], now: float) -> None:
+    def _take_messages(self, message: MessagesArrived, now: float) -> None:
         connection = self._connection
-        if connection is None or connection.connection_id != connection_id:
-            self._statistics.messages_dropped += len(messages)
+        if connection is None or connection.connection_id != message.connection_id:
+            self._statistics.messages_dropped += len(message.messages)
             return
-        self._carry_out(self._machine.handle_batch(messages, now), now)
+        self._carry_out(self._machine.handle_batch(message.messages, now), now)
 
-    def _attach(self, connection: AttemptConnection, received_seq: int | None, now: float) -> None:
+    def _attach(self, message: AttachConnection, now: float) -> None:
+        connection, received_seq = message.connection, message.received_seq
         if self._over:
             connection.send(AttemptEnded(self._attempt.task_attempt_id, "the attempt is over"))
             connection.close()
@@ -192,6 +171,12 @@ class GatewayActor(Actor[GatewayMessage]):
             return
         self._carry_out(effects, now)
 
+    def _lose_connection(self, message: ConnectionClosed, now: float) -> None:
+        if self._connection is not None and self._connection.connection_id == message.connection_id:
+            self._log.debug("connection closed", reason=message.reason)
+            self._connection = None
+            self._carry_out(self._machine.handle(ConnectionLost(), now), now)
+
     def _drop_connection(self, why: str, now: float) -> None:
         """The peer broke the protocol; what can be healed is healed by its resume (H24)."""
         if self._connection is not None:
@@ -200,10 +185,22 @@ class GatewayActor(Actor[GatewayMessage]):
             self._connection = None
             self._carry_out(self._machine.handle(ConnectionLost(), now), now)
 
-    def _end(self, message: AttemptIsOver, reason: str, now: float) -> None:
+    def _take_time(self, message: TimePassed, now: float) -> None:
+        self._deadline.fired()
+        self._carry_out(self._machine.handle(message, now), now)
+
+    def _be_told_of_the_end(self, message: AttemptIsOver, now: float) -> None:
+        self._end(message, now)
+        self._self_ref.tell(Retire())  # behind the last events that were handed over: each is settled
+
+    def _retire(self, message: Retire, now: float) -> None:
+        self._context.stop()
+
+    def _end(self, message: AttemptIsOver, now: float) -> None:
         """The attempt is over: what is unsettled fails (H26), and the task is told to be mute (spark-facts 16)."""
         if self._over:
             return
+        reason = message.reason
         self._over = True
         self._budget.end(AttemptOver(f"{self._attempt} is over: {reason}"))
         self._carry_out(self._machine.handle(message, now), now)
@@ -221,81 +218,114 @@ class GatewayActor(Actor[GatewayMessage]):
             self._connection = None
 
     def _carry_out(self, effects: Sequence[GatewayEffect], now: float, *, at_once: bool = False) -> None:
-        attempt = self._attempt
         last_seq = 0  # of the events that came together: when it is taken, all are
         for effect in effects:
-            match effect:
-                case SendToAttempt(message):
-                    if self._connection is not None:
-                        self._connection.send(message, at_once=at_once)
-                case ConfirmEvent(event_id):
-                    self._settle_confirmed(event_id, now)
-                case DeliverEvent(seq, payload, sender):
-                    last_seq = last_seq or max(other.seq for other in effects if isinstance(other, DeliverEvent))
-                    report_taken = seq == last_seq or seq % TAKEN_EVERY == 0
-                    self._coordinator_ref.tell(
-                        EventArrived(attempt, seq, payload, self._self_ref, report_taken, sender)
-                    )
-                case DeliverRequest(seq, request_id, payload):
-                    self._coordinator_ref.tell(RequestArrived(attempt, seq, request_id, payload, self._self_ref))
-                case FailEvent(event_id, error):
-                    unsettled = self._unsettled.pop(event_id)
-                    self._statistics.events_failed += 1
-                    self._budget.give_back(unsettled.size)
-                    unsettled.confirmation.settle(error)
-                case FailAttempt(reason):
-                    self._give_up(reason)
-                case ExpireConnection():
-                    self._report(ConnectionExpired(attempt.operator_id, attempt.task_attempt_id))
-                case DropConnection(why):
-                    self._drop_connection(why, now)
-                case RefuseMessage(why):
-                    self._statistics.messages_dropped += 1
-                    self._log.info("message refused", why=why)
-                case RoomAvailable():
-                    pass  # the machine never refuses: the budget at the handle does
-                case _:
-                    self._report_to_tracker(effect)
+            kind = type(effect)
+            if kind is SendToAttempt:
+                if self._connection is not None:
+                    self._connection.send(cast(SendToAttempt, effect).message, at_once=at_once)
+            elif kind is DeliverEvent:
+                last_seq = last_seq or max(other.seq for other in effects if isinstance(other, DeliverEvent))
+                self._deliver_event(cast(DeliverEvent, effect), last_seq)
+            else:
+                _EFFECTS[kind](self, effect, now)
 
-    def _settle_confirmed(self, event_id: int, now: float) -> None:
-        unsettled = self._unsettled.pop(event_id)
+    def _deliver_event(self, effect: DeliverEvent, last_seq: int) -> None:
+        seq = effect.seq
+        report_taken = seq == last_seq or seq % TAKEN_EVERY == 0
+        self._coordinator_ref.tell(
+            EventArrived(self._attempt, seq, effect.payload, self._self_ref, report_taken, effect.sender)
+        )
+
+    def _deliver_request(self, effect: DeliverRequest, now: float) -> None:
+        self._coordinator_ref.tell(
+            RequestArrived(self._attempt, effect.seq, effect.request_id, effect.payload, self._self_ref)
+        )
+
+    def _confirm_event(self, effect: ConfirmEvent, now: float) -> None:
+        unsettled = self._unsettled.pop(effect.event_id)
         self._statistics.events_confirmed += 1
         self._statistics.confirm_us.record((now - unsettled.sent_at) * 1e6)
-        self._budget.give_back(unsettled.size)
+        self._budget.give_back(len(unsettled.payload))
         unsettled.confirmation.settle()
 
-    def _report_to_tracker(self, effect: GatewayEffect) -> None:
-        attempt = self._attempt
-        match effect:
-            case ReportOpened():
-                self._report(OperatorOpened(attempt.operator_id, attempt.task_attempt_id))
-            case ReportFinished(failure, state, events_sent):
-                if not failure:
-                    self._tracker_ref.tell(SubtaskFinalState(attempt, state, events_sent))
-                self._report(LedgerSubtaskFinished(attempt.operator_id, attempt.task_attempt_id, failure))
-            case ReportClosed(checkpoint_id):
-                self._tracker_ref.tell(SubtaskClosed(attempt, checkpoint_id))
-            case ReportDrained(checkpoint_id):
-                self._tracker_ref.tell(GatewayDrained(attempt, checkpoint_id))
-            case ReportAcknowledged(checkpoint_id, state, held, events_sent):
-                self._statistics.events_in_snapshots += len(held)
-                self._tracker_ref.tell(SubtaskAcknowledged(attempt, checkpoint_id, state, held, events_sent))
-            case ReportDeclined(checkpoint_id, reason):
-                self._tracker_ref.tell(SubtaskDeclined(attempt, checkpoint_id, reason))
-            case InjectBarrier(checkpoint_id, events_before):
-                self._inject(checkpoint_id, events_before)
-            case _:
-                raise TypeError(f"no effect of a gateway: {effect!r}")
+    def _fail_event(self, effect: FailEvent, now: float) -> None:
+        unsettled = self._unsettled.pop(effect.event_id)
+        self._statistics.events_failed += 1
+        self._budget.give_back(len(unsettled.payload))
+        unsettled.confirmation.settle(effect.error)
 
-    def _inject(self, checkpoint_id: int, events_before: int) -> None:
+    def _expire_connection(self, effect: ExpireConnection, now: float) -> None:
+        self._report(ConnectionExpired(self._attempt.operator_id, self._attempt.task_attempt_id))
+
+    def _refuse_message(self, effect: RefuseMessage, now: float) -> None:
+        self._statistics.messages_dropped += 1
+        self._log.info("message refused", why=effect.why)
+
+    def _report_opened(self, effect: ReportOpened, now: float) -> None:
+        self._report(OperatorOpened(self._attempt.operator_id, self._attempt.task_attempt_id))
+
+    def _report_finished(self, effect: ReportFinished, now: float) -> None:
+        attempt = self._attempt
+        if not effect.failure:
+            self._tracker_ref.tell_direct(SubtaskFinalState(attempt, effect.state, effect.events_sent))
+        self._report(LedgerSubtaskFinished(attempt.operator_id, attempt.task_attempt_id, effect.failure))
+
+    def _report_closed(self, effect: ReportClosed, now: float) -> None:
+        self._tracker_ref.tell_direct(SubtaskClosed(self._attempt, effect.checkpoint_id))
+
+    def _report_drained(self, effect: ReportDrained, now: float) -> None:
+        self._tracker_ref.tell_direct(GatewayDrained(self._attempt, effect.checkpoint_id))
+
+    def _report_acknowledged(self, effect: ReportAcknowledged, now: float) -> None:
+        self._statistics.events_in_snapshots += len(effect.held)
+        self._tracker_ref.tell_direct(
+            SubtaskAcknowledged(self._attempt, effect.checkpoint_id, effect.state, effect.held, effect.events_sent)
+        )
+
+    def _report_declined(self, effect: ReportDeclined, now: float) -> None:
+        self._tracker_ref.tell_direct(SubtaskDeclined(self._attempt, effect.checkpoint_id, effect.reason))
+
+    def _inject(self, effect: InjectBarrier, now: float) -> None:
         """The barrier leaves on its own way. Where it cannot, the checkpoint need not wait for its timeout."""
         assert self._inject_barrier is not None
+        checkpoint_id, events_before = effect.checkpoint_id, effect.events_before
         try:
             self._inject_barrier(self._attempt, checkpoint_id, events_before)
         except Exception as error:
             self._log.warning("a barrier could not be sent", checkpoint_id=checkpoint_id, error=repr(error))
             reason = f"its barrier could not be sent: {type(error).__name__}: {error}"
-            self._tracker_ref.tell(SubtaskDeclined(self._attempt, checkpoint_id, reason))
+            self._tracker_ref.tell_direct(SubtaskDeclined(self._attempt, checkpoint_id, reason))
 
+
+_ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
+    SendEvent: GatewayActor._send_event,
+    MessagesArrived: GatewayActor._take_messages,
+    AttachConnection: GatewayActor._attach,
+    ConnectionClosed: GatewayActor._lose_connection,
+    AttemptIsOver: GatewayActor._be_told_of_the_end,
+    Retire: GatewayActor._retire,
+    TimePassed: GatewayActor._take_time,
+}
+"""What becomes of a message; every other one is for the machine as it is."""
+
+_EFFECTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
+    ConfirmEvent: GatewayActor._confirm_event,
+    DeliverRequest: GatewayActor._deliver_request,
+    FailEvent: GatewayActor._fail_event,
+    FailAttempt: lambda gateway, effect, now: gateway._give_up(effect.reason),
+    ExpireConnection: GatewayActor._expire_connection,
+    DropConnection: lambda gateway, effect, now: gateway._drop_connection(effect.why, now),
+    RefuseMessage: GatewayActor._refuse_message,
+    RoomAvailable: lambda gateway, effect, now: None,  # the machine never refuses: the budget at the handle does
+    ReportOpened: GatewayActor._report_opened,
+    ReportFinished: GatewayActor._report_finished,
+    ReportClosed: GatewayActor._report_closed,
+    ReportDrained: GatewayActor._report_drained,
+    ReportAcknowledged: GatewayActor._report_acknowledged,
+    ReportDeclined: GatewayActor._report_declined,
+    InjectBarrier: GatewayActor._inject,
+}
+"""How an effect is carried out, save the two that come by the million."""
 
 __all__ = ["GatewayActor"]

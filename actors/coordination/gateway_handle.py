@@ -136,7 +136,7 @@ class GatewayHandle:
             confirmation.settle(self._budget.over)
             return confirmation
         self._budget.handed_over.append(confirmation)
-        self._ref.tell(SendEvent(payload, loss_tolerant, confirmation, self._clock()))
+        self._ref.tell_direct(SendEvent(payload, loss_tolerant, confirmation, self._clock()))
         return confirmation
 
 

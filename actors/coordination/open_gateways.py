@@ -90,11 +90,11 @@ class OpenGateways:
     def tell(self, attempt: ExecutionAttempt, message: GatewayMessage) -> None:
         gateway = self._open.get(attempt.task_attempt_id)
         if gateway is not None:
-            gateway.ref.tell(message)
+            gateway.ref.tell_direct(message)
 
     def tell_all(self, message: GatewayMessage) -> None:
         for gateway in self._open.values():
-            gateway.ref.tell(message)
+            gateway.ref.tell_direct(message)
 
     def mute(self, attempt: ExecutionAttempt, reason: str) -> None:
         """From here on the coordinator's sends to the attempt fail at once, before it hears why (H14)."""

@@ -46,6 +46,24 @@ LIMITS = GatewayLimits(CONFIRM_S, RECONNECT_S, EVENTS_MAX, 2**40, UPWARD_EVENTS_
 LEDGER = LedgerConfig(heal_after_s=1.0, query_every_s=0.5, audit_every_s=5.0)
 CHECKPOINT_ANSWER_S = 60.0
 SNAPSHOT_TIMEOUT_S = 4.0
+DIRECT = (0.0, 0.5, 1.0)
+"""How likely an idle actor takes a message within the call that tells it: one of these in each life."""
+
+
+class Gate(TurnGate):
+    """Whether an idle actor takes a message at once, where it may, is up to the dice."""
+
+    def __init__(self, overseer: Overseer, roll: Callable[[], float], likelihood: float) -> None:
+        super().__init__()
+        self._overseer = overseer
+        self._roll = roll
+        self._likelihood = likelihood
+
+    def direct(self, cell: ActorCell[Any], message: object) -> bool:
+        if self._roll() >= self._likelihood:
+            return False
+        self._overseer.direct(cell, message)
+        return True
 
 
 class Driver:
@@ -55,9 +73,9 @@ class Driver:
         self.world = world
         self.application = application
         self.loop = SimulatedLoop(lambda: world.now)  # type: ignore[abstract]  # there is no I/O
-        self.gate = TurnGate()
         self.router = Router()
         self.overseer = Overseer(world, self.router)
+        self.gate = Gate(self.overseer, world.random.random, world.random.choice(DIRECT))
         self.coordinator = Coordinator(world, application, self.overseer)
         self.running = RunningJobs()
         self.relay = SimulatedRelay(world, self.overseer, self.loop)
@@ -135,12 +153,12 @@ class Driver:
 
     def _turn(self, cell: ActorCell[Any]) -> None:
         item = next_item(cell)
-        mark = self.overseer.before(cell, item)
+        self.overseer.before(cell, item)
         if isinstance(item, SubtaskFinished):  # no callback tells of it
             self.coordinator.finish(item.attempt)
         self.gate.release(cell)
         self._run()
-        self.overseer.after(cell, item, mark)
+        self.overseer.after()
 
     def _end_stall(self) -> None:
         self._run(self.coordinator.end_stall)
@@ -194,7 +212,7 @@ class Driver:
         self._run(self.router.disconnected, end, "closed")
 
     def hear_fact(self, fact: EngineFact) -> None:
-        self._run(self._bridge_ref.tell, RelayedFact(fact, 0))
+        self._run(self._bridge_ref.tell_direct, RelayedFact(fact, 0))
 
     def fail_job(self, cause: str) -> None:
         """The coordinator finds, by itself, that it cannot go on (H8)."""

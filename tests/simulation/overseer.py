@@ -1,18 +1,20 @@
 """Watches what the actors tell one another, one step at a time, and judges it. The actors know nothing of it.
 
 In each step one actor handles one message, so whatever lies at the end of a mailbox afterwards was told in that step,
-by that actor.
+by that actor, or by those which it had handle a message of theirs in the middle of it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from actors import ActorRef, AskTimeout
 from actors.cell import ActorCell
 from actors.coordination import OperatorStatistics
+from actors.coordination.barrier_tracker import BarrierTrackerActor
 from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.gateway import GatewayActor
 from actors.coordination.messages import (
@@ -44,11 +46,19 @@ from tests.simulation.server import Router
 from tests.simulation.shared import DriverWorld
 from tests.simulation.witness import Witness
 
-Mark = dict[str, int]
 LOOKS_MAX = 2
 """At so many looks what is overdue may be seen: at the first one its timer has not fired yet."""
 OWN_FAULT = re.compile(r"not complete within|coordinator: |storage: |\S+ \(task \d+\) declined: |.*\(H32\)$")
 """The reasons of aborts that count as failures of the checkpoint (H45)."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """An actor handles a message."""
+
+    cell: ActorCell[Any]
+    message: object
+    told_tracker: list[object] = field(default_factory=list)
 
 
 class Overseer:
@@ -70,7 +80,8 @@ class Overseer:
         self._goodbyes: set[int] = set()  # the tasks that have said it
         self._overdue: dict[str, int] = {}  # what should have been over: how often it was seen so
         self._unread_since: dict[tuple[int, str], float] = {}  # by the task that stands still, and the event before it
-        self._item: object = None  # what an actor handles at this moment
+        self._step: _Step | None = None  # the innermost one, where one actor lets another handle a message
+        self._mark: dict[str, int] = {}  # how much was told to each mailbox, and judged
         self.witness = Witness()
         self._given_up: set[int] = set()  # by request
         self._reason = ""  # of the last such request
@@ -99,29 +110,77 @@ class Overseer:
 
     # --- around each step -----------------------------------------------------------------------------------------
 
-    def before(self, cell: ActorCell[Any], item: object) -> Mark:
-        self._item = item.message if isinstance(item, Envelope) else item
-        if isinstance(self._item, AttachConnection) and isinstance(cell._instance, GatewayActor):
-            self._newest[cell._instance._attempt.task_attempt_id] = self._item.connection.connection_id
-        if isinstance(self._item, ConnectionClosed) and isinstance(cell._instance, GatewayActor):
-            self._heard_gone_at[self._item.connection_id] = self._world.now
-        if isinstance(cell._instance, CoordinatorActor):
-            self.handling = item
-        self._asks_for_savepoint = isinstance(item, RequestCheckpoint) and item.savepoint_directory is not None
-        self._router.closed_beside.clear()
-        return {name: box.accepted for name, box in self._boxes.items()}
+    def before(self, cell: ActorCell[Any], item: object) -> None:
+        """The turn of an actor begins."""
+        self._mark = {name: box.accepted for name, box in self._boxes.items()}
+        self._begin(cell, item)
 
-    def after(self, cell: ActorCell[Any], item: object, mark: Mark) -> None:
-        self._item = None
-        for name, accepted in mark.items():
+    def after(self) -> None:
+        """The turn is over."""
+        self._end()
+        self._step = None
+
+    def direct(self, cell: ActorCell[Any], item: object) -> None:
+        """An idle actor handles a message in the middle of what happens, which may be another actor's step."""
+        outer = self._step
+        with judged(self._world):
+            if outer is None:
+                self._mark = {name: box.accepted for name, box in self._boxes.items()}
+            else:
+                self._judge_told()
+                if cell.mailbox in self._boxes.values():
+                    self._judge(outer.cell, item)
+                if cell.mailbox is self._boxes.get("tracker"):
+                    outer.told_tracker.append(item)
+            self._begin(cell, item)
+        cell.handle_direct(item)
+        with judged(self._world):
+            for name, accepted in self._mark.items():
+                if self._boxes[name] is cell.mailbox:
+                    self._mark[name] = accepted + 1  # the message itself
+            self._end()
+        self._step = outer
+        self._world.figures.taken_direct += 1
+
+    def _begin(self, cell: ActorCell[Any], item: object) -> None:
+        message = item.message if isinstance(item, Envelope) else item
+        self._step = _Step(cell, message)
+        match cell._instance:
+            case GatewayActor() as gateway if isinstance(message, AttachConnection):
+                self._newest[gateway._attempt.task_attempt_id] = message.connection.connection_id
+            case GatewayActor() if isinstance(message, ConnectionClosed):
+                self._heard_gone_at[message.connection_id] = self._world.now
+            case CoordinatorActor():
+                self.handling = item
+            case BarrierTrackerActor():
+                self._router.closed_beside.clear()
+                asks_for = message.savepoint_directory if isinstance(message, RequestCheckpoint) else None
+                self._asks_for_savepoint = asks_for is not None
+            case _:
+                pass
+
+    def _judge_told(self) -> None:
+        """What was told, and waits in a mailbox, since the last look."""
+        step = self._step
+        assert step is not None
+        for name, accepted in self._mark.items():
             box = self._boxes[name]
+            self._mark[name] = box.accepted
             count = box.accepted - accepted
             told = list(box.queue)[-count:] if count else []
             messages = [message.message if isinstance(message, Envelope) else message for message in told]
             for message in messages:
-                self._judge(cell, message)
-            if name == "tracker" and isinstance(cell._instance, BridgeActor):
-                self.witness.judge(item.message if isinstance(item, Envelope) else item, messages, self._world.now)
+                self._judge(step.cell, message)
+            if name == "tracker":
+                step.told_tracker += messages
+
+    def _end(self) -> None:
+        self._judge_told()
+        step = self._step
+        assert step is not None
+        cell = step.cell
+        if isinstance(cell._instance, BridgeActor):
+            self.witness.judge(step.message, step.told_tracker, self._world.now)
         if isinstance(cell._instance, GatewayActor):
             machine = cell._instance._machine
             self._world.record(machine.attempt.task_attempt_id).connected(
@@ -210,8 +269,8 @@ class Overseer:
     def connection_dropped(self, peer: str) -> None:
         """Tasks keep to the protocol, so only a connection that is replaced may be cut off (H24, H30)."""
         with judged(self._world):
-            replaced = isinstance(self._item, AttachConnection)
-            demand(replaced, f"H30: the connection of {peer} is dropped at {self._item}")
+            item = None if self._step is None else self._step.message
+            demand(isinstance(item, AttachConnection), f"H30: the connection of {peer} is dropped at {item}")
 
     def _check_window(self, attempt: ExecutionAttempt) -> None:
         """What an attempt has sent and the coordinator has not taken is bounded (H27)."""

@@ -29,6 +29,7 @@ class Totals:
     aborted: int = 0
     refused: int = 0
     barriers_apart: int = 0
+    taken_direct: int = 0
     failures: int = 0
     resets: int = 0
     reconnects: int = 0

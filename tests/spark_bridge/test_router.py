@@ -21,8 +21,10 @@ class Told:
     def __init__(self) -> None:
         self.messages: list[Any] = []
 
-    def tell(self, message: Any) -> None:
+    def tell_direct(self, message: Any) -> None:
         self.messages.append(message)
+
+    tell = tell_direct
 
 
 class Line:

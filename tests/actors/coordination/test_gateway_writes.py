@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
-from actors.coordination.gateway import TAKEN_EVERY
+from actors.coordination.gateway import _EFFECTS, TAKEN_EVERY
 from actors.coordination.messages import MessagesArrived
+from protocol.gateway_types import DeliverEvent, GatewayEffect, SendToAttempt
 from protocol.messages import Confirm, DownMessage, EventMessage
 from tests.actors.coordination.executor import MemoryConnection, Task
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
@@ -63,7 +64,7 @@ async def test_a_lone_event_does_not_wait_for_the_end_of_the_turn() -> None:
         assert connections[0].events() == [(1, True)]
 
 
-async def test_of_many_events_only_the_last_one_leaves_at_once_and_takes_the_others_with_it() -> None:
+async def test_an_event_leaves_with_others_of_its_turn_where_one_is_under_way_already() -> None:
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         connections = watch(world)
@@ -71,7 +72,7 @@ async def test_of_many_events_only_the_last_one_leaves_at_once_and_takes_the_oth
         for number in range(5):
             await coordinator.gateways[0].send_event(number)
         await world.settle()
-        assert connections[0].events() == [(1, False), (2, False), (3, False), (4, False), (5, True)]
+        assert connections[0].events() == [(1, True), (2, False), (3, False), (4, False), (5, False)]
 
 
 async def test_a_task_hears_once_of_events_that_came_together_and_were_taken() -> None:
@@ -98,3 +99,7 @@ async def test_of_very_many_events_that_came_together_the_task_hears_on_the_way_
         assert max(steps) <= TAKEN_EVERY
         assert len(confirms) <= 13
         assert confirms[-1] == confirms[0] + 10 * TAKEN_EVERY
+
+
+def test_every_effect_of_the_machine_is_carried_out() -> None:
+    assert set(get_args(GatewayEffect)) == {SendToAttempt, DeliverEvent, *_EFFECTS}
