@@ -63,6 +63,9 @@ class _Call:
     what: str
 
 
+_STARTED = _Call("started")
+
+
 class ActorCell(Generic[M]):
     """The inside of one actor. Only the runtime touches it."""
 
@@ -148,13 +151,17 @@ class ActorCell(Generic[M]):
     async def _run(self) -> None:
         current_cell.set(self)
         structlog.contextvars.bind_contextvars(system=self.system.name, actor=self.path, **self.log_context)
-        cause: BaseException | None = ActorCancelled(self.path)
+        cause: BaseException | None = None
+        cancelled = True
         try:
             with self._scope:
                 cause = await self._live()
+                cancelled = False
         except asyncio.CancelledError:
             pass  # the whole system is being cancelled, or this task is, by name: it ends as if cut off
         finally:
+            if cancelled:
+                cause = ActorCancelled(self.path)
             try:
                 with anyio.CancelScope(shield=True) as self._closing_scope:
                     if self._cut_off:
@@ -182,7 +189,7 @@ class ActorCell(Generic[M]):
     async def _start_instance(self) -> Verdict | None:
         try:
             self._instance = instance = self.factory()
-            self.handling = _Call("started")
+            self.handling = _STARTED
             await instance.started(self.context)
         except (Exception, asyncio.CancelledError) as failure:
             return self._failed(own_failure(self, failure, "started"), while_starting=True)
@@ -263,15 +270,14 @@ class ActorCell(Generic[M]):
         instance = self._instance
         assert instance is not None
         receive = cast("Callable[[Any, Any], Coroutine[Any, Any, None]]", instance.receive)
+        if not overriding(self.system.hooks):
+            return receive
         context = self.context
 
         def innermost(message: Any) -> Awaitable[None]:
             return receive(context, message)
 
-        hooked = chain(self.system.hooks, self.ref, innermost)
-        if hooked is None:
-            return receive
-        outermost = cast("Callable[[Any], Coroutine[Any, Any, None]]", hooked)
+        outermost = cast("Callable[[Any], Coroutine[Any, Any, None]]", chain(self.system.hooks, self.ref, innermost))
         return lambda _, message: outermost(message)
 
     async def _take_signal(self, signal: Any) -> Verdict | None:
@@ -362,7 +368,7 @@ class ActorCell(Generic[M]):
         each."""
         self._ending = True
         self.direct = None
-        self.context.timers.cancel_all()
+        self.context.cancel_timers()
         if for_good:
             self.mailbox.close()
         for reply in tuple(self.open_replies):
@@ -396,7 +402,7 @@ class ActorCell(Generic[M]):
             return
         self.finished = True
         self.ended_with = cause
-        self.context.timers.cancel_all()
+        self.context.cancel_timers()
         self.mailbox.close()
         self.mailbox.signals.clear()
         for reply in tuple(self.open_replies):

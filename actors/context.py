@@ -30,11 +30,23 @@ class ActorContext(Generic[M]):
     Once the actor is over, ``spawn``, ``run``, ``run_in_thread`` and ``timers.start`` raise ``ActorStopped``.
     """
 
-    __slots__ = ("_cell", "timers")
+    __slots__ = ("_cell", "_timers")
 
     def __init__(self, cell: ActorCell[M]) -> None:
         self._cell = cell
-        self.timers: Timers[M] = Timers(cell)
+        self._timers: Timers[M] | None = None
+
+    @property
+    def timers(self) -> Timers[M]:
+        """The timers of this actor."""
+        if self._timers is None:
+            self._timers = Timers(self._cell)
+        return self._timers
+
+    def cancel_timers(self) -> None:
+        """End all timers: the runtime does so when the instance ends."""
+        if self._timers is not None:
+            self._timers.cancel_all()
 
     @property
     def self_ref(self) -> ActorRef[M]:

@@ -54,14 +54,10 @@ def overriding(hooks: tuple[Hook, ...]) -> list[Hook]:
     return [hook for hook in hooks if type(hook).around_message is not Hook.around_message]
 
 
-def chain(hooks: tuple[Hook, ...], ref: ActorRef[Any], innermost: Proceed) -> Proceed | None:
-    """The handler with every ``around_message`` that is overridden put around it; None if there is no
-    such."""
-    around = overriding(hooks)
-    if not around:
-        return None
+def chain(hooks: tuple[Hook, ...], ref: ActorRef[Any], innermost: Proceed) -> Proceed:
+    """The handler with every ``around_message`` that is overridden put around it."""
     handler = innermost
-    for hook in reversed(around):
+    for hook in reversed(overriding(hooks)):
         handler = _wrapped(hook, ref, handler)
     return handler
 
