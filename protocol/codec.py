@@ -129,7 +129,29 @@ def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
         _, _, _, task, mark_seq, seq = _CONFIRM_BODY.unpack(body)
         if mark_seq == 0xCF and seq <= INT_MAX and task <= INT_MAX:
             return Confirm(task, seq)
-    return _decode_checked(body, limits)
+    message = _decode_small(body, limits) if len(body) <= _CLAIMS_UNCHECKED_BYTES else None
+    return _decode_checked(body, limits) if message is None else message
+
+
+def _decode_small(body: bytes, limits: WireLimits) -> Message | None:
+    """A message that may claim what it likes, in one go. None if anything is wrong with it: then it is read value by
+    value, which tells what."""
+    try:
+        values = _unpack(
+            body,
+            strict_map_key=False,
+            max_array_len=len(body),
+            max_map_len=len(body),
+            max_ext_len=0,
+            ext_hook=_refuse_extension,
+        )
+        tag, *fields = values
+        kind, row = BY_TAG[tag]
+        if type(values) is not list or type(tag) is not int or len(fields) != len(row):
+            return None
+        return kind(*[check(value, limits) for (_, check), value in zip(row, fields, strict=True)])
+    except (*_UNPACK_ERRORS, KeyError):
+        return None
 
 
 def _decode_checked(body: bytes, limits: WireLimits) -> Message:
@@ -282,7 +304,8 @@ def _nests_deeper(root: Any, nesting_max: int) -> bool:
 
 
 _CLAIMS_UNCHECKED_BYTES = 1024
-"""Up to this size an event may claim what it likes: 512 lists in one another, each of so many entries, take 4 MiB."""
+"""Up to this size an event or a message may claim what it likes: 512 lists in one another, each of so many entries,
+take 4 MiB."""
 
 
 def _unpack_event(data: bytes, limits: WireLimits) -> Any:
