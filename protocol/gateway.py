@@ -27,6 +27,10 @@ are confirmed to the peer when the coordinator has taken them, so its window bou
 everything else counts as taken when it comes. The events that a restored snapshot held come first, and name the
 subtask that sent them at first (H31, H52).
 
+What concerns a checkpoint is confirmed a little later: with the next item of the checkpoint, or whatever else leaves.
+Nobody waits for it, and of a checkpoint's messages a third would be such confirmations alone. A peer that has said
+goodbye does wait: what it still says is confirmed at once.
+
 *Checkpoints* (H40–H44, H49). ``CloseRequested(n)`` makes n known and asks the peer to close; an id never made
 known is ignored everywhere else, so a late or foreign one can neither close nor open anything.
 ``CutReached(n)`` closes the valve. An event that comes then is held under the highest closed id, and leaves
@@ -74,7 +78,7 @@ from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.messages import Confirm, Register, Resume, UpMessage
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
-from protocol.upward_intake import UpwardIntake
+from protocol.upward_intake import OF_CHECKPOINT, UpwardIntake
 
 
 class GatewayState(Enum):
@@ -92,6 +96,9 @@ class Verdict(Enum):
     REFUSE = "refuse"  # a message: dropped, and reported with ``RefuseMessage`` (H3)
     FAIL = "fail"  # an event: accepted, and failed at once; never raised at the sender (H21, H26)
 
+
+_LATER, _NOW, _AGAIN = range(3)
+"""When an item wants to be confirmed: with what is sent next, at once, or at once and whether or not it was before."""
 
 _A, _I = Verdict.ACT, Verdict.IGNORE
 
@@ -172,14 +179,16 @@ class GatewayMachine:
             for message in messages:
                 self._refuse(MessageReceived(message), now, effects)
             return effects
-        again = False
+        when = _LATER
         broken: RemoteProtocolError | None = None
         try:
             for message in messages:
-                again |= self._receive(message, now, effects)
+                wish = self._receive(message, now, effects)
+                if wish > when:
+                    when = wish
         except RemoteProtocolError as error:
             broken = error
-        self._send_confirm(effects, again)
+        self._send_confirm(effects, when)
         if broken is not None:
             effects.append(DropConnection(str(broken)))
         return effects
@@ -235,7 +244,7 @@ class GatewayMachine:
     def _attach(self, input: ConnectionAttached, now: float, effects: Effects) -> None:
         self._valve.attach(input.received_seq, now, effects)
         self._enter(GatewayState.ATTACHED)
-        self._send_confirm(effects, again=True)
+        self._send_confirm(effects, _AGAIN)
 
     def _detach(self, input: ConnectionLost, now: float, effects: Effects) -> None:
         self._valve.detach(now)
@@ -285,48 +294,57 @@ class GatewayMachine:
 
     def _request_close(self, input: CloseRequested, now: float, effects: Effects) -> None:
         self._valve.request_close(input.checkpoint_id, effects)
+        self._send_confirm(effects, _LATER)
 
     def _reach_cut(self, input: CutReached, now: float, effects: Effects) -> None:
         self._valve.reach_cut(input.checkpoint_id, effects)
 
     def _send_barrier(self, input: BarrierRequested, now: float, effects: Effects) -> None:
         self._valve.send_barrier(input.checkpoint_id, input.apart, effects)
+        self._send_confirm(effects, _LATER)
 
     def _end_checkpoint(self, input: CheckpointOver, now: float, effects: Effects) -> None:
         self._valve.end_checkpoint(input.checkpoint_id, input.outcome, now, effects)
+        self._send_confirm(effects, _LATER)
 
     # --- up -----------------------------------------------------------------------------------------------
 
     def _take_message(self, input: MessageReceived, now: float, effects: Effects) -> None:
-        again = self._receive(input.message, now, effects)
-        self._send_confirm(effects, again)
+        self._send_confirm(effects, self._receive(input.message, now, effects))
 
-    def _receive(self, message: UpMessage, now: float, effects: Effects) -> bool:
-        """Take one message; True if it was a duplicate, which wants to be confirmed again."""
+    def _receive(self, message: UpMessage, now: float, effects: Effects) -> int:
+        """Take one message; return when it wants to be confirmed."""
         if message.task_attempt_id != self._id:
             name = f"{type(message).__name__} of task {message.task_attempt_id}"
             effects.append(RefuseMessage(f"{name} on the connection of {self.attempt}"))
-            return False
+            return _LATER
         if isinstance(message, Confirm):
             self._valve.confirm(message.seq, effects)
-            return False
+            return _LATER
         if isinstance(message, PLAIN):
             raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection of {self.attempt}")
-        return self._in.receive(message, now, effects)
+        if self._in.receive(message, now, effects):
+            return _AGAIN
+        return _LATER if isinstance(message, OF_CHECKPOINT) and not self._in.finished else _NOW
 
     def _announce_ready(self, input: ReadyAnnounced, now: float, effects: Effects) -> None:
         self._in.announce_ready(now, effects)
 
     def _take(self, input: ItemTaken, now: float, effects: Effects) -> None:
         self._in.take(input.seq)
-        self._send_confirm(effects, again=False)
+        self._send_confirm(effects, _NOW)
 
-    def _send_confirm(self, effects: Effects, again: bool) -> None:
-        if self._state is GatewayState.ATTACHED:
-            seq = self._in.stream.confirmable_seq
-            if seq > self._confirm_sent or (again and seq):
-                self._confirm_sent = seq
-                effects.append(SendToAttempt(Confirm(self._id, seq)))
+    def _send_confirm(self, effects: Effects, when: int) -> None:
+        if self._state is not GatewayState.ATTACHED:
+            return
+        seq = self._in.stream.confirmable_seq
+        if seq > self._confirm_sent:
+            if when == _LATER and not any(isinstance(effect, SendToAttempt) for effect in effects):
+                return
+        elif when != _AGAIN or not seq:
+            return
+        self._confirm_sent = seq
+        effects.append(SendToAttempt(Confirm(self._id, seq)))
 
     def _enter(self, state: GatewayState) -> None:
         self._state = state

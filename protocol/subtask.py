@@ -8,7 +8,8 @@ table below is about the first.
 
 *Down: the intake* (``protocol.downward_intake``). An item that comes for the first time goes into the operator's
 mailbox, and the confirmation leaves behind it, one for all that one read has brought (H23). The mailbox is one
-queue, so no barrier overtakes an event there. A barrier that comes apart from the items waits until those before
+queue, so no barrier overtakes an event there. What concerns a checkpoint is confirmed with whatever leaves next, its
+acknowledgement above all; nobody waits for that. A barrier that comes apart from the items waits until those before
 it have come. Once the operator has finished, events still arrive but are never confirmed: the coordinator's
 side fails them when it learns of the end, rather than believing them handled.
 
@@ -42,7 +43,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
-from protocol.downward_intake import DownwardIntake
+from protocol.downward_intake import PAYLOAD, DownwardIntake
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.machine import TimePassed
 from protocol.messages import (
@@ -121,7 +122,7 @@ class SubtaskMachine:
     thread-safe: the shell locks it.
     """
 
-    __slots__ = ("_detached_at", "_dispatch", "_id", "_in", "_limits", "_state", "_valve")
+    __slots__ = ("_confirm_sent", "_detached_at", "_dispatch", "_id", "_in", "_limits", "_state", "_valve")
 
     def __init__(
         self,
@@ -135,6 +136,7 @@ class SubtaskMachine:
         self._limits = limits
         self._enter(SubtaskState.OPENING)
         self._detached_at: float | None = None
+        self._confirm_sent = 0
         self._valve = UpwardValve(task_attempt_id, subtask, limits, held, events_sent)
         self._in = DownwardIntake(task_attempt_id, self._valve)
 
@@ -173,6 +175,8 @@ class SubtaskMachine:
             broken = error
         if confirm:
             self._send_confirm(effects)
+        else:
+            self._confirm_along(effects)
         if broken is not None:
             effects.append(DropConnection(str(broken)))
         return effects
@@ -292,10 +296,12 @@ class SubtaskMachine:
     def _acknowledge(self, input: SnapshotTaken, now: float, effects: Effects) -> None:
         if self._is_at_barrier(input.checkpoint_id):
             self._valve.acknowledge(input.checkpoint_id, input.state, effects)
+            self._confirm_along(effects)
 
     def _decline(self, input: SnapshotRefused, now: float, effects: Effects) -> None:
         if self._is_at_barrier(input.checkpoint_id):
             self._valve.decline(input.checkpoint_id, input.reason, effects)
+            self._confirm_along(effects)
 
     def _is_at_barrier(self, checkpoint_id: int) -> bool:
         """False for a checkpoint that is over or unknown: nothing may come of it (H44)."""
@@ -311,9 +317,11 @@ class SubtaskMachine:
     def _take_message(self, input: MessageReceived, now: float, effects: Effects) -> None:
         if self._receive(input.message, effects):
             self._send_confirm(effects)
+        else:
+            self._confirm_along(effects)
 
     def _receive(self, message: DownMessage, effects: Effects) -> bool:
-        """Take one message; True if it is an item, which wants to be confirmed (again)."""
+        """Take one message; True if it is an item that wants to be confirmed (again) at once."""
         if message.task_attempt_id != self._id or not self._valve.attached:
             whose = f"{type(message).__name__} for task {message.task_attempt_id}"
             where = "connected" if self._valve.attached else "not connected"
@@ -332,14 +340,23 @@ class SubtaskMachine:
                 self._in.take_after_finish(message, effects)
             else:
                 self._in.take(message, effects)
+            return isinstance(message, PAYLOAD)
         return True
 
     def _take_barrier_apart(self, input: BarrierArrived, now: float, effects: Effects) -> None:
         self._in.take_barrier_apart(input, effects)
 
+    def _confirm_along(self, effects: Effects) -> None:
+        """What concerns a checkpoint is confirmed together with what is sent next."""
+        if self._in.stream.confirmable_seq > self._confirm_sent and any(
+            isinstance(effect, SendToCoordinator) for effect in effects
+        ):
+            self._send_confirm(effects)
+
     def _send_confirm(self, effects: Effects) -> None:
         seq = self._in.stream.confirmable_seq
         if self._valve.attached and seq:
+            self._confirm_sent = seq
             effects.append(SendToCoordinator(Confirm(self._id, seq)))
 
     def _enter(self, state: SubtaskState) -> None:

@@ -47,7 +47,7 @@ from protocol.streams import IncomingStream, RefuseMessage
 
 PAYLOAD = (EventMessage, RequestMessage, RestoredEventMessage)
 _OfCheckpoint = ClosedForCheckpoint | CheckpointAcknowledged | CheckpointDeclined
-_OF_CHECKPOINT = get_args(_OfCheckpoint)
+OF_CHECKPOINT = get_args(_OfCheckpoint)
 
 
 class _Peer(Enum):
@@ -130,7 +130,7 @@ class UpwardIntake:
     def _keep(self, item: UpItem, effects: Effects) -> None:
         """Let it wait for readiness. Of a checkpoint, only what is not over and was not said before: so what counts
         against no window is bounded, too (H27)."""
-        if isinstance(item, _OF_CHECKPOINT):
+        if isinstance(item, OF_CHECKPOINT):
             word = (type(item), item.checkpoint_id)
             if word in self._kept_words or not self._valve.knows(item.checkpoint_id):
                 self._refuse_stale(item, effects)
@@ -144,7 +144,7 @@ class UpwardIntake:
             return
         waiting, self._kept = self._kept, deque()
         for item in waiting:
-            if isinstance(item, _OF_CHECKPOINT) and not self._valve.knows(item.checkpoint_id):
+            if isinstance(item, OF_CHECKPOINT) and not self._valve.knows(item.checkpoint_id):
                 self._kept_words.remove((type(item), item.checkpoint_id))
                 self._refuse_stale(item, effects)
             else:
@@ -221,5 +221,5 @@ class UpwardIntake:
     def check_invariants(self) -> None:
         self.stream.check_invariants()
         assert not (self._kept and self._ready)
-        words = [(type(item), item.checkpoint_id) for item in self._kept if isinstance(item, _OF_CHECKPOINT)]
+        words = [(type(item), item.checkpoint_id) for item in self._kept if isinstance(item, OF_CHECKPOINT)]
         assert len(words) == len(self._kept_words) == len(self._kept_words.intersection(words))

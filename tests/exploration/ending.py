@@ -42,6 +42,7 @@ def check_end(world: World, state: State) -> None:
         if task.life is Life.RUNNING:
             demand(link.bound == 1 and link.open, "H24", f"{name} has no connection")
             demand(task.done, "H48", f"{name} has not exchanged everything, or holds something for ever")
+            demand(task.sent_seq == gateway.taken_seq, "H30", f"not all that {name} has said was taken")
     for subtask in range(scope.subtasks):
         places = range(subtask * scope.attempts, (subtask + 1) * scope.attempts)
         lives = [world.tasks.facts[state[base_of(slot) + TASK]].life for slot in places]

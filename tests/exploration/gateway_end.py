@@ -230,7 +230,7 @@ class GatewayEnd:
 
     def facts(self) -> GatewayFacts:
         if self.machine is None:
-            return GatewayFacts(self.over, self.over, True, (), 0, False, True)
+            return GatewayFacts(self.over, self.over, True, (), 0, False, True, 0)
         figures = self.machine.statistics()
         pending = figures.held_events + figures.unconfirmed_events + figures.untaken_events
         return GatewayFacts(
@@ -241,6 +241,7 @@ class GatewayEnd:
             len(self.unsettled),
             self.machine.next_deadline() is not None,
             not pending and not figures.closed_for,
+            self.machine.resume_seq,
         )
 
 
@@ -254,3 +255,4 @@ class GatewayFacts(NamedTuple):
     unsettled: int
     may_expire: bool
     idle: bool
+    taken_seq: int

@@ -9,7 +9,7 @@ put off for ever). What is checked, is checked inside the step of one part. Thes
 *At once*, without a state in between:
 - The coordinator takes an event, or a word that nobody else sees: it has one mailbox, and what it sends by itself does
   not depend on what it has received. ``ItemTaken`` goes with it where no connection can break any more: only the resume
-  after a loss depends on what was taken.
+  after a loss depends on what was taken, and what else is confirmed with it, for which nobody waits.
 - The ledger takes whatever it is told. A word that waits there is a word that was said later: a task that died had
   done nothing any more, a gateway that has reported had not yet read on, a retry had not yet been started.
 - The tracker takes a word from which nothing follows outside of it. All that people and the storage may tell it is

@@ -43,6 +43,7 @@ from protocol.subtask_types import (
     SubtaskEffect,
     SubtaskLimits,
 )
+from protocol.upward_intake import OF_CHECKPOINT
 from tests.exploration.vocabulary import (
     OPERATOR,
     CameApart,
@@ -89,6 +90,7 @@ class SubtaskFacts(NamedTuple):
     may_leave: bool
     may_expire: bool
     done: bool
+    sent_seq: int
 
 
 class SubtaskEnd:
@@ -298,7 +300,7 @@ class SubtaskEnd:
     def facts(self) -> SubtaskFacts:
         machine = self.machine
         if machine is None:
-            return SubtaskFacts(self.life, False, self.doomed, False, False, False, False, False, True)
+            return SubtaskFacts(self.life, False, self.doomed, False, False, False, False, False, True, 0)
         running = self.life is Life.RUNNING
         all_sent = self.sent == self.to_send
         done = all_sent and self.received == self.to_receive and not self.mailbox and not self.unanswered
@@ -311,8 +313,14 @@ class SubtaskEnd:
             running and self.finishes and done and machine.may_finish,
             self.life is Life.LEAVING and machine.all_confirmed,
             machine.next_deadline() is not None,
-            done and not machine.statistics().closed_for and machine.all_confirmed,
+            done and not machine.statistics().closed_for and only_words_unconfirmed(machine),
+            machine._valve.stream.last_seq,
         )
+
+
+def only_words_unconfirmed(machine: SubtaskMachine) -> bool:
+    """What concerns a checkpoint is confirmed with whatever the coordinator sends next, and that may be nothing."""
+    return all(isinstance(item, OF_CHECKPOINT) for item in machine._valve.stream.unconfirmed())
 
 
 def event_up(subtask: int, place: int) -> bytes:

@@ -11,6 +11,7 @@ from protocol.barrier_tracker.under_way import CheckpointsUnderWay
 from protocol.downward_intake import DownwardIntake
 from protocol.downward_valve import DownwardValve
 from protocol.errors import RemoteProtocolError
+from protocol.gateway import GatewayMachine
 from protocol.streams import IncomingStream
 from protocol.upward_intake import UpwardIntake
 from protocol.upward_valve import UpwardValve
@@ -163,7 +164,14 @@ def test_a_barrier_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_goodbye_that_is_given_up_after_a_long_cut_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """H24, H48: a bug of our own; the task came back and waited for ever for the confirmation of its goodbye."""
-    monkeypatch.setattr(UpwardIntake, "finished", property(lambda self: False))
+    next_deadline = GatewayMachine.next_deadline
+
+    def runs_for_ever(self: GatewayMachine) -> float | None:
+        with pytest.MonkeyPatch.context() as for_the_clock:
+            for_the_clock.setattr(UpwardIntake, "finished", property(lambda self: False))
+            return next_deadline(self)
+
+    monkeypatch.setattr(GatewayMachine, "next_deadline", runs_for_ever)
     found = explore(SCOPES["goodbye-drop"]).violation
     assert found is not None
     assert any("Finish" in line for line in found.path)

@@ -60,9 +60,10 @@ ACTORS = (
         (
             Edit(
                 f"{COORDINATOR}_take_snapshot",
-                "for gateway_ref in self._live.values():\n            gateway_ref.tell(CutReached(checkpoint_id))",
+                "for gateway_ref in self._live.values():\n"
+                "            gateway_ref.tell_direct(CutReached(checkpoint_id))",
                 "async def late() -> None:\n"
-                "            [ref.tell(CutReached(checkpoint_id)) for ref in self._live.values()]\n"
+                "            [ref.tell_direct(CutReached(checkpoint_id)) for ref in self._live.values()]\n"
                 "        context.self_ref.tell(CallHandler(late))",
             ),
         ),
@@ -88,8 +89,8 @@ ACTORS = (
         (
             Edit(
                 f"{COORDINATOR}_handle_request",
-                "message.gateway_ref.tell(AnswerSubmitted(",
-                "next(iter(self._live.values())).tell(AnswerSubmitted(",
+                "message.gateway_ref.tell_direct(AnswerSubmitted(",
+                "next(iter(self._live.values())).tell_direct(AnswerSubmitted(",
             ),
         ),
     ),
@@ -98,14 +99,14 @@ ACTORS = (
         "The coordinator does not tell the gateway that it has taken an event.",
         "feared",
         ("H27", "H48"),
-        (Edit(f"{COORDINATOR}_handle_event", "message.gateway_ref.tell(ItemTaken(message.seq))", "pass"),),
+        (Edit(f"{COORDINATOR}_handle_event", "message.gateway_ref.tell_direct(ItemTaken(message.seq))", "pass"),),
     ),
     Mutant(
         "credit-not-given-back",
         "A confirmed event goes on counting against the sender's bound.",
         "feared",
         ("H27", "H48"),
-        (Edit(f"{GATEWAY}_settle_confirmed", "self._budget.give_back(unsettled.size)", "pass"),),
+        (Edit(f"{GATEWAY}_confirm_event", "self._budget.give_back(len(unsettled.payload))", "pass"),),
     ),
     Mutant(
         "old-connection-ends-the-new-one",
@@ -114,8 +115,8 @@ ACTORS = (
         ("H24",),
         (
             Edit(
-                f"{GATEWAY}receive",
-                "if self._connection is not None and self._connection.connection_id == connection_id:",
+                f"{GATEWAY}_lose_connection",
+                "if self._connection is not None and self._connection.connection_id == message.connection_id:",
                 "if self._connection is not None:",
             ),
         ),
@@ -128,7 +129,7 @@ ACTORS = (
         (
             Edit(
                 f"{GATEWAY}_take_messages",
-                "if connection is None or connection.connection_id != connection_id:",
+                "if connection is None or connection.connection_id != message.connection_id:",
                 "if connection is None:",
             ),
         ),
@@ -187,6 +188,32 @@ ACTORS = (
         "feared",
         ("H3", "H48"),
         (Edit(f"{ROUTER}gateway_closed", "self._by_attempt.pop(key, None)", "pass"),),
+    ),
+    Mutant(
+        "direct-overtakes-the-mailbox",
+        "What an actor is told directly overtakes what lies in its mailbox.",
+        "feared",
+        ("H5", "H22", "H30"),
+        (
+            Edit(
+                "actors.ref:ActorRef.tell_direct",
+                "if parked is None or parked.done() or cell.direct is None:",
+                "if (parked is not None and parked.done()) or cell.direct is None:",
+            ),
+        ),
+    ),
+    Mutant(
+        "direct-while-busy",
+        "What an actor is told directly it handles in the middle of another message.",
+        "feared",
+        ("H5", "H22", "H30"),
+        (
+            Edit(
+                "actors.cell:ActorCell.handle_direct",
+                "self.direct = None  # what comes meanwhile waits for its turn",
+                "pass",
+            ),
+        ),
     ),
     Mutant(
         "failure-of-before-the-reset",

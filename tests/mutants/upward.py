@@ -96,7 +96,14 @@ UPWARD = (
         "The subtask does not hear that the coordinator has taken an event.",
         "feared",
         ("H27", "H48"),
-        (Edit("protocol.gateway:GatewayMachine._take", "self._send_confirm(effects, again=False)", "pass"),),
+        (Edit("protocol.gateway:GatewayMachine._take", "self._send_confirm(effects, _NOW)", "pass"),),
+    ),
+    Mutant(
+        "late-confirmation-never-leaves",
+        "What a subtask has said of a checkpoint is not confirmed with the end of the checkpoint.",
+        "feared",
+        ("H30",),
+        (Edit("protocol.gateway:GatewayMachine._end_checkpoint", "self._send_confirm(effects, _LATER)", "pass"),),
     ),
     Mutant(
         "events-sent-not-restored",

@@ -10,6 +10,7 @@ from protocol.messages import (
     CheckpointAcknowledged,
     CheckpointCompleted,
     CloseForCheckpoint,
+    Confirm,
     HeldEvent,
     RequestMessage,
 )
@@ -30,6 +31,7 @@ def test_a_request_that_a_checkpoint_holds_is_in_its_snapshot_and_leaves_as_a_re
     assert sent(subtask.handle(s.SnapshotTaken(5, b""), 1.0)) == [
         CheckpointAcknowledged(7, 3, 5, b"", (HeldEvent(2, b"?"),), 0),
         RequestMessage(7, 4, 1, b"?"),
+        Confirm(7, 2),
     ]
 
 

@@ -9,6 +9,7 @@ from protocol.gateway_types import BarrierRequested, CheckpointOutcome, Checkpoi
 from protocol.messages import (
     BarrierMessage,
     CheckpointAcknowledged,
+    ClosedForCheckpoint,
     CloseForCheckpoint,
     Confirm,
     EventMessage,
@@ -30,7 +31,7 @@ def test_the_subtask_is_told_that_a_savepoint_is_over() -> None:
     cut(gateway, 5)
     gateway.handle(BarrierRequested(5), 1.0)
     hear_up(gateway, CheckpointAcknowledged(7, 1, 5, b"", (), 0))
-    assert sent_down(gateway.handle(CheckpointOver(5, SAVED), 1.0)) == [SavepointTaken(7, 3, 5)]
+    assert sent_down(gateway.handle(CheckpointOver(5, SAVED), 1.0)) == [SavepointTaken(7, 3, 5), Confirm(7, 1)]
     assert gateway.handle(CheckpointOver(5, SAVED), 1.0) == []
 
 
@@ -64,7 +65,8 @@ def test_the_operator_hears_nothing_of_the_end_of_a_savepoint() -> None:
     assert take_snapshot(subtask, 5) == ((b"a",), [b"a"])
     effects = hear(subtask, SavepointTaken(7, 3, 5))
     assert mailbox(effects) == []
-    assert sent(effects) == [Confirm(7, 3)]
+    assert sent(effects) == []
+    assert sent(hear(subtask, CloseForCheckpoint(7, 4, 6))) == [ClosedForCheckpoint(7, 5, 6), Confirm(7, 4)]
 
 
 def test_a_valve_that_is_still_closed_opens_and_the_barrier_in_the_mailbox_means_nothing() -> None:
@@ -85,8 +87,9 @@ def test_a_valve_that_is_still_closed_opens_and_the_barrier_in_the_mailbox_means
 def test_an_unknown_savepoint_changes_nothing() -> None:
     # H44
     subtask = a_closed_subtask(5)
-    assert sent(hear(subtask, SavepointTaken(7, 2, 9))) == [Confirm(7, 2)]
+    assert sent(hear(subtask, SavepointTaken(7, 2, 9))) == []
     assert subtask.statistics().closed_for == (5,)
+    assert sent(hear(subtask, CloseForCheckpoint(7, 3, 6))) == [ClosedForCheckpoint(7, 3, 6), Confirm(7, 3)]
 
 
 def test_a_finished_subtask_takes_the_end_of_a_savepoint_calmly() -> None:
@@ -94,4 +97,5 @@ def test_a_finished_subtask_takes_the_end_of_a_savepoint_calmly() -> None:
     subtask = a_subtask(limits=WIDE)
     subtask.handle(OperatorFinished("", b"s"), 1.0)
     hear(subtask, CloseForCheckpoint(7, 1, 5))
-    assert sent(hear(subtask, SavepointTaken(7, 2, 5))) == [Confirm(7, 2)]
+    assert sent(hear(subtask, SavepointTaken(7, 2, 5))) == []
+    assert sent(hear(subtask, CloseForCheckpoint(7, 3, 6))) == [ClosedForCheckpoint(7, 4, 6), Confirm(7, 3)]

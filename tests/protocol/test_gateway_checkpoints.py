@@ -267,8 +267,13 @@ def test_a_late_acknowledgement_opens_nothing() -> None:
     submit(gateway, 1)
     effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"", (), 0))
     assert isinstance(effects[0], RefuseMessage)
-    assert sent(effects) == [Confirm(7, 1)]
+    assert sent(effects) == []
     assert gateway.statistics().closed_for == (6,)
+    assert sent(gateway.handle(CheckpointOver(6, CheckpointOutcome.ABORTED), 1.0)) == [
+        CheckpointAborted(7, 5, 6),
+        EventMessage(7, 6, b"1"),
+        Confirm(7, 1),
+    ]
 
 
 def test_an_acknowledgement_before_the_barrier_opens_nothing() -> None:

@@ -101,7 +101,7 @@ def test_the_snapshot_names_its_checkpoint_and_state() -> None:
     subtask = a_closed_subtask(5)
     hear(subtask, BarrierMessage(7, 2, 5, 0))
     effects = subtask.handle(SnapshotTaken(5, b"state"), 1.0)
-    assert sent(effects) == [CheckpointAcknowledged(7, 3, 5, b"state", (), 0)]
+    assert sent(effects) == [CheckpointAcknowledged(7, 3, 5, b"state", (), 0), Confirm(7, 2)]
 
 
 def test_a_snapshot_taken_without_a_connection_waits_for_one() -> None:
@@ -185,10 +185,11 @@ def test_unknown_checkpoints_are_ignored() -> None:
     # H44, G5
     subtask = a_closed_subtask(5)
     send(subtask, b"a")
-    assert sent(hear(subtask, CheckpointAborted(7, 2, 4))) == [Confirm(7, 2)]
-    assert sent(hear(subtask, CheckpointCompleted(7, 3, 9))) == [Confirm(7, 3)]
+    assert sent(hear(subtask, CheckpointAborted(7, 2, 4))) == []
+    assert sent(hear(subtask, CheckpointCompleted(7, 3, 9))) == []
     assert subtask.handle(SnapshotTaken(4, b""), 1.0) == []
     assert subtask.statistics().closed_for == (5,)
+    assert sent(hear(subtask, EventMessage(7, 4, b"e"))) == [Confirm(7, 4)]
 
 
 def test_a_snapshot_cannot_come_before_its_barrier_nor_twice() -> None:
@@ -206,7 +207,10 @@ def test_a_refused_snapshot_is_declined_and_the_valve_waits_for_the_abort() -> N
     # H45
     subtask = a_closed_subtask(5)
     hear(subtask, BarrierMessage(7, 2, 5, 0))
-    assert sent(subtask.handle(SnapshotRefused(5, "disk full"), 1.0)) == [CheckpointDeclined(7, 3, 5, "disk full")]
+    assert sent(subtask.handle(SnapshotRefused(5, "disk full"), 1.0)) == [
+        CheckpointDeclined(7, 3, 5, "disk full"),
+        Confirm(7, 2),
+    ]
     assert send(subtask, b"a") == []
     assert events(hear(subtask, CheckpointAborted(7, 3, 5))) == [b"a"]
 
@@ -224,6 +228,7 @@ def test_requests_obey_the_valve_and_are_stored_as_events() -> None:
         EventMessage(7, 4, b"a"),
         RequestMessage(7, 5, 1, b"?"),
         EventMessage(7, 6, b"b"),
+        Confirm(7, 2),
     ]
     assert len(hear(subtask, AnswerMessage(7, 3, 1, "", b"!"))) == 2
 
@@ -250,9 +255,10 @@ def test_an_operator_that_has_nothing_held_ends_in_the_middle_of_a_checkpoint() 
     # H47: its final state is its part in the checkpoint
     subtask = a_closed_subtask(5)
     assert sent(subtask.handle(OperatorFinished("", b"s"), 1.0)) == [Finished(7, 3, "", b"s", 0)]
-    assert sent(hear(subtask, BarrierMessage(7, 2, 5, 0))) == [Confirm(7, 2)]
+    assert sent(hear(subtask, BarrierMessage(7, 2, 5, 0))) == []
     assert subtask.handle(SnapshotTaken(5, b""), 1.0) == []
-    assert sent(hear(subtask, CheckpointCompleted(7, 3, 5))) == [Confirm(7, 3)]
+    assert sent(hear(subtask, CheckpointCompleted(7, 3, 5))) == []
+    assert sent(hear(subtask, CloseForCheckpoint(7, 4, 6))) == [ClosedForCheckpoint(7, 4, 6), Confirm(7, 4)]
 
 
 def test_a_finished_subtask_answers_that_it_is_closed() -> None:

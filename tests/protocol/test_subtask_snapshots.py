@@ -27,6 +27,7 @@ from protocol.subtask_types import (
     OperatorOpened,
     RequestSubmitted,
     RoomAvailable,
+    SendToCoordinator,
     SnapshotTaken,
     SubtaskEffect,
     SubtaskLimits,
@@ -192,7 +193,7 @@ def test_a_closed_valve_holds_no_more_than_half_a_snapshot_and_tells_when_there_
         subtask.handle(EventSubmitted(bytes(50)), 1.0)
     assert snapshot(subtask) == before
     effects = subtask.handle(SnapshotTaken(5, b""), 1.0)
-    assert effects[-1] == RoomAvailable()
+    assert effects[-2:] == [RoomAvailable(), SendToCoordinator(Confirm(7, 2))]
     assert send(subtask, bytes(50)) == [bytes(50)]
 
 

@@ -56,10 +56,10 @@ def break_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SubtaskMachine, "handle_batch", twice)
 
 
-def first_story(rule: str) -> Story:
+def first_story(rule: str, eager: float | None = 0.1) -> Story:
     """Of the first world that breaks this rule at some length."""
     for seed in range(500):
-        _, story = tell_seed(seed, 0.1)
+        _, story = tell_seed(seed, eager)
         if story is not None and story.rule == rule and story.steps > 2 * STEPS_MAX:
             return story
     raise AssertionError("nobody has noticed")

@@ -28,11 +28,18 @@ from tests.spark_bridge.subtask.operators import EventSource, Recorder
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask
 
 FRAME_BYTES = 64 * 2**20
+End = SavepointTaken | CheckpointCompleted | CheckpointAborted
 
 
 def close_for(connection: PeerConnection, seq: int, checkpoint_id: int) -> None:
     connection.send(CloseForCheckpoint(TASK_ID, seq, checkpoint_id))
     assert connection.next_item(ClosedForCheckpoint).checkpoint_id == checkpoint_id
+
+
+def put_into_mailbox(connection: PeerConnection, *words: BarrierMessage | End) -> None:
+    """What concerns a checkpoint is confirmed later, but the second time it comes at once (H22)."""
+    connection.send(*words, words[-1])
+    connection.confirmed(words[-1].seq)
 
 
 def say_goodbye(connection: PeerConnection) -> Finished:
@@ -70,8 +77,7 @@ def test_a_task_that_computes_closes_at_once_and_snapshots_at_its_next_record() 
         assert operator.computing.wait(PATIENCE_S)
         connection.next_item(EventMessage)  # sent while the valve was open
         close_for(connection, 1, 6)
-        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        connection.confirmed(2)  # the barrier is in the mailbox, and the task still computes
+        put_into_mailbox(connection, BarrierMessage(TASK_ID, 2, 6, 0))  # and the task still computes
         assert operator.calls == [("open", None)]
         operator.go_on.set()
         acknowledged = connection.next_item(CheckpointAcknowledged)
@@ -97,8 +103,7 @@ def test_a_task_that_computes_holds_what_it_sends_behind_the_close() -> None:  #
         connection = peer.take_task()
         assert operator.computing.wait(PATIENCE_S)
         close_for(connection, 1, 6)
-        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        connection.confirmed(2)
+        put_into_mailbox(connection, BarrierMessage(TASK_ID, 2, 6, 0))
         operator.go_on.set()
         acknowledged = connection.next_item(CheckpointAcknowledged)
         assert [decode_event(held.payload) for held in acknowledged.held] == [["at", 1]]
@@ -285,9 +290,7 @@ def test_of_a_savepoint_the_operator_hears_only_the_snapshot() -> None:  # H49
 
 
 @pytest.mark.parametrize("end", [SavepointTaken, CheckpointCompleted, CheckpointAborted])
-def test_a_barrier_whose_checkpoint_is_over_asks_for_no_snapshot(
-    end: type[SavepointTaken | CheckpointCompleted | CheckpointAborted],
-) -> None:  # H44, H49
+def test_a_barrier_whose_checkpoint_is_over_asks_for_no_snapshot(end: type[End]) -> None:  # H44, H49
     operator = Busy()
     with Peer() as peer:
         task = RunningTask(lambda: operator, peer.endpoint(), [1, 2])
@@ -295,8 +298,7 @@ def test_a_barrier_whose_checkpoint_is_over_asks_for_no_snapshot(
         connection.next_item(EventMessage)
         assert operator.computing.wait(PATIENCE_S)
         close_for(connection, 1, 6)
-        connection.send(BarrierMessage(TASK_ID, 2, 6, 0), end(TASK_ID, 3, 6))
-        connection.confirmed(3)
+        put_into_mailbox(connection, BarrierMessage(TASK_ID, 2, 6, 0), end(TASK_ID, 3, 6))
         operator.go_on.set()
         say_goodbye(connection)
         task.outputs()
