@@ -32,6 +32,9 @@ from protocol.messages import DownMessage, UpMessage
 
 log = structlog.get_logger("headgate.server")
 
+FRAMES_TOGETHER = 16
+"""So many leave before the turn is over: the peer then works on them while the next ones are made."""
+
 _UPWARD = frozenset(get_args(UpMessage))
 
 
@@ -98,6 +101,9 @@ class ConnectionState(Enum):
     CLOSED = "closed"
 
 
+_TALKING = (ConnectionState.UNIDENTIFIED, ConnectionState.IDENTIFIED)
+
+
 class Connection(asyncio.Protocol):
     """One peer. All methods are for the loop's thread.
 
@@ -118,6 +124,7 @@ class Connection(asyncio.Protocol):
         self.is_write_paused = False
         self._handler = handler
         self._config = config
+        self._limits = config.limits
         self._state_changed = state_changed
         self._handshake = ServerHandshake(secret, secrets.token_bytes(NONCE_BYTES))
         self._decoder = FrameDecoder(config.limits.frame_bytes_max)
@@ -157,22 +164,20 @@ class Connection(asyncio.Protocol):
         connection (H24). A peer that does not read is dropped here. Raises ``LocalProtocolError`` for a message that
         the wire cannot carry.
         """
-        if self.state in (ConnectionState.UNIDENTIFIED, ConnectionState.IDENTIFIED):
-            self.send_frames(encode_message(message, self._config.limits), at_once=at_once)
+        if self.state in _TALKING:
+            self.send_frames(encode_message(message, self._limits), at_once=at_once)
 
     def send_frames(self, frames: bytes, *, at_once: bool = False) -> None:
         """Like ``send``, for one or more frames that are encoded already."""
-        if self.state not in (ConnectionState.UNIDENTIFIED, ConnectionState.IDENTIFIED):
+        if self.state not in _TALKING:
             return
-        if self.unsent_bytes > self._config.write_buffer_bytes_max:
-            self.drop(f"the peer does not read: {self.unsent_bytes} bytes wait for it")
-            return
-        if not self._outgoing and not at_once:
-            self._loop.call_soon(self._flush)
-        self._outgoing.append(frames)
+        outgoing = self._outgoing
+        outgoing.append(frames)
         self._outgoing_bytes += len(frames)
-        if at_once:
+        if at_once or len(outgoing) >= FRAMES_TOGETHER:
             self._flush()
+        elif len(outgoing) == 1:
+            self._loop.call_soon(self._flush)
 
     def close(self, *, flush: bool = True, reason: str = "closed here") -> None:
         """Close once all that was sent has left, at the latest after ``close_timeout_s``; without ``flush`` at once.
@@ -218,7 +223,7 @@ class Connection(asyncio.Protocol):
         try:
             if self.state is ConnectionState.AUTHENTICATING:
                 self._authenticate(data)
-            elif self.state in (ConnectionState.UNIDENTIFIED, ConnectionState.IDENTIFIED):
+            elif self.state in _TALKING:
                 self._take_frames(data)
         except RemoteProtocolError as error:
             self._refuse(str(error))
@@ -301,6 +306,12 @@ class Connection(asyncio.Protocol):
             self._outgoing_bytes = 0
             if not self._transport.is_closing():
                 self._transport.write(frames)
+                self._drop_if_it_does_not_read()
+
+    def _drop_if_it_does_not_read(self) -> None:
+        waiting = self._transport.get_write_buffer_size()
+        if waiting > self._config.write_buffer_bytes_max:
+            self.drop(f"the peer does not read: {waiting} bytes wait for it")
 
     def _enter(self, state: ConnectionState) -> None:
         if state is not self.state:

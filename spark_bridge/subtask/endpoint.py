@@ -30,6 +30,7 @@ class TaskEndpoint:
     kill_wait_s: float = 1.0  # how long an attempt that was given up waits for Spark's kill before it raises
     mailbox_events_max: int = 100_000  # at either bound the task stops reading its socket
     mailbox_bytes_max: int = 256 * 1024 * 1024
+    spin_s: float = 0.0002  # how long a wait looks again and again, where the last one was that short; 0: never
     switch_interval_s: float = 0.0005  # CPython's switch interval while a task is attached; 0 leaves it alone
 
 

@@ -41,7 +41,6 @@ def serve(valve: ValveCore) -> None:
 class _Loop:
     def __init__(self, valve: ValveCore) -> None:
         self._valve = valve
-        self._broken_in_a_row = 0
 
     def run(self) -> None:
         while not self._valve.stopping:
@@ -57,10 +56,12 @@ class _Loop:
                 self._count_broken(error)
             except OSError as error:
                 self._lost(str(error))
+                if (breach := self._valve.take_breach()) is not None:  # the task's thread has seen it
+                    self._count_broken(breach)
 
     def _count_broken(self, error: RemoteProtocolError) -> None:
-        self._broken_in_a_row += 1
-        if self._broken_in_a_row >= BROKEN_IN_A_ROW_MAX:
+        self._valve.breaches_in_a_row += 1
+        if self._valve.breaches_in_a_row >= BROKEN_IN_A_ROW_MAX:
             self._valve.end(f"the sidecar breaks the protocol again and again: {error}")
 
     def _lost(self, why: str) -> None:
@@ -84,8 +85,8 @@ class _Loop:
                         continue
                     if events & selectors.EVENT_WRITE:
                         valve.write()
-                    if events & selectors.EVENT_READ and valve.read():
-                        self._broken_in_a_row = 0
+                    if events & selectors.EVENT_READ:
+                        valve.read()
 
     def _reconnect(self) -> None:
         """Try until a connection stands, with growing pauses; the machine's deadline ends the attempt (H24)."""

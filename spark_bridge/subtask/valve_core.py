@@ -35,6 +35,7 @@ from spark_bridge.subtask.attached import detach
 from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.mailbox import Mailbox
+from spark_bridge.subtask.own_reads import WATCH_S, OwnReads
 from spark_bridge.subtask.waker import Waker
 from spark_bridge.subtask.wire import Wire
 
@@ -67,9 +68,13 @@ class ValveCore:
         self._identity = identity
         self._changed = threading.Condition(threading.Lock())
         self._wire = Wire()
+        self._own_reads = OwnReads(endpoint.spin_s)
         self._finished_seq: int | None = None
         self._heard = False
         self._reading_paused = False
+        self._breach: RemoteProtocolError | None = None
+        self.breaches_in_a_row = 0
+        """How often the peer has broken the protocol since it last said something sound; the I/O thread counts."""
         self._closing = False
         self._orphaned = False
         self._answers: dict[int, tuple[str, bytes] | None] = {}
@@ -97,6 +102,8 @@ class ValveCore:
                 isinstance(message, Confirm) and message.seq >= self._finished_seq for message in messages
             )
         self._carry_out(self._machine.handle_batch(messages, time.monotonic()))
+        if messages:
+            self.breaches_in_a_row = 0
 
     def _handle(self, input: SubtaskInput) -> None:
         self._carry_out(self._machine.handle(input, time.monotonic()))
@@ -125,7 +132,7 @@ class ValveCore:
                 assert isinstance(effect, RoomAvailable)  # whoever waits is woken below
         if frames and not self._wire.send(b"".join(frames)):
             self.waker.wake()
-        self._changed.notify_all()
+        self._tell_waiting()
         if broken:
             raise RemoteProtocolError(broken)
 
@@ -142,11 +149,17 @@ class ValveCore:
     def _end(self, reason: str) -> None:
         if self.over is None:
             self.over = reason
-        self._changed.notify_all()
+        self._tell_waiting()
         self.waker.wake()
+
+    def _tell_waiting(self) -> None:
+        self._changed.notify_all()
+        if self._own_reads.waiting:
+            self._own_reads.wake()
 
     def _release(self) -> None:
         self.waker.close()
+        self._own_reads.close()
         detach(self.key, self)
 
     # --- what the I/O loop uses ---
@@ -168,26 +181,36 @@ class ValveCore:
         """
         with self._changed:  # or a task that empties the mailbox meanwhile would not know that it must wake us
             self._reading_paused = self.mailbox.full
-            events = 0 if self._reading_paused else selectors.EVENT_READ
+            if self._own_reads.active and self._own_reads.has_been_away():
+                self._own_reads.active = False
+            events = 0 if self._reading_paused or self._own_reads.active else selectors.EVENT_READ
             return events | selectors.EVENT_WRITE if self._wire.has_outgoing else events
 
     def pass_time(self) -> float | None:
-        """Tell the machine the time if it wants to know; return the seconds until its next deadline."""
+        """Tell the machine the time if it wants to know; return the seconds until that, or ``interests``, is due."""
         with self._changed:
             now = time.monotonic()
             deadline = self._machine.next_deadline()
             if deadline is not None and deadline <= now:
                 self._carry_out(self._machine.handle(TimePassed(), now))
                 deadline = self._machine.next_deadline()
-            return None if deadline is None else max(0.0, deadline - now)
+            left_s = None if deadline is None else max(0.0, deadline - now)
+            if not self._own_reads.active:
+                return left_s
+            return WATCH_S if left_s is None else min(WATCH_S, left_s)
 
-    def read(self) -> bool:
+    def read(self) -> None:
         """Take what has come, if anything. Raises ``OSError`` or ``RemoteProtocolError``: drop the connection."""
         with self._changed:
             messages = self._wire.receive()
             if messages:
                 self._take(messages)
-            return bool(messages)
+
+    def take_breach(self) -> RemoteProtocolError | None:
+        """How the peer has broken the protocol when the task's own thread read, if that is why the connection ends."""
+        with self._changed:
+            breach, self._breach = self._breach, None
+            return breach
 
     def write(self) -> None:
         """Write what is left over. Raises ``OSError`` when the connection is broken."""
@@ -232,6 +255,6 @@ class ValveCore:
         """The last act of the I/O thread."""
         with self._changed:
             self._wire.drop()
-            self._changed.notify_all()
+            self._tell_waiting()
         if self._orphaned:
             self._release()

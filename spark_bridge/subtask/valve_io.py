@@ -28,6 +28,7 @@ from protocol.subtask_types import (
     SubtaskInput,
 )
 from spark_bridge.subtask.attached import attach
+from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import RequestFailed, TimedOut
 from spark_bridge.subtask.io_loop import serve
@@ -55,6 +56,7 @@ class ValveIo(ValveCore):
         self.at_barrier: Callable[[], None] = self.decline_barriers
         self._next_request_id = 1
         self._polled_at = 0.0
+        self._broken: Connection | None = None  # what the task has found broken; the I/O thread is about to drop it
         self._thread: threading.Thread | None = None
 
     @property
@@ -101,7 +103,7 @@ class ValveIo(ValveCore):
                 return
         with self._changed:
             self._wire.drop()
-            self._changed.notify_all()
+            self._tell_waiting()
         self._release()
 
     def forget_after_fork(self) -> None:
@@ -114,6 +116,7 @@ class ValveIo(ValveCore):
         self._thread = None
         self._wire.drop()
         self.waker.close()
+        self._own_reads.close()
 
     def check(self) -> None:
         """Raise ``AttemptOver`` if the attempt is over."""
@@ -244,14 +247,8 @@ class ValveIo(ValveCore):
             return
         self._polled_at = now
         with self._changed:
-            if self.stopping or self.mailbox.full:
-                return
-            try:
-                messages = self._wire.receive()
-                if messages:
-                    self._take(messages)
-            except (OSError, RemoteProtocolError):
-                self._wire.break_off()
+            if not (self.stopping or self.mailbox.full):
+                self._read_here()
 
     def take(self, *, events_only: bool = False) -> MailboxItem | None:
         """The next mailbox item, or None; with ``events_only``, None too if that item is no event."""
@@ -273,10 +270,24 @@ class ValveIo(ValveCore):
                 left_s = None if deadline is None else deadline - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     return False
-                self._changed.wait(left_s)
+                self._wait_for_news(left_s)
             return True
 
     # --- under the lock ---
+
+    def _read_here(self) -> bool:
+        """Take what has come, if anything. False when the connection is broken: the I/O thread sees to that."""
+        try:
+            messages = self._wire.receive()
+            if messages:
+                self._take(messages)
+            return True
+        except (OSError, RemoteProtocolError) as error:
+            self._broken = self._wire.connection
+            if isinstance(error, RemoteProtocolError):
+                self._breach = error
+            self._wire.break_off()
+            return False
 
     def _submit(self, input: SubtaskInput) -> None:
         self.check()
@@ -310,4 +321,30 @@ class ValveIo(ValveCore):
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise TimedOut(failure)
-        self._changed.wait(left_s)
+        self._wait_for_news(left_s)
+
+    def _wait_for_news(self, left_s: float | None) -> None:
+        """Wait, with the lock free, until something may have changed, at most so many seconds."""
+        own_reads, connection = self._own_reads, self._wire.connection
+        if (
+            (connection is None or connection is self._broken or self.mailbox.full)
+            or not own_reads.are_worthwhile
+            or not self.on_task_thread
+        ):
+            began = time.monotonic()
+            self._changed.wait(left_s)
+            own_reads.was_told(time.monotonic() - began)
+            return
+        if not own_reads.active:
+            self.waker.wake()  # the I/O thread lets go of the socket
+        own_reads.begin(connection.sock)
+        self._changed.release()
+        news = False
+        try:
+            news = own_reads.wait(left_s)
+        finally:
+            self._changed.acquire()
+            own_reads.waiting = False
+        if not (news and self._read_here()):
+            own_reads.active = False
+            self.waker.wake()  # it is the I/O thread's again
