@@ -30,7 +30,7 @@ IN_FLIGHT = (64, 1024)
 NAIVE_INTERVAL_S = 0.005
 """CPython's own switch interval. While Headgate is attached to a task, it is shorter."""
 PAUSE_S = (0.0005, 0.003)
-PARAMS = {"payload_bytes": PAYLOAD_BYTES, "master": MASTER}
+PARAMS = {"payload_bytes": PAYLOAD_BYTES, "master": MASTER, "cores": "driver and task on one each"}
 BARE = "asyncio.Protocol on the driver's loop, msgpack frames, a blocking socket in a thread of the same task"
 
 

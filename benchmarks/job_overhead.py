@@ -29,7 +29,7 @@ def _jvm_job(spark: SparkSession, tasks: int) -> None:
     spark.range(0, tasks, 1, tasks).write.format("noop").mode("overwrite").save()
 
 
-JOBS: dict[str, tuple[Callable[[SparkSession, int], None], int]] = {"python": (_python_job, 5), "jvm": (_jvm_job, 15)}
+JOBS: dict[str, tuple[Callable[[SparkSession, int], None], int]] = {"python": (_python_job, 3), "jvm": (_jvm_job, 15)}
 """The job of each case, and in how many rounds it is measured."""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator, SubtaskGateway
+from benchmarks.cores import this_thread_on, two_cores
 from benchmarks.raw_frames import RawProtocol
 from benchmarks.task_side import STOP, BusyOperator, EchoOperator, endless
 from spark_bridge import Sidecar
@@ -80,23 +81,25 @@ async def running_pair(spark: SparkSession, *, busy: bool = False) -> AsyncItera
     """``busy``: the task computes pure Python all the time, and looks at its mailbox between records."""
     coordinator = BenchCoordinator()
     raw_ends = [RawProtocol() for _ in range(2 if busy else 1)]
+    driver_core, task_core = two_cores() or (None, None)
     async with asyncio.TaskGroup() as group, Sidecar(spark) as sidecar, _listening(raw_ends) as ports:
         handle = await sidecar.coordinate("bench", coordinator, parallelism=1)
-        job = group.create_task(asyncio.to_thread(_run_job, spark, handle, ports, busy))
+        job = group.create_task(asyncio.to_thread(_run_job, spark, handle, ports, busy, task_core))
         async with asyncio.timeout(READY_TIMEOUT_S):
             for end in raw_ends:
                 await end.connected
             gateway = await coordinator.gateway
-        yield Pair(raw_ends[0], raw_ends[1] if busy else None, coordinator, gateway)
+        with this_thread_on(driver_core):
+            yield Pair(raw_ends[0], raw_ends[1] if busy else None, coordinator, gateway)
         await (await gateway.send_event(STOP))
         await job
 
 
-def _run_job(spark: SparkSession, handle: OperatorHandle, ports: list[int], busy: bool) -> None:
+def _run_job(spark: SparkSession, handle: OperatorHandle, ports: list[int], busy: bool, task_core: int | None) -> None:
     records = spark.sparkContext.parallelize([0], 1)
     if busy:
         records = records.mapPartitions(endless)
-    records.mapPartitions(handle.subtask(BusyOperator if busy else EchoOperator, ports)).count()
+    records.mapPartitions(handle.subtask(BusyOperator if busy else EchoOperator, ports, task_core)).count()
 
 
 @asynccontextmanager

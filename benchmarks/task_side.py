@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from benchmarks.cores import whole_process_on
 from benchmarks.raw_frames import ANSWER, ECHO, FLOOD, RawSocket
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 
@@ -26,16 +27,18 @@ class EchoOperator(SubtaskOperator):
     The baseline's socket has a thread of its own, which blocks in its read.
     """
 
-    def __init__(self, raw_ports: list[int]) -> None:
+    def __init__(self, raw_ports: list[int], core: int | None) -> None:
         self.stopped = False
         self.alone_interval_s: float | None = None
         self.context: SubtaskContext
         self._raw_ports = raw_ports
+        self._core = core
         self._sockets: list[RawSocket] = []
         self._reader: threading.Thread
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
+        whole_process_on(self._core)
         self._sockets = [RawSocket(port) for port in self._raw_ports]
         self._reader = threading.Thread(target=self._sockets[-1].serve, name="raw-reader", daemon=True)
         self._reader.start()

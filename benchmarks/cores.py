@@ -1,0 +1,42 @@
+"""One core for the driver's loop and another for the task, as on two machines.
+
+Left alone, the system now and then puts both bare ends of the baseline on one core, for a whole round: then no sleeping
+processor has to be woken, and a round trip takes 19 instead of 110 microseconds. Which of the two one gets is a matter
+of luck, and a ratio to it is one, too. Where cores cannot be chosen, nothing is done.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def two_cores() -> tuple[int, int] | None:
+    """The driver's and the task's; None where there are no two, or they cannot be chosen."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    return (cores[0], cores[1]) if len(cores) > 1 else None
+
+
+@contextmanager
+def this_thread_on(core: int | None) -> Iterator[None]:
+    """The calling thread, and those that it starts, run on that core; afterwards where they did before."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def whole_process_on(core: int | None) -> None:
+    """All threads of this process, and those that they start, run on that core from here on."""
+    if core is not None:
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {core})
