@@ -18,6 +18,7 @@ from protocol.codec import FrameDecoder, WireLimits, decode_message, encode_mess
 from protocol.errors import HandshakeFailed, LocalProtocolError, VersionMismatch
 from protocol.handshake import PROTOCOL_VERSION, ClientHandshake
 from protocol.messages import AttemptEnded, Confirm, EventMessage, Message, Opened, Resumed, UpMessage
+from spark_bridge.connection import FRAMES_TOGETHER
 from spark_bridge.server import Connection, ServerConfig, ServerStartError, SubtaskServer
 
 SECRET = b"a secret of this application!!!!"
@@ -196,6 +197,24 @@ async def test_what_is_sent_in_one_turn_of_the_loop_leaves_in_one_write(monkeypa
         assert len(written) == 1
         peer._take(written[0])
         assert peer.received == [Confirm(7, seq) for seq in range(10)]
+
+
+async def test_of_very_many_messages_some_leave_before_the_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_running_server() as house:
+        peer = await house.a_task()
+        connection = house.handler.connections[0]
+        written: list[bytes] = []
+        monkeypatch.setattr(connection._transport, "write", written.append)
+        count = 2 * FRAMES_TOGETHER + 1
+        for seq in range(count):
+            connection.send(Confirm(7, seq))
+        assert len(written) == 2
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(written) == 3
+        for frames in written:
+            peer._take(frames)
+        assert peer.received == [Confirm(7, seq) for seq in range(count)]
 
 
 async def test_a_message_that_is_to_leave_at_once_takes_with_it_what_was_sent_before(
