@@ -184,8 +184,8 @@ def _decode_checked(body: bytes, limits: WireLimits) -> Message:
 class _Values:
     """Reads the values of one body in turn, each by itself.
 
-    Whatever the body claims, no list is made but one of pairs, and none before its entries are here: a message as a
-    whole could nest lists that take a thousand times its bytes.
+    Whatever a larger body claims, no list is made but one of pairs, and none before its entries are here: a message as
+    a whole could nest lists that take a thousand times its bytes.
     """
 
     __slots__ = ("_body", "_values")

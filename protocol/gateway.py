@@ -27,7 +27,7 @@ are confirmed to the peer when the coordinator has taken them, so its window bou
 everything else counts as taken when it comes. The events that a restored snapshot held come first, and name the
 subtask that sent them at first (H31, H52).
 
-What concerns a checkpoint is confirmed a little later: with the next item of the checkpoint, or whatever else leaves.
+What concerns a checkpoint is confirmed a little later: with the next item of a checkpoint, or any other confirmation.
 Nobody waits for it, and of a checkpoint's messages a third would be such confirmations alone. A peer that has said
 goodbye does wait: what it still says is confirmed at once.
 

@@ -8,10 +8,10 @@ table below is about the first.
 
 *Down: the intake* (``protocol.downward_intake``). An item that comes for the first time goes into the operator's
 mailbox, and the confirmation leaves behind it, one for all that one read has brought (H23). The mailbox is one
-queue, so no barrier overtakes an event there. What concerns a checkpoint is confirmed with whatever leaves next, its
-acknowledgement above all; nobody waits for that. A barrier that comes apart from the items waits until those before
-it have come. Once the operator has finished, events still arrive but are never confirmed: the coordinator's
-side fails them when it learns of the end, rather than believing them handled.
+queue, so no barrier overtakes an event there. What concerns a checkpoint is confirmed with its acknowledgement, the
+next word of a checkpoint, or any other confirmation; nobody waits for that. A barrier that comes apart from the items
+waits until those before it have come. Once the operator has finished, events still arrive but are never confirmed: the
+coordinator's side fails them when it learns of the end, rather than believing them handled.
 
 *Up: the valve* (``protocol.upward_valve``). An event waits in one queue until it may leave: no checkpoint is closed
 here (H43: upward, *none*, for an event that left early would be in neither snapshot), and the peer's window has

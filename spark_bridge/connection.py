@@ -132,7 +132,6 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle | None = None
         self._outgoing: list[bytes] = []
-        self._outgoing_bytes = 0
         self._handler_knows = False
         self._reason = ""
 
@@ -146,7 +145,7 @@ class Connection(asyncio.Protocol):
     @property
     def unsent_bytes(self) -> int:
         """What waits here for the peer to read."""
-        return self._outgoing_bytes + self._transport.get_write_buffer_size()
+        return sum(map(len, self._outgoing)) + self._transport.get_write_buffer_size()
 
     def identified(self) -> None:
         """The handler knows which attempt this is: no deadline any more. Nothing happens twice or after close."""
@@ -155,14 +154,14 @@ class Connection(asyncio.Protocol):
             self._enter(ConnectionState.IDENTIFIED)
 
     def send(self, message: DownMessage, *, at_once: bool = False) -> None:
-        """Queue a message. All that is sent in one turn of the loop leaves in one write, in order.
+        """Queue a message. What is sent in one turn of the loop leaves together, in order, so many frames at a time.
 
         With ``at_once`` it leaves before this returns, together with what is queued: for the last message of a batch,
         which would gain nothing from waiting for the end of the turn.
 
         After ``close``, or when the peer is gone, it is dropped: what was not confirmed is sent again on the next
-        connection (H24). A peer that does not read is dropped here. Raises ``LocalProtocolError`` for a message that
-        the wire cannot carry.
+        connection (H24). A peer that does not read is dropped as it leaves. Raises ``LocalProtocolError`` for a message
+        that the wire cannot carry.
         """
         if self.state in _TALKING:
             self.send_frames(encode_message(message, self._limits), at_once=at_once)
@@ -173,7 +172,6 @@ class Connection(asyncio.Protocol):
             return
         outgoing = self._outgoing
         outgoing.append(frames)
-        self._outgoing_bytes += len(frames)
         if at_once or len(outgoing) >= FRAMES_TOGETHER:
             self._flush()
         elif len(outgoing) == 1:
@@ -198,7 +196,6 @@ class Connection(asyncio.Protocol):
         """Drop the connection now, with all that waits. Idempotent."""
         self._reason = self._reason or reason
         self._outgoing.clear()
-        self._outgoing_bytes = 0
         if self.state is not ConnectionState.CLOSED:
             self._enter(ConnectionState.CLOSING)
             self._transport.abort()
@@ -248,7 +245,6 @@ class Connection(asyncio.Protocol):
         reason = self._reason or (f"the connection broke: {error}" if error else "the peer closed the connection")
         self._cancel_deadline()
         self._outgoing.clear()
-        self._outgoing_bytes = 0
         self._enter(ConnectionState.CLOSED)
         if self._handler_knows:
             try:
@@ -303,7 +299,6 @@ class Connection(asyncio.Protocol):
         if self._outgoing:
             frames = b"".join(self._outgoing) if len(self._outgoing) > 1 else self._outgoing[0]
             self._outgoing.clear()
-            self._outgoing_bytes = 0
             if not self._transport.is_closing():
                 self._transport.write(frames)
                 self._drop_if_it_does_not_read()
