@@ -105,8 +105,8 @@ UPWARD = (
         ("H30",),
         (Edit("protocol.gateway:GatewayMachine._end_checkpoint", "self._send_confirm(effects, _LATER)", "pass"),),
         argued=(
-            "it only costs memory: nobody waits for this confirmation, the next close or any other confirmation takes it "
-            "along, and a resume covers it; until then the task keeps its acknowledgement, state and all. "
+            "it only costs memory: nobody waits for this confirmation, the next close or any other confirmation takes "
+            "it along, and a resume covers it; until then the task keeps its acknowledgement, state and all. "
             "tests/protocol/test_late_confirmations.py sees it"
         ),
     ),
