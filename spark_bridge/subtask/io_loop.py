@@ -53,6 +53,7 @@ class _Loop:
             except RemoteProtocolError as error:
                 # The peer sends again from where we are, so a new connection heals a gap or a torn frame.
                 self._lost(str(error))
+                self._valve.take_breach()  # or it would count twice
                 self._count_broken(error)
             except OSError as error:
                 self._lost(str(error))
@@ -79,7 +80,7 @@ class _Loop:
                 if wanted != registered:
                     _set_interests(selector, connection, registered, wanted)
                     registered = wanted
-                for key, events in selector.select(valve.pass_time()):
+                for key, events in selector.select(valve.time_to_look()):
                     if key.fileobj is valve.waker:
                         valve.waker.answer()
                         continue

@@ -57,7 +57,7 @@ class OwnReads:
         return self.active or self._last_wait_s < SOON_S
 
     def was_told(self, waited_s: float) -> None:
-        """The task has waited so long for the I/O thread to tell it of something."""
+        """The task has waited so long for the I/O thread to tell it of something; ``math.inf``: of nothing."""
         self._last_wait_s = waited_s
 
     def begin(self, sock: socket.socket) -> None:
@@ -81,7 +81,7 @@ class OwnReads:
                 pass
         if not ready:
             ready = poll(math.ceil(1000 * timeout_s))
-        self._last_wait_s = time.monotonic() - began
+        self._last_wait_s = time.monotonic() - began if ready else math.inf
         if ready and ready != [(self._registered, select.POLLIN)]:
             with suppress(OSError):  # closed meanwhile: the valve says why
                 self._waker.answer()

@@ -102,7 +102,11 @@ class ValveCore:
                 isinstance(message, Confirm) and message.seq >= self._finished_seq for message in messages
             )
         self._carry_out(self._machine.handle_batch(messages, time.monotonic()))
+
+    def _receive(self) -> None:
+        messages = self._wire.receive()
         if messages:
+            self._take(messages)
             self.breaches_in_a_row = 0
 
     def _handle(self, input: SubtaskInput) -> None:
@@ -187,24 +191,26 @@ class ValveCore:
             return events | selectors.EVENT_WRITE if self._wire.has_outgoing else events
 
     def pass_time(self) -> float | None:
-        """Tell the machine the time if it wants to know; return the seconds until that, or ``interests``, is due."""
+        """Tell the machine the time if it wants to know; return the seconds until its next deadline."""
         with self._changed:
             now = time.monotonic()
             deadline = self._machine.next_deadline()
             if deadline is not None and deadline <= now:
                 self._carry_out(self._machine.handle(TimePassed(), now))
                 deadline = self._machine.next_deadline()
-            left_s = None if deadline is None else max(0.0, deadline - now)
-            if not self._own_reads.active:
-                return left_s
-            return WATCH_S if left_s is None else min(WATCH_S, left_s)
+            return None if deadline is None else max(0.0, deadline - now)
+
+    def time_to_look(self) -> float | None:
+        """As ``pass_time``, but a task that reads itself is looked at (``interests``) every ``WATCH_S``."""
+        left_s = self.pass_time()
+        if not self._own_reads.active:
+            return left_s
+        return WATCH_S if left_s is None else min(WATCH_S, left_s)
 
     def read(self) -> None:
         """Take what has come, if anything. Raises ``OSError`` or ``RemoteProtocolError``: drop the connection."""
         with self._changed:
-            messages = self._wire.receive()
-            if messages:
-                self._take(messages)
+            self._receive()
 
     def take_breach(self) -> RemoteProtocolError | None:
         """How the peer has broken the protocol when the task's own thread read, if that is why the connection ends."""
@@ -221,6 +227,7 @@ class ValveCore:
         """The connection broke: from now on the machine keeps what is sent."""
         with self._changed:
             self._wire.drop()
+            self._own_reads.active = False
             self._handle(ConnectionLost())
 
     def attach_connection(self, connection: Connection, received_seq: int, rest: Sequence[DownMessage]) -> None:

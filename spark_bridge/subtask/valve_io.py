@@ -9,6 +9,7 @@ reads when the task does not, puts what came into the mailbox and confirms it at
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -278,9 +279,7 @@ class ValveIo(ValveCore):
     def _read_here(self) -> bool:
         """Take what has come, if anything. False when the connection is broken: the I/O thread sees to that."""
         try:
-            messages = self._wire.receive()
-            if messages:
-                self._take(messages)
+            self._receive()
             return True
         except (OSError, RemoteProtocolError) as error:
             self._broken = self._wire.connection
@@ -332,18 +331,20 @@ class ValveIo(ValveCore):
             or not self.on_task_thread
         ):
             began = time.monotonic()
-            self._changed.wait(left_s)
-            own_reads.was_told(time.monotonic() - began)
+            told = self._changed.wait(left_s)
+            own_reads.was_told(time.monotonic() - began if told else math.inf)
             return
         if not own_reads.active:
             self.waker.wake()  # the I/O thread lets go of the socket
-        own_reads.begin(connection.sock)
-        self._changed.release()
         news = False
         try:
-            news = own_reads.wait(left_s)
+            own_reads.begin(connection.sock)
+            self._changed.release()
+            try:
+                news = own_reads.wait(left_s)
+            finally:
+                self._changed.acquire()
         finally:
-            self._changed.acquire()
             own_reads.waiting = False
         if not (news and self._read_here()):
             own_reads.active = False

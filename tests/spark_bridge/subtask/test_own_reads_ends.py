@@ -1,0 +1,96 @@
+"""A task that reads its socket itself, and how its connection ends: found by breaking it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from protocol.messages import EventMessage
+from spark_bridge.subtask import SubtaskContext
+from tests.spark_bridge.subtask.operators import Calling, EventSource
+from tests.spark_bridge.subtask.peer import Peer, RunningTask
+from tests.spark_bridge.subtask.test_own_reads import begin, eager, send, until, until_it_reads_itself  # noqa: F401
+
+ANSWER_AFTER_S = 0.05
+"""The distance of a slow network; each of its steps is far within ``connect_timeout_s``."""
+
+
+@pytest.mark.usefixtures("eager")
+def test_after_a_break_that_the_io_thread_sees_first_a_distant_sidecar_can_be_reached() -> None:  # H24
+    """Reconnecting has its own time, not the millisecond in which a task that reads itself is looked at."""
+    operator = EventSource()
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint())
+        first = peer.take_task(window_bytes=2**25)
+        send(first, 1, "first")
+        until_it_reads_itself(operator)
+        io, reads = operator.context._io, operator.context._io._own_reads
+        reads._poller.unregister(reads._registered)  # only so that the I/O thread is sure to be the first
+        waits = reads._waits
+        reads.wake()
+        until(lambda: reads.waiting and reads._waits > waits, "it waits again")
+        connection = io.connection
+        assert connection is not None
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        for _ in range(4):
+            operator.context.send_event("x" * 3_000_000)  # by another thread of the task
+        assert io._wire.has_outgoing
+        until_it_reads_itself(operator)
+        first.close()
+        given_up = 0
+        for _ in range(20):
+            sock = peer.accept_raw()
+            reads._registered = -1  # the next connection's socket is looked at again
+            sock.settimeout(ANSWER_AFTER_S)
+            try:
+                if sock.recv(65536):  # the first word of the handshake
+                    sock.recv(65536)  # it can only wait now, or give up
+                given_up += 1
+            except TimeoutError:
+                break
+            except ConnectionError:
+                given_up += 1
+            finally:
+                sock.close()
+        if given_up:
+            io.close()
+            task.error()
+        else:
+            second, _ = peer.resume(received_seq=1)
+            for _ in range(4):
+                second.next_item(EventMessage)
+            send(second, 2, "end")
+            second.finish()
+            assert task.outputs() == ["first"]
+    assert given_up == 0, f"{given_up} connections in a row were given up within {ANSWER_AFTER_S} s"
+
+
+def test_whoever_only_waits_for_a_moment_does_not_take_the_reading_over() -> None:
+    """That a deadline is short says nothing of when something comes."""
+
+    def body(context: SubtaskContext) -> int:
+        return sum(context.wait_for_event(timeout_s=0.001) for _ in range(20))
+
+    operator = Calling(body)
+    with Peer() as peer:
+        task = RunningTask(lambda: operator, peer.endpoint())
+        peer.take_task().finish()
+        assert task.outputs() == [0]
+    assert operator.context._io._own_reads._waits <= 2  # the confirmations of Opened and of Finished are news
+
+
+@pytest.mark.usefixtures("eager")
+def test_what_breaks_the_protocol_is_counted_once() -> None:  # H48
+    """Though the task's thread has seen it, and the I/O thread reads what lies behind it."""
+    operator = EventSource()
+    with Peer() as peer:
+        task, connection = begin(peer, operator)
+        io = operator.context._io
+        connection.sock.sendall(bytes(8) + b"x" * 1_000_000)
+        connection, _ = peer.resume(received_seq=1)
+        counted, left_over = io.breaches_in_a_row, io._breach
+        send(connection, 2, "end")
+        connection.finish()
+        task.outputs()
+    assert (counted, left_over) == (1, None)
