@@ -16,7 +16,7 @@ the actor is over.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -36,7 +36,7 @@ from actors.errors import (
     MailboxFull,
 )
 from actors.failing import Verdict, carry_out, own_failure
-from actors.hooks import SlowHandler, chain, overriding
+from actors.hooks import Receive, SlowHandler, around, overriding
 from actors.mailbox import Envelope, Mailbox, MailboxConfig
 from actors.ref import ActorRef, AskEnvelope, Reply
 from actors.signals import FailCommand, RestartCommand, StopCommand, Stopping, Terminated
@@ -221,9 +221,7 @@ class ActorCell(Generic[M]):
             if verdict is not None:
                 return verdict
 
-    async def _drain_slice(
-        self, handler: Callable[[Any, Any], Coroutine[Any, Any, None]], messages_max: int
-    ) -> Verdict | None:
+    async def _drain_slice(self, handler: Receive, messages_max: int) -> Verdict | None:
         """Handle messages until there is none, a signal comes, or it is time to let others run. The hot loop.
 
         Between taking an item out and the first step of its handler there is no await: nothing can be lost.
@@ -266,19 +264,10 @@ class ActorCell(Generic[M]):
         finally:
             self.direct = handle
 
-    def _handler(self) -> Callable[[Any, Any], Coroutine[Any, Any, None]]:
+    def _handler(self) -> Receive:
         instance = self._instance
         assert instance is not None
-        receive = cast("Callable[[Any, Any], Coroutine[Any, Any, None]]", instance.receive)
-        if not overriding(self.system.hooks):
-            return receive
-        context = self.context
-
-        def innermost(message: Any) -> Awaitable[None]:
-            return receive(context, message)
-
-        outermost = cast("Callable[[Any], Coroutine[Any, Any, None]]", chain(self.system.hooks, self.ref, innermost))
-        return lambda _, message: outermost(message)
+        return around(self.system.hooks, self.ref, self.context, cast(Receive, instance.receive))
 
     async def _take_signal(self, signal: Any) -> Verdict | None:
         match signal:

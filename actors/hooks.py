@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 if TYPE_CHECKING:
+    from actors.context import ActorContext
     from actors.ref import ActorRef
     from actors.supervision import Decision
 
 Proceed: TypeAlias = Callable[[Any], Awaitable[None]]
+Receive: TypeAlias = Callable[[Any, Any], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,20 @@ def overriding(hooks: tuple[Hook, ...]) -> list[Hook]:
     return [hook for hook in hooks if type(hook).around_message is not Hook.around_message]
 
 
-def chain(hooks: tuple[Hook, ...], ref: ActorRef[Any], innermost: Proceed) -> Proceed:
-    """The handler with every ``around_message`` that is overridden put around it."""
-    handler = innermost
-    for hook in reversed(overriding(hooks)):
-        handler = _wrapped(hook, ref, handler)
-    return handler
+def around(hooks: tuple[Hook, ...], ref: ActorRef[Any], context: ActorContext[Any], receive: Receive) -> Receive:
+    """``receive`` with every ``around_message`` that is overridden put around it; itself if there is none."""
+    wanting = overriding(hooks)
+    if not wanting:
+        return receive
+
+    def innermost(message: Any) -> Awaitable[None]:
+        return receive(context, message)
+
+    proceed: Proceed = innermost
+    for hook in reversed(wanting):
+        proceed = _wrapped(hook, ref, proceed)
+    outermost = cast("Callable[[Any], Coroutine[Any, Any, None]]", proceed)
+    return lambda _, message: outermost(message)
 
 
 def _wrapped(hook: Hook, ref: ActorRef[Any], proceed: Proceed) -> Proceed:

@@ -1,8 +1,8 @@
-"""The root of all actors: one task group, one clock, one shutdown deadline.
+"""The root of all actors: one place for their tasks, one clock, one shutdown deadline.
 
-Every task of a system (one for each actor, one for each piece of background work) is started in one place, in
-one anyio task group, so none can outlive the ``async with``. On the way out the top-level actors are stopped,
-their children before them. After four fifths of ``shutdown_timeout_s`` handlers that still run are cancelled;
+Each actor has a plain asyncio task, kept here; whatever else runs (background work, calls from threads) is in one
+anyio task group. Both are waited for, so no task outlives the ``async with``. On the way out the top-level actors are
+stopped, their children before them. After four fifths of ``shutdown_timeout_s`` handlers that still run are cancelled;
 what is left of the time belongs to ``stopped``; at its end everything is cancelled.
 """
 

@@ -49,22 +49,28 @@ async def _one_at_a_time(count: int, once: Callable[[], Awaitable[object]]) -> l
     return samples
 
 
-def event_confirm(quick: bool, progress: Progress) -> list[Figure]:
-    """Microseconds from ``send_event`` to the confirmation, one event at a time, beside a frame and its answer."""
+def _alone(name: str, kind: int, answer: str, quick: bool, progress: Progress) -> list[Figure]:
+    """One event at a time. ``kind``: what the other end does with it; ``answer``: what it is to the baseline."""
     rounds, count = (2, 100) if quick else (10, 1000)
 
     async def measure(spark: SparkSession) -> list[Figure]:
         async with running_pair(spark) as pair:
+            once = pair.echo if kind == ECHO else pair.confirm
             samples, baseline = await interleave_async(
                 rounds,
-                lambda: _one_at_a_time(count, lambda: pair.raw.send(EVENT, PAYLOAD)),
-                lambda: _one_at_a_time(count, lambda: pair.confirm(EVENT, PAYLOAD)),
+                lambda: _one_at_a_time(count, lambda: pair.raw.send(kind, PAYLOAD)),
+                lambda: _one_at_a_time(count, lambda: once(kind, PAYLOAD)),
                 progress,
             )
-        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds}
-        return [Figure("event_confirm", "µs", samples, baseline, {**params, "baseline": f"a small answer: {BARE}"})]
+        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds, "baseline": f"{answer}: {BARE}"}
+        return [Figure(name, "µs", samples, baseline, params)]
 
     return _measured(measure)
+
+
+def event_confirm(quick: bool, progress: Progress) -> list[Figure]:
+    """Microseconds from ``send_event`` to the confirmation, one event at a time, beside a frame and its answer."""
+    return _alone("event_confirm", EVENT, "a small answer", quick, progress)
 
 
 def event_echo(quick: bool, progress: Progress) -> list[Figure]:
@@ -72,20 +78,7 @@ def event_echo(quick: bool, progress: Progress) -> list[Figure]:
 
     Beside a frame there and one of the same size back.
     """
-    rounds, count = (2, 100) if quick else (10, 1000)
-
-    async def measure(spark: SparkSession) -> list[Figure]:
-        async with running_pair(spark) as pair:
-            samples, baseline = await interleave_async(
-                rounds,
-                lambda: _one_at_a_time(count, lambda: pair.raw.send(ECHO, PAYLOAD)),
-                lambda: _one_at_a_time(count, lambda: pair.echo(ECHO, PAYLOAD)),
-                progress,
-            )
-        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds}
-        return [Figure("event_echo", "µs", samples, baseline, {**params, "baseline": f"the frame sent back: {BARE}"})]
-
-    return _measured(measure)
+    return _alone("event_echo", ECHO, "the frame sent back", quick, progress)
 
 
 async def _now_and_then(count: int, once: Callable[[], Awaitable[object]]) -> list[float]:

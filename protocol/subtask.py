@@ -173,10 +173,7 @@ class SubtaskMachine:
                 confirm |= self._receive(message, effects)
         except RemoteProtocolError as error:
             broken = error
-        if confirm:
-            self._send_confirm(effects)
-        else:
-            self._confirm_along(effects)
+        self._send_confirm(effects, at_once=confirm)
         if broken is not None:
             effects.append(DropConnection(str(broken)))
         return effects
@@ -234,7 +231,7 @@ class SubtaskMachine:
     def _attach(self, input: ConnectionAttached, now: float, effects: Effects) -> None:
         self._valve.attach(input.received_seq, effects)
         self._detached_at = None
-        self._send_confirm(effects)
+        self._send_confirm(effects, at_once=True)
 
     def _detach(self, input: ConnectionLost, now: float, effects: Effects) -> None:
         if self._valve.attached:
@@ -296,12 +293,12 @@ class SubtaskMachine:
     def _acknowledge(self, input: SnapshotTaken, now: float, effects: Effects) -> None:
         if self._is_at_barrier(input.checkpoint_id):
             self._valve.acknowledge(input.checkpoint_id, input.state, effects)
-            self._confirm_along(effects)
+            self._send_confirm(effects, at_once=False)
 
     def _decline(self, input: SnapshotRefused, now: float, effects: Effects) -> None:
         if self._is_at_barrier(input.checkpoint_id):
             self._valve.decline(input.checkpoint_id, input.reason, effects)
-            self._confirm_along(effects)
+            self._send_confirm(effects, at_once=False)
 
     def _is_at_barrier(self, checkpoint_id: int) -> bool:
         """False for a checkpoint that is over or unknown: nothing may come of it (H44)."""
@@ -315,10 +312,7 @@ class SubtaskMachine:
     # --- down ---------------------------------------------------------------------------------------------
 
     def _take_message(self, input: MessageReceived, now: float, effects: Effects) -> None:
-        if self._receive(input.message, effects):
-            self._send_confirm(effects)
-        else:
-            self._confirm_along(effects)
+        self._send_confirm(effects, at_once=self._receive(input.message, effects))
 
     def _receive(self, message: DownMessage, effects: Effects) -> bool:
         """Take one message; True if it is an item that wants to be confirmed (again) at once."""
@@ -346,18 +340,17 @@ class SubtaskMachine:
     def _take_barrier_apart(self, input: BarrierArrived, now: float, effects: Effects) -> None:
         self._in.take_barrier_apart(input, effects)
 
-    def _confirm_along(self, effects: Effects) -> None:
-        """What concerns a checkpoint is confirmed together with what is sent next."""
-        if self._in.stream.confirmable_seq > self._confirm_sent and any(
-            isinstance(effect, SendToCoordinator) for effect in effects
-        ):
-            self._send_confirm(effects)
-
-    def _send_confirm(self, effects: Effects) -> None:
+    def _send_confirm(self, effects: Effects, *, at_once: bool) -> None:
+        """What need not be confirmed at once is so together with what is sent anyhow, if it was not before."""
         seq = self._in.stream.confirmable_seq
-        if self._valve.attached and seq:
-            self._confirm_sent = seq
-            effects.append(SendToCoordinator(Confirm(self._id, seq)))
+        if not self._valve.attached or not seq:
+            return
+        if not at_once and (
+            seq == self._confirm_sent or not any(isinstance(effect, SendToCoordinator) for effect in effects)
+        ):
+            return
+        self._confirm_sent = seq
+        effects.append(SendToCoordinator(Confirm(self._id, seq)))
 
     def _enter(self, state: SubtaskState) -> None:
         self._state = state

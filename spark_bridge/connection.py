@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
         which would gain nothing from waiting for the end of the turn.
 
         After ``close``, or when the peer is gone, it is dropped: what was not confirmed is sent again on the next
-        connection (H24). A peer that does not read is dropped as it leaves. Raises ``LocalProtocolError`` for a message
+        connection (H24). A peer that does not read is dropped then. Raises ``LocalProtocolError`` for a message
         that the wire cannot carry.
         """
         if self.state in _TALKING:
@@ -296,17 +296,16 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _flush(self) -> None:
-        if self._outgoing:
-            frames = b"".join(self._outgoing) if len(self._outgoing) > 1 else self._outgoing[0]
-            self._outgoing.clear()
-            if not self._transport.is_closing():
-                self._transport.write(frames)
-                self._drop_if_it_does_not_read()
-
-    def _drop_if_it_does_not_read(self) -> None:
+        if not self._outgoing:
+            return
         waiting = self._transport.get_write_buffer_size()
         if waiting > self._config.write_buffer_bytes_max:
             self.drop(f"the peer does not read: {waiting} bytes wait for it")
+            return
+        frames = b"".join(self._outgoing) if len(self._outgoing) > 1 else self._outgoing[0]
+        self._outgoing.clear()
+        if not self._transport.is_closing():
+            self._transport.write(frames)
 
     def _enter(self, state: ConnectionState) -> None:
         if state is not self.state:

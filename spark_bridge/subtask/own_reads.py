@@ -26,8 +26,8 @@ from spark_bridge.subtask.waker import Waker
 
 __all__ = ["OwnReads"]
 
-SOON_S: Final = 0.005
-IDLE_S: Final = 0.02
+SOON_S: Final = 0.005  # a wait that was shorter makes it worth reading during the next one
+IDLE_S: Final = 0.02  # without news for so long, the reading goes back
 WATCH_S: Final = 0.001  # between two looks of the I/O thread, while the task reads; it takes over at the second one
 
 
