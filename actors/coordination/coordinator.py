@@ -258,10 +258,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self.raise_global_failure("checkpoint_coordinator", error, context)
             self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
         else:
-            # Queued, before any gateway can say in the middle of this that it is drained: the tracker hears it first.
-            self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, bytes(state), self.taken.at_this_moment()))
             for gateway_ref in self._live.values():
                 gateway_ref.tell_direct(CutReached(checkpoint_id))
+            self._tracker_ref.tell(CoordinatorSnapshotTaken(checkpoint_id, bytes(state), self.taken.at_this_moment()))
         finally:
             deadline.cancel()
 

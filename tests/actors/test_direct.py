@@ -19,7 +19,7 @@ from actors import (
     Proceed,
     Supervision,
 )
-from actors.testing import deterministic_system, settle
+from actors.testing import VirtualClock, deterministic_system, settle
 
 
 class Recorder(DirectActor[Any]):
@@ -116,6 +116,24 @@ async def test_a_failure_is_the_actors_own() -> None:
         assert [letter.reason for letter in lost] == [DeadLetterReason.HANDLER_FAILED]
         ref.tell_direct("again")
         assert seen[-1] == "again"
+
+
+async def test_between_two_instances_nobody_is_there_to_take_it() -> None:
+    seen: list[Any] = []
+    clock = VirtualClock()
+
+    def fail(context: ActorContext[Any]) -> None:
+        raise ValueError("broken")
+
+    async with ActorSystem("t", clock=clock) as system:
+        ref = await idle(system, seen, Supervision(Directive.RESTART, backoff_s=1.0))
+        ref.tell_direct(fail)
+        await settle()
+        ref.tell_direct("meanwhile")
+        assert seen == []
+        await clock.advance(1.0)
+        await settle()
+        assert seen == ["started", "meanwhile"]
 
 
 async def test_a_failure_that_nobody_handles_ends_the_system() -> None:

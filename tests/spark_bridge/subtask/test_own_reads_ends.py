@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 
 import pytest
 
 from protocol.messages import EventMessage
-from spark_bridge.subtask import SubtaskContext
+from spark_bridge.subtask import SubtaskContext, io_loop
 from tests.spark_bridge.subtask.operators import Calling, EventSource
 from tests.spark_bridge.subtask.peer import Peer, RunningTask
 from tests.spark_bridge.subtask.test_own_reads import begin, eager, send, until, until_it_reads_itself  # noqa: F401
@@ -41,6 +42,7 @@ def test_after_a_break_that_the_io_thread_sees_first_a_distant_sidecar_can_be_re
         given_up = 0
         for _ in range(20):
             sock = peer.accept_raw()
+            assert not reads.active  # for there is nothing to read
             reads._registered = -1  # the next connection's socket is looked at again
             sock.settimeout(ANSWER_AFTER_S)
             try:
@@ -87,10 +89,25 @@ def test_what_breaks_the_protocol_is_counted_once() -> None:  # H48
     with Peer() as peer:
         task, connection = begin(peer, operator)
         io = operator.context._io
-        connection.sock.sendall(bytes(8) + b"x" * 1_000_000)
+        with suppress(ConnectionError):  # the task closes at the first bytes
+            connection.sock.sendall(bytes(8) + b"x" * 1_000_000)
         connection, _ = peer.resume(received_seq=1)
         counted, left_over = io.breaches_in_a_row, io._breach
         send(connection, 2, "end")
         connection.finish()
         task.outputs()
     assert (counted, left_over) == (1, None)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_peer_that_only_breaks_the_protocol_is_given_up_though_the_task_reads() -> None:  # H48
+    operator = EventSource()
+    with Peer() as peer:
+        task, connection = begin(peer, operator)
+        for broken in range(1, io_loop.BROKEN_IN_A_ROW_MAX + 1):
+            until_it_reads_itself(operator)
+            connection.sock.sendall(bytes(8))
+            if broken < io_loop.BROKEN_IN_A_ROW_MAX:
+                connection, _ = peer.resume(received_seq=1)
+        error = task.error()
+    assert "again and again" in str(error)
