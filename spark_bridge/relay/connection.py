@@ -16,6 +16,7 @@ import secrets
 import struct
 import time
 from enum import Enum
+from typing import cast
 
 import structlog
 
@@ -55,8 +56,7 @@ class RelayLink(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
         if not self._server.admit(self):
             self.close("the relay is over")
             return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import anyio
 import pytest
+import uvloop
 from pyspark.sql import SparkSession
 
 from actors.coordination import SourceCoordinator, StaticSplitEnumerator
@@ -177,6 +179,21 @@ async def test_the_sidecar_runs_on_the_callers_loop_too_and_again_after_it_was_l
         squares = await sidecar.coordinate("squares", source(), parallelism=2)
         rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(squares.subtask(Squares))
         rows = await anyio.to_thread.run_sync(rdd.collect)
+    assert sorted(rows) == [n * n for n in SPLITS]
+
+
+def test_the_sidecar_runs_on_a_loop_of_uvloop_too(spark: SparkSession) -> None:
+    """Its transports are asyncio's by their methods, not by their class."""
+
+    async def squares_of() -> tuple[str, list[int]]:
+        async with Sidecar(spark) as sidecar:
+            squares = await sidecar.coordinate("squares", source(), parallelism=2)
+            rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(squares.subtask(Squares))
+            return sidecar.relay_kind, await anyio.to_thread.run_sync(rdd.collect)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        relay_kind, rows = runner.run(squares_of())
+    assert relay_kind == "jvm"
     assert sorted(rows) == [n * n for n in SPLITS]
 
 
