@@ -20,6 +20,10 @@ class PausingOperator(SubtaskOperator):
         return self._pausing(records)
 
 
+class PausingAsHeavily(Pausing):
+    """A plain task that is as much work as ``PausingOperator`` for a new worker: this module brings all its imports."""
+
+
 class ThrowingOperator(SubtaskOperator):
     """``Thrower`` as a subtask: it begins when its coordinator has called it ready."""
 

@@ -9,9 +9,10 @@ a known tag, the right number of fields, each of the right type and in range. Wh
 held to the same rules before it leaves, with ``LocalProtocolError``, so that the fault is named at the end
 that made it.
 
-The two messages that travel by the million, ``EventMessage`` and ``Confirm``, are written with a fixed layout
-(all integers 64 bit), which ``struct`` packs and unpacks in one call. The layout is plain msgpack: a peer
-that writes the same array with shorter integers is understood too.
+The two messages that travel by the million, ``EventMessage`` and ``Confirm``, and the words of a checkpoint that
+every subtask says or hears, are written with a fixed layout (all integers 64 bit), which ``struct`` packs and
+unpacks in one call. The layout is plain msgpack: a peer that writes the same array with shorter integers is
+understood too.
 
 Functions here are pure and may be called from any thread.
 """
@@ -21,13 +22,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from struct import Struct
 from struct import error as StructError
-from typing import Any
+from typing import Any, cast, get_args
 
 import msgpack
 
 from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
 from protocol.framing import DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
-from protocol.messages import Confirm, EventMessage, Message
+from protocol.messages import (
+    CheckpointAborted,
+    CheckpointCompleted,
+    ClosedForCheckpoint,
+    CloseForCheckpoint,
+    Confirm,
+    EventMessage,
+    Message,
+    SavepointTaken,
+)
 from protocol.wire_format import BY_KIND, BY_TAG, CONFIRM_TAG, EVENT_TAG, INT_MAX, PAIR_LISTS, text
 
 __all__ = [
@@ -58,6 +68,12 @@ _EVENT_PREFIX = bytes((0x94, EVENT_TAG, 0xCF))
 _CONFIRM_FRAME = Struct(">IBBBQBQ")
 _CONFIRM_BODY = Struct(">BBBQBQ")
 _CONFIRM_PREFIX = bytes((0x93, CONFIRM_TAG, 0xCF))
+# Frame length; msgpack array of 4; tag; u64 task attempt id; u64 seq; u64 checkpoint id.
+_WORD_FRAME = Struct(">IBBBQBQBQ")
+_WORD_BODY = Struct(">BBBQBQBQ")
+_Word = ClosedForCheckpoint | CloseForCheckpoint | CheckpointCompleted | CheckpointAborted | SavepointTaken
+_WORD_TAGS: dict[type[Message], int] = {kind: BY_KIND[kind][0] for kind in get_args(_Word)}
+_WORDS: dict[int, type[_Word]] = {BY_KIND[kind][0]: kind for kind in get_args(_Word)}
 
 
 def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
@@ -78,6 +94,11 @@ def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> byt
             task, seq = message.task_attempt_id, message.seq
             if 0 <= seq <= INT_MAX and 0 <= task <= INT_MAX:
                 return _CONFIRM_FRAME.pack(20, 0x93, CONFIRM_TAG, 0xCF, task, 0xCF, seq)
+        elif (tag := _WORD_TAGS.get(type(message))) is not None:
+            word = cast(_Word, message)
+            task, seq, checkpoint_id = word.task_attempt_id, word.seq, word.checkpoint_id
+            if 0 < seq <= INT_MAX and 0 <= task <= INT_MAX and 0 <= checkpoint_id <= INT_MAX:
+                return _WORD_FRAME.pack(29, 0x94, tag, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id)
     except (TypeError, StructError):
         pass  # a field of another type, which the checks name
     return _encode_checked(message, limits)
@@ -129,6 +150,10 @@ def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
         _, _, _, task, mark_seq, seq = _CONFIRM_BODY.unpack(body)
         if mark_seq == 0xCF and seq <= INT_MAX and task <= INT_MAX:
             return Confirm(task, seq)
+    elif len(body) == 29 and body[0] == 0x94 and (kind := _WORDS.get(body[1])) is not None:
+        _, _, mark_task, task, mark_seq, seq, mark_id, checkpoint_id = _WORD_BODY.unpack(body)
+        if mark_task == mark_seq == mark_id == 0xCF and (0 < seq <= INT_MAX and max(task, checkpoint_id) <= INT_MAX):
+            return kind(task, seq, checkpoint_id)
     message = _decode_small(body, limits) if len(body) <= _CLAIMS_UNCHECKED_BYTES else None
     return _decode_checked(body, limits) if message is None else message
 

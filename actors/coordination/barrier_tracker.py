@@ -69,6 +69,7 @@ from protocol.barrier_tracker import (
     CompletedCheckpoint,
     DiscardCheckpoint,
     EndSavepoint,
+    GatewayDrained,
     OperatorResetRequired,
     RaiseGlobalFailure,
     RefuseCheckpoint,
@@ -79,6 +80,8 @@ from protocol.barrier_tracker import (
     SendBarrier,
     SnapshotCoordinator,
     StoreCheckpoint,
+    SubtaskAcknowledged,
+    SubtaskClosed,
     SubtaskResetRequired,
     TellFailed,
     TellReady,
@@ -145,6 +148,10 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
     def handle(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
         now = context.clock.now()
         match message:
+            case (
+                SubtaskClosed() | GatewayDrained() | SubtaskAcknowledged()
+            ):  # of each checkpoint, each from each subtask
+                self._handle(context, message, now)
             case StartOperator(reply_to):
                 restored = self._config.restored
                 point = None if restored is None else (restored.checkpoint_id, restored.coordinator_state)
@@ -179,7 +186,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         effects = self._machine.handle(machine_input, now)
         self._carry_out(context, effects, now, callback_us)
         self._labels.see(self._machine.pending_ids)
-        if TriggerCheckpoint() in effects:
+        if effects and TriggerCheckpoint() in effects:
             self._trigger(context, now)
 
     def _trigger(

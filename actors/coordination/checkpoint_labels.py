@@ -7,8 +7,6 @@ find its output without the label, or the label without its output.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 class CheckpointLabels:
     """Of one operator; ``restored`` is the label of the checkpoint that it starts from. Loop only."""
@@ -43,8 +41,10 @@ class CheckpointLabels:
         if succeeded:
             self._now = self._after
 
-    def see(self, pending_ids: Iterable[int]) -> None:
+    def see(self, pending_ids: tuple[int, ...]) -> None:
         """These are under way: those that are new have begun at this moment, those that are missing are over."""
+        if pending_ids == tuple(self._of):
+            return
         self._of = {checkpoint_id: self._of.get(checkpoint_id, self._now) for checkpoint_id in pending_ids}
 
     def of(self, checkpoint_id: int) -> str:

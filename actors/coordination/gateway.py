@@ -40,6 +40,9 @@ from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.gateway import GatewayMachine
 from protocol.gateway_types import (
     AttemptIsOver,
+    BarrierRequested,
+    CheckpointOver,
+    CloseRequested,
     ConfirmEvent,
     DeliverEvent,
     DeliverRequest,
@@ -185,6 +188,10 @@ class GatewayActor(DirectActor[GatewayMessage]):
             self._connection = None
             self._carry_out(self._machine.handle(ConnectionLost(), now), now)
 
+    def _step_checkpoint(self, message: CloseRequested | BarrierRequested | CheckpointOver, now: float) -> None:
+        """Every other subtask is told the same behind this: this one begins meanwhile."""
+        self._carry_out(self._machine.handle(message, now), now, at_once=True)
+
     def _take_time(self, message: TimePassed, now: float) -> None:
         self._deadline.fired()
         self._carry_out(self._machine.handle(message, now), now)
@@ -223,7 +230,8 @@ class GatewayActor(DirectActor[GatewayMessage]):
             kind = type(effect)
             if kind is SendToAttempt:
                 if self._connection is not None:
-                    self._connection.send(cast(SendToAttempt, effect).message, at_once=at_once)
+                    message = cast(SendToAttempt, effect).message
+                    self._connection.send(message, at_once=at_once and effect is effects[-1])
             elif kind is DeliverEvent:
                 last_seq = last_seq or max(other.seq for other in effects if isinstance(other, DeliverEvent))
                 self._deliver_event(cast(DeliverEvent, effect), last_seq)
@@ -306,6 +314,9 @@ _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     AttemptIsOver: GatewayActor._be_told_of_the_end,
     Retire: GatewayActor._retire,
     TimePassed: GatewayActor._take_time,
+    CloseRequested: GatewayActor._step_checkpoint,
+    BarrierRequested: GatewayActor._step_checkpoint,
+    CheckpointOver: GatewayActor._step_checkpoint,
 }
 """What becomes of a message; every other one is for the machine as it is."""
 

@@ -76,9 +76,13 @@ class CheckpointSchedule:
         due_at = self._due_at()
         return None if due_at == inf else due_at
 
+    def may_ask(self, now: float) -> bool:
+        """Whether ``ask`` would do anything at all: it is the cheaper question."""
+        return self._asked_in_vain(now) or now >= self._due_at()
+
     def ask(self, now: float) -> bool:
         """Whether to ask for one now; call it only when one could start."""
-        if -inf < self.asked_until <= now:
+        if self._asked_in_vain(now):
             self.asked_until = -inf
             if self.final_asked > self.config.tolerated_failures:
                 self.final_at = inf
@@ -92,7 +96,11 @@ class CheckpointSchedule:
                 self.due_at = now + self.config.interval_s
         return True
 
+    def _asked_in_vain(self, now: float) -> bool:
+        return -inf < self.asked_until <= now
+
     def _due_at(self) -> float:
-        by_interval = max(self.due_at, self.not_before)
-        final = self.final_at if self.final_id is None else inf
-        return max(min(by_interval, final), self.asked_until)
+        due_at = self.not_before if self.due_at < self.not_before else self.due_at  # by the interval
+        if self.final_id is None and self.final_at < due_at:
+            due_at = self.final_at
+        return self.asked_until if due_at < self.asked_until else due_at

@@ -148,9 +148,10 @@ class BarrierTracker:
 
     def next_deadline(self) -> float | None:
         """When ``TimePassed`` is due at the latest."""
-        due_at = self._schedule.next_deadline()
-        deadlines = (self._under_way.next_deadline(), due_at if due_at is not None and self._could_start() else None)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        due_at, deadline = self._schedule.next_deadline(), self._under_way.next_deadline()
+        if due_at is None or (deadline is not None and deadline <= due_at) or not self._could_start():
+            return deadline
+        return due_at
 
     def handle(self, input: TrackerInput, now: float) -> list[TrackerEffect]:
         """Take a fact in, return what to do, in order. ``now`` is in seconds, of a monotonic clock.
@@ -171,7 +172,7 @@ class BarrierTracker:
                 self._schedule.ended(checkpoint_id, now)
         self._start_queued(now, out)
         self._schedule.see_attempts(self._attempts.running(), now)
-        if self._could_start() and self._schedule.ask(now):
+        if self._schedule.may_ask(now) and self._could_start() and self._schedule.ask(now):
             out.append(TriggerCheckpoint())
         return out
 

@@ -209,9 +209,31 @@ def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
             decode_message(head)
     with pytest.raises(RemoteProtocolError, match="must be from"):
         decode_message(codec._CONFIRM_BODY.pack(0x93, 2, 0xCF, 2**63, 0xCF, 1))
+    for task, seq, checkpoint_id in ((2**63, 1, 1), (1, 0, 1), (1, 2**63, 1), (1, 1, 2**63)):
+        with pytest.raises(RemoteProtocolError, match="must be from"):
+            decode_message(codec._WORD_BODY.pack(0x94, 35, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id))
 
 
-@pytest.mark.parametrize("message", [EventMessage(1, 0, b""), EventMessage(-1, 1, b""), Confirm(1, -1), Opened(1, 0)])
+def test_a_word_of_the_length_of_the_fixed_layout_need_not_have_it() -> None:
+    """Signed integers of 64 bit take as many bytes."""
+    body = bytes((0x94, 35)) + b"".join(b"\xd3" + number.to_bytes(8, "big", signed=True) for number in (7, 8, -1))
+    assert len(body) == codec._WORD_BODY.size
+    assert decode_message(body) == CloseForCheckpoint(7, 8, -1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        EventMessage(1, 0, b""),
+        EventMessage(-1, 1, b""),
+        Confirm(1, -1),
+        Opened(1, 0),
+        CloseForCheckpoint(-1, 1, 1),
+        CloseForCheckpoint(1, 0, 1),
+        CloseForCheckpoint(1, 1, -2),
+        CloseForCheckpoint(1, 1, 2**63),
+    ],
+)
 def test_a_number_out_of_range_does_not_leave(message: Message) -> None:
     with pytest.raises(LocalProtocolError, match="must be from"):
         encode_message(message)

@@ -9,7 +9,14 @@ from typing import Any, get_args
 from actors.coordination.gateway import _EFFECTS, TAKEN_EVERY
 from actors.coordination.messages import MessagesArrived
 from protocol.gateway_types import DeliverEvent, GatewayEffect, SendToAttempt
-from protocol.messages import Confirm, DownMessage, EventMessage
+from protocol.messages import (
+    BarrierMessage,
+    CheckpointCompleted,
+    CloseForCheckpoint,
+    Confirm,
+    DownMessage,
+    EventMessage,
+)
 from tests.actors.coordination.executor import MemoryConnection, Task
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
 
@@ -73,6 +80,24 @@ async def test_an_event_leaves_with_others_of_its_turn_where_one_is_under_way_al
             await coordinator.gateways[0].send_event(number)
         await world.settle()
         assert connections[0].events() == [(1, True), (2, False), (3, False), (4, False), (5, False)]
+
+
+async def test_what_a_checkpoint_says_leaves_before_the_next_subtask_is_told() -> None:
+    """In one write with the confirmation behind it."""
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        connections = watch(world)
+        await world.running(0)
+        before = len(connections[0].sent)
+        world.checkpoint()
+        await world.settle()
+        assert [(type(message), at_once) for message, at_once in connections[0].sent[before:]] == [
+            (CloseForCheckpoint, True),
+            (BarrierMessage, False),
+            (Confirm, True),
+            (CheckpointCompleted, False),
+            (Confirm, True),
+        ]
 
 
 async def test_a_task_hears_once_of_events_that_came_together_and_were_taken() -> None:
