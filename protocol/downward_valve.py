@@ -122,8 +122,9 @@ class DownwardValve:
         # Held: the id that holds it, its place among all that were submitted, itself.
         self._held: deque[tuple[int, int, Submitted]] = deque()
         self._held_bytes = 0
-        # In the stream and to be confirmed in time: item number, reading of the connected clock, itself.
-        self._awaited: deque[tuple[int, float, Submitted]] = deque()
+        # In the stream and to be confirmed in time: item number, reading of the connected clock. Plain numbers, for
+        # thousands may be under way, and whatever else were kept of each would be work for the garbage collector.
+        self._awaited: deque[tuple[int, float]] = deque()
         self._order = 0  # events and answers submitted, of all kinds;
         self._submitted = 0  # of these, the ones that a checkpoint waits for;
         self._settled = 0  # of those, the confirmed ones
@@ -163,12 +164,10 @@ class DownwardValve:
 
     def describe_late(self, now: float) -> tuple[str, int | None]:
         """Name what is late, for people (H25), and its event id unless it is an answer."""
-        seq, started, submitted = self._awaited[0]
+        seq, started = self._awaited[0]
         waited_s = now - self._paused_s - started
-        if isinstance(submitted, EventSubmitted):
-            name, event_id = f"event {submitted.event_id}", submitted.event_id
-        else:
-            name, event_id = f"the answer to request {submitted.request_id}", None
+        item, _, event_id = self.stream.entry(seq)
+        name = f"the answer to request {item.request_id}" if isinstance(item, AnswerMessage) else f"event {event_id}"
         return f"{name} (item {seq}) for {self._attempt} was not confirmed within {waited_s:.3f} s", event_id
 
     # --- events and answers -------------------------------------------------------------------------------
@@ -222,7 +221,7 @@ class DownwardValve:
             awaited = True
         if awaited:
             reading = now if self.stopped_at is None else self.stopped_at
-            self._awaited.append((seq, reading - self._paused_s, submitted))
+            self._awaited.append((seq, reading - self._paused_s))
         self._last_event_seq = seq
         if self.attached:
             effects.append(SendToAttempt(item))

@@ -133,6 +133,10 @@ class OutgoingStream(Generic[ItemT]):
         """What a new connection has to send again, in order."""
         return (entry[0] for entry in self._entries)
 
+    def entry(self, seq: int) -> Entry[ItemT]:
+        """That of the unconfirmed item ``seq``."""
+        return self._entries[seq - self.confirmed_seq - 1]
+
     def tags(self) -> Iterator[int]:
         """The owner's numbers of the unconfirmed items that have one, in order."""
         return (entry[2] for entry in self._entries if entry[2] is not None)

@@ -14,9 +14,12 @@ class Confirmation:
     May be awaited many times, by many, or not at all; cancelling a waiter leaves the event alone.
     """
 
-    __slots__ = ("_callbacks", "_done", "_error", "_waiters")
+    __slots__ = ("_callbacks", "_done", "_error", "_waiters", "sent_at", "size")
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 0, sent_at: float = 0.0) -> None:
+        """For the gateway: the bytes of the encoded event, and when it was handed over, on the actors' clock."""
+        self.size = size
+        self.sent_at = sent_at
         self._done = False
         self._error: AttemptOver | None = None
         self._waiters: list[asyncio.Future[None]] | None = None  # most have one of these at the most

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from actors import ActorContext, ActorRef, DirectActor
+from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.gateway_handle import SendBudget
@@ -103,7 +104,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._statistics = statistics
         self._inject_barrier = inject_barrier
         self._connection: AttemptConnection | None = None
-        self._unsettled: dict[int, SendEvent] = {}
+        self._unsettled: dict[int, Confirmation] = {}
         self._event_count = 0
         self._deadline = DeadlineTimer()
         self._over = False
@@ -134,7 +135,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._budget.handed_over.popleft()
         self._event_count += 1
         event_id = self._event_count
-        self._unsettled[event_id] = message
+        self._unsettled[event_id] = message.confirmation
         self._statistics.events_sent += 1
         effects = self._machine.handle(EventSubmitted(event_id, message.payload, message.loss_tolerant), now)
         if not effects:
@@ -251,17 +252,17 @@ class GatewayActor(DirectActor[GatewayMessage]):
         )
 
     def _confirm_event(self, effect: ConfirmEvent, now: float) -> None:
-        unsettled = self._unsettled.pop(effect.event_id)
+        confirmation = self._unsettled.pop(effect.event_id)
         self._statistics.events_confirmed += 1
-        self._statistics.confirm_us.record((now - unsettled.sent_at) * 1e6)
-        self._budget.give_back(len(unsettled.payload))
-        unsettled.confirmation.settle()
+        self._statistics.confirm_us.record((now - confirmation.sent_at) * 1e6)
+        self._budget.give_back(confirmation.size)
+        confirmation.settle()
 
     def _fail_event(self, effect: FailEvent, now: float) -> None:
-        unsettled = self._unsettled.pop(effect.event_id)
+        confirmation = self._unsettled.pop(effect.event_id)
         self._statistics.events_failed += 1
-        self._budget.give_back(len(unsettled.payload))
-        unsettled.confirmation.settle(effect.error)
+        self._budget.give_back(confirmation.size)
+        confirmation.settle(effect.error)
 
     def _expire_connection(self, effect: ExpireConnection, now: float) -> None:
         self._report(ConnectionExpired(self._attempt.operator_id, self._attempt.task_attempt_id))

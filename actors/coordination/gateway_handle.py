@@ -130,13 +130,13 @@ class GatewayHandle:
         return self._hand_over(payload, loss_tolerant)
 
     def _hand_over(self, payload: bytes, loss_tolerant: bool) -> Confirmation:
-        confirmation = Confirmation()
+        confirmation = Confirmation(len(payload), self._clock())
         if self._budget.over is not None:
             self._budget.give_back(len(payload))
             confirmation.settle(self._budget.over)
             return confirmation
         self._budget.handed_over.append(confirmation)
-        self._ref.tell_direct(SendEvent(payload, loss_tolerant, confirmation, self._clock()))
+        self._ref.tell_direct(SendEvent(payload, loss_tolerant, confirmation))
         return confirmation
 
 

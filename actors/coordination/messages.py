@@ -28,7 +28,6 @@ class SendEvent:
     payload: bytes
     loss_tolerant: bool
     confirmation: Confirmation
-    sent_at: float
 
 
 @value
