@@ -59,9 +59,14 @@ def reads_of(operator: Recorder) -> OwnReads:
 
 
 def until_it_reads_itself(operator: Recorder) -> None:
-    """It waits by itself, and the I/O thread has looked since then: it has let go of the socket."""
-    reads = reads_of(operator)
-    until(lambda: reads.waiting and reads._seen == reads._waits, "the task reads by itself")
+    """It has handled all, waits by itself, and the I/O thread has looked since then: it has let go of the socket."""
+    io, reads = operator.context._io, reads_of(operator)
+
+    def it_does() -> bool:
+        with io._changed:
+            return reads.active and reads.waiting and not io.mailbox and reads._seen == reads._waits
+
+    until(it_does, "the task reads by itself")
 
 
 def begin(peer: Peer, operator: Recorder, **changes: Any) -> tuple[RunningTask, PeerConnection]:
