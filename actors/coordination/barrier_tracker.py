@@ -148,9 +148,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
     def handle(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
         now = context.clock.now()
         match message:
-            case (
-                SubtaskClosed() | GatewayDrained() | SubtaskAcknowledged()
-            ):  # of each checkpoint, each from each subtask
+            case SubtaskClosed() | GatewayDrained() | SubtaskAcknowledged():  # each subtask's, of every checkpoint
                 self._handle(context, message, now)
             case StartOperator(reply_to):
                 restored = self._config.restored
