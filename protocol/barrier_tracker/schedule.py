@@ -76,13 +76,13 @@ class CheckpointSchedule:
         due_at = self._due_at()
         return None if due_at == inf else due_at
 
-    def may_ask(self, now: float) -> bool:
-        """Whether ``ask`` would do anything at all: it is the cheaper question."""
-        return self._asked_in_vain(now) or now >= self._due_at()
+    def is_due(self, now: float) -> bool:
+        """Whether to ``ask``, provided that one could start: this is the cheaper question."""
+        return now >= self._due_at()
 
     def ask(self, now: float) -> bool:
         """Whether to ask for one now; call it only when one could start."""
-        if self._asked_in_vain(now):
+        if -inf < self.asked_until <= now:
             self.asked_until = -inf
             if self.final_asked > self.config.tolerated_failures:
                 self.final_at = inf
@@ -95,9 +95,6 @@ class CheckpointSchedule:
             if self.due_at <= now:  # late by more than a round: the rounds that were missed are not made up for
                 self.due_at = now + self.config.interval_s
         return True
-
-    def _asked_in_vain(self, now: float) -> bool:
-        return -inf < self.asked_until <= now
 
     def _due_at(self) -> float:
         due_at = self.not_before if self.due_at < self.not_before else self.due_at  # by the interval

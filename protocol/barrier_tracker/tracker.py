@@ -172,7 +172,7 @@ class BarrierTracker:
                 self._schedule.ended(checkpoint_id, now)
         self._start_queued(now, out)
         self._schedule.see_attempts(self._attempts.running(), now)
-        if self._schedule.may_ask(now) and self._could_start() and self._schedule.ask(now):
+        if self._schedule.is_due(now) and self._could_start() and self._schedule.ask(now):
             out.append(TriggerCheckpoint())
         return out
 

@@ -101,6 +101,13 @@ def test_several_may_be_due_at_once_up_to_the_limit() -> None:
     assert dialogue.wait(3.0) == []
 
 
+def test_the_deadline_of_one_that_is_pending_may_come_before_the_next_is_due() -> None:
+    # H43, H48
+    dialogue = Dialogue(interval_s=30.0, concurrent_max=2).run(A).cut(1, A)
+    assert dialogue.tracker.next_deadline() == 10.0
+    assert kinds(dialogue.wait(10.0)) == [AbortCheckpoint, RaiseGlobalFailure]
+
+
 def test_nothing_is_due_within_the_pause_after_one_has_ended() -> None:
     dialogue = Dialogue(interval_s=3.0, min_pause_s=2.0, tolerated_failures=1).run(A)
     dialogue.wait(2.0)
@@ -179,6 +186,15 @@ def test_a_run_that_ended_well_is_followed_by_one_final_checkpoint() -> None:
     assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
     assert not dialogue.tracker.final_owed
     assert dialogue.tracker.next_deadline() is None
+
+
+def test_while_the_final_one_is_pending_no_other_is_asked_for() -> None:
+    # H43
+    dialogue = a_finished_run(concurrent_max=2)
+    assert kinds(dialogue.tell(RunEnded(7, True))) == [TellRunEnded, TriggerCheckpoint]
+    assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
+    assert dialogue.wait(5.0) == []
+    assert dialogue.tracker.next_deadline() == 10.0
 
 
 @pytest.mark.parametrize(("mode", "succeeded"), [(RestoreMode.BATCH, True), (RestoreMode.STREAMING, False)])

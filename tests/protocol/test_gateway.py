@@ -269,6 +269,20 @@ def test_a_gateway_that_never_gets_a_connection_does_not_wait_for_ever() -> None
     assert gateway.next_deadline() == 35.0
 
 
+def test_what_is_late_is_named_though_other_items_are_under_way_before_it() -> None:
+    # H25, H28
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(41, b"a", loss_tolerant=True), 1.0)
+    gateway.handle(EventSubmitted(42, b"b"), 2.0)
+    effects = gateway.handle(TimePassed(), 12.0)
+    assert isinstance(effects[0], FailAttempt)
+    assert effects[0].reason.startswith("event 42 (item 2) for")
+    assert [(effect.event_id, type(effect.error)) for effect in effects if isinstance(effect, FailEvent)] == [
+        (41, AttemptOver),
+        (42, ConfirmationTimeout),
+    ]
+
+
 def test_a_loss_tolerant_event_fails_no_attempt() -> None:
     # H28
     gateway = a_gateway()
