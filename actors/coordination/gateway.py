@@ -43,7 +43,6 @@ from protocol.gateway_types import (
     AttemptIsOver,
     BarrierRequested,
     CheckpointOver,
-    CloseRequested,
     ConfirmEvent,
     DeliverEvent,
     DeliverRequest,
@@ -189,8 +188,11 @@ class GatewayActor(DirectActor[GatewayMessage]):
             self._connection = None
             self._carry_out(self._machine.handle(ConnectionLost(), now), now)
 
-    def _step_checkpoint(self, message: CloseRequested | BarrierRequested | CheckpointOver, now: float) -> None:
-        """Every other subtask is told the same behind this: this one begins meanwhile."""
+    def _step_checkpoint(self, message: BarrierRequested | CheckpointOver, now: float) -> None:
+        """Every other subtask is told the same behind this: this one begins meanwhile.
+
+        Not so with a close: no barrier leaves before all have closed, so who closes sooner is only held for longer.
+        """
         self._carry_out(self._machine.handle(message, now), now, at_once=True)
 
     def _take_time(self, message: TimePassed, now: float) -> None:
@@ -315,7 +317,6 @@ _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     AttemptIsOver: GatewayActor._be_told_of_the_end,
     Retire: GatewayActor._retire,
     TimePassed: GatewayActor._take_time,
-    CloseRequested: GatewayActor._step_checkpoint,
     BarrierRequested: GatewayActor._step_checkpoint,
     CheckpointOver: GatewayActor._step_checkpoint,
 }

@@ -82,8 +82,8 @@ async def test_an_event_leaves_with_others_of_its_turn_where_one_is_under_way_al
         assert connections[0].events() == [(1, True), (2, False), (3, False), (4, False), (5, False)]
 
 
-async def test_what_a_checkpoint_says_leaves_before_the_next_subtask_is_told() -> None:
-    """In one write with the confirmation behind it."""
+async def test_barriers_and_completions_leave_before_the_next_subtask_is_told() -> None:
+    """In one write with the confirmation behind it. To close early would only make the hold longer."""
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         connections = watch(world)
@@ -92,7 +92,7 @@ async def test_what_a_checkpoint_says_leaves_before_the_next_subtask_is_told() -
         world.checkpoint()
         await world.settle()
         assert [(type(message), at_once) for message, at_once in connections[0].sent[before:]] == [
-            (CloseForCheckpoint, True),
+            (CloseForCheckpoint, False),
             (BarrierMessage, False),
             (Confirm, True),
             (CheckpointCompleted, False),
