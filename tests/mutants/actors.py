@@ -106,7 +106,7 @@ ACTORS = (
         "A confirmed event goes on counting against the sender's bound.",
         "feared",
         ("H27", "H48"),
-        (Edit(f"{GATEWAY}_confirm_event", "self._budget.give_back(len(unsettled.payload))", "pass"),),
+        (Edit(f"{GATEWAY}_confirm_event", "self._budget.give_back(confirmation.size)", "pass"),),
     ),
     Mutant(
         "old-connection-ends-the-new-one",
