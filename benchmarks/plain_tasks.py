@@ -16,17 +16,6 @@ def planned_to_fail(failures: int) -> bool:
     return context.attemptNumber() < failures
 
 
-class Pausing:
-    """A plain task: one output, after a pause in which the machine becomes quiet."""
-
-    def __init__(self, pause_s: float) -> None:
-        self._pause_s = pause_s
-
-    def __call__(self, records: Iterable[Any]) -> Iterator[int]:
-        time.sleep(self._pause_s)
-        yield 0
-
-
 class FailDownstream:
     """Behind the task's function: so the end of a subtask is known from Spark alone, and not from its own goodbye."""
 

@@ -36,7 +36,7 @@ from benchmarks.harness import Figure, Progress, interleave, percentile
 from benchmarks.plain_tasks import FailDownstream
 from benchmarks.raw_frames import LENGTH
 from benchmarks.spark_session import spark_session
-from benchmarks.spark_tasks import PausingAsHeavily, PausingOperator
+from benchmarks.spark_tasks import Pausing, PausingOperator
 from protocol.attempts import FailureReason
 from protocol.facts import TaskEnded, TaskOutcome
 from protocol.handshake import NONCE_BYTES, ServerHandshake
@@ -185,7 +185,7 @@ async def _through_sidecar(spark: SparkSession, kind: RelayKind, failures: int, 
 def _to_bare_socket(spark: SparkSession, failures: int) -> list[float]:
     ends = BareEnds()
     with bare_relay(spark, ends.hear):
-        _fail(spark, PausingAsHeavily(PAUSE_S), failures)
+        _fail(spark, Pausing(PAUSE_S), failures)
     return [heard_us - callback_us for heard_us, callback_us in zip(ends.heard_us, ends.callbacks_us, strict=True)]
 
 

@@ -6,8 +6,22 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from benchmarks.plain_tasks import Pausing, planned_to_fail, read
+from benchmarks.plain_tasks import planned_to_fail, read
 from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
+
+
+class Pausing:
+    """A plain task: one output, after a pause in which the machine becomes quiet.
+
+    It is here so that its worker imports as much as that of ``PausingOperator``.
+    """
+
+    def __init__(self, pause_s: float) -> None:
+        self._pause_s = pause_s
+
+    def __call__(self, records: Iterable[Any]) -> Iterator[int]:
+        time.sleep(self._pause_s)
+        yield 0
 
 
 class PausingOperator(SubtaskOperator):
@@ -18,10 +32,6 @@ class PausingOperator(SubtaskOperator):
 
     def process(self, records: Iterator[Any]) -> Iterable[int]:
         return self._pausing(records)
-
-
-class PausingAsHeavily(Pausing):
-    """A plain task that is as much work as ``PausingOperator`` for a new worker: this module brings all its imports."""
 
 
 class ThrowingOperator(SubtaskOperator):

@@ -251,6 +251,7 @@ async def test_the_figures_of_an_operator_are_kept() -> None:  # H27
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         (task,) = await world.running(0)
+        await world.advance(1.0)  # or what was sent at no time would be as old
         task.deaf = True
         await coordinator.gateways[0].send_event("one")
         await world.advance(0.25)
