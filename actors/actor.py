@@ -38,6 +38,14 @@ class Actor(Generic[M]):
             the deadline of the stop. An exception out of here is logged and goes no further.
         """
 
+    def outlives_cancellation(self, context: ActorContext[M]) -> bool:
+        """Whether to go on after the actor's task was cancelled between two messages, and not by the runtime.
+
+        Code that outlived a call does that, such as an ``asyncio.timeout`` in an async generator that nobody closed.
+        By default the actor ends like one that is cut off.
+        """
+        return False
+
 
 class DirectActor(Actor[M]):
     """An actor that handles each message without awaiting.

@@ -35,6 +35,7 @@ from actors.errors import (
     HandlerFailed,
     MailboxFull,
 )
+from actors.exits import as_exception, forget_cancellations
 from actors.failing import Verdict, carry_out, own_failure
 from actors.hooks import Receive, SlowHandler, around, overriding
 from actors.mailbox import Envelope, Mailbox, MailboxConfig
@@ -70,6 +71,7 @@ class ActorCell(Generic[M]):
     """The inside of one actor. Only the runtime touches it."""
 
     __slots__ = (
+        "_abandoned",
         "_background_idle",
         "_bonds",
         "_closing_scope",
@@ -137,6 +139,7 @@ class ActorCell(Generic[M]):
         self._closing_scope: anyio.CancelScope | None = None
         self._steps: Steps[None]
         self._cut_off = False
+        self._abandoned = False
         self._done_waiters: list[asyncio.Future[None]] | None = None
         self._background_idle: asyncio.Future[None] | None = None
 
@@ -147,6 +150,8 @@ class ActorCell(Generic[M]):
         system = self.system
         self._steps = Steps(self._run(), system.loop_timer, system.slow_handler_limit_s, self._held)
         await self._steps
+        if self._abandoned:
+            self.finish(ActorCancelled(self.path))
 
     async def _run(self) -> None:
         current_cell.set(self)
@@ -163,10 +168,11 @@ class ActorCell(Generic[M]):
             if cancelled:
                 cause = ActorCancelled(self.path)
             try:
-                with anyio.CancelScope(shield=True) as self._closing_scope:
-                    if self._cut_off:
-                        self._closing_scope.cancel()
-                    await self._close(cause)
+                if not self._abandoned:
+                    with anyio.CancelScope(shield=True) as self._closing_scope:
+                        if self._cut_off:
+                            self._closing_scope.cancel()
+                        await self._close(cause)
             except asyncio.CancelledError:
                 pass
             finally:
@@ -175,8 +181,12 @@ class ActorCell(Generic[M]):
     async def _live(self) -> BaseException | None:
         while True:
             verdict = await self._start_instance()
-            if verdict is None:
-                verdict = await self._drain()
+            while verdict is None:
+                try:
+                    verdict = await self._drain()
+                except asyncio.CancelledError:
+                    if not self._outlives_cancellation():
+                        raise
             if verdict.restart_after_s is None:
                 return verdict.cause
             await self._end_instance(verdict.cause, "was restarted before it answered")
@@ -191,7 +201,7 @@ class ActorCell(Generic[M]):
             self._instance = instance = self.factory()
             self.handling = _STARTED
             await instance.started(self.context)
-        except (Exception, asyncio.CancelledError) as failure:
+        except BaseException as failure:
             return self._failed(own_failure(self, failure, "started"), while_starting=True)
         for hook in self.system.hooks:
             hook.actor_started(self.ref, self.restarts)
@@ -221,6 +231,17 @@ class ActorCell(Generic[M]):
             if verdict is not None:
                 return verdict
 
+    def _outlives_cancellation(self) -> bool:
+        """Whether the actor goes on after its idle task was cancelled, which the runtime did not do."""
+        if self.cancel_called or self.system.cancelled:
+            return False
+        instance = self._instance
+        assert instance is not None
+        if not instance.outlives_cancellation(self.context):
+            return False
+        forget_cancellations()
+        return True
+
     async def _drain_slice(self, handler: Receive, messages_max: int) -> Verdict | None:
         """Handle messages until there is none, a signal comes, or it is time to let others run. The hot loop.
 
@@ -243,7 +264,7 @@ class ActorCell(Generic[M]):
             self.handling = message
             try:
                 await handler(context, message)
-            except (Exception, asyncio.CancelledError) as failure:
+            except BaseException as failure:
                 return self._message_failed(item, message, failure)
             # After a slow message the step must end: a slow step is blamed on the last message in it.
             if signals or not queue or timer() - steps.began_at > SLICE_S:
@@ -258,7 +279,8 @@ class ActorCell(Generic[M]):
         self.mailbox.accepted += 1
         try:
             handle(self.context, message)
-        except Exception as failure:
+        except BaseException as error:
+            failure = as_exception(f"actor {self.path!r}: {type(message).__name__}", error)
             self.system.dead_letters.publish(DeadLetter(self.ref, message, DeadLetterReason.HANDLER_FAILED))
             self.mailbox.signal(FailCommand(failure))
         finally:
@@ -285,7 +307,7 @@ class ActorCell(Generic[M]):
         try:
             self.handling = _Call(type(signal).__name__)
             await instance.signal(self.context, signal)
-        except (Exception, asyncio.CancelledError) as failure:
+        except BaseException as failure:
             return self._failed(own_failure(self, failure, type(signal).__name__))
         return None
 
@@ -348,8 +370,8 @@ class ActorCell(Generic[M]):
             try:
                 self.handling = _Call("Stopping")
                 await self._instance.signal(self.context, Stopping())
-            except Exception:
-                self.log.exception("stopping_failed")
+            except BaseException as failure:
+                self.log.error("stopping_failed", exc_info=own_failure(self, failure, "Stopping"))
         await self._end_instance(cause, "is stopped", for_good=True)
 
     async def _end_instance(self, cause: BaseException | None, detail: str, *, for_good: bool = False) -> None:
@@ -377,8 +399,8 @@ class ActorCell(Generic[M]):
         try:
             self.handling = _Call("stopped")
             await instance.stopped(self.context, cause)
-        except Exception:
-            self.log.exception("stopped_failed")
+        except BaseException as failure:
+            self.log.error("stopped_failed", exc_info=own_failure(self, failure, "stopped"))
 
     async def _background_over(self) -> None:
         while self.background:
@@ -426,6 +448,26 @@ class ActorCell(Generic[M]):
             self._cut_off = True
             if self._closing_scope is not None:
                 self._closing_scope.cancel()
+
+    def abandon(self) -> None:
+        """Leave code that has ignored its cancellation where it stands. What its actor holds is not closed.
+
+        First that of its children, then that of its background work: the actor itself only waits for these.
+        """
+        children = [child for child in self.children.values() if not child.finished]
+        for child in children:
+            child.abandon()
+        if children or self.finished:
+            return
+        for work in tuple(self.background):
+            work.abandon(self.log)
+        if self.background:
+            return
+        if self._abandoned:
+            return
+        self._abandoned = True
+        self.log.error("actor ignored its cancellation", what=self._handled, waiting_at=self._steps.place)
+        self._steps.abandon()
 
     # ------------------------------------------------------------- the rest
 
@@ -498,5 +540,10 @@ class ActorCell(Generic[M]):
             hook.slow_handler(SlowHandler(self.ref, what, held_s))
 
     def _held(self, held_s: float) -> None:
+        self.held(self._handled, held_s)
+
+    @property
+    def _handled(self) -> str:
+        """What its code runs for: the name of a message, or of a stage of its life."""
         handling = self.handling
-        self.held(handling.what if isinstance(handling, _Call) else type(handling).__name__, held_s)
+        return handling.what if isinstance(handling, _Call) else type(handling).__name__

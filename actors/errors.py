@@ -39,16 +39,18 @@ class MailboxFull(ActorError):
 
 
 class AskTimeout(ActorError):
-    """No answer came within the time that the caller gave."""
+    """No answer came within the time that the caller gave. ``detail`` says why, where that is known."""
 
-    def __init__(self, actor: str, message_type: str, timeout_s: float) -> None:
-        super().__init__(actor, message_type, timeout_s)
+    def __init__(self, actor: str, message_type: str, timeout_s: float, detail: str = "") -> None:
+        super().__init__(actor, message_type, timeout_s, detail)
         self.actor = actor
         self.message_type = message_type
         self.timeout_s = timeout_s
+        self.detail = detail
 
     def __str__(self) -> str:
-        return f"actor {self.actor!r} did not answer {self.message_type} within {self.timeout_s} s"
+        tail = f": {self.detail}" if self.detail else ""
+        return f"actor {self.actor!r} did not answer {self.message_type} within {self.timeout_s} s{tail}"
 
 
 class HandlerFailed(ActorError):
@@ -74,6 +76,21 @@ class HandlerCancelled(ActorError):
 
     def __str__(self) -> str:
         return f"actor {self.actor!r}: {self.what} awaited something that was cancelled from outside"
+
+
+class ExitRaised(RuntimeError):
+    """Code raised something that is not an ``Exception``, such as ``SystemExit``; that is the ``__cause__``.
+
+    It would have ended the event loop or the task, so it fails only the call that raised it.
+    """
+
+    def __init__(self, what: str, detail: str) -> None:
+        super().__init__(what, detail)
+        self.what = what
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.detail}"
 
 
 class LinkedActorFailed(ActorError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actors.errors import HandlerCancelled
+from actors.exits import contained
 from actors.signals import ChildFailed, FailCommand, RestartCommand
 from actors.supervision import Decision, Directive, Scope
 
@@ -25,10 +26,11 @@ class Verdict:
 def own_failure(cell: ActorCell[Any], failure: BaseException, what: str) -> BaseException:
     """Tell a cancellation of this actor, which is raised again, from one that a handler let out: a failure.
 
-    Without this, a handler that awaits something that others cancelled would end its actor without a word.
+    Without this, a handler that awaits something that others cancelled would end its actor without a word, and a
+    ``SystemExit`` would end the event loop with all actors on it.
     """
     if not isinstance(failure, asyncio.CancelledError):
-        return failure
+        return contained(f"actor {cell.path!r}: {what}", failure)
     task = asyncio.current_task()
     if cell.cancel_called or cell.system.cancelled or (task is not None and task.cancelling()):
         raise failure

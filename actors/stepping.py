@@ -8,8 +8,13 @@ suspension costs nothing extra.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Generic, TypeVar
+from contextlib import suppress
+from typing import Any, Generic, TypeVar, cast
+
+from actors.exits import Abandoned
+from actors.waiting_at import waiting_at
 
 T = TypeVar("T")
 
@@ -21,7 +26,7 @@ class Steps(Generic[T]):
     ``began_at`` is when the current step began, on ``timer``.
     """
 
-    __slots__ = ("_coroutine", "_held", "_limit_s", "_timer", "began_at")
+    __slots__ = ("_coroutine", "_held", "_limit_s", "_task", "_timer", "abandoned", "began_at")
 
     def __init__(
         self,
@@ -35,11 +40,32 @@ class Steps(Generic[T]):
         self._limit_s = limit_s
         self._held = held
         self.began_at = timer()
+        self.abandoned = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def abandon(self) -> None:
+        """Run the coroutine no further, whatever it does about its cancellation; awaiting this then returns None.
+
+        It is told by ``Abandoned``. If it ignores that too it stays where it is, for nothing runs it any more.
+        """
+        self.abandoned = True
+        if self._task is not None:
+            self._task.cancel()
+
+    @property
+    def place(self) -> str:
+        """Where the coroutine waits now."""
+        return waiting_at(self._coroutine)
+
+    def _leave(self) -> None:
+        with suppress(BaseException):  # whatever it says about it, it does not run any more
+            self._coroutine.throw(Abandoned())
 
     def __await__(self) -> Generator[Any, Any, T]:
         send, throw, timer, limit_s = self._coroutine.send, self._coroutine.throw, self._timer, self._limit_s
         sent: Any = None
         thrown: BaseException | None = None
+        self._task = asyncio.current_task()
         while True:
             self.began_at = began_at = timer()
             try:
@@ -58,4 +84,7 @@ class Steps(Generic[T]):
                 self._coroutine.close()
                 raise
             except BaseException as exception:
+                if self.abandoned:
+                    self._leave()
+                    return cast(T, None)
                 thrown = exception

@@ -3,7 +3,8 @@
 Each actor has a plain asyncio task, kept here; whatever else runs (background work, calls from threads) is in one
 anyio task group. Both are waited for, so no task outlives the ``async with``. On the way out the top-level actors are
 stopped, their children before them. After four fifths of ``shutdown_timeout_s`` handlers that still run are cancelled;
-what is left of the time belongs to ``stopped``; at its end everything is cancelled.
+what is left of the time belongs to ``stopped``; at its end everything is cancelled. Code that ignores even that is
+abandoned a second later: it is named in the log, and run no further.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
+from actors.background import Background
 from actors.cell import ActorCell
 from actors.clock import Clock, LoopClock
 from actors.dead_letters import DeadLetters
 from actors.deadlines import Deadlines
 from actors.errors import ActorStopped, NameTaken, SystemNotRunning, WouldDeadlock
+from actors.exits import as_exception, contained
 from actors.hooks import Hook
 from actors.mailbox import MailboxConfig
 from actors.ref import ActorRef
@@ -42,6 +45,10 @@ T = TypeVar("T")
 HANDLERS_SHARE = 0.8
 """The share of a stop's time after which handlers that still run are cancelled; the rest is for
 ``stopped``."""
+
+
+ABANDON_S = 1.0
+"""So long after the end of a stop's time, code that has ignored its cancellation is left where it stands."""
 
 
 class Gate(Protocol):
@@ -101,7 +108,9 @@ class ActorSystem:
         self._failure: BaseException | None = None
         self._running = False
         self._over = False
+        self._hurried = False
         self._actor_tasks: set[asyncio.Task[None]] = set()
+        self.works: set[Background] = set()
         self._tasks: anyio.abc.TaskGroup
         self._body = anyio.CancelScope()
         self._thread_limiter: anyio.CapacityLimiter | None = None
@@ -139,7 +148,9 @@ class ActorSystem:
         finally:
             await self._end_actor_tasks()
             self._tasks.cancel_scope.cancel()
+            abandon = self.loop.call_later(ABANDON_S, self._abandon_all)
             await self._tasks.__aexit__(None, None, None)
+            abandon.cancel()
             self._over = True
             for cell in tuple(self._cells):
                 cell.finish(ActorStopped(cell.path, "was never started"))
@@ -152,13 +163,21 @@ class ActorSystem:
         for cell in tuple(self._cells):
             cell.cut_off(hard=False)
 
+    def _abandon_all(self) -> None:
+        for cell in tuple(self._cells):
+            cell.abandon()
+        for work in tuple(self.works):
+            work.abandon(self.log)
+
     async def _end_actor_tasks(self) -> None:
         """Nothing is left of them afterwards, however often whoever waits for it is cancelled."""
         cancelled: asyncio.CancelledError | None = None
         while self._actor_tasks:
             try:
                 with anyio.CancelScope(shield=True):
-                    await asyncio.wait(self._actor_tasks)
+                    _, still_there = await asyncio.wait(self._actor_tasks, timeout=ABANDON_S)
+                    if still_there:  # what waited for them was cut off itself
+                        self._abandon_all()
             except asyncio.CancelledError as again:
                 cancelled = again
                 self._cut_off_all()
@@ -312,14 +331,32 @@ class ActorSystem:
             for cell in cells:
                 cell.cut_off(hard=hard)
 
-        soft = self.loop.call_later(self.shutdown_timeout_s * HANDLERS_SHARE, cut_off, False)
-        hard = self.loop.call_later(self.shutdown_timeout_s, cut_off, True)
+        def abandon() -> None:
+            for cell in cells:
+                cell.abandon()
+            timers.append(self.loop.call_later(ABANDON_S, abandon))  # what waited for it may have to be left next
+
+        timers = [
+            self.loop.call_later(self.shutdown_timeout_s * HANDLERS_SHARE, cut_off, False),
+            self.loop.call_later(self.shutdown_timeout_s, cut_off, True),
+            self.loop.call_later(self.shutdown_timeout_s + ABANDON_S, abandon),
+        ]
         try:
             for cell in cells:
                 await cell.ended()
         finally:
-            soft.cancel()
-            hard.cancel()
+            for timer in timers:
+                timer.cancel()
+
+    def cut_off(self, ref: ActorRef[Any], *, hard: bool = False) -> None:
+        """Cancel what an actor and its children are doing. They end; ``stopped`` still runs, unless ``hard``."""
+        ref._cell.cut_off(hard=hard)
+
+    def hurry(self) -> None:
+        """Cancel what all actors are doing; when called again, what they do in ``stopped`` too."""
+        hard, self._hurried = self._hurried, True
+        for cell in tuple(self._cells):
+            cell.cut_off(hard=hard)
 
     def call_threadsafe(self, function: Callable[..., object], *args: Any) -> None:
         """Call a function on the loop, from any thread."""
@@ -341,11 +378,13 @@ class ActorSystem:
         async def call() -> None:
             try:
                 result = await function(*args)
-            except Exception as error:
-                outcome.set_exception(error)
-            except BaseException:
-                outcome.set_exception(SystemNotRunning(self.name, "ended before the call did"))
-                raise
+            except BaseException as error:
+                try:
+                    failure = contained("the call from a thread", error)
+                except BaseException:
+                    outcome.set_exception(SystemNotRunning(self.name, "ended before the call did"))
+                    raise
+                outcome.set_exception(failure)
             else:
                 outcome.set_result(result)
 
@@ -362,7 +401,16 @@ class ActorSystem:
         """Run a blocking function in a worker thread; if cancelled, the thread is left to end by itself."""
         if self._thread_limiter is None:
             self._thread_limiter = anyio.CapacityLimiter(40)
-        return await anyio.to_thread.run_sync(function, *args, abandon_on_cancel=True, limiter=self._thread_limiter)
+
+        def call() -> T:
+            try:
+                return function(*args)
+            except Exception:
+                raise
+            except BaseException as error:  # a future that carries a GeneratorExit closes the coroutine that awaits it
+                raise as_exception(getattr(function, "__qualname__", repr(function)), error) from error
+
+        return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._thread_limiter)
 
 
 _MAILBOX = MailboxConfig()

@@ -12,18 +12,28 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import msgpack
+from pyspark import SparkContext
 
 from actors.coordination import OperatorCoordinator, SubtaskGateway
 from benchmarks.many_endpoints import LENGTH, STATE, TAKE, allow_files
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
-from protocol.facts import EngineFact, JobEnded, JobStarted, StageSubmitted, StatusReported, TaskStarted, TaskState
+from protocol.facts import (
+    EngineFact,
+    JobEnded,
+    JobStarted,
+    StageLook,
+    StageSubmitted,
+    StatusReported,
+    TaskStarted,
+    TaskState,
+)
 from protocol.gateway_types import GatewayLimits
 from protocol.messages import RestoreMode
 from spark_bridge.config import SidecarConfig
@@ -51,6 +61,7 @@ class PretendedSpark:
     def __init__(self) -> None:
         self.secret = secrets.token_bytes(32)
         self.inherited: InheritedRuns | None = None
+        self.spark_context: SparkContext | None = None
         self.statistics = RelayStatistics()
         self._on_fact: OnFact
 
@@ -60,6 +71,9 @@ class PretendedSpark:
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
         return "127.0.0.1", "127.0.0.1"
+
+    async def task_failures_max(self) -> int | None:
+        return None
 
     def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
         self._on_fact = on_fact
@@ -73,6 +87,9 @@ class PretendedSpark:
 
     async def close(self) -> None:
         """Nothing is open."""
+
+    async def look_at_stage(self, stage_id: int) -> StageLook:
+        return StageLook()
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         return StatusReported(dict.fromkeys(job_ids, True), dict.fromkeys(task_attempt_ids, TaskState.RUNNING))
@@ -98,10 +115,13 @@ class TimedStorage(MemoryStorage):
         checkpoint: CompletedCheckpoint,
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
-        in_doubt_max: int = 1,
+        completed_id: int | None = None,
+        given_up: Collection[int] = (),
         permit: Permit = always_permitted,
     ) -> str:
-        file = super().store(operator_id, checkpoint, mode=mode, in_doubt_max=in_doubt_max, permit=permit)
+        file = super().store(
+            operator_id, checkpoint, mode=mode, completed_id=completed_id, given_up=given_up, permit=permit
+        )
         self.stored_ns = time.monotonic_ns()
         return file
 

@@ -29,7 +29,7 @@ import msgpack
 
 from protocol.codec import decode_event, encode_event
 from protocol.errors import RemoteProtocolError
-from protocol.messages import CheckpointAcknowledged, ClosedForCheckpoint, Confirm, DownMessage, Registered
+from protocol.messages import CheckpointAcknowledged, ClosedForCheckpoint, Confirm, Downward, Registered
 from protocol.subtask_types import (
     MailboxBarrier,
     MailboxCompleted,
@@ -91,7 +91,7 @@ class Subtask(ValveIo):
         connection, registered, rest = register(self.endpoint, self._identity, self.waker)
         with self._changed:
             self._begin(connection, registered, rest)
-        self.operator_opened()
+        self.operator_opened(awaits_start=False)
         return registered
 
     def _carry_out(self, effects: Sequence[SubtaskEffect]) -> None:
@@ -103,7 +103,7 @@ class Subtask(ValveIo):
                 if what:
                     self.moments.append((what, self.subtask, time.monotonic_ns()))
 
-    def _take(self, messages: Sequence[DownMessage]) -> None:
+    def _take(self, messages: Sequence[Downward]) -> None:
         super()._take(messages)
         if self.moments is not None and self._acknowledged and self._machine.all_confirmed:
             self._acknowledged = False

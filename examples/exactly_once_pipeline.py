@@ -7,7 +7,9 @@ number that they send or receive into a two-phase sink. Meanwhile, at moments dr
   - a task is killed with SIGKILL,
   - an attempt goes deaf (SIGSTOP): it confirms nothing, and is failed for it,
   - the coordinator fails the whole job, by an exception or by fail_job,
-  - the driver is killed with SIGKILL, and a new one goes on from the last checkpoint.
+  - the driver is killed with SIGKILL, and a new one goes on from the last checkpoint,
+  - if ``storage`` is among ``--faults``: a checkpoint gets its name, but the storage reports a failure or hangs, and is
+    out of reach or refuses deletions for a while; the job fails meanwhile, and in half of the runs the driver dies.
 
 Then comes the proof, from what lies on disk: in the last checkpoint both sides know every number exactly once and in
 order, and a reader of the sink sees the same. ``examples/exactly_once/pipeline.py`` is the pipeline itself.
@@ -30,7 +32,7 @@ from pathlib import Path
 
 import fsspec
 
-from examples.exactly_once.faults import KINDS, WHAT
+from examples.exactly_once.faults import ALL_KINDS, KINDS, STORAGE, WHAT
 from examples.exactly_once.proof import table
 from examples.exactly_once.trial import Outcome, Trial, TrialOptions
 from examples.quiet_spark import SparkDidNotStart
@@ -49,7 +51,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--numbers", type=int, default=400, metavar="N", help=text)
     option("--seed", type=int, metavar="N", help="repeat a run's moments of failure (default: a new one)")
     option("--runs", type=int, default=1, metavar="N", help="so many, each with the next seed, up to the first failure")
-    text = f"comma-separated: {', '.join(KINDS)}; or none (default: all)"
+    text = f"comma-separated: {', '.join(ALL_KINDS)}; or none (default: all but {STORAGE})"
     option("--faults", default=",".join(KINDS), help=text)
     option("--master", metavar="URL", help=f"Spark master (default: local[N,{TASK_FAILURES_MAX}], N the parallelism)")
     text = "where checkpoints and the sink lie, in a folder for each seed (default: a temporary folder)"
@@ -63,8 +65,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error(f"--{name} must be more than 0, not {getattr(options, name)}")
     options.faults = tuple(fault for fault in options.faults.split(",") if fault not in ("", "none"))
     for fault in options.faults:
-        if fault not in KINDS:
-            parser.error(f"--faults: {fault!r} is none of {', '.join(KINDS)} and none")
+        if fault not in ALL_KINDS:
+            parser.error(f"--faults: {fault!r} is none of {', '.join(ALL_KINDS)} and none")
     options.master = options.master or f"local[{options.parallelism},{TASK_FAILURES_MAX}]"
     if options.faults and re.fullmatch(r"local(\[[^,]*\])?", options.master):
         parser.error(f"--master: {options.master} retries no task: write local[N,{TASK_FAILURES_MAX}]")
@@ -74,6 +76,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         options.storage = options.storage.rstrip("/")
         if "://" not in options.storage:
             options.storage = str(Path(options.storage).absolute())
+        elif STORAGE in options.faults:
+            parser.error(f"--faults: {STORAGE} needs a local folder as --storage, not {options.storage}")
         for seed in range(options.seed, options.seed + options.runs):
             if has_content(url := f"{options.storage}/seed-{seed}"):
                 parser.error(f"--storage: {url} has been used: remove it, or choose another --seed")

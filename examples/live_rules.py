@@ -2,7 +2,8 @@
 
 Each task sends its counts up after every batch. The coordinator alone sees the sum; when a word has passed ``LIMIT``
 times it sends the rule to all tasks, and only then lets this one go on. Events of one gateway keep their order, so the
-task that tipped the scales has the rule before its next batch. An attempt that starts later gets all rules at once.
+task that tipped the scales has the rule before its next batch. Each attempt gets the rules that exist already inside
+``subtask_ready``, and handles them before it sees its first word.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from spark_bridge import Sidecar
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 
 LIMIT = 500
+BLOCKED = "dam"  # from the beginning
 BATCH = 100
 SUBTASKS = 3
 WORDS = ("spam", "gate", "river", "spam", "weir", "sluice", "spam", "lock", "spam", "dam")
@@ -71,12 +73,12 @@ class RuleBook(OperatorCoordinator):
     """In the driver: sums up, and blocks."""
 
     def __init__(self) -> None:
-        self.rules: list[str] = []
+        self.rules: list[str] = [BLOCKED]
         self._totals: Counter[str] = Counter()
         self._gateways: dict[int, SubtaskGateway] = {}
 
     async def start(self, context: CoordinatorContext) -> None:
-        print(f"a word may pass about {LIMIT} times")
+        print(f"a word may pass about {LIMIT} times, {BLOCKED!r} never")
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         self._gateways[subtask] = gateway
@@ -106,8 +108,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         with Sidecar(spark) as sidecar:
-            rule_book = RuleBook()
-            rules = sidecar.coordinate("rules", rule_book, parallelism=SUBTASKS)
+            rules = sidecar.coordinate("rules", RuleBook, parallelism=SUBTASKS)
             words = spark.sparkContext.parallelize([WORDS[n % len(WORDS)] for n in range(RECORDS)], SUBTASKS)
             outputs = words.mapPartitions(rules.subtask(WordFilter)).collect()
     finally:

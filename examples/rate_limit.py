@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         with Sidecar(spark) as sidecar:
-            permits = sidecar.coordinate("permits", PermitBucket(), parallelism=SUBTASKS)
+            permits = sidecar.coordinate("permits", PermitBucket, parallelism=SUBTASKS)
             records = spark.sparkContext.parallelize(range(CALLS), SUBTASKS)
             began = time.perf_counter()
             outputs = records.mapPartitions(permits.subtask(Caller)).collect()

@@ -16,8 +16,10 @@ of creation, release, the coordinator's state, the number of subtasks; per subta
 number of states, per state its subtask and bytes, the number of held events, per event its sender and bytes. Since
 nothing nests and each value must lie within the body, nothing that a file claims takes memory before it is there.
 
-Format 2 is format 1 with one more value at the end, the label. A checkpoint without a label is written in format 1, so
-that an earlier release can go on from it.
+Format 2 is format 1 with one more value at the end, the label. Format 3 is format 2 with one more value for each held
+event: whether it is a request; the label may be empty there. A checkpoint that needs neither is written in format 1,
+one without held requests in format 2, so that an earlier release can go on from it. In these two formats a held
+request cannot be told from an event, and is restored as one.
 
 Functions here are pure and may be called from any thread.
 """
@@ -36,7 +38,7 @@ from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnap
 from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
 from protocol.messages import HeldEvent, RestoreMode, SubtaskState
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """The newest format; every one from 1 on can be read."""
 CHECKPOINT_BYTES_MAX = 2**32 - 1
 """What one file may take; the whole of it is in memory when it is written and when it is read."""
@@ -111,16 +113,19 @@ def decode_checkpoint(data: bytes, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> 
         raise CheckpointTooNew(FORMAT_VERSION, version)
     if body_bytes + _OVERHEAD_BYTES != len(data):
         raise CheckpointCorrupt(f"it claims {body_bytes + _OVERHEAD_BYTES} bytes and has {len(data)}")
-    return _Body(memoryview(data)[_HEAD.size : end], labelled=version > 1).read()
+    return _Body(memoryview(data)[_HEAD.size : end], version).read()
 
 
 def _version_for(stored: StoredCheckpoint) -> int:
-    return 2 if stored.checkpoint.label else 1
+    checkpoint = stored.checkpoint
+    if any(held.is_request for part in checkpoint.subtask_states.values() for held in part.held):
+        return 3
+    return 2 if checkpoint.label else 1
 
 
 def _values(stored: StoredCheckpoint) -> Iterator[object]:
     """The values of the body in their order, each checked."""
-    checkpoint = stored.checkpoint
+    checkpoint, version = stored.checkpoint, _version_for(stored)
     yield _text(stored.operator_id, "the operator id")
     yield _integer(checkpoint.checkpoint_id, "the checkpoint id", least=1)
     parallelism = _integer(checkpoint.parallelism, "the parallelism", least=1)
@@ -138,19 +143,21 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
             yield _integer(original, "the subtask of a state")
             yield _bytes(state, "a state")
         yield len(snapshot.held)
-        for sender, payload in snapshot.held:
+        for sender, payload, is_request in snapshot.held:
             yield _integer(sender, "the sender of a held event")
             yield _bytes(payload, "a held event")
-    if checkpoint.label:
-        yield _text(checkpoint.label, "the label")
+            if version >= 3:
+                yield _flag(is_request, "whether a held event is a request")
+    if version >= 2:
+        yield _text(checkpoint.label, "the label", may_be_empty=version >= 3)
 
 
 class _Body:
     """Reads the values of a body one by one; no value is larger than what is left of the body."""
 
-    def __init__(self, body: memoryview, *, labelled: bool) -> None:
+    def __init__(self, body: memoryview, version: int) -> None:
         self._size = len(body)
-        self._labelled = labelled
+        self._version = version
         self._values = msgpack.Unpacker(
             max_buffer_size=max(self._size, 1),
             max_str_len=self._size,
@@ -184,7 +191,9 @@ class _Body:
             if parts and subtask <= next(reversed(parts)):
                 raise ValueError(f"subtask {subtask} does not follow in order")
             parts[subtask] = self._read_part()
-        label = _text(self._next(), "the label") if self._labelled else ""
+        label = ""
+        if self._version >= 2:
+            label = _text(self._next(), "the label", may_be_empty=self._version >= 3)
         checkpoint = CompletedCheckpoint(checkpoint_id, parallelism, coordinator_state, parts, label)
         return StoredCheckpoint(operator_id, mode, created_ms, release, checkpoint)
 
@@ -194,11 +203,15 @@ class _Body:
             SubtaskState(_integer(self._next(), "the subtask of a state"), _bytes(self._next(), "a state"))
             for _ in range(self._count())
         )
-        held = tuple(
-            HeldEvent(_integer(self._next(), "the sender of a held event"), _bytes(self._next(), "a held event"))
-            for _ in range(self._count())
-        )
+        held = tuple(self._read_held() for _ in range(self._count()))
         return SubtaskSnapshot(states, held, events_sent)
+
+    def _read_held(self) -> HeldEvent:
+        sender = _integer(self._next(), "the sender of a held event")
+        payload = _bytes(self._next(), "a held event")
+        if self._version < 3:
+            return HeldEvent(sender, payload)
+        return HeldEvent(sender, payload, _flag(self._next(), "whether a held event is a request"))
 
     def _next(self) -> Any:
         return self._values.unpack()
@@ -216,10 +229,16 @@ def _integer(value: Any, name: str, *, least: int = 0, most: int = _INT_MAX) -> 
     return value
 
 
-def _text(value: Any, name: str) -> str:
+def _flag(value: Any, name: str) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{name} must be a bool, is {type(value).__name__}")
+    return value
+
+
+def _text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
     if type(value) is not str:
         raise ValueError(f"{name} must be a string, is {type(value).__name__}")
-    if not value:
+    if not value and not may_be_empty:
         raise ValueError(f"{name} must not be empty")
     return value
 

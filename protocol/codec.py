@@ -38,7 +38,7 @@ from protocol.messages import (
     Message,
     SavepointTaken,
 )
-from protocol.wire_format import BY_KIND, BY_TAG, CONFIRM_TAG, EVENT_TAG, INT_MAX, PAIR_LISTS, text
+from protocol.wire_format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_FIELDS, EVENT_TAG, INT_MAX, text
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -197,7 +197,8 @@ def _decode_checked(body: bytes, limits: WireLimits) -> Message:
     fitted = []
     for name, check in row:
         try:
-            value = values.pairs(limits.held_events_max) if check in PAIR_LISTS else values.scalar()
+            fields = ENTRY_FIELDS.get(check)
+            value = values.scalar() if fields is None else values.entries(limits.held_events_max, fields)
             fitted.append(check(value, limits))
         except _UNPACK_ERRORS as error:
             raise RemoteProtocolError(f"{kind.__name__}.{name} {_detail(error)}") from None
@@ -209,8 +210,8 @@ def _decode_checked(body: bytes, limits: WireLimits) -> Message:
 class _Values:
     """Reads the values of one body in turn, each by itself.
 
-    Whatever a larger body claims, no list is made but one of pairs, and none before its entries are here: a message as
-    a whole could nest lists that take a thousand times its bytes.
+    Whatever a larger body claims, no list is made but one of entries, and none before its entries are here: a message
+    as a whole could nest lists that take a thousand times its bytes.
     """
 
     __slots__ = ("_body", "_values")
@@ -236,18 +237,18 @@ class _Values:
             raise ValueError("must be a single value, is a list or a map")
         return self._values.unpack()
 
-    def pairs(self, count_max: int) -> list[list[Any]]:
+    def entries(self, count_max: int, fields: int) -> list[list[Any]]:
         if not self.next_is_list():
-            raise ValueError("must be a list of pairs")
+            raise ValueError("must be a list of lists")
         count = self.list_length()
         if count > count_max:
             raise ValueError(f"must have at most {count_max} entries, has {count}")
-        pairs = []
+        entries = []
         for _ in range(count):
-            if not self.next_is_list() or self.list_length() != 2:
-                raise ValueError("must hold pairs of a subtask and bytes")
-            pairs.append([self.scalar(), self.scalar()])
-        return pairs
+            if not self.next_is_list() or self.list_length() != fields:
+                raise ValueError(f"must hold lists of {fields}")
+            entries.append([self.scalar() for _ in range(fields)])
+        return entries
 
     def _next_byte(self) -> int:
         place = self._values.tell()

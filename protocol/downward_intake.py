@@ -20,6 +20,7 @@ from protocol.messages import (
     CloseForCheckpoint,
     DownItem,
     EventMessage,
+    StartProcessing,
 )
 from protocol.streams import IncomingStream, RefuseMessage
 from protocol.subtask_types import (
@@ -28,6 +29,7 @@ from protocol.subtask_types import (
     MailboxBarrier,
     MailboxCompleted,
     MailboxEvent,
+    MailboxStart,
     PutInMailbox,
     ResolveRequest,
 )
@@ -39,12 +41,13 @@ PAYLOAD = (EventMessage, AnswerMessage)
 class DownwardIntake:
     """What one attempt is told. ``valve`` is the other half, which closes, and knows the open requests."""
 
-    __slots__ = ("_apart", "_id", "_valve", "stream")
+    __slots__ = ("_apart", "_id", "_started", "_valve", "stream")
 
     def __init__(self, task_attempt_id: int, valve: UpwardValve) -> None:
         self._id = task_attempt_id
         self._valve = valve
         self.stream = IncomingStream()
+        self._started = False
         self._apart: dict[int, int] = {}  # barriers that came apart, and the item that each waits for
 
     def take(self, item: DownItem, effects: Effects) -> None:
@@ -67,6 +70,12 @@ class DownwardIntake:
             self._check_barrier(item)
             self.stream.advance()
             self._meet_barrier(item.checkpoint_id, effects)
+        elif isinstance(item, StartProcessing):
+            if self._started:
+                raise RemoteProtocolError("the operator is told twice to begin with its records")
+            self.stream.advance()
+            self._started = True
+            effects.append(PutInMailbox(MailboxStart()))
         else:
             self.stream.advance()
             if self._valve.phase(item.checkpoint_id) is not None:

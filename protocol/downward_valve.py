@@ -32,6 +32,7 @@ from protocol.gateway_types import (
     CheckpointOutcome,
     ConfirmEvent,
     EventSubmitted,
+    ExpireEvent,
     FailEvent,
     GatewayEffect,
     GatewayLimits,
@@ -53,10 +54,21 @@ from protocol.messages import (
     DownItem,
     EventMessage,
     SavepointTaken,
+    StartProcessing,
 )
 from protocol.streams import Entry, OutgoingStream
 
 Submitted = EventSubmitted | AnswerSubmitted
+
+_SILENT = (
+    "Its process has given no sign of life for {silent_s:.1f} s. Usually a C extension or a tight loop in native code "
+    "holds Python's interpreter lock, or the process is stopped, swapped out or cut off. If a native call may take so "
+    "long, raise confirm_timeout_s for this operator: coordinate(..., gateway=GatewayLimits(confirm_timeout_s=...))"
+)
+_TALKING = (
+    "Its process sent something {silent_s:.1f} s ago, so it is alive. Usually the operator does not take its events, "
+    "and its mailbox is full"
+)
 Effects = list[GatewayEffect]
 
 _ENDS: dict[CheckpointOutcome, type[CheckpointCompleted | CheckpointAborted | SavepointTaken]] = {
@@ -106,7 +118,9 @@ class DownwardValve:
         "_paused_s",
         "_refused_bytes",
         "_settled",
+        "_start_held",
         "_submitted",
+        "_tolerated",
         "answers_pending",
         "attached",
         "closed",
@@ -125,12 +139,14 @@ class DownwardValve:
         # In the stream and to be confirmed in time: item number, reading of the connected clock. Plain numbers, for
         # thousands may be under way, and whatever else were kept of each would be work for the garbage collector.
         self._awaited: deque[tuple[int, float]] = deque()
+        self._tolerated: deque[tuple[int, float]] = deque()  # the same of the loss-tolerant ones that may expire (H72)
         self._order = 0  # events and answers submitted, of all kinds;
         self._submitted = 0  # of these, the ones that a checkpoint waits for;
         self._settled = 0  # of those, the confirmed ones
         self._last_event_seq = 0
         self._refused_bytes: int | None = None  # the size of the first event that met the bound
         self.answers_pending = 0  # held or unconfirmed
+        self._start_held = False  # the word to begin waits behind the last held event
         # The connected clock stands still while no connection is up.
         self.attached = False
         self.stopped_at: float | None = None
@@ -162,13 +178,38 @@ class DownwardValve:
             return None
         return self._awaited[0][1] + self._limits.confirm_timeout_s + self._paused_s
 
-    def describe_late(self, now: float) -> tuple[str, int | None]:
-        """Name what is late, for people (H25), and its event id unless it is an answer."""
+    def tolerant_deadline(self) -> float | None:
+        """When the wait for the oldest unconfirmed loss-tolerant event ends; None when there is none to end."""
+        if not self._tolerated:
+            return None
+        return self._tolerated[0][1] + self._limits.confirm_timeout_s + self._paused_s
+
+    def expire_tolerant(self, now: float, effects: Effects) -> None:
+        """End the wait for each loss-tolerant event that is late; the events themselves stay on their way (H72)."""
+        while (deadline := self.tolerant_deadline()) is not None and now >= deadline:
+            seq, started = self._tolerated.popleft()
+            event_id = self.stream.entry(seq)[2]
+            assert event_id is not None
+            waited_s = now - self._paused_s - started
+            name = f"loss-tolerant event {event_id} (item {seq}) for {self._attempt}"
+            reason = f"{name} was not confirmed within {waited_s:.3f} s"
+            effects.append(ExpireEvent(event_id, ConfirmationTimeout(reason)))
+
+    def describe_late(self, now: float, heard_at: float) -> tuple[str, int | None]:
+        """Name what is late, for people (H25), and its event id unless it is an answer.
+
+        ``heard_at``: when something last came from the peer, for the usual cause (H69).
+        """
         seq, started = self._awaited[0]
         waited_s = now - self._paused_s - started
         item, _, event_id = self.stream.entry(seq)
         name = f"the answer to request {item.request_id}" if isinstance(item, AnswerMessage) else f"event {event_id}"
-        return f"{name} (item {seq}) for {self._attempt} was not confirmed within {waited_s:.3f} s", event_id
+        silent_s = max(0.0, now - heard_at)
+        cause = _SILENT if silent_s >= self._limits.confirm_timeout_s / 2 else _TALKING
+        return (
+            f"{name} (item {seq}) for {self._attempt} was not confirmed within {waited_s:.3f} s. "
+            f"{cause.format(silent_s=silent_s)}"
+        ), event_id
 
     # --- events and answers -------------------------------------------------------------------------------
 
@@ -202,6 +243,14 @@ class DownwardValve:
         else:
             self._send_submitted(answer, now, effects)
 
+    def start_processing(self, effects: Effects) -> None:
+        """Let the operator begin, behind everything that was submitted so far (H66)."""
+        if self._held:
+            self._start_held = True
+            return
+        self._last_event_seq = self.stream.last_seq + 1  # no barrier comes ahead of it, on a way of its own either
+        self._send_item(StartProcessing(self._id, self._last_event_seq), effects)
+
     def _hold(self, submitted: Submitted) -> None:
         self._held.append((self.closed[-1], self._order, submitted))
         self._held_bytes += len(submitted.payload)
@@ -219,9 +268,8 @@ class DownwardValve:
             item = AnswerMessage(self._id, seq, submitted.request_id, submitted.error, payload)
             stream.append(item, len(payload))
             awaited = True
-        if awaited:
-            reading = now if self.stopped_at is None else self.stopped_at
-            self._awaited.append((seq, reading - self._paused_s))
+        reading = now if self.stopped_at is None else self.stopped_at
+        (self._awaited if awaited else self._tolerated).append((seq, reading - self._paused_s))
         self._last_event_seq = seq
         if self.attached:
             effects.append(SendToAttempt(item))
@@ -246,6 +294,9 @@ class DownwardValve:
         while awaited and awaited[0][0] <= seq:
             awaited.popleft()
             self._settled += 1
+        tolerated = self._tolerated
+        while tolerated and tolerated[0][0] <= seq:
+            tolerated.popleft()
         if self.closed:
             self._report_drained(effects)
         if self._refused_bytes is not None:
@@ -277,8 +328,10 @@ class DownwardValve:
         self._held.clear()
         self._held_bytes = 0
         self._awaited.clear()
+        self._tolerated.clear()
         self._settled = self._submitted
         self.answers_pending = 0
+        self._start_held = False
         self._checkpoints.clear()
         self.closed.clear()
         self.attached = False
@@ -373,6 +426,9 @@ class DownwardValve:
             _, _, submitted = held.popleft()
             self._held_bytes -= len(submitted.payload)
             self._send_submitted(submitted, now, effects)
+        if self._start_held and not held:
+            self._start_held = False
+            self.start_processing(effects)
         self._report_drained(effects)
 
     # --- figures ------------------------------------------------------------------------------------------
@@ -390,8 +446,12 @@ class DownwardValve:
         for label, _, _ in self._held:
             assert self.closed, "held, and nothing will ever release it"
             assert self.closed[0] <= label, "held, though it may leave"
+        assert self._held or not self._start_held
         orders = [order for _, order, _ in self._held]
         assert orders == sorted(orders), "held events have lost their order"
         tolerant = sum(1 for _, _, e in self._held if isinstance(e, EventSubmitted) and e.loss_tolerant)
         assert self._submitted - self._settled == len(self._held) - tolerant + len(self._awaited)
         assert not self.attached or self.stopped_at is None
+        clocks = [seq for seq, _ in (*self._awaited, *self._tolerated)]
+        assert len(clocks) == len(set(clocks)), "an item has two clocks"
+        assert all(self.stream.confirmed_seq < seq <= self.stream.last_seq for seq in clocks)

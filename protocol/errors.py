@@ -51,7 +51,11 @@ class AttemptOver(ProtocolError):
 
 
 class ConfirmationTimeout(AttemptOver):
-    """No confirmation within ``confirm_timeout_s``; the attempt was failed for it (H25)."""
+    """No confirmation within ``confirm_timeout_s``.
+
+    The attempt was failed for it (H25), unless the event was loss-tolerant: then nothing was failed, and the event may
+    still arrive (H72).
+    """
 
 
 class CheckpointCorrupt(ProtocolError):

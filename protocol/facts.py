@@ -54,6 +54,7 @@ class StageSubmitted:
     stage_attempt: int
     task_count: int
     barrier: bool = False  # Spark's barrier execution mode: the stage fails and is retried as a whole
+    partitions: int = 0  # of the stage's RDD; 0 if not known. An action or a retry may run tasks for a part of them
 
 
 @value
@@ -114,6 +115,21 @@ class StatusReported:
 
     jobs: dict[int, bool] = field(default_factory=dict)
     tasks: dict[int, TaskState] = field(default_factory=dict)
+
+
+@value
+class StageLook:
+    """What the engine computes in a stage, and what it has kept, at the moment of the look. No fact of the bus.
+
+    ``partitions`` are those that it computes, of ``partition_count``; 0 for a stage that it does not know any more.
+    ``outputs`` name what it may keep of the stage's results beyond the job: a persisted RDD by its id, the output of
+    shuffle n by -1 - n. ``kept`` are those of them of which it has a part: the stage computes the rest.
+    """
+
+    partitions: frozenset[int] = frozenset()
+    partition_count: int = 0
+    outputs: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
 
 
 EngineFact = (

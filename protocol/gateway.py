@@ -12,20 +12,30 @@ operator's mailbox (H23). Held and unconfirmed events together are bounded; at t
 raises ``GatewayFull``, and ``RoomAvailable`` tells when to try again. An answer to a request is an event in
 every respect (H33), but is never refused: the peer's open requests are bounded instead.
 
-*Clocks.* Exactly one runs at a time. While a connection is up, the oldest unconfirmed event has
-``confirm_timeout_s``, counted over connected time only: a broken connection is not a failure (H24), so this
+*The first record.* ``ReadyAnnounced`` says that the coordinator's ``subtask_ready`` has returned. What it sent there
+was submitted before, so ``StartProcessing`` follows it, and the operator handles all of that before it sees a record
+(H66). An operator that does not wait for it says so when it opens. Nobody waits for its confirmation.
+
+*Clocks.* Either the confirm clock runs or the reconnect clock. While a connection is up, the oldest unconfirmed
+event has ``confirm_timeout_s``, counted over connected time only: a broken connection is not a failure (H24), so this
 clock stands still meanwhile, and the reconnect clock runs. A held event runs no clock; the checkpoint that
 holds it has its own. When a clock runs out, the attempt is given up here and at once, for it must be mute
 before Spark has killed it: the effect that fails it comes first, then its events fail (R26: the failover is
-known before the failure is). For a peer that has said goodbye no clock runs any more. Its work is done, and how
-it ended is Spark's to tell: given up here, it would come back after a long cut and wait for ever for the
-confirmation of its goodbye, or fail after all that it has done.
+known before the failure is). Its reason says for how long nothing has come from the peer at all: a process whose
+native code holds Python's interpreter lock is as silent as one that is stopped, and nothing on the wire tells the two
+apart (spark-facts 37). For a peer that has said goodbye neither gives the attempt up any more. Its work is
+done, and how it ended is Spark's to tell: given up here, it would come back after a long cut and wait for ever for
+the confirmation of its goodbye, or fail after all that it has done.
+
+A loss-tolerant event has the same time on the same clock. When that is over, ``ExpireEvent`` ends the wait of its
+sender and nothing else (H28, H72). The event stays in the stream: it may still arrive, and takes room until it does.
+Where an event of the other kind is late at the same moment, the attempt is given up, and all fail with it.
 
 *Up.* Events and requests wait until the coordinator knows that the subtask is ready (H10); whatever comes
 after them waits behind them, save ``Opened``, which is what readiness needs, and the news of a failure. They
 are confirmed to the peer when the coordinator has taken them, so its window bounds what lies here;
-everything else counts as taken when it comes. The events that a restored snapshot held come first, and name the
-subtask that sent them at first (H31, H52).
+everything else counts as taken when it comes. The events and requests that a restored snapshot held come first, and
+name the subtask that sent them at first (H31, H52); such a request gets no answer (H73).
 
 What concerns a checkpoint is confirmed a little later: with the next item of a checkpoint, or any other confirmation.
 Nobody waits for it, and of a checkpoint's messages a third would be such confirmations alone. A peer that has said
@@ -130,6 +140,7 @@ class GatewayMachine:
     __slots__ = (
         "_confirm_sent",
         "_dispatch",
+        "_heard_at",
         "_id",
         "_in",
         "_limits",
@@ -148,6 +159,7 @@ class GatewayMachine:
         self._valve = DownwardValve(attempt, limits)
         self._in = UpwardIntake(attempt, limits, self._valve)
         self._confirm_sent = 0
+        self._heard_at = 0.0  # when something last came from the peer
 
     # --- the shape of every machine -----------------------------------------------------------------------
 
@@ -179,6 +191,7 @@ class GatewayMachine:
             for message in messages:
                 self._refuse(MessageReceived(message), now, effects)
             return effects
+        self._heard_at = now
         when = _LATER
         broken: RemoteProtocolError | None = None
         try:
@@ -195,12 +208,17 @@ class GatewayMachine:
 
     def next_deadline(self) -> float | None:
         """When ``TimePassed`` is due, on the clock of ``now``; None when no clock runs."""
+        if self._state is GatewayState.ATTACHED:
+            late, tolerated = self._fatal_deadline(), self._valve.tolerant_deadline()
+            return late if tolerated is None or (late is not None and late < tolerated) else tolerated
         if self._in.finished:
             return None
-        if self._state is GatewayState.ATTACHED:
-            return self._valve.confirm_deadline()
         stopped_at = self._valve.stopped_at
         return None if stopped_at is None else stopped_at + self._limits.reconnect_timeout_s
+
+    def _fatal_deadline(self) -> float | None:
+        """When a peer that is connected is given up."""
+        return None if self._in.finished else self._valve.confirm_deadline()
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if the state is an impossible one."""
@@ -243,6 +261,7 @@ class GatewayMachine:
 
     def _attach(self, input: ConnectionAttached, now: float, effects: Effects) -> None:
         self._valve.attach(input.received_seq, now, effects)
+        self._heard_at = now
         self._enter(GatewayState.ATTACHED)
         self._send_confirm(effects, _AGAIN)
 
@@ -258,10 +277,12 @@ class GatewayMachine:
             reason = f"{self.attempt} did not reconnect within {self._limits.reconnect_timeout_s:g} s"
             effects.append(ExpireConnection(reason))
             self._end(reason, effects)
-        else:
-            reason, late = self._valve.describe_late(now)
+        elif (late := self._fatal_deadline()) is not None and now >= late:
+            reason, event_id = self._valve.describe_late(now, self._heard_at)
             effects.append(FailAttempt(reason))
-            self._end(reason, effects, late)
+            self._end(reason, effects, event_id)
+        else:
+            self._valve.expire_tolerant(now, effects)
 
     def _end_attempt(self, input: AttemptIsOver, now: float, effects: Effects) -> None:
         self._end(input.reason, effects)
@@ -311,6 +332,7 @@ class GatewayMachine:
 
     def _take_message(self, input: MessageReceived, now: float, effects: Effects) -> None:
         self._send_confirm(effects, self._receive(input.message, now, effects))
+        self._heard_at = now
 
     def _receive(self, message: UpMessage, now: float, effects: Effects) -> int:
         """Take one message; return when it wants to be confirmed."""
@@ -328,6 +350,10 @@ class GatewayMachine:
         return _LATER if isinstance(message, OF_CHECKPOINT) and not self._in.finished else _NOW
 
     def _announce_ready(self, input: ReadyAnnounced, now: float, effects: Effects) -> None:
+        if self._in.ready:
+            raise LocalProtocolError(f"{self.attempt} was announced ready twice")
+        if self._in.awaits_start:
+            self._valve.start_processing(effects)
         self._in.announce_ready(now, effects)
 
     def _take(self, input: ItemTaken, now: float, effects: Effects) -> None:

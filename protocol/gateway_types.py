@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from protocol.errors import AttemptOver
+from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.machine import TimePassed
 from protocol.messages import DownMessage, HeldEvent, UpMessage
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
@@ -26,6 +26,7 @@ __all__ = [
     "DropConnection",
     "EventSubmitted",
     "ExpireConnection",
+    "ExpireEvent",
     "FailAttempt",
     "FailEvent",
     "GatewayEffect",
@@ -51,7 +52,11 @@ __all__ = [
 
 @value
 class GatewayLimits:
-    """The bounds of one gateway (H24, H25, H27).
+    """The bounds of one gateway (H24, H25, H27). Times are in seconds.
+
+    ``confirm_timeout_s`` is how long a task may leave an event unconfirmed while it is connected; then its attempt is
+    killed. A task confirms while its Python code computes, but not while native code holds the interpreter lock, so
+    this has to be longer than the longest such call. ``reconnect_timeout_s``: how long it may be without a connection.
 
     ``events_max`` and ``bytes_max`` cover what is held and what is unconfirmed towards the attempt, the two
     ``upward_...`` ones what the attempt may have sent and the coordinator has not taken; the peer learns
@@ -100,7 +105,10 @@ class EventSubmitted:
 
 @value
 class AnswerSubmitted:
-    """The coordinator answers a request; ``error`` is empty when it does not fail it (H33)."""
+    """The coordinator answers a request; ``error`` is empty when it does not fail it (H33).
+
+    With an error, ``payload`` is the traceback as UTF-8 text, or empty.
+    """
 
     request_id: int
     error: str
@@ -116,7 +124,8 @@ class MessageReceived:
 
 @value
 class ReadyAnnounced:
-    """The coordinator has been told that the subtask is ready: its events may be delivered."""
+    """The coordinator's ``subtask_ready`` has returned: the subtask's events may be delivered, and its operator may
+    begin with its records (H66). To be given behind all that was sent inside ``subtask_ready``."""
 
 
 @value
@@ -217,6 +226,18 @@ class FailEvent:
 
 
 @value
+class ExpireEvent:
+    """The loss-tolerant event was not confirmed within ``confirm_timeout_s``: its sender waits no longer (H72).
+
+    No failover follows (H28). The event stays on its way, in its place, and counts against the bounds until
+    ``ConfirmEvent`` or ``FailEvent`` ends it. At most once for each event.
+    """
+
+    event_id: int
+    error: ConfirmationTimeout
+
+
+@value
 class DeliverEvent:
     """Hand the event to the coordinator; then report ``ItemTaken(seq)``.
 
@@ -230,11 +251,16 @@ class DeliverEvent:
 
 @value
 class DeliverRequest:
-    """Hand the request to the coordinator; report ``ItemTaken(seq)`` and, in time, ``AnswerSubmitted``."""
+    """Hand the request to the coordinator; report ``ItemTaken(seq)`` and, in time, ``AnswerSubmitted``.
+
+    A request of a restored snapshot has no ``request_id``, and its answer is dropped (H73). ``sender`` is the subtask
+    that sent it first (H52); else None.
+    """
 
     seq: int
-    request_id: int
+    request_id: int | None
     payload: bytes
+    sender: int | None = None
 
 
 @value
@@ -314,6 +340,7 @@ GatewayEffect = (
     SendToAttempt
     | ConfirmEvent
     | FailEvent
+    | ExpireEvent
     | DeliverEvent
     | DeliverRequest
     | ReportOpened

@@ -30,7 +30,7 @@ from typing import NoReturn
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 NONCE_BYTES = 32
 SECRET_BYTES_MIN = 16
 PROOF_BYTES = 32

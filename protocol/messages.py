@@ -30,10 +30,14 @@ class SubtaskState(NamedTuple):
 
 
 class HeldEvent(NamedTuple):
-    """An upward event that lies in a snapshot: the subtask that sent it first, and the event (H31, H52)."""
+    """An upward event that lies in a snapshot: the subtask that sent it first, and the event (H31, H52).
+
+    ``is_request``: it wanted an answer, for which nobody waits after a restore (H73).
+    """
 
     sender: int
     payload: bytes
+    is_request: bool = False
 
 
 # --- what both ends say -------------------------------------------------------------------------------------------
@@ -71,7 +75,10 @@ class RestoreMode(IntEnum):
 
 @value
 class Register:
-    """Plain, first: this task runs a subtask. ``run_id`` is the stage id; ``attempt_number`` Spark's own."""
+    """Plain, first: this task runs a subtask. ``run_id`` is the stage id; ``attempt_number`` Spark's own.
+
+    ``action``: the id of the ``run`` call whose job this is; empty where the job belongs to none.
+    """
 
     task_attempt_id: int
     operator_id: str
@@ -82,6 +89,7 @@ class Register:
     parallelism: int
     location: str  # host and process, for logs
     python_version: str
+    action: str = ""
 
 
 @value
@@ -95,10 +103,14 @@ class Resume:
 
 @value
 class Opened:
-    """Item: the operator has restored its state and is open (H11)."""
+    """Item: the operator has restored its state and is open (H11).
+
+    ``awaits_start``: it begins with its records behind ``StartProcessing`` only (H66).
+    """
 
     task_attempt_id: int
     seq: int
+    awaits_start: bool = False
 
 
 @value
@@ -170,6 +182,16 @@ class RestoredEventMessage:
     payload: bytes
 
 
+@value
+class RestoredRequestMessage:
+    """Item: a request that the restored snapshot held, with the subtask that sent it first. It gets no answer (H73)."""
+
+    task_attempt_id: int
+    seq: int
+    sender: int
+    payload: bytes
+
+
 # --- coordinator to subtask ---------------------------------------------------------------------------------------
 
 
@@ -206,6 +228,7 @@ class RefusalCode(IntEnum):
     COORDINATOR_FAILED = 5
     SHUTTING_DOWN = 6
     DUPLICATE_REGISTRATION = 7
+    TOO_FEW_PARTITIONS = 8
 
 
 @value
@@ -227,7 +250,10 @@ class AttemptEnded:
 
 @value
 class AnswerMessage:
-    """Item: the answer to request ``request_id``; ``error`` is empty when it is one."""
+    """Item: the answer to request ``request_id``; ``error`` is empty when it is one.
+
+    With an error, ``payload`` is the coordinator's traceback as UTF-8 text, or empty.
+    """
 
     task_attempt_id: int
     seq: int
@@ -282,9 +308,40 @@ class SavepointTaken:
     checkpoint_id: int
 
 
+@value
+class CoordinatorAwaited:
+    """A note beside the stream: a method of your coordinator has not returned for ``awaited_s`` seconds (H70).
+
+    ``call`` names the method, ``place`` says where it waits; both are empty when it has returned. The text of a timeout
+    is all that it is for: it may get lost, no machine handles it, and nothing is confirmed.
+    """
+
+    task_attempt_id: int
+    call: str
+    awaited_s: float
+    place: str
+
+
+def describe_wait(call: str, awaited_s: float, place: str) -> str:
+    """Say what the coordinator is doing, in the text of a timeout on either side of the wire."""
+    return f"the coordinator has been in {call} for {awaited_s:.0f} s, waiting at {place}"
+
+
+@value
+class StartProcessing:
+    """Item: ``subtask_ready`` has returned, and all that it sent lies before this: begin with the records (H66).
+
+    Sent once, to an operator that awaits it.
+    """
+
+    task_attempt_id: int
+    seq: int
+
+
 UpItem = (
     EventMessage
     | RestoredEventMessage
+    | RestoredRequestMessage
     | Opened
     | RequestMessage
     | ClosedForCheckpoint
@@ -300,7 +357,10 @@ DownItem = (
     | CheckpointCompleted
     | CheckpointAborted
     | SavepointTaken
+    | StartProcessing
 )
 UpMessage = Register | Resume | Confirm | UpItem
 DownMessage = Registered | Resumed | Refused | AttemptEnded | Confirm | DownItem
-Message = UpMessage | DownMessage
+Downward = DownMessage | CoordinatorAwaited
+"""What may come down a connection. The machine of a subtask takes all but the note."""
+Message = UpMessage | Downward

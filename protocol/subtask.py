@@ -13,6 +13,10 @@ next word of a checkpoint, or any other confirmation; nobody waits for that. A b
 waits until those before it have come. Once the operator has finished, events still arrive but are never confirmed: the
 coordinator's side fails them when it learns of the end, rather than believing them handled.
 
+*The first record.* An operator that awaits it gets ``StartProcessing``, which goes into the mailbox like an event,
+behind all that the coordinator sent inside ``subtask_ready``. So it has handled all of that before it sees a record
+(H66).
+
 *Up: the valve* (``protocol.upward_valve``). An event waits in one queue until it may leave: no checkpoint is closed
 here (H43: upward, *none*, for an event that left early would be in neither snapshot), and the peer's window has
 room. ``CloseForCheckpoint(n)`` closes at once; what was sent before lies in front of ``ClosedForCheckpoint(n)`` in
@@ -24,8 +28,8 @@ wait, and are in the next snapshot if it comes first. Every event has a position
 that was restored; a snapshot tells how many have left, and the coordinator's part of the checkpoint must cover
 exactly these (H32). A snapshot that would not fit into a frame is declined.
 
-*Requests* take the same way (H33). One that is held is in the snapshot as the event that it carries: after a
-restore it arrives as an event, because the one who waited for the answer died with the attempt. An operator
+*Requests* take the same way (H33). One that is held is in the snapshot as a request: after a restore it arrives as
+one, and gets no answer, because the one who waited for it died with the attempt (H73). An operator
 that waits for an answer must go on serving its mailbox, or a closed valve would wait for the barrier and the
 barrier for the answer.
 
@@ -272,7 +276,7 @@ class SubtaskMachine:
 
     def _open(self, input: OperatorOpened, now: float, effects: Effects) -> None:
         self._enter(SubtaskState.OPEN)
-        self._valve.send_item(Opened(self._id, self._valve.next_seq), effects)
+        self._valve.send_item(Opened(self._id, self._valve.next_seq, input.awaits_start), effects)
 
     def _submit(self, input: EventSubmitted | RequestSubmitted, now: float, effects: Effects) -> None:
         self._valve.submit(input, effects)

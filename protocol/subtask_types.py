@@ -20,6 +20,7 @@ __all__ = [
     "MailboxCompleted",
     "MailboxEvent",
     "MailboxItem",
+    "MailboxStart",
     "MessageReceived",
     "OperatorFinished",
     "OperatorOpened",
@@ -92,7 +93,12 @@ class MessageReceived:
 
 @value
 class OperatorOpened:
-    """The operator has restored its state and is open."""
+    """The operator has restored its state and is open.
+
+    ``awaits_start``: it begins with its records when it meets ``MailboxStart``, which else does not come (H66).
+    """
+
+    awaits_start: bool = False
 
 
 @value
@@ -206,7 +212,12 @@ class MailboxAborted:
     checkpoint_id: int
 
 
-MailboxItem = MailboxEvent | MailboxBarrier | MailboxCompleted | MailboxAborted
+@value
+class MailboxStart:
+    """The coordinator's ``subtask_ready`` has returned: what it sent there lies before this (H66). Comes once."""
+
+
+MailboxItem = MailboxEvent | MailboxBarrier | MailboxCompleted | MailboxAborted | MailboxStart
 
 
 # --- effects ----------------------------------------------------------------------------------------------

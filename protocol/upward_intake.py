@@ -12,6 +12,7 @@ the peer has come:
     | Finished, badly     | reported at once     | the same | refused  |
 
 Events of a restored snapshot are events in every respect, but that they name the subtask which sent them first (H52).
+So are its requests, and nobody waits for their answers (H73).
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ from protocol.messages import (
     Opened,
     RequestMessage,
     RestoredEventMessage,
+    RestoredRequestMessage,
     UpItem,
 )
 from protocol.streams import IncomingStream, RefuseMessage
 
-PAYLOAD = (EventMessage, RequestMessage, RestoredEventMessage)
+_Payload = EventMessage | RequestMessage | RestoredEventMessage | RestoredRequestMessage
+PAYLOAD = get_args(_Payload)
 _OfCheckpoint = ClosedForCheckpoint | CheckpointAcknowledged | CheckpointDeclined
 OF_CHECKPOINT = get_args(_OfCheckpoint)
 
@@ -61,7 +64,18 @@ class _Peer(Enum):
 class UpwardIntake:
     """What one attempt says. ``valve`` is the other half: it hears of acknowledgements, and bounds the answers."""
 
-    __slots__ = ("_attempt", "_kept", "_kept_words", "_limits", "_peer", "_ready", "_unanswered", "_valve", "stream")
+    __slots__ = (
+        "_attempt",
+        "_kept",
+        "_kept_words",
+        "_limits",
+        "_peer",
+        "_ready",
+        "_unanswered",
+        "_valve",
+        "awaits_start",
+        "stream",
+    )
 
     def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits, valve: DownwardValve) -> None:
         self._attempt = attempt
@@ -70,6 +84,7 @@ class UpwardIntake:
         self.stream = IncomingStream()
         self._peer = _Peer.RESTORING
         self._ready = False
+        self.awaits_start = False  # the operator has opened, and begins only when it is told to (H66)
         self._kept: deque[UpItem] = deque()  # came before the readiness was announced
         self._kept_words: set[tuple[type, int]] = set()  # of these, what concerns a checkpoint: its kind and id
         self._unanswered: set[int] = set()
@@ -78,6 +93,11 @@ class UpwardIntake:
     def finished(self) -> bool:
         """Whether the peer has said goodbye."""
         return self._peer is _Peer.FINISHED
+
+    @property
+    def ready(self) -> bool:
+        """Whether the coordinator knows the subtask."""
+        return self._ready
 
     def receive(self, item: UpItem, now: float, effects: Effects) -> bool:
         """Take one item; True if it was a duplicate, which wants to be confirmed again."""
@@ -91,7 +111,7 @@ class UpwardIntake:
         self._take_item(item, now, effects)
         return False
 
-    def _check_window(self, item: EventMessage | RequestMessage | RestoredEventMessage) -> None:
+    def _check_window(self, item: _Payload) -> None:
         """Refuse a peer that sends more than it was allowed to (H27); nothing has been changed so far."""
         came, limits = self.stream, self._limits
         count = came.untaken_events
@@ -113,7 +133,10 @@ class UpwardIntake:
                 effects.append(RefuseMessage(f"{self._attempt} has opened twice"))
             else:
                 self._peer = _Peer.OPEN
+                self.awaits_start = item.awaits_start
                 effects.append(ReportOpened())
+                if self._ready and item.awaits_start:
+                    self._valve.start_processing(effects)
             return
         if isinstance(item, Finished):
             self._peer = _Peer.FINISHED
@@ -170,6 +193,8 @@ class UpwardIntake:
             effects.append(DeliverRequest(item.seq, item.request_id, item.payload))
         elif isinstance(item, RestoredEventMessage):
             effects.append(DeliverEvent(item.seq, item.payload, item.sender))
+        elif isinstance(item, RestoredRequestMessage):
+            effects.append(DeliverRequest(item.seq, None, item.payload, item.sender))
         elif isinstance(item, Finished):
             effects.append(ReportFinished(item.failure, item.state, item.events_sent))
         elif isinstance(item, Opened):
@@ -184,9 +209,7 @@ class UpwardIntake:
             self._valve.acknowledge(item, now, effects)
 
     def announce_ready(self, now: float, effects: Effects) -> None:
-        """The coordinator knows the subtask: deliver what waits. Raises ``LocalProtocolError`` the second time."""
-        if self._ready:
-            raise LocalProtocolError(f"{self._attempt} was announced ready twice")
+        """The coordinator knows the subtask: deliver what waits. To be called once."""
         self._ready = True
         while self._kept:
             self._deliver(self._kept.popleft(), now, effects)

@@ -33,6 +33,7 @@ from protocol.messages import (
     HeldEvent,
     RequestMessage,
     RestoredEventMessage,
+    RestoredRequestMessage,
     UpItem,
 )
 from protocol.streams import OutgoingStream, RoomAvailable
@@ -48,7 +49,8 @@ from protocol.subtask_types import (
 Submitted = EventSubmitted | RequestSubmitted
 Effects = list[SubtaskEffect]
 
-HELD_OVERHEAD_BYTES = 16  # what an event in a snapshot takes beside its payload, at most: a pair, a number, a length
+HELD_OVERHEAD_BYTES = 16
+"""What an event in a snapshot takes besides its payload, at most: a list, a number, a length, a flag."""
 
 
 class Phase(Enum):
@@ -151,6 +153,8 @@ class UpwardValve:
             item = EventMessage(self._id, seq, payload)
         elif isinstance(submitted, RequestSubmitted):
             item = RequestMessage(self._id, seq, submitted.request_id, payload)
+        elif submitted.is_request:
+            item = RestoredRequestMessage(self._id, seq, submitted.sender, payload)
         else:
             item = RestoredEventMessage(self._id, seq, submitted.sender, payload)
         self.events_sent += 1
@@ -270,7 +274,9 @@ class UpwardValve:
     def _snapshot_held(self) -> tuple[HeldEvent, ...]:
         return tuple(
             [
-                submitted if isinstance(submitted, HeldEvent) else HeldEvent(self._subtask, submitted.payload)
+                submitted
+                if isinstance(submitted, HeldEvent)
+                else HeldEvent(self._subtask, submitted.payload, isinstance(submitted, RequestSubmitted))
                 for submitted in self._held
             ]
         )

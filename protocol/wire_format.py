@@ -25,6 +25,7 @@ from protocol.messages import (
     ClosedForCheckpoint,
     CloseForCheckpoint,
     Confirm,
+    CoordinatorAwaited,
     EventMessage,
     Finished,
     HeldEvent,
@@ -36,10 +37,12 @@ from protocol.messages import (
     Registered,
     RequestMessage,
     RestoredEventMessage,
+    RestoredRequestMessage,
     RestoreMode,
     Resume,
     Resumed,
     SavepointTaken,
+    StartProcessing,
     SubtaskState,
 )
 
@@ -101,18 +104,26 @@ def _payload(value: Any, limits: WireLimits) -> bytes:
     return bytes(value)
 
 
-def _pairs(value: Any, limits: WireLimits, *, kind: type[SubtaskState | HeldEvent], check: Check) -> tuple[Any, ...]:
-    """A list of ``[subtask, bytes]``."""
+def _flag(value: Any, limits: WireLimits) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"must be a bool, is {type(value).__name__}")
+    return value
+
+
+def _entries(
+    value: Any, limits: WireLimits, *, kind: type[SubtaskState | HeldEvent], checks: tuple[Check, ...]
+) -> tuple[Any, ...]:
+    """A list of lists, each with the fields of ``kind``."""
     if type(value) is not list and type(value) is not tuple:
-        raise ValueError(f"must be a list of pairs, is {type(value).__name__}")
+        raise ValueError(f"must be a list of lists, is {type(value).__name__}")
     if len(value) > limits.held_events_max:
         raise ValueError(f"must have at most {limits.held_events_max} entries, has {len(value)}")
-    pairs = []
+    entries = []
     for entry in value:
-        if type(entry) not in (list, tuple, kind) or len(entry) != 2:
-            raise ValueError("must hold pairs of a subtask and bytes")
-        pairs.append(kind(_integer(entry[0], limits), check(entry[1], limits)))
-    return tuple(pairs)
+        if type(entry) not in (list, tuple, kind) or len(entry) != len(checks):
+            raise ValueError(f"must hold lists of {len(checks)}: {', '.join(kind._fields)}")
+        entries.append(kind(*[check(field, limits) for check, field in zip(checks, entry, strict=True)]))
+    return tuple(entries)
 
 
 _NATURAL: Check = _integer
@@ -120,11 +131,12 @@ _POSITIVE: Check = partial(_integer, least=1)
 _CHECKPOINT: Check = partial(_integer, least=VIRTUAL_EMPTY_CHECKPOINT)
 _MODE: Check = partial(_of_enum, kind=RestoreMode)
 _CODE: Check = partial(_of_enum, kind=RefusalCode)
-_STATES: Check = partial(_pairs, kind=SubtaskState, check=_bytes)
-_HELD: Check = partial(_pairs, kind=HeldEvent, check=_payload)
+_STATES: Check = partial(_entries, kind=SubtaskState, checks=(_integer, _bytes))
+_HELD: Check = partial(_entries, kind=HeldEvent, checks=(_integer, _payload, _flag))
 
-PAIR_LISTS = frozenset({_STATES, _HELD})
-"""The checks of fields that are lists of pairs; every other field is a single value."""
+ENTRY_FIELDS = {_STATES: len(SubtaskState._fields), _HELD: len(HeldEvent._fields)}
+"""The checks of fields that are lists of entries, and how many values an entry has; every other field is a single
+value."""
 
 EVENT_TAG = 1
 CONFIRM_TAG = 2
@@ -134,15 +146,16 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (EVENT_TAG, EventMessage, (_NATURAL, _POSITIVE, _payload)),
     (CONFIRM_TAG, Confirm, (_NATURAL, _NATURAL)),
     # up
-    (10, Register, (_NATURAL, _name, _NATURAL, _NATURAL, _NATURAL, _MODE, _POSITIVE, text, text)),
+    (10, Register, (_NATURAL, _name, _NATURAL, _NATURAL, _NATURAL, _MODE, _POSITIVE, text, text, text)),
     (11, Resume, (_NATURAL, _name, _NATURAL)),
-    (12, Opened, (_NATURAL, _POSITIVE)),
+    (12, Opened, (_NATURAL, _POSITIVE, _flag)),
     (13, RequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
     (14, ClosedForCheckpoint, (_NATURAL, _POSITIVE, _CHECKPOINT)),
     (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _HELD, _NATURAL)),
     (16, CheckpointDeclined, (_NATURAL, _POSITIVE, _CHECKPOINT, text)),
     (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, _NATURAL)),
     (18, RestoredEventMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
+    (19, RestoredRequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
     # down
     (
         30,
@@ -158,6 +171,8 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (37, CheckpointCompleted, (_NATURAL, _POSITIVE, _CHECKPOINT)),
     (38, CheckpointAborted, (_NATURAL, _POSITIVE, _CHECKPOINT)),
     (39, SavepointTaken, (_NATURAL, _POSITIVE, _CHECKPOINT)),
+    (40, CoordinatorAwaited, (_NATURAL, text, _seconds, text)),
+    (41, StartProcessing, (_NATURAL, _POSITIVE)),
 )
 Row = tuple[tuple[str, Check], ...]
 

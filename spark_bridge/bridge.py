@@ -244,8 +244,10 @@ class BridgeActor(DirectActor[BridgeMessage]):
                 reply_to.answer(None)
             case AwaitRunsOver():
                 self._awaiting_end.append(message)
-            case FailRuns(cause):
+            case FailRuns(cause, operator_ids):
                 for operator_id in self._running.operator_ids:
+                    if operator_ids is not None and operator_id not in operator_ids:
+                        continue
                     self._carry_out(context, self._ledger.handle(GlobalFailureRaised(operator_id, cause), now), None)
             case InheritRuns(runs):
                 self._inherited = runs
@@ -272,13 +274,13 @@ class BridgeActor(DirectActor[BridgeMessage]):
         waiting, self._awaiting_end = self._awaiting_end, []
         running = self._running.operator_ids
         for request in waiting:
-            if running if request.operator_id is None else request.operator_id in running:
+            if running if request.operator_ids is None else not request.operator_ids.isdisjoint(running):
                 self._awaiting_end.append(request)
             elif request.reply_to.open:
                 request.reply_to.answer(None)
 
     def _add_operator(self, context: ActorContext[BridgeMessage], message: AddOperator, now: float) -> None:
-        added = OperatorAdded(message.operator_id, message.parallelism)
+        added = OperatorAdded(message.operator_id, message.parallelism, message.allow_fewer)
         try:
             effects = self._ledger.handle(added, now)
         except LocalProtocolError as error:
@@ -291,13 +293,14 @@ class BridgeActor(DirectActor[BridgeMessage]):
     def _register(self, context: ActorContext[BridgeMessage], message: RegistrationReceived, now: float) -> None:
         connection_id = message.connection.connection_id
         self._registering[connection_id] = (message.connection, message.message)
+        self._running.registered(message.message.run_id, message.message.action)
         cause, job_ids = self._inherited.doom(message.message.run_id)
         if cause:
             task_attempt_id = message.message.task_attempt_id
             self._refuse(
                 context, RefuseRegistration(connection_id, task_attempt_id, RefusalCode.COORDINATOR_FAILED, cause)
             )
-            if self._running.doom(message.message.run_id):
+            if self._running.doom(message.message.run_id, message.message.operator_id):
                 self._commands.ask(context, CancelJobs(job_ids, cause))
             return
         try:

@@ -34,6 +34,7 @@ class AddOperator:
     parallelism: int
     tracker_ref: ActorRef[TrackerMessage]
     reply_to: Reply[None]
+    allow_fewer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +47,18 @@ class RemoveOperator:
 
 @dataclass(frozen=True, slots=True)
 class AwaitRunsOver:
-    """Answered once no operator has a run, or ``operator_id`` has none, now or later."""
+    """Answered once no operator has a run, or none of ``operator_ids`` has one, now or later."""
 
     reply_to: Reply[None]
-    operator_id: str | None = None
+    operator_ids: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FailRuns:
-    """Every run that is under way is to fail, with its Spark job, for this cause."""
+    """Every run that is under way is to fail, with its Spark job, for this cause; or those of ``operator_ids``."""
 
     cause: str
+    operator_ids: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,9 @@ class SparkCommands:
     def ask(self, context: ActorContext[Any], effect: KillTask | CancelJobs | QueryStatus) -> None:
         """Ask Spark; the answer to a look comes to the actor as the fact that it is."""
         match effect:
-            case KillTask(task_attempt_id, reason):
-                context.log.info("killing a task", task_attempt_id=task_attempt_id, reason=reason)
-                self.send(context, KillCommand(task_attempt_id, reason))
+            case KillTask():
+                _log_kill(context, effect)
+                self.send(context, KillCommand(effect.task_attempt_id, effect.reason))
             case CancelJobs(job_ids, reason):
                 for job_id in job_ids:
                     context.log.info("cancelling a job", job_id=job_id, reason=reason)
@@ -97,3 +97,18 @@ class SparkCommands:
         context.log.warning("Spark refused; asked again soon", what=str(command), delay_s=delay_s, error=repr(error))
         again = replace(command, failures=min(command.failures + 1, 32))
         context.timers.start(replace(again, failures=0), again, delay_s=delay_s)
+
+
+def _log_kill(context: ActorContext[Any], kill: KillTask) -> None:
+    """Warn of a kill that counts: Spark does not count it, and one too many fails the job (H69)."""
+    who = {
+        "operator_id": kill.operator_id,
+        "subtask": kill.subtask,
+        "attempt": kill.attempt,
+        "task_attempt_id": kill.task_attempt_id,
+        "reason": kill.reason,
+    }
+    if kill.count:
+        context.log.warning("task kill requested", **who, kills=kill.count, kills_max=kill.limit)
+    else:
+        context.log.info("task kill requested", **who)

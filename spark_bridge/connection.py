@@ -28,7 +28,7 @@ import structlog
 from protocol.codec import DEFAULT_LIMITS, FrameDecoder, WireLimits, decode_message, encode_message
 from protocol.errors import RemoteProtocolError
 from protocol.handshake import NONCE_BYTES, ServerHandshake
-from protocol.messages import DownMessage, UpMessage
+from protocol.messages import Downward, UpMessage
 
 log = structlog.get_logger("headgate.server")
 
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
             self._cancel_deadline()
             self._enter(ConnectionState.IDENTIFIED)
 
-    def send(self, message: DownMessage, *, at_once: bool = False) -> None:
+    def send(self, message: Downward, *, at_once: bool = False) -> None:
         """Queue a message. What is sent in one turn of the loop leaves together, in order, so many frames at a time.
 
         With ``at_once`` it leaves before this returns, together with what is queued: for the last message of a batch,

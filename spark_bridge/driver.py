@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def advertised_and_bind_host(context: Any, bind_host: str | None, advertised_hos
 def is_local(context: Any) -> bool:
     """Whether tasks run in the driver's own JVM or in executors that it starts on this machine."""
     return str(context.master).startswith("local")
+
+
+def task_failures_max(context: Any) -> int:
+    """How often Spark itself lets a task fail: F of ``local[N,F]``, else ``spark.task.maxFailures``. Blocks for a call.
+
+    A plain ``local[N]`` lets none fail, whatever is set (spark-facts 31). For kills the setting's value holds there,
+    too: a kill does not mean that the user's code has failed.
+    """
+    found = re.fullmatch(r"local\[[^,\]]+,\s*(\d+)\s*\]", str(context.master))
+    return int(found.group(1) if found else context.getConf().get("spark.task.maxFailures", "4"))
 
 
 def check_worker_python(context: Any) -> None:

@@ -6,9 +6,10 @@ import secrets
 from typing import Any, Protocol
 
 import anyio
+from pyspark import SparkContext
 
 from spark_bridge.config import SidecarConfig
-from spark_bridge.driver import advertised_and_bind_host, check_worker_python, driver_context
+from spark_bridge.driver import advertised_and_bind_host, check_worker_python, driver_context, task_failures_max
 from spark_bridge.inherited import ActiveStage, InheritedRuns
 from spark_bridge.relay import OnFact, OnLost, Relay, open_relay
 from spark_bridge.relay.awaited import AwaitedRelay
@@ -26,6 +27,11 @@ class DriverSide(Protocol):
         ...
 
     @property
+    def spark_context(self) -> SparkContext | None:
+        """The context, where this process has it: it knows the jobs of an action (H65)."""
+        ...
+
+    @property
     def inherited(self) -> InheritedRuns | None:
         """What was under way before this sidecar; None where no other one can have been."""
         ...
@@ -33,6 +39,10 @@ class DriverSide(Protocol):
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
         """The host to listen on and the one that tasks are told. Raises ``SidecarError`` for a driver that cannot be
         served."""
+        ...
+
+    async def task_failures_max(self) -> int | None:
+        """How often Spark lets a task fail; None if that is not known here."""
         ...
 
     def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
@@ -49,21 +59,24 @@ class DriverHere:
     ``driver_context`` does."""
 
     def __init__(self, spark: Any) -> None:
-        self._context = driver_context(spark)
+        self.spark_context = driver_context(spark)
         self.secret = secrets.token_bytes(32)
         self.inherited: InheritedRuns | None = None
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
-        await anyio.to_thread.run_sync(check_worker_python, self._context)
+        await anyio.to_thread.run_sync(check_worker_python, self.spark_context)
         return await anyio.to_thread.run_sync(
-            advertised_and_bind_host, self._context, config.bind_host, config.advertised_host
+            advertised_and_bind_host, self.spark_context, config.bind_host, config.advertised_host
         )
 
+    async def task_failures_max(self) -> int | None:
+        return await anyio.to_thread.run_sync(task_failures_max, self.spark_context)
+
     def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
-        return open_relay(self._context, on_fact, kind=config.relay, on_lost=on_lost)
+        return open_relay(self.spark_context, on_fact, kind=config.relay, on_lost=on_lost)
 
     async def equip(self) -> None:
-        await anyio.to_thread.run_sync(ship_packages, self._context)
+        await anyio.to_thread.run_sync(ship_packages, self.spark_context)
 
 
 class DriverElsewhere:
@@ -71,12 +84,16 @@ class DriverElsewhere:
 
     def __init__(self, relay: AwaitedRelay, secret: bytes, stages: tuple[ActiveStage, ...], *, resume: bool) -> None:
         self._relay = relay
+        self.spark_context: SparkContext | None = None
         self.secret = secret
         self.inherited: InheritedRuns | None = InheritedRuns(stages, resume=resume)
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
         bind_host = config.bind_host or "127.0.0.1"
         return bind_host, config.advertised_host or bind_host
+
+    async def task_failures_max(self) -> int | None:
+        return None
 
     def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
         self._relay.connect(on_fact, on_lost)

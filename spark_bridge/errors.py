@@ -23,6 +23,13 @@ class NotSettled(SidecarError):
     """The end of a run, or its final checkpoint, did not come within ``SidecarConfig.settle_timeout_s`` (H48)."""
 
 
+class OutputNotCommitted(SidecarError):
+    """The output of a successful run was not committed when the sidecar was left; the message says why.
+
+    Run the job again. Raised at the end of the ``with`` block; an exception that is already on its way gets a note.
+    """
+
+
 class BatchRefused(SidecarError):
     """The micro-batch that Spark asks for does not follow the operator's last completed checkpoint; says the mend."""
 

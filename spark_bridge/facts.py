@@ -21,6 +21,7 @@ from protocol.facts import (
     JobEnded,
     JobStarted,
     StageCompleted,
+    StageLook,
     StageSubmitted,
     StatusReported,
     TaskEnded,
@@ -75,6 +76,7 @@ class CommandAnswered:
     problem: str | None
     status: StatusReported | None = None
     stages: tuple[ActiveStage, ...] | None = None
+    look: StageLook | None = None
 
 
 def shorten(text: str) -> str:
@@ -140,7 +142,7 @@ def _job_ended(fields: _Fields) -> JobEnded:
 
 def _stage_submitted(fields: _Fields) -> StageSubmitted:
     stage_id, stage_attempt, task_count = fields.take("iii")
-    return StageSubmitted(stage_id, stage_attempt, task_count, fields.flag())
+    return StageSubmitted(stage_id, stage_attempt, task_count, fields.flag(), fields.one("i"))
 
 
 def _stage_completed(fields: _Fields) -> StageCompleted:
@@ -199,6 +201,12 @@ def _active_stages(fields: _Fields) -> CommandAnswered:
     return CommandAnswered(request_id, None, stages=stages)
 
 
+def _stage_look(fields: _Fields) -> CommandAnswered:
+    request_id, partition_count = fields.one("q"), fields.one("i")
+    partitions, outputs, kept = (frozenset(fields.take(f"{fields.count(4)}i")) for _ in range(3))
+    return CommandAnswered(request_id, None, look=StageLook(partitions, partition_count, outputs, kept))
+
+
 def _at(names: tuple[T, ...], code: int, what: str) -> T:
     if code >= len(names):
         raise RecordDecodeError(f"{what} {code} is unknown")
@@ -218,6 +226,7 @@ _READERS: dict[int, Callable[[_Fields], EngineFact | CommandAnswered]] = {
     10: _answered,
     11: _status_reported,
     12: _active_stages,
+    13: _stage_look,
 }
 
 

@@ -158,7 +158,7 @@ class MicroBatches:
         if verdict is Verdict.AHEAD and batch.batch_id > 0:
             label = str(BatchPosition(batch.query_id, batch.batch_id - 1, done=True))
             infos = await self._operators.retained(batch.operator_id)
-            matching = next((info.file for info in reversed(infos) if info.label == label), None)
+            matching = next((info.file for info in reversed(infos) if info.label == label and not info.void), None)
         why = why_refused(verdict, found, batch.query_id, batch.batch_id, matching)
         raise BatchRefused(f"operator {batch.operator_id!r}: {why}")
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import structlog
 
-from actors.coordination import CheckpointFailed
+from actors.coordination import CheckpointFailed, ResetNotSupported
 from protocol.restart import RestartBackoff, RestartStrategy
 from spark_bridge.errors import RestartsExhausted, SidecarError
 
@@ -48,6 +48,7 @@ class Restarter:
         self._strategy = strategy
         self._backoff = RestartBackoff(strategy)
         self._failures_before = 0
+        self._last_error: BaseException | None = None
 
     async def begin(self) -> None:
         """The action is about to be called."""
@@ -85,10 +86,13 @@ class Restarter:
     def _delay(self, error: BaseException) -> float:
         if self._runs.fenced is not None:
             raise self._runs.fenced from error
+        _, cause = self._runs.failures
+        if isinstance(cause, ResetNotSupported):
+            raise cause from self._last_error or error  # each further run would be refused like this one
+        self._last_error = error
         delay_s = self._backoff.failed(time.monotonic())
         restarts = self._backoff.restarts
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        text = f"{type(error).__name__}: {first_line}"
+        text = f"{type(error).__name__}: {_first_line(error)}"
         if delay_s is None:
             log.error("the action failed, and is given up", restarts=restarts, error=text)
             raise RestartsExhausted(
@@ -97,3 +101,11 @@ class Restarter:
             ) from error
         log.warning("the action failed, and is run again", delay_s=delay_s, restart=restarts, error=text)
         return delay_s
+
+
+def _first_line(error: BaseException) -> str:
+    """What failed, in one line. Py4J's own first line names only its call; the JVM's exception is the second."""
+    lines = str(error).strip().splitlines() or [""]
+    if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
+        return lines[1].lstrip(": ")
+    return lines[0]

@@ -1,11 +1,44 @@
-"""Which operators have a run now, and the Spark jobs of these runs."""
+"""Which operators have a run now, the Spark jobs of these runs, and the actions that they belong to."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
+from actors.coordination import ResetNotSupported
 from protocol.attempts import EndRun, LedgerEffect, StartRun
 from protocol.facts import ApplicationEnded, EngineFact, JobEnded, JobStarted
 
 __all__ = ["RunningJobs"]
+
+ACTIONS_KEPT = 4096
+"""Of stages whose tasks name an action: more than can be under way at once."""
+
+
+@dataclass(slots=True)
+class _Action:
+    """One call of an action by ``run``. Its operators are those that are ``named``, else those whose runs have its id.
+
+    Else, where no run has its id: those whose runs belong to no action and began meanwhile. So an action keeps what its
+    own threads run, also where these do not inherit the local properties of Spark.
+    """
+
+    named: frozenset[str] | None
+    marked: set[str] = field(default_factory=set)
+    unmarked: set[str] = field(default_factory=set)
+    failed_count: int = 0
+    unmarked_failed_count: int = 0
+    cause: BaseException | None = None
+    unmarked_cause: BaseException | None = None
+
+    @property
+    def operator_ids(self) -> frozenset[str]:
+        return self.named if self.named is not None else frozenset(self.marked or self.unmarked)
+
+    @property
+    def failures(self) -> tuple[int, BaseException | None]:
+        if self.named is None and not self.marked:
+            return self.unmarked_failed_count, self.unmarked_cause
+        return self.failed_count, self.cause
 
 
 class RunningJobs:
@@ -15,8 +48,10 @@ class RunningJobs:
         self._stages_of_job: dict[int, frozenset[int]] = {}
         self._run_of_operator: dict[str, int] = {}
         self._doomed: set[int] = set()
-        self.failed_count = 0
-        """How many runs have ended without success so far."""
+        self._action_of_run: dict[int, str] = {}
+        self._action_of_operator: dict[str, str] = {}  # of its latest run
+        self._actions: dict[str, _Action] = {}
+        self._refused: dict[str, ResetNotSupported] = {}  # by operator: of the run that is about to start
 
     def hear(self, fact: EngineFact) -> None:
         """A fact of Spark's, in the order of the bus."""
@@ -33,16 +68,85 @@ class RunningJobs:
         match effect:
             case StartRun(operator_id, run_id):
                 self._run_of_operator[operator_id] = run_id
-            case EndRun(operator_id=operator_id, succeeded=succeeded):
+                self._belongs(operator_id, self._action_of_run.get(run_id, ""))
+                if operator_id in self._refused:
+                    self.failed(operator_id, self._refused.pop(operator_id))
+            case EndRun(operator_id=operator_id, run_id=run_id, succeeded=succeeded):
                 self._run_of_operator.pop(operator_id, None)
-                self.failed_count += not succeeded
+                if run_id not in self._run_of_operator.values():
+                    self._action_of_run.pop(run_id, None)
+                if not succeeded:
+                    self.failed(operator_id)
 
-    def doom(self, run_id: int) -> bool:
+    def registered(self, run_id: int, action_id: str) -> None:
+        """A task of this run names the action to which its job belongs; it comes before the run is known."""
+        if action_id and run_id not in self._action_of_run:
+            while len(self._action_of_run) >= ACTIONS_KEPT:
+                del self._action_of_run[next(iter(self._action_of_run))]
+            self._action_of_run[run_id] = action_id
+
+    def doom(self, run_id: int, operator_id: str) -> bool:
         """A run that was found and cannot go on has failed; False when that is known already."""
         news = run_id not in self._doomed
         self._doomed.add(run_id)
-        self.failed_count += news
+        if news:
+            self._belongs(operator_id, self._action_of_run.get(run_id, ""))
+            self.failed(operator_id)
         return news
+
+    # --- actions --------------------------------------------------------------------------------------------------
+
+    def begin_action(self, action_id: str, named: frozenset[str] | None, *, found: bool = False) -> None:
+        """The action is about to be called. ``found``: it was begun under an earlier sidecar, and may have runs."""
+        action = self._actions[action_id] = _Action(named)
+        if found:
+            for operator_id, its_action in self._action_of_operator.items():
+                if its_action == action_id:
+                    action.marked.add(operator_id)
+                elif not its_action:
+                    action.unmarked.add(operator_id)
+
+    def end_action(self, action_id: str) -> None:
+        self._actions.pop(action_id, None)
+
+    def knows(self, action_id: str) -> bool:
+        return action_id in self._actions
+
+    def operators_of(self, action_id: str) -> frozenset[str]:
+        """The operators whose tasks ran in this action, as far as is known now."""
+        return self._actions[action_id].operator_ids
+
+    def failures_of(self, action_id: str) -> tuple[int, BaseException | None]:
+        """How often its runs and their coordinators have failed since it began, and the last coordinator's cause."""
+        return self._actions[action_id].failures
+
+    def failed(self, operator_id: str, cause: BaseException | None = None) -> None:
+        """A run has ended without success, or a coordinator has failed, for ``cause``.
+
+        A failure between two runs belongs to the action of the run before. Only a refused reset belongs to that of the
+        run after it, which is about to start.
+        """
+        if isinstance(cause, ResetNotSupported) and operator_id not in self._run_of_operator:
+            self._refused[operator_id] = cause
+            return
+        its_action = self._action_of_operator.get(operator_id, "")
+        for action_id, action in self._actions.items():
+            if operator_id in action.named if action.named is not None else its_action == action_id:
+                action.failed_count += 1
+                action.cause = cause or action.cause
+            elif operator_id in action.unmarked and not its_action:
+                action.unmarked_failed_count += 1
+                action.unmarked_cause = cause or action.unmarked_cause
+
+    def _belongs(self, operator_id: str, action_id: str) -> None:
+        self._action_of_operator[operator_id] = action_id
+        if action_id in self._actions:
+            self._actions[action_id].marked.add(operator_id)
+        elif not action_id:
+            for action in self._actions.values():
+                action.unmarked.add(operator_id)
+
+    # --- jobs -----------------------------------------------------------------------------------------------------
 
     @property
     def operator_ids(self) -> list[str]:

@@ -6,7 +6,9 @@ been ended: a task then hears of its end from its gateway before the server clos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -16,18 +18,21 @@ import anyio
 import structlog
 
 from actors import ActorError, ActorRef, ActorSystem, AskTimeout
-from actors.coordination import OperatorConfig, OperatorCoordinator
+from actors.coordination import GivenCoordinator, OperatorConfig
+from actors.coordination.given import built_anew_or_kept
 from actors.coordination.operator_config import UNBOUNDED
 from protocol.barrier_tracker import CheckpointConfig
+from protocol.facts import StageLook
 from protocol.gateway_types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from spark_bridge.actions import ActionRuns, marked, names_of
 from spark_bridge.bridge import BridgeActor, ConnectionRouter
 from spark_bridge.bridge_messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns
 from spark_bridge.config import SidecarConfig
 from spark_bridge.driver_side import DriverSide
-from spark_bridge.errors import NotSettled, SidecarNotRunning
+from spark_bridge.errors import OutputNotCommitted, SidecarNotRunning
 from spark_bridge.handle import OperatorHandle
 from spark_bridge.micro_batches import MicroBatches
 from spark_bridge.operators import Operators
@@ -68,10 +73,19 @@ class SidecarRuntime:
         self._relay: Relay
         self._bridge_ref: ActorRef[BridgeMessage]
         self._running = False
+        self._uncommitted = ""
+        self._patience: anyio.CancelScope  # for what may still be waited for when the sidecar is left
+        self.thread_id = 0
+        """Of the event loop."""
+        self.loop: asyncio.AbstractEventLoop
+        self.closed = False
+        """Whether it was entered, and has been left."""
         self.facts_dropped = 0
 
     async def __aenter__(self) -> SidecarRuntime:
         config = self._config
+        self.loop, self.thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._patience = anyio.CancelScope()
         bind_host, advertised_host = await self._driver.hosts(config)
         async with AsyncExitStack() as stack:
             self._server = SubtaskServer(
@@ -95,9 +109,12 @@ class SidecarRuntime:
                     slow_handler_limit_s=config.slow_handler_limit_s,
                 )
             )
+            ledger = config.ledger
+            if ledger.attempts_max is None:
+                ledger = replace(ledger, attempts_max=await self._driver.task_failures_max())
             self._bridge_ref = self._system.spawn(
                 lambda: BridgeActor(
-                    config.ledger,
+                    ledger,
                     lambda: self._relay,
                     running=self._running_jobs,
                     on_facts_dropped=self._count_dropped_facts,
@@ -105,7 +122,15 @@ class SidecarRuntime:
                 name="bridge",
                 mailbox=UNBOUNDED,
             )
-            self._operators = Operators(config, self._system, self._bridge_ref, self._router, storage)
+            self._operators = Operators(
+                config,
+                self._system,
+                self._bridge_ref,
+                self._router,
+                storage,
+                self._look_at_run,
+                self._running_jobs.failed,
+            )
             self._micro_batches = MicroBatches(self._operators, config.settle_timeout_s)
             self._relay = self._driver.open_relay(self._bridge_ref.tell_direct, config, self._relay_lost)
             stack.push_async_callback(self._close_relay)
@@ -128,9 +153,15 @@ class SidecarRuntime:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
+        """Raises ``OutputNotCommitted`` where no other exception is on its way."""
         self._running = False
-        result = await self._stack.__aexit__(exception_type, exception, traceback)
+        try:
+            result = await self._stack.__aexit__(exception_type, exception, traceback)
+        finally:
+            self.closed = True
         log.info("sidecar closed")
+        if self._uncommitted:
+            complain_of_output(self._uncommitted, exception)
         return result
 
     def take_tasks(self) -> None:
@@ -154,7 +185,7 @@ class SidecarRuntime:
     async def coordinate(
         self,
         operator_id: str,
-        coordinator: OperatorCoordinator,
+        coordinator: GivenCoordinator,
         *,
         parallelism: int,
         mode: RestoreMode = RestoreMode.BATCH,
@@ -162,10 +193,11 @@ class SidecarRuntime:
         checkpoint: CheckpointConfig | None = None,
         restore: str = "latest",
         inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
+        allow_fewer: bool = False,
     ) -> OperatorHandle:
         """See ``Sidecar.coordinate``."""
         self._require_running()
-        _check_arguments(operator_id, coordinator, parallelism)
+        _check_arguments(operator_id, parallelism)
         config = OperatorConfig(
             operator_id,
             parallelism,
@@ -173,8 +205,10 @@ class SidecarRuntime:
             gateway or self._config.gateway,
             replace(checkpoint or CheckpointConfig(), mode=mode),
             inject_barrier=inject_barrier,
+            allow_fewer=allow_fewer,
+            method_report_s=self._config.method_report_s,
         )
-        operator = await self._operators.add(config, coordinator, restore)
+        operator = await self._operators.add(config, built_anew_or_kept(coordinator), restore)
         host, port = self._server.address
         endpoint = TaskEndpoint(
             host,
@@ -185,8 +219,9 @@ class SidecarRuntime:
             mode,
             connect_timeout_s=self._config.connect_timeout_s,
             register_timeout_s=self._config.register_timeout_s,
+            ready_timeout_s=self._config.ready_timeout_s,
         )
-        handle = OperatorHandle(endpoint, operator.statistics.snapshot, lambda: operator.failure)
+        handle = OperatorHandle(endpoint, operator.statistics.snapshot, lambda: operator.failure, operator.shipped)
         self._handles[operator_id] = handle
         return handle
 
@@ -211,24 +246,80 @@ class SidecarRuntime:
         self._require_running()
         return await self._operators.request(operator_id, payload, timeout_s=timeout_s)
 
-    async def run(self, action: Callable[[], T], *, restart: RestartStrategy = DEFAULT_RESTART) -> T:
+    async def run(
+        self,
+        action: Callable[[], T],
+        *,
+        restart: RestartStrategy = DEFAULT_RESTART,
+        operators: Collection[OperatorHandle | str] | None = None,
+    ) -> T:
         """See ``Sidecar.run``. The action runs in a worker thread; a cancelled caller fails its runs, and leaves."""
+        runs = self.action_runs(operators)
+        restarter = Restarter(runs, restart)
+
+        def call(action_id: str) -> T:
+            with marked(self._driver.spark_context, action_id):
+                return action()
+
+        try:
+            while True:
+                action_id = runs.begin()
+                await restarter.begin()
+                try:
+                    result = await anyio.to_thread.run_sync(call, action_id, abandon_on_cancel=True)
+                except anyio.get_cancelled_exc_class():
+                    operator_ids = self._running_jobs.operators_of(action_id)
+                    self._bridge_ref.tell(FailRuns("the caller that awaited this job was cancelled", operator_ids))
+                    raise
+                except Exception as error:
+                    delay_s: float | None = await restarter.failed(error)
+                else:
+                    delay_s = await restarter.succeeded()
+                    if delay_s is None:
+                        return result
+                await anyio.sleep(delay_s or 0.0)
+        finally:
+            runs.end()
+
+    # --- what a call of ``run`` asks, here or in another process --------------------------------------------------
+
+    def action_runs(self, operators: Collection[OperatorHandle | str] | None) -> ActionRuns:
+        """For one call of ``run``. Raises ``SidecarError`` for an operator that is not coordinated."""
         self._require_running()
-        restarter = Restarter(self, restart)
-        while True:
-            await restarter.begin()
-            try:
-                result = await anyio.to_thread.run_sync(action, abandon_on_cancel=True)
-            except anyio.get_cancelled_exc_class():
-                self._bridge_ref.tell(FailRuns("whoever awaited this job was cancelled"))
-                raise
-            except Exception as error:
-                delay_s: float | None = await restarter.failed(error)
-            else:
-                delay_s = await restarter.succeeded()
-                if delay_s is None:
-                    return result
-            await anyio.sleep(delay_s or 0.0)
+        operator_ids = names_of(operators)
+        for operator_id in sorted(operator_ids or ()):
+            self._operators.find(operator_id)
+        return ActionRuns(self, operator_ids)
+
+    def begin_action(self, action_id: str, operator_ids: frozenset[str] | None, *, found: bool = False) -> None:
+        """See ``RunningJobs.begin_action``."""
+        self._require_running()
+        self._running_jobs.begin_action(action_id, operator_ids, found=found)
+
+    def end_action(self, action_id: str) -> None:
+        self._running_jobs.end_action(action_id)
+
+    def knows_action(self, action_id: str) -> bool:
+        return self._running_jobs.knows(action_id)
+
+    def action_failures(self, action_id: str) -> tuple[int, BaseException | None]:
+        """How often a run or a coordinator of the action has failed, and the last cause of a coordinator, if any."""
+        return self._running_jobs.failures_of(action_id)
+
+    async def settle_action(self, action_id: str) -> str:
+        """Wait until the action's runs are over and their final checkpoints have ended: why some output is not
+        committed, or "".
+
+        Raises ``NotSettled`` after ``SidecarConfig.settle_timeout_s``.
+        """
+        self._require_running()
+        operator_ids = self._running_jobs.operators_of(action_id)
+        return await self._operators.settle(self._config.settle_timeout_s, operator_ids)
+
+    async def settle(self) -> str:
+        """As ``settle_action``, for all operators."""
+        self._require_running()
+        return await self._operators.settle(self._config.settle_timeout_s)
 
     @property
     def micro_batches(self) -> MicroBatches:
@@ -237,22 +328,12 @@ class SidecarRuntime:
         return self._micro_batches
 
     @property
-    def failures(self) -> tuple[int, BaseException | None]:
-        """How often a run or a coordinator has failed so far, and the coordinator's cause of the last time, if any."""
-        return self._running_jobs.failed_count + self._operators.failed_count, self._operators.last_failure
-
-    @property
     def fenced(self) -> Exception | None:
         """Set for good when a later application has taken the storage over: this one cannot go on."""
         return self._operators.fenced
 
-    async def settle(self) -> str:
-        """Wait until all runs are over and every final checkpoint has ended: why some output is not committed, or "".
-
-        Raises ``NotSettled`` after ``SidecarConfig.settle_timeout_s``.
-        """
-        self._require_running()
-        return await self._operators.settle(self._config.settle_timeout_s)
+    async def _look_at_run(self, run_id: int) -> StageLook:
+        return await self._relay.look_at_stage(run_id)
 
     def _count_dropped_facts(self, count: int) -> None:
         self.facts_dropped += count
@@ -267,24 +348,43 @@ class SidecarRuntime:
         """
         with anyio.CancelScope(shield=True):
             try:
-                with suppress(AskTimeout):
-                    await self._bridge_ref.ask(AwaitRunsOver, timeout_s=RUN_END_GRACE_S)
-                    await self._commit_last_output()
-                    return
-                self._bridge_ref.tell(FailRuns(CLOSED_WHILE_RUNNING))
-                await self._bridge_ref.ask(AwaitRunsOver, timeout_s=min(RUN_FAIL_S, self._config.shutdown_timeout_s))
-            except AskTimeout as error:
-                log.warning("closed while a job was running, whose end is not known", error=str(error))
+                running = await self._await_ends()
+                if running:
+                    await self._fail_runs()
+                with self._patience:
+                    self._uncommitted = await self._uncommitted_without(running)
+                self._operators.cut_off_stuck()
             except ActorError:  # cancelled from outside, or failed: the actors are gone before their time
                 await self._cancel_jobs()
 
-    async def _commit_last_output(self) -> None:
+    async def _fail_runs(self) -> None:
+        timeout_s = min(RUN_FAIL_S, self._config.shutdown_timeout_s)
+        self._bridge_ref.tell(FailRuns(CLOSED_WHILE_RUNNING))
         try:
-            uncommitted = await self._operators.settle(self._config.settle_timeout_s)
-        except NotSettled as error:
-            uncommitted = str(error)
-        if uncommitted:
-            log.error("closed, but the last output is not committed: run the job again", why=uncommitted)
+            await self._bridge_ref.ask(AwaitRunsOver, timeout_s=timeout_s)
+        except AskTimeout as error:
+            log.warning("closed while a job was running, whose end is not known", error=str(error))
+
+    async def uncommitted_output(self) -> str:
+        """Why the output of some run that ended well is not committed, or "". Waits for final checkpoints."""
+        self._require_running()
+        running = await self._await_ends()
+        return await self._uncommitted_without(running)
+
+    async def _uncommitted_without(self, running: Collection[str]) -> str:
+        config = self._config
+        return await self._operators.uncommitted(config.settle_timeout_s, running, config.shutdown_timeout_s)
+
+    def hurry(self) -> None:
+        """Cancel what is still waited for while the sidecar is left. When called again, cancel ``close`` too."""
+        self._patience.cancel()
+        self._system.hurry()
+
+    async def _await_ends(self) -> list[str]:
+        """Give runs whose action has returned a moment to end; the operators that have a run all the same."""
+        with suppress(AskTimeout):
+            await self._bridge_ref.ask(AwaitRunsOver, timeout_s=RUN_END_GRACE_S)
+        return self._running_jobs.operator_ids
 
     async def _cancel_jobs(self) -> None:
         for job_id in self._running_jobs.job_ids:
@@ -311,7 +411,16 @@ class SidecarRuntime:
             raise SidecarNotRunning("the sidecar is closed: enter it with `with Sidecar(spark) as sidecar:`")
 
 
-def _check_arguments(operator_id: object, coordinator: object, parallelism: object) -> None:
+def complain_of_output(why: str, exception: BaseException | None) -> None:
+    """Raise ``OutputNotCommitted``, or add it as a note to the ``exception`` that is on its way."""
+    log.error("closed, but the last output is not committed: run the job again", why=why)
+    error = OutputNotCommitted(f"the last output is not committed, so run the job again: {why}")
+    if exception is None:
+        raise error
+    exception.add_note(f"{type(error).__name__}: {error}")
+
+
+def _check_arguments(operator_id: object, parallelism: object) -> None:
     """Users need not have a type checker."""
     if not isinstance(operator_id, str):
         raise TypeError(f"operator_id must be a str, not {operator_id!r}")
@@ -321,7 +430,3 @@ def _check_arguments(operator_id: object, coordinator: object, parallelism: obje
         raise TypeError(f"parallelism must be an int, the number of subtasks, not {parallelism!r}")
     if parallelism < 1:
         raise ValueError(f"parallelism must be the number of subtasks, at least 1, not {parallelism}")
-    if isinstance(coordinator, type):
-        raise TypeError(f"{coordinator!r} is a class: give an instance of it")
-    if not isinstance(coordinator, OperatorCoordinator):
-        raise TypeError(f"{coordinator!r} is no OperatorCoordinator: derive it from that class")

@@ -7,29 +7,30 @@ and its kin take.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 
-from actors.coordination import OperatorCoordinator
+from actors.coordination import GivenCoordinator
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.gateway_types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from spark_bridge.actions import run_with_restarts
 from spark_bridge.config import SidecarConfig
 from spark_bridge.driver import driver_context
 from spark_bridge.driver_side import DriverHere
 from spark_bridge.errors import SidecarError, SidecarNotRunning
 from spark_bridge.handle import OperatorHandle
 from spark_bridge.interrupts import interrupts_held_back
+from spark_bridge.leaving import leave
+from spark_bridge.loop import start_sidecar_loop
 from spark_bridge.micro_batches import ForEachBatch, MicroBatches
-from spark_bridge.restarts import Restarter
 from spark_bridge.runtime import SidecarRuntime
 
 T = TypeVar("T")
@@ -44,8 +45,10 @@ class Sidecar:
     Raises on entering: ``RelayError`` for a Spark Connect session or a stopped context, ``TypeError`` for no session at
     all, ``SidecarError`` for a wrong worker Python, ``ServerStartError`` where the port is in use. Leaving it ends
     every operator: a job that still runs fails with a text that says so, coordinators are closed, and no thread, socket
-    or listener stays, whether the job runs, has failed, or the context is stopped already. Ctrl-C while it is entered
-    or left still ends it whole; it comes out as the usual ``KeyboardInterrupt``.
+    or listener stays, whether the job runs, has failed, or the context is stopped already. Leaving raises
+    ``OutputNotCommitted`` if the output of a run that ended well could not be committed, in streaming mode, and neither
+    ``run`` nor a micro-batch has said so; another exception that is on its way gets a note instead. Ctrl-C while it is
+    entered or left still ends it whole; it comes out as the usual ``KeyboardInterrupt``.
     """
 
     def __init__(self, spark: Any, config: SidecarConfig | None = None) -> None:
@@ -62,7 +65,7 @@ class Sidecar:
         driver_context(self._spark)
         with ExitStack() as stack:
             with interrupts_held_back():  # or the thread that has just been started would never be told to end
-                self._portal = stack.enter_context(start_blocking_portal("asyncio", name="headgate-sidecar"))
+                self._portal = stack.enter_context(start_sidecar_loop())
             runtime = SidecarRuntime(DriverHere(self._spark), self._config)
             manager: AbstractContextManager[SidecarRuntime] = self._portal.wrap_async_context_manager(runtime)
             self._runtime = stack.enter_context(manager)
@@ -76,15 +79,19 @@ class Sidecar:
         traceback: TracebackType | None,
     ) -> bool | None:
         stack, self._stack = self._stack, None
+        runtime = self._runtime
+        if stack is None or runtime is None:
+            return None
+        close = partial(stack.__exit__, exception_type, exception, traceback)
         try:
-            return stack.__exit__(exception_type, exception, traceback) if stack is not None else None
+            return leave(close, runtime, self._config.shutdown_timeout_s, raising=exception is not None)
         finally:
             self._runtime = self._portal = None
 
     def coordinate(
         self,
         operator_id: str,
-        coordinator: OperatorCoordinator,
+        coordinator: GivenCoordinator,
         *,
         parallelism: int,
         mode: RestoreMode = RestoreMode.BATCH,
@@ -92,26 +99,34 @@ class Sidecar:
         checkpoint: CheckpointConfig | None = None,
         restore: str = "latest",
         inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
+        allow_fewer: bool = False,
     ) -> OperatorHandle:
         """Start ``coordinator`` for an operator of ``parallelism`` subtasks and return the operator's handle.
 
-        The coordinator lives on the sidecar's loop until ``release`` or the sidecar's end, over as many runs as there
-        are (H55). ``mode`` says who owns the operator's output; ``gateway`` replaces the sidecar's own limits.
+        ``coordinator`` is a class or a factory (a function without arguments that returns a coordinator), and a new one
+        is built for each run and each restart, after the old one is closed. Or it is an instance, which lives over all
+        runs: then it must override ``reset_to_checkpoint`` to forget the run before, or its second run fails with
+        ``ResetNotSupported``. The coordinator lives on the sidecar's loop until ``release`` or the sidecar's end.
+
+        ``mode`` says who owns the operator's output; ``gateway`` replaces the sidecar's own limits.
         ``checkpoint`` says when checkpoints are taken, and how many failures of them are borne; without it there are
         only those that ``checkpoint()`` asks for, and the last one of each streaming run.
 
         In streaming mode the operator goes on from the newest checkpoint of this name that the sidecar's storage holds,
         also with another parallelism (H52): the coordinator hears ``reset_to_checkpoint`` before ``start``.
         ``restore`` is ``"latest"`` for that, ``"none"`` to start from nothing and leave what is stored, or the path or
-        URL of one checkpoint or savepoint file.
+        URL of one checkpoint or savepoint file. A later ``"latest"`` never goes back to what was left by that.
 
         ``inject_barrier(attempt, checkpoint_id, events_before)`` sends barriers on a way of your own, say with the
         data; the operator hands what arrives to ``SubtaskContext.barrier_arrived``. It is called on the sidecar's loop
         and must not block. Without it the barrier travels with the events.
 
-        Raises ``CoordinatorStartError`` with the cause if ``start`` or the restore raises, ``CheckpointUnreadable``
-        naming the file that cannot be restored (H50), ``SidecarError`` for a name in use, ``ValueError`` or
-        ``TypeError`` for bad arguments, ``SidecarNotRunning`` outside the ``with``.
+        The RDD or DataFrame must have exactly ``parallelism`` partitions. A run over more is refused, and so is one
+        over fewer, unless ``allow_fewer``: then the subtasks without a partition are never ready.
+
+        Raises ``CoordinatorStartError`` with the cause if the factory, ``start`` or the restore raises,
+        ``CheckpointUnreadable`` naming the file that cannot be restored (H50), ``SidecarError`` for a name in use,
+        ``ValueError`` or ``TypeError`` for bad arguments, ``SidecarNotRunning`` outside the ``with``.
         """
         portal, runtime = self._entered()
 
@@ -125,6 +140,7 @@ class Sidecar:
                 checkpoint=checkpoint,
                 restore=restore,
                 inject_barrier=inject_barrier,
+                allow_fewer=allow_fewer,
             )
 
         return portal.call(call)
@@ -161,7 +177,13 @@ class Sidecar:
         portal, runtime = self._entered()
         return portal.call(partial(runtime.request, operator_id, payload, timeout_s=timeout_s))
 
-    def run(self, action: Callable[[], T], *, restart: RestartStrategy = DEFAULT_RESTART) -> T:
+    def run(
+        self,
+        action: Callable[[], T],
+        *,
+        restart: RestartStrategy = DEFAULT_RESTART,
+        operators: Collection[OperatorHandle | str] | None = None,
+    ) -> T:
         """Call ``action``, your Spark action, and again after a failed run, as ``restart`` says; return its result.
 
         It runs on the caller's thread. A failure of a coordinated run (an exception of the coordinator, ``fail_job``,
@@ -169,23 +191,18 @@ class Sidecar:
         from the last completed checkpoint in streaming mode, from the beginning in batch mode (H15, H55). When the
         action returns, this waits until the last output is committed by a final checkpoint, and restarts if that fails.
 
+        Only the operators whose tasks run in the Spark jobs of this action count, whatever other threads run meanwhile.
+        The jobs are those that this thread starts, and its ``pyspark.InheritableThread``s. ``operators`` names the
+        operators instead, as handles or names: for an action whose jobs are started by other threads while actions of
+        further operators run, and for one that reads what a job of another action computes.
+
         Raises what ``action`` raises where no coordinated run has failed, for then a restart mends nothing;
         ``RestartsExhausted``, with the last cause chained; ``StorageFenced`` when a later application has taken the
         storage over; ``NotSettled`` when the run's end does not become known.
         """
         portal, runtime = self._entered()
-        restarter = Restarter(runtime, restart)
-        while True:
-            portal.call(restarter.begin)
-            try:
-                result = action()
-            except Exception as error:
-                delay_s: float | None = portal.call(restarter.failed, error)
-            else:
-                delay_s = portal.call(restarter.succeeded)
-                if delay_s is None:
-                    return result
-            time.sleep(delay_s or 0.0)
+        runs = portal.call(runtime.action_runs, operators)
+        return run_with_restarts(portal, driver_context(self._spark), runs, restart, action)
 
     def for_each_batch(
         self, operator: OperatorHandle | str, function: Callable[[Any, int], object], *, adopt: bool = False

@@ -7,14 +7,23 @@ this is, and hands that to ``spark_bridge.subtask``, which does not know Spark a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
     from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["NotInsideTask", "SubtaskTask", "current_task"]
+__all__ = ["ACTION_PROPERTY", "NotInsideTask", "SubtaskTask", "current_task"]
+
+ACTION_PROPERTY = "headgate.action"
+"""The local property of Spark that names the ``run`` call to which a job belongs."""
+
+
+_HINT = (
+    "pass it to mapPartitions, mapInPandas, mapInArrow or foreachPartition, instead of map, flatMap, filter, foreach, "
+    "mapPartitionsWithIndex or applyInPandas"
+)
 
 
 class NotInsideTask(RuntimeError):
@@ -47,16 +56,23 @@ class SubtaskTask:
         self._args = args
         self._kwargs = kwargs or {}
 
-    def __call__(self, records: Iterable[Any]) -> Any:
+    def __call__(self, records: Iterable[Any], *rest: Any) -> Any:
         """Run the operator in this task over ``records``. See ``run_subtask`` for what it raises.
 
         Raises:
-            NotInsideTask: at once, where there is no Spark task.
+            NotInsideTask: there is no Spark task.
+            TypeError: ``records`` is a record, not a partition, or there are more arguments: this function was given to
+                ``map``, ``flatMap``, ``foreach`` or another method that does not pass whole partitions.
         """
         identity = current_task()
+        if rest or not _may_be_a_partition(records):
+            given = ", ".join(type(value).__name__ for value in (records, *rest))
+            raise TypeError(
+                f"a subtask takes the iterator over one partition, but Spark called it with {given}: {_HINT}"
+            )
         from spark_bridge.subtask.runner import run_subtask
 
-        return run_subtask(self._build, self._endpoint, identity, records)
+        return _Outputs(run_subtask(self._build, self._endpoint, identity, records))
 
     def __repr__(self) -> str:
         name = getattr(self._make_operator, "__qualname__", repr(self._make_operator))
@@ -70,7 +86,40 @@ class SubtaskTask:
             raise TypeError(
                 f"{self._make_operator!r} made a {type(operator).__name__}; a subtask needs a SubtaskOperator"
             )
+        if not isinstance(self._make_operator, type):  # what a function makes is seen here for the first time
+            from spark_bridge.subtask.checks import check_operator
+
+            check_operator(operator)
         return operator
+
+
+class _Outputs:
+    """The outputs of one subtask. ``map`` would send this object itself as a row, and is told so."""
+
+    def __init__(self, outputs: Generator[Any, None, None]) -> None:
+        self._outputs = outputs
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._outputs
+
+    def __next__(self) -> Any:
+        return next(self._outputs)
+
+    def close(self) -> None:
+        self._outputs.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"Spark takes all outputs of a subtask for one row: {_HINT}")
+
+
+def _may_be_a_partition(records: object) -> bool:
+    """Mostly an iterator. But what a function of the user's before this one returns may be any iterable."""
+    if isinstance(records, Iterator):
+        return True
+    if isinstance(records, str | bytes | bytearray | tuple | Mapping):
+        return False
+    frame = type(records).__module__.partition(".")[0] in ("pandas", "pyarrow", "numpy")
+    return isinstance(records, Iterable) and not frame
 
 
 def current_task() -> TaskIdentity:
@@ -94,4 +143,5 @@ def current_task() -> TaskIdentity:
         subtask=context.partitionId(),
         run_id=context.stageId(),
         attempt_number=context.attemptNumber(),
+        action=context.getLocalProperty(ACTION_PROPERTY) or "",
     )

@@ -29,6 +29,7 @@ PURE_STDLIB = frozenset(
         "contextlib",
         "copy",
         "dataclasses",
+        "difflib",
         "enum",
         "functools",
         "hashlib",

@@ -11,6 +11,7 @@ from actors.coordination.connection import AttemptConnection
 from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.gateway import GatewayActor
 from actors.coordination.gateway_handle import GatewayHandle
+from actors.coordination.given import GivenCoordinator, ResetNotSupported
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from actors.coordination.operator_config import OperatorConfig, OperatorPorts
 from actors.coordination.recreate_on_reset import RecreateOnReset
@@ -33,12 +34,14 @@ __all__ = [
     "CoordinatorStore",
     "GatewayActor",
     "GatewayHandle",
+    "GivenCoordinator",
     "LatencyRecorder",
     "OperatorConfig",
     "OperatorCoordinator",
     "OperatorPorts",
     "OperatorStatistics",
     "RecreateOnReset",
+    "ResetNotSupported",
     "SourceCoordinator",
     "SplitEnumerator",
     "SplitEnumeratorContext",

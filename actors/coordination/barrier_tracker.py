@@ -18,6 +18,7 @@ from actors.coordination.connection import AttemptConnection
 from actors.coordination.coordinator import CoordinatorActor
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.failure import FailureLatch
+from actors.coordination.given import ResetNotSupported, why_not_resettable
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
     AskLabelledWork,
@@ -28,8 +29,10 @@ from actors.coordination.messages import (
     LabelCheckpoints,
     LabelledWork,
     LedgerDecided,
+    NoteAwaited,
     NotifyAborted,
     NotifyCompleted,
+    NotifyDiscarded,
     RequestCheckpoint,
     ResetToCheckpoint,
     RunHasEnded,
@@ -83,6 +86,7 @@ from protocol.barrier_tracker import (
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskResetRequired,
+    TellDiscarded,
     TellFailed,
     TellReady,
     TellReset,
@@ -117,6 +121,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._accepting: dict[int, AttemptConnection] = {}
         self._failures = FailureLatch(config.operator_id, ports.report, ports.failed)
         self._run_is_on = False
+        self._run_id = -1
         self._awaiting_settled: list[Reply[Settled]] = []
         self._deadline = DeadlineTimer()
         self._coordinator_ref: ActorRef[CoordinatorMessage]
@@ -138,6 +143,9 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 tracker_ref=context.self_ref,
                 statistics=self._statistics,
                 failures=self._failures,
+                watch=self._ports.watch,
+                report_s=self._config.method_report_s,
+                look_at_run=lambda: self._ports.look_at_run(self._run_id),
             ),
             name="coordinator",
             mailbox=UNBOUNDED,
@@ -156,6 +164,8 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._coordinator_ref.tell(StartCoordinator(reply_to, point))
             case ClientRequest():
                 self._coordinator_ref.tell(message)
+            case NoteAwaited():
+                self._gateways.tell_all(message)
             case AwaitSettled(reply_to):
                 self._awaiting_settled.append(reply_to)
             case RequestCheckpoint(reply_to, savepoint_directory):
@@ -214,8 +224,9 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         connection: AttemptConnection | None,
     ) -> None:
         match effect:
-            case StartRun():
+            case StartRun(run_id=run_id):
                 self._run_is_on = True
+                self._run_id = run_id
                 self._requests.uncommitted = ""
                 forbidden = self._labels.run_begins()
                 if forbidden:
@@ -255,6 +266,9 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                     self._store(checkpoint, savepoint)
                 case DiscardCheckpoint(checkpoint_id):
                     self._writes.take_back(checkpoint_id)
+                case TellDiscarded(checkpoint_id):
+                    self._writes.no_doubt(checkpoint_id)
+                    self._coordinator_ref.tell(NotifyDiscarded(checkpoint_id))
                 case CompleteCheckpoint() | EndSavepoint() | AbortCheckpoint() | RefuseCheckpoint():
                     self._end_checkpoint(context, effect, now)
                 case ReportStale(what):
@@ -284,7 +298,11 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case TellReset(subtask, checkpoint_id):
                 tell(SubtaskReset(subtask, checkpoint_id, callback_us))
             case TellResetToCheckpoint(checkpoint_id, state):
-                tell(ResetToCheckpoint(self._failures.reset(), checkpoint_id, state))
+                resets = self._failures.reset()
+                if problem := why_not_resettable(self._config.operator_id, self._coordinator):
+                    # Before the registration that led here is answered: so no attempt of the new run is ever ready.
+                    self._failures.raise_failure(resets, ResetNotSupported(problem), problem)
+                tell(ResetToCheckpoint(resets, checkpoint_id, state))
             case TellRunEnded(run_id, succeeded, reason_text):
                 self._gateways.close_all("the run has ended")
                 tell(RunHasEnded(run_id, succeeded, reason_text, callback_us))
@@ -313,6 +331,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         match effect:
             case CompleteCheckpoint():
                 self._writes.kept(checkpoint_id)
+                self._ports.completed(checkpoint_id)
                 self._labels.complete(checkpoint_id)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED))
                 self._coordinator_ref.tell(NotifyCompleted(checkpoint_id))
@@ -321,11 +340,14 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._writes.kept(checkpoint_id)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.SAVEPOINT))
                 self._requests.savepoint_completed(checkpoint_id)
-            case AbortCheckpoint(reason=reason):
-                context.log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason)
+            case AbortCheckpoint(reason=reason, in_doubt=in_doubt):
+                context.log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason, in_doubt=in_doubt)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
-                self._coordinator_ref.tell(NotifyAborted(checkpoint_id))
-                self._requests.aborted(checkpoint_id, reason, final_owed=self._machine.final_owed)
+                self._coordinator_ref.tell(NotifyAborted(checkpoint_id, in_doubt))
+                if not in_doubt:
+                    self._coordinator_ref.tell(NotifyDiscarded(checkpoint_id))
+                written = checkpoint_id in self._writes
+                self._requests.aborted(checkpoint_id, reason, final_owed=self._machine.final_owed, written=written)
             case RefuseCheckpoint(reason=reason):
                 context.log.info("checkpoint refused", checkpoint_id=checkpoint_id, reason=reason)
                 self._requests.refused(checkpoint_id, reason, final_owed=self._machine.final_owed)

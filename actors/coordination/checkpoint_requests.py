@@ -71,9 +71,16 @@ class CheckpointRequests:
         if request.reply_to is not None:
             request.reply_to.answer(checkpoint_id)
 
-    def aborted(self, checkpoint_id: int, reason: str, *, final_owed: bool) -> None:
+    def aborted(self, checkpoint_id: int, reason: str, *, final_owed: bool, written: bool) -> None:
+        """``written``: its write had begun, so it may exist. Of a savepoint the requester must know that (H64)."""
         self._statistics.checkpoints_aborted += 1
         self._statistics.last_abort_reason = reason
+        directory = self._open[checkpoint_id].savepoint_directory
+        if written and directory is not None:
+            reason = (
+                f"{reason}; its file may exist in {directory}, or appear there later: do not restore it, because what "
+                "it refers to may have been deleted"
+            )
         self._failed(checkpoint_id, reason, final_owed)
 
     def refused(self, checkpoint_id: int, reason: str, *, final_owed: bool) -> None:

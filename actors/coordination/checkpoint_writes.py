@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 from actors import ActorContext, Background
 from actors.coordination.messages import TrackerMessage
-from protocol.barrier_tracker import CheckpointStored, CheckpointStoreFailed, CompletedCheckpoint
+from actors.coordination.operator_config import DiscardRefused
+from protocol.barrier_tracker import CheckpointDiscarded, CheckpointStored, CheckpointStoreFailed, CompletedCheckpoint
 
 Discard = Callable[[int], Awaitable[None]]
+
+_FIRST_RETRY_S = 1.0
+_RETRY_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +23,20 @@ class _Write:
 
 
 class CheckpointWrites:
-    """Runs beside the tracker's actor; what became of a write comes back as a message. Loop only."""
+    """Runs beside the tracker's actor; what became of a write comes back as a message. Loop only.
+
+    A discard that fails is tried again, with growing delays, until it succeeds, the storage says that no try can
+    (``DiscardRefused``), its doubt ends in another way (``no_doubt``), or the actor ends. Nobody waits for it.
+    """
 
     def __init__(self, context: ActorContext[TrackerMessage]) -> None:
         self._context = context
         self._writes: dict[int, _Write] = {}
+        self._in_doubt: set[int] = set()
+
+    def __contains__(self, checkpoint_id: int) -> bool:
+        """Whether its write has begun, and nobody has decided yet what becomes of it."""
+        return checkpoint_id in self._writes
 
     def start(
         self,
@@ -49,20 +62,38 @@ class CheckpointWrites:
         del self._writes[checkpoint_id]
 
     def take_back(self, checkpoint_id: int) -> None:
-        """Cancel the write, if it still runs, and have what it wrote taken away.
+        """Cancel the write, if it still runs, and have the checkpoint discarded; ``CheckpointDiscarded`` follows.
 
-        What it began in a thread goes on; that nothing of it appears afterwards is the storage's care.
+        What it began in a thread goes on: only the storage can tell whether the checkpoint still appears.
         """
         write = self._writes.pop(checkpoint_id)
         write.work.cancel()
         if write.discard is not None:
+            self._in_doubt.add(checkpoint_id)
             self._context.run(self._discard, checkpoint_id, write.discard)
 
+    def no_doubt(self, checkpoint_id: int) -> None:
+        """Its fate is known: a discard of it that fails is not tried again."""
+        self._in_doubt.discard(checkpoint_id)
+
     async def _discard(self, checkpoint_id: int, discard: Discard) -> None:
-        try:
-            await discard(checkpoint_id)
-        except Exception:  # what is left over is refused or overwritten by the storage; nobody fails for it (H48)
-            self._context.log.exception("discarding a checkpoint failed", checkpoint_id=checkpoint_id)
+        log, delay_s = self._context.log.bind(checkpoint_id=checkpoint_id), _FIRST_RETRY_S
+        while True:
+            try:
+                await discard(checkpoint_id)
+            except DiscardRefused as error:
+                log.warning("checkpoint stays in doubt", error=str(error))
+                return
+            except Exception as error:  # nobody fails for it (H48)
+                log.warning("checkpoint discard failed", error=repr(error), retry_s=delay_s)
+            else:
+                self._context.self_ref.tell(CheckpointDiscarded(checkpoint_id))
+                return
+            if checkpoint_id in self._in_doubt:
+                await self._context.clock.sleep(delay_s)
+            if checkpoint_id not in self._in_doubt:
+                return
+            delay_s = min(2 * delay_s, _RETRY_S_MAX)
 
 
 __all__ = ["CheckpointWrites"]

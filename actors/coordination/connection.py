@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from protocol.messages import DownMessage
+from protocol.messages import Downward
 
 
 class AttemptConnection(Protocol):
@@ -13,7 +13,7 @@ class AttemptConnection(Protocol):
     @property
     def connection_id(self) -> int: ...
 
-    def send(self, message: DownMessage, *, at_once: bool = False) -> None:
+    def send(self, message: Downward, *, at_once: bool = False) -> None:
         """Queue a message; after close it is dropped (what is unconfirmed is sent again on the next connection).
 
         What is queued leaves at the end of this turn of the loop; ``at_once``: with this message, for nothing follows.

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import anyio
 
 from actors import Actor, ActorContext, ActorRef
+from actors.coordination.call_watch import Call, CallWatch
+from actors.coordination.checks import handles_events
 from actors.coordination.coordinator_context import ContextOfActor
 from actors.coordination.failure import FailureLatch
 from actors.coordination.interface import OperatorCoordinator
@@ -25,8 +28,10 @@ from actors.coordination.messages import (
     EventArrived,
     Flush,
     GatewayMessage,
+    NoteAwaited,
     NotifyAborted,
     NotifyCompleted,
+    NotifyDiscarded,
     RequestArrived,
     ResetToCheckpoint,
     RunHasEnded,
@@ -41,14 +46,18 @@ from actors.coordination.messages import (
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.taken_events import TakenEvents
-from actors.coordination.user_calls import call_user
+from actors.coordination.user_calls import call_user, is_fatal, traceback_text, true_cause
+from actors.exits import as_exception, describe
 from protocol.attempts import AttemptCondemned, LedgerInput
 from protocol.barrier_tracker import CoordinatorSnapshotFailed, CoordinatorSnapshotTaken
 from protocol.codec import decode_event, encode_event
 from protocol.errors import ProtocolError
+from protocol.facts import StageLook
 from protocol.gateway_types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
+
+PLACE_CHARS_MAX = 1000
 
 
 class CoordinatorActor(Actor[CoordinatorMessage]):
@@ -67,21 +76,35 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         tracker_ref: ActorRef[TrackerMessage],
         statistics: OperatorStatistics,
         failures: FailureLatch,
+        look_at_run: Callable[[], Awaitable[StageLook]],
+        watch: CallWatch,
+        report_s: float,
     ) -> None:
         self.operator_id = operator_id
         self.parallelism = parallelism
         self.mode = mode
         self.store = store
         self.taken = TakenEvents()
+        self.look_at_run = look_at_run
+        self.in_doubt: set[int] = set()
         self._coordinator = coordinator
         self._snapshot_timeout_s = snapshot_timeout_s
         self._report = report
         self._tracker_ref = tracker_ref
         self._statistics = statistics
         self._failures = failures
+        self._watch = watch
+        self._report_s = report_s
         self._resets = 0  # handled here
         self._live: dict[int, ActorRef[GatewayMessage]] = {}
         self._failure: BaseException | None = None  # the first one since the reset
+        self._ended_well = False  # the last run did
+        self._failed_behind = ""  # what failed first after that (H71)
+        self._ignores_events = False  # nothing handles them
+        self._told_unhandled: set[str] = set()  # one warning for each direction
+
+    async def started(self, context: ActorContext[CoordinatorMessage]) -> None:
+        self._watch.attach(context.clock, context.log, self._report_s, self._note_awaited)
 
     async def receive(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
         match message:
@@ -91,14 +114,14 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._handle_request(context, message)
             case TakeSnapshot(checkpoint_id):
                 await self._take_snapshot(context, checkpoint_id)
-            case CallHandler(handler):
-                await self._guarded(context, "call handler", handler)
+            case CallHandler(handler, caller):
+                await self._guarded(context, caller, handler)
             case StartCoordinator():
                 await self._start(context, message)
             case ClientRequest():
                 await self._handle_client_request(context, message)
             case Flush(reply_to, settled):
-                reply_to.answer(settled)
+                reply_to.answer(replace(settled, failed=self._failed_behind))
             case _:
                 await self._handle_lifecycle(context, message)
 
@@ -107,17 +130,39 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             await call_user("close", self._coordinator.close)
         except Exception:
             context.log.exception("coordinator close failed")
+        finally:
+            self._watch.close()
+
+    def _note_awaited(self, call: Call | None) -> None:
+        """Tell the attempts that wait for the coordinator what it waits for itself, or that this is over (H70)."""
+        if call is None:
+            self._tracker_ref.tell(NoteAwaited("", 0.0, ""))
+        else:
+            self._tracker_ref.tell(NoteAwaited(call.name, self._watch.age_s(call), call.place[:PLACE_CHARS_MAX]))
+
+    def outlives_cancellation(self, context: ActorContext[CoordinatorMessage]) -> bool:
+        """What a method left behind cancelled the coordinator's task. That is a failure of the job, like any other."""
+        error = RuntimeError(
+            "the coordinator's task was cancelled between two calls, by something that a method left open, such as an "
+            "asyncio.timeout in an async generator"
+        )
+        self.raise_global_failure("after a method", error, context)
+        return True
 
     def raise_global_failure(
         self, method: str, error: BaseException, context: ActorContext[CoordinatorMessage]
     ) -> None:
         """The first cause counts until the reset (H7, H8)."""
+        error = true_cause(error)
+        text = describe(error)
         if self._failure is None:
             self._failure = error
-        if self._failures.raise_failure(self._resets, error, f"{method}: {type(error).__name__}: {error}"):
-            context.log.error("coordinator failed the job", method=method, error=repr(error), exc_info=error)
+            if self._ended_well and self.mode is RestoreMode.STREAMING:
+                self._failed_behind = f"{method}: {text}"
+        if self._failures.raise_failure(self._resets, error, f"{method}: {text}"):
+            context.log.error("coordinator failed the job", method=method, error=text, exc_info=error)
         else:
-            context.log.warning("global failure already under way", method=method, error=repr(error), exc_info=error)
+            context.log.warning("global failure already under way", method=method, error=text, exc_info=error)
 
     async def _start(self, context: ActorContext[CoordinatorMessage], message: StartCoordinator) -> None:
         try:
@@ -131,7 +176,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if self._failure is None:
             message.reply_to.answer(None)
         else:  # fail_job within start: there is no job yet that could fail, nor a reset that would follow
-            message.reply_to.fail(self._failure)
+            message.reply_to.fail(as_exception("fail_job", self._failure))
 
     async def _handle_lifecycle(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
         user = self._coordinator
@@ -140,8 +185,10 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._live[attempt.task_attempt_id] = gateway_ref
                 self.taken.begin(attempt, events_sent)
                 self._statistics.ready += 1
-                await self._guarded(context, "subtask_ready", user.subtask_ready, attempt.subtask, gateway)
-                gateway_ref.tell_direct(ReadyAnnounced())
+                ready = await self._guarded(context, "subtask_ready", user.subtask_ready, attempt.subtask, gateway)
+                self._ignores_events = not handles_events(user)
+                if ready:  # else the job fails; the operator must not begin without what it should have got (H66)
+                    gateway_ref.tell_direct(ReadyAnnounced())
             case SubtaskFailed(attempt, reason, callback_us):
                 self._live.pop(attempt.task_attempt_id, None)
                 self.taken.forget(attempt)
@@ -160,6 +207,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._guarded(context, "subtask_reset", user.subtask_reset, subtask, checkpoint_id)
             case ResetToCheckpoint(reset, checkpoint_id, state):
                 self._failure, self._resets = None, reset
+                self._ended_well, self._failed_behind = False, ""
                 self._live.clear()
                 self.taken.clear()
                 self._statistics.operator_resets += 1
@@ -167,15 +215,25 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._guarded(context, "reset_to_checkpoint", user.reset_to_checkpoint, checkpoint_id, state)
             case RunHasEnded(run_id, succeeded, reason_text, callback_us):
                 self._live.clear()
+                self._ended_well = succeeded
                 self._measure_fact(callback_us)
                 self._statistics.runs += 1
                 await self._guarded(context, "run_ended", user.run_ended, run_id, succeeded, reason_text)
+                self._tell_ignored_by_operator(context)
             case NotifyCompleted(checkpoint_id):
+                self._tell_ignored_by_operator(context)
                 await self._guarded(
                     context, "notify_checkpoint_complete", user.notify_checkpoint_complete, checkpoint_id
                 )
-            case NotifyAborted(checkpoint_id):
+            case NotifyAborted(checkpoint_id, in_doubt):
+                if in_doubt:
+                    self.in_doubt.add(checkpoint_id)
                 await self._guarded(context, "notify_checkpoint_aborted", user.notify_checkpoint_aborted, checkpoint_id)
+            case NotifyDiscarded(checkpoint_id):
+                self.in_doubt.discard(checkpoint_id)
+                await self._guarded(
+                    context, "notify_checkpoint_discarded", user.notify_checkpoint_discarded, checkpoint_id
+                )
             case _:
                 raise TypeError(f"no message of a coordinator: {message!r}")
 
@@ -189,6 +247,14 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._report(AttemptCondemned(self.operator_id, attempt.task_attempt_id, f"unreadable event: {error}"))
             return
         self._statistics.events_received += 1
+        if self._ignores_events:
+            self._statistics.events_unhandled += 1
+            self._tell_unhandled(
+                context,
+                "events from subtasks not handled",
+                hint="override handle_event_from_operator in the coordinator, or do not send events to it",
+                subtask=attempt.subtask,
+            )
         subtask = attempt.subtask
         if message.sender is not None:
             subtask = message.sender
@@ -211,17 +277,25 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if not self._is_live(context, attempt, "request"):
             return
         error, payload = "", b""
-        self.taken.take(attempt, attempt.subtask)
+        subtask = attempt.subtask
+        if message.sender is not None:
+            subtask = message.sender
+            self._statistics.events_restored += 1
+        self.taken.take(attempt, subtask)
         try:
             request = decode_event(message.payload)
             method = self._coordinator.handle_request
-            answer = await call_user("handle_request", method, attempt.subtask, attempt.attempt, request)
+            answer = await call_user("handle_request", method, subtask, attempt.attempt, request)
             payload = encode_event(answer)
         except Exception as failure:  # the asking task's trouble, as R97; the coordinator's state is its own
-            error = f"{type(failure).__name__}: {failure}"
-            context.log.warning("request failed", **_keys(attempt), error=error)
+            error = describe(true_cause(failure))
+            payload = traceback_text(failure).encode()
+            context.log.warning("request failed", **_keys(attempt), error=error, exc_info=failure)
+            if is_fatal(failure):
+                self.raise_global_failure("handle_request", failure, context)
         self.taken.taken()
-        message.gateway_ref.tell_direct(AnswerSubmitted(message.request_id, error, payload))
+        if message.request_id is not None:
+            message.gateway_ref.tell_direct(AnswerSubmitted(message.request_id, error, payload))
         message.gateway_ref.tell_direct(ItemTaken(message.seq))
 
     async def _handle_client_request(self, context: ActorContext[CoordinatorMessage], message: ClientRequest) -> None:
@@ -230,15 +304,24 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         try:
             answer = await call_user("handle_client_request", self._coordinator.handle_client_request, message.request)
         except Exception as error:
-            context.log.warning("client request failed", error=repr(error))
+            context.log.warning("client request failed", error=describe(error), exc_info=error)
             message.reply_to.fail(error)
+            if is_fatal(error):
+                self.raise_global_failure("handle_client_request", error, context)
         else:
             message.reply_to.answer(answer)
 
     async def _take_snapshot(self, context: ActorContext[CoordinatorMessage], checkpoint_id: int) -> None:
         timeout_s = self._snapshot_timeout_s
         scope = anyio.CancelScope()
-        deadline = context.clock.call_later(timeout_s, scope.cancel)
+        waited_at = ""
+
+        def give_up() -> None:
+            nonlocal waited_at
+            waited_at = "".join(f", waiting at {call.place}" for call in (self._watch.oldest,) if call is not None)
+            scope.cancel()
+
+        deadline = context.clock.call_later(timeout_s, give_up)
         state: object = None
         try:
             with scope:
@@ -246,7 +329,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                     "checkpoint_coordinator", self._coordinator.checkpoint_coordinator, checkpoint_id
                 )
             if scope.cancelled_caught:
-                reason = f"checkpoint_coordinator took longer than {timeout_s:g} s"
+                reason = f"checkpoint_coordinator took longer than {timeout_s:g} s{waited_at}"
                 self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
                 return
             if not isinstance(state, bytes | bytearray | memoryview):
@@ -254,7 +337,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                     f"checkpoint_coordinator returned {type(state).__name__}, not bytes; return b'' for no state"
                 )
         except Exception as error:
-            reason = f"checkpoint_coordinator: {type(error).__name__}: {error}"
+            reason = f"checkpoint_coordinator: {describe(true_cause(error))}"
             self.raise_global_failure("checkpoint_coordinator", error, context)
             self._tracker_ref.tell(CoordinatorSnapshotFailed(checkpoint_id, reason))
         else:
@@ -270,12 +353,28 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         method: str,
         call: Callable[..., Awaitable[None]],
         *args: Any,
-    ) -> None:
-        """The call itself is inside the guard too: a method with the wrong arguments fails the job, not the driver."""
+    ) -> bool:
+        """Whether it went well; else it is a global failure.
+
+        The call itself is inside the guard too: a method with the wrong arguments fails the job, not the driver.
+        """
         try:
             await call_user(method, call, *args)
         except Exception as error:
             self.raise_global_failure(method, error, context)
+            return False
+        return True
+
+    def _tell_ignored_by_operator(self, context: ActorContext[CoordinatorMessage]) -> None:
+        operator_class, count = self._statistics.operator_ignores_events, self._statistics.events_confirmed
+        if operator_class and count:
+            hint = f"override handle_event in {operator_class}, or do not send events to it"
+            self._tell_unhandled(context, "events to subtasks not handled", hint=hint, events=count)
+
+    def _tell_unhandled(self, context: ActorContext[CoordinatorMessage], what: str, **keys: Any) -> None:
+        if what not in self._told_unhandled:
+            self._told_unhandled.add(what)
+            context.log.warning(what, **keys)
 
     def _is_live(self, context: ActorContext[CoordinatorMessage], attempt: ExecutionAttempt, what: str) -> bool:
         if attempt.task_attempt_id in self._live:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors import ActorContext, SystemNotRunning
 from actors.clock import Clock
 from actors.coordination.messages import CallHandler, CoordinatorMessage
 from actors.coordination.store import CoordinatorStore
+from actors.coordination.user_calls import is_fatal
+from protocol.facts import StageLook
 from protocol.messages import RestoreMode
 
 if TYPE_CHECKING:
@@ -50,8 +53,15 @@ class ContextOfActor:
     def log(self) -> Any:
         return self._context.log
 
+    @property
+    def checkpoints_in_doubt(self) -> frozenset[int]:
+        return frozenset(self._actor.in_doubt)
+
     def events_taken(self, subtask: int) -> int:
         return self._actor.taken.position(subtask)
+
+    async def look_at_run(self) -> StageLook:
+        return await self._actor.look_at_run()
 
     def fail_job(self, cause: BaseException | str) -> None:
         error = cause if isinstance(cause, BaseException) else RuntimeError(cause)
@@ -67,7 +77,7 @@ class ContextOfActor:
             function,
             *args,
             on_result=lambda result: CallHandler(lambda: handler(result, None)),
-            on_error=lambda error: CallHandler(lambda: handler(None, error)),
+            on_error=partial(_handle_error, "call_async", handler),
         )
 
     def run_in_background(
@@ -80,7 +90,7 @@ class ContextOfActor:
             coroutine_function,
             *args,
             on_result=lambda result: CallHandler(lambda: handler(result, None)),
-            on_error=lambda error: CallHandler(lambda: handler(None, error)),
+            on_error=partial(_handle_error, "run_in_background", handler),
         )
 
     def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
@@ -92,4 +102,22 @@ class ContextOfActor:
             self._context.self_ref.tell_threadsafe(CallHandler(handler))
 
 
-__all__ = ["ContextOfActor"]
+def _handle_error(
+    caller: str, handler: Callable[[Any, Exception | None], Awaitable[None]], error: Exception
+) -> CallHandler:
+    """An ordinary error is for the handler to judge; one that would end the program fails the job."""
+    if is_fatal(error):
+        return failing(caller, error)
+    return CallHandler(lambda: handler(None, error))
+
+
+def failing(caller: str, error: Exception) -> CallHandler:
+    """The message that makes a coordinator fail its job, in its turn."""
+
+    async def fail() -> None:
+        raise error
+
+    return CallHandler(fail, caller)
+
+
+__all__ = ["ContextOfActor", "failing"]

@@ -11,7 +11,7 @@ and that is before the next one is created.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -21,8 +21,10 @@ from actors.clock import Clock
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.interface import CoordinatorContext, SubtaskGateway
 from actors.coordination.store import CoordinatorStore
+from actors.coordination.unawaited import AwaitCheck
 from protocol.codec import encode_event
 from protocol.errors import AttemptOver
+from protocol.facts import StageLook
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
 
@@ -43,6 +45,10 @@ class FencingToken:
         self.revoked = True
         for scope in tuple(self._scopes):
             scope.cancel()
+
+    def is_revoked(self) -> bool:
+        """As ``revoked``, which another thread may change meanwhile."""
+        return self.revoked
 
     async def guard(self, call: Callable[[], Awaitable[T]]) -> T | None:
         """Return what ``call`` does; None, and ``call`` is cancelled, where the token is revoked before its end."""
@@ -81,7 +87,11 @@ class FencedGateway:
     def bytes_pending(self) -> int:
         return self._gateway.bytes_pending
 
-    async def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+    def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Coroutine[Any, Any, Confirmation]:
+        return self._send(event, loss_tolerant, AwaitCheck(self.attempt))
+
+    async def _send(self, event: Any, loss_tolerant: bool, check: AwaitCheck) -> Confirmation:
+        check.begun = True
         # It may wait for room; being cancelled there, it sends nothing.
         sent = await self._token.guard(lambda: self._gateway.send_event(event, loss_tolerant=loss_tolerant))
         return sent or self._refused(event)
@@ -144,8 +154,15 @@ class FencedContext:
     def store(self) -> CoordinatorStore:
         return self._store
 
+    @property
+    def checkpoints_in_doubt(self) -> frozenset[int]:
+        return self._context.checkpoints_in_doubt
+
     def events_taken(self, subtask: int) -> int:
         return self._context.events_taken(subtask)
+
+    async def look_at_run(self) -> StageLook:
+        return await self._context.look_at_run()
 
     def fail_job(self, cause: BaseException | str) -> None:
         if self._is_valid("fail_job", cause=str(cause)):
@@ -157,9 +174,18 @@ class FencedContext:
         *args: Any,
         handler: Callable[[T | None, Exception | None], Awaitable[None]],
     ) -> None:
+        token = self._token
+
         @wraps(function)
         def in_thread(*args: Any) -> T | None:
-            return None if self._token.revoked else function(*args)
+            if token.revoked:
+                return None
+            try:
+                return function(*args)
+            except BaseException:
+                if token.is_revoked():  # it fails no job any more, whatever it raised
+                    return None
+                raise
 
         if self._is_valid("call_async"):
             self._context.call_async(in_thread, *args, handler=self._fenced(handler))

@@ -12,6 +12,7 @@ from typing import Any, cast
 from actors import ActorContext, ActorRef, DirectActor
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
+from actors.coordination.coordinator_context import failing
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.gateway_handle import SendBudget
 from actors.coordination.messages import (
@@ -21,6 +22,7 @@ from actors.coordination.messages import (
     EventArrived,
     GatewayMessage,
     MessagesArrived,
+    NoteAwaited,
     RequestArrived,
     Retire,
     SendEvent,
@@ -28,6 +30,8 @@ from actors.coordination.messages import (
 )
 from actors.coordination.operator_config import BarrierInjector
 from actors.coordination.statistics import OperatorStatistics
+from actors.coordination.user_calls import is_fatal
+from actors.exits import as_exception, describe
 from protocol.attempts import AttemptCondemned, ConnectionExpired, LedgerInput, OperatorOpened
 from protocol.attempts import SubtaskFinished as LedgerSubtaskFinished
 from protocol.barrier_tracker import (
@@ -48,12 +52,14 @@ from protocol.gateway_types import (
     DeliverRequest,
     EventSubmitted,
     ExpireConnection,
+    ExpireEvent,
     FailAttempt,
     FailEvent,
     GatewayEffect,
     GatewayInput,
     GatewayLimits,
     InjectBarrier,
+    ReadyAnnounced,
     ReportAcknowledged,
     ReportClosed,
     ReportDeclined,
@@ -64,7 +70,7 @@ from protocol.gateway_types import (
 )
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.messages import AttemptEnded, Registered, Resumed
+from protocol.messages import AttemptEnded, CoordinatorAwaited, Registered, Resumed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
 
 _UNBOUNDED = 2**63
@@ -195,6 +201,10 @@ class GatewayActor(DirectActor[GatewayMessage]):
         """
         self._carry_out(self._machine.handle(message, now), now, at_once=True)
 
+    def _announce_ready(self, message: ReadyAnnounced, now: float) -> None:
+        """The task waits for this."""
+        self._carry_out(self._machine.handle(message, now), now, at_once=True)
+
     def _take_time(self, message: TimePassed, now: float) -> None:
         self._deadline.fired()
         self._carry_out(self._machine.handle(message, now), now)
@@ -202,6 +212,12 @@ class GatewayActor(DirectActor[GatewayMessage]):
     def _be_told_of_the_end(self, message: AttemptIsOver, now: float) -> None:
         self._end(message, now)
         self._self_ref.tell(Retire())  # behind the last events that were handed over: each is settled
+
+    def _send_note(self, message: NoteAwaited, now: float) -> None:
+        """Beside the stream: a note that meets no connection is not needed any more, or comes again."""
+        if self._connection is not None:
+            task_attempt_id = self._attempt.task_attempt_id
+            self._connection.send(CoordinatorAwaited(task_attempt_id, message.call, message.awaited_s, message.place))
 
     def _retire(self, message: Retire, now: float) -> None:
         self._context.stop()
@@ -250,7 +266,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
 
     def _deliver_request(self, effect: DeliverRequest, now: float) -> None:
         self._coordinator_ref.tell(
-            RequestArrived(self._attempt, effect.seq, effect.request_id, effect.payload, self._self_ref)
+            RequestArrived(self._attempt, effect.seq, effect.request_id, effect.payload, self._self_ref, effect.sender)
         )
 
     def _confirm_event(self, effect: ConfirmEvent, now: float) -> None:
@@ -265,6 +281,10 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._statistics.events_failed += 1
         self._budget.give_back(confirmation.size)
         confirmation.settle(effect.error)
+
+    def _expire_event(self, effect: ExpireEvent, now: float) -> None:
+        """Only the wait ends: the event takes room until it is confirmed or fails (H27), and is counted then."""
+        self._unsettled[effect.event_id].settle(effect.error)
 
     def _expire_connection(self, effect: ExpireConnection, now: float) -> None:
         self._report(ConnectionExpired(self._attempt.operator_id, self._attempt.task_attempt_id))
@@ -303,10 +323,14 @@ class GatewayActor(DirectActor[GatewayMessage]):
         checkpoint_id, events_before = effect.checkpoint_id, effect.events_before
         try:
             self._inject_barrier(self._attempt, checkpoint_id, events_before)
-        except Exception as error:
-            self._log.warning("a barrier could not be sent", checkpoint_id=checkpoint_id, error=repr(error))
-            reason = f"its barrier could not be sent: {type(error).__name__}: {error}"
+        except BaseException as error:
+            text = describe(error)
+            self._log.warning("a barrier could not be sent", checkpoint_id=checkpoint_id, error=text)
+            reason = f"its barrier could not be sent: {text}"
             self._tracker_ref.tell_direct(SubtaskDeclined(self._attempt, checkpoint_id, reason))
+            failure = as_exception("inject_barrier", error)
+            if is_fatal(failure):
+                self._coordinator_ref.tell(failing("inject_barrier", failure))
 
 
 _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
@@ -315,8 +339,10 @@ _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     AttachConnection: GatewayActor._attach,
     ConnectionClosed: GatewayActor._lose_connection,
     AttemptIsOver: GatewayActor._be_told_of_the_end,
+    NoteAwaited: GatewayActor._send_note,
     Retire: GatewayActor._retire,
     TimePassed: GatewayActor._take_time,
+    ReadyAnnounced: GatewayActor._announce_ready,
     BarrierRequested: GatewayActor._step_checkpoint,
     CheckpointOver: GatewayActor._step_checkpoint,
 }
@@ -328,6 +354,7 @@ _EFFECTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     FailEvent: GatewayActor._fail_event,
     FailAttempt: lambda gateway, effect, now: gateway._give_up(effect.reason),
     ExpireConnection: GatewayActor._expire_connection,
+    ExpireEvent: GatewayActor._expire_event,
     DropConnection: lambda gateway, effect, now: gateway._drop_connection(effect.why, now),
     RefuseMessage: GatewayActor._refuse_message,
     RoomAvailable: lambda gateway, effect, now: None,  # the machine never refuses: the budget at the handle does

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from actors import ActorRef
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.messages import GatewayMessage, SendEvent
+from actors.coordination.unawaited import AwaitCheck, check_thread
 from protocol.codec import encode_event
 from protocol.errors import AttemptOver, GatewayFull
 from protocol.ids import ExecutionAttempt
@@ -85,7 +87,7 @@ class SendBudget:
 class GatewayHandle:
     """``SubtaskGateway`` as coordinators hold it; see there for what its methods promise."""
 
-    __slots__ = ("_attempt", "_budget", "_clock", "_ref")
+    __slots__ = ("_attempt", "_budget", "_clock", "_ref", "_thread")
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class GatewayHandle:
         self._ref = ref
         self._budget = budget
         self._clock = clock
+        self._thread = threading.get_ident()
 
     def __repr__(self) -> str:
         return f"<SubtaskGateway {self._attempt}>"
@@ -114,13 +117,19 @@ class GatewayHandle:
     def bytes_pending(self) -> int:
         return self._budget.bytes
 
-    async def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+    def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Coroutine[Any, Any, Confirmation]:
+        check_thread(self._thread, self._attempt)
+        return self._send(event, loss_tolerant, AwaitCheck(self._attempt))
+
+    async def _send(self, event: Any, loss_tolerant: bool, check: AwaitCheck) -> Confirmation:
+        check.begun = True
         payload = encode_event(event)
         if not self._budget.try_take(len(payload)):
             await self._budget.take(len(payload))
         return self._hand_over(payload, loss_tolerant)
 
     def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
+        check_thread(self._thread, self._attempt)
         payload = encode_event(event)
         if not self._budget.try_take(len(payload)):
             raise GatewayFull(

@@ -18,6 +18,7 @@ from actors.clock import Clock
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.store import CoordinatorStore
 from protocol.attempts import FailureReason
+from protocol.facts import StageLook
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
 
@@ -27,8 +28,9 @@ T = TypeVar("T")
 class SubtaskGateway(Protocol):
     """The way to one execution attempt, for ever (H20). It is never pointed at a later attempt.
 
-    Use it on the event loop only. Events of one gateway arrive in the order in which they were sent, each
-    once (H22). Inside ``subtask_failed`` and later, it is dead: what is sent fails at once (H14, H26).
+    Use it on the event loop only; other threads come in by ``CoordinatorContext.call_soon_threadsafe``. Events of
+    one gateway arrive in the order in which they were sent, each once (H22). Inside ``subtask_failed`` and later,
+    it is dead: what is sent fails at once (H14, H26).
     """
 
     @property
@@ -49,9 +51,13 @@ class SubtaskGateway(Protocol):
 
         The event is encoded at once; later mutation changes nothing (H21). Awaiting the *confirmation* waits until
         the event is in the operator's mailbox (H23), or raises ``AttemptOver``. With ``loss_tolerant`` a missing
-        confirmation fails no attempt, and no checkpoint waits for it (H28).
+        confirmation fails no attempt, and no checkpoint waits for it (H28): after ``confirm_timeout_s`` awaiting it
+        raises ``ConfirmationTimeout``, though the event may still arrive.
 
-        Raises ``EventEncodeError`` for what msgpack cannot carry; nothing because of the attempt's state.
+        A call that is never awaited sends nothing; it is logged as a warning that says where.
+
+        Raises ``EventEncodeError`` for what msgpack cannot carry, ``LocalProtocolError`` from another thread; nothing
+        because of the attempt's state.
         Cancelling this call while it waits for room sends nothing.
         """
         ...
@@ -88,6 +94,16 @@ class CoordinatorContext(Protocol):
         """A structlog logger with ``operator_id`` bound."""
         ...
 
+    @property
+    def checkpoints_in_doubt(self) -> frozenset[int]:
+        """The ids of aborted checkpoints that a restart may still restore; they are not yet discarded.
+
+        While it is not empty, destroy nothing that one of them may refer to. It outlives resets, and a coordinator that
+        is built anew for each reset finds it complete in ``start``. It holds neither the checkpoint that the
+        application was started from nor savepoints.
+        """
+        ...
+
     def events_taken(self, subtask: int) -> int:
         """How many events and requests of the subtask's history this coordinator has taken (H32).
 
@@ -95,6 +111,13 @@ class CoordinatorContext(Protocol):
         counted from 1. After a restore the count goes on from what the checkpoint covers, so the event that is sent
         again has the position that it had. 0 where nothing came; with several attempts alive, that of the one that
         spoke or became ready last. With another parallelism positions start again (H52).
+        """
+        ...
+
+    async def look_at_run(self) -> StageLook:
+        """Which partitions Spark computes in the run that is under way, and what it has kept of earlier runs.
+
+        Inside ``subtask_ready`` or later; one round trip to Spark. Raises where Spark does not answer in time.
         """
         ...
 
@@ -151,6 +174,7 @@ class OperatorCoordinator:
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         """An event of a ready attempt; in the order in which that attempt sent it, each once (H30).
 
+        The default drops it; the first one is logged as a warning, and all are counted (``events_unhandled``).
         ``subtask`` is the one that sent it first: an event out of a restored checkpoint of another parallelism may
         come through another subtask's attempt, whose number ``attempt`` is (H52).
         """
@@ -158,7 +182,12 @@ class OperatorCoordinator:
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         """A request of a ready attempt; what this returns is its answer, what it raises too (H33).
 
-        The default tells the task that this coordinator answers no requests, and fails nobody else.
+        An exception is logged with its traceback. The task gets ``RequestFailed`` with its type and text, and the end
+        of the traceback as the cause. The default tells the task that this coordinator answers no requests, and fails
+        nobody else.
+
+        A request out of a restored checkpoint comes here too: nobody waits for its answer any more, so that is dropped.
+        ``subtask`` is the one that sent it first, as with events.
         """
         raise TypeError(f"{type(self).__name__} cannot handle requests: override handle_request")
 
@@ -170,7 +199,12 @@ class OperatorCoordinator:
         raise TypeError(f"{type(self).__name__} cannot handle client event: override handle_client_request")
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        """An attempt is registered, restored and alive (H11); its events come after this call."""
+        """An attempt is registered, restored and alive (H11); its events come after this call.
+
+        Its operator handles everything that is sent to ``gateway`` in here before it sees its first record. It waits
+        for this method to return, so do not wait for an event of the same attempt in here. An exception fails the job,
+        and the operator does not begin.
+        """
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
         """An attempt is over without success, told at once; ``reason.kind`` tells killed from failed (H12).
@@ -190,7 +224,21 @@ class OperatorCoordinator:
         """The checkpoint is durable, on both sides. Never called for a savepoint (H49)."""
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint was given up; what it covers is covered by the next one."""
+        """The checkpoint was given up; what it covers is covered by the next one.
+
+        Destroy nothing that was prepared for it: its write may have begun, and then a restart may still restore it, for
+        example after the driver dies. ``notify_checkpoint_discarded`` follows when that has become impossible.
+        """
+
+    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
+        """No restart can restore this checkpoint any more: clean up what was prepared for it alone.
+
+        Once for each aborted one, always after its ``notify_checkpoint_aborted``: right after it if the checkpoint was
+        never written, else when the storage has discarded it durably or a later checkpoint has completed (then after
+        the ``notify_checkpoint_complete`` of that one). Resets and other runs may come in between. It never comes if
+        the application ends before; then the next one restores the checkpoint or does not. An aborted savepoint
+        counts as never written, because a restart restores one only if somebody names its file.
+        """
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         """Global failover or a new run: forget everything, restore ``state``; ``(-1, None)`` is the beginning (H15).

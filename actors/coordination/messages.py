@@ -55,7 +55,16 @@ class Retire:
     """The attempt is over and every event handed over before has been settled: the actor may go."""
 
 
-GatewayMessage = Retire | SendEvent | AttachConnection | MessagesArrived | ConnectionClosed | GatewayInput
+@value
+class NoteAwaited:
+    """For every attempt that has a gateway: what the coordinator is waiting in; see ``CoordinatorAwaited``."""
+
+    call: str
+    awaited_s: float
+    place: str
+
+
+GatewayMessage = NoteAwaited | Retire | SendEvent | AttachConnection | MessagesArrived | ConnectionClosed | GatewayInput
 
 # --- to the coordinator -------------------------------------------------------------------------------------------
 
@@ -88,11 +97,14 @@ class EventArrived:
 
 @value
 class RequestArrived:
+    """One out of a restored snapshot has a ``sender`` and no ``request_id``: nobody waits for its answer (H73)."""
+
     attempt: ExecutionAttempt
     seq: int
-    request_id: int
+    request_id: int | None
     payload: bytes
     gateway_ref: ActorRef[GatewayMessage]
+    sender: int | None = None
 
 
 @value
@@ -156,14 +168,23 @@ class NotifyCompleted:
 
 @value
 class NotifyAborted:
+    """``in_doubt``: a restart may still restore it, and ``NotifyDiscarded`` comes later; if False, it comes next."""
+
+    checkpoint_id: int
+    in_doubt: bool
+
+
+@value
+class NotifyDiscarded:
     checkpoint_id: int
 
 
 @value
 class CallHandler:
-    """A continuation of the coordinator's own: a timer or the result of blocking work."""
+    """A continuation of the coordinator's own: a timer or the result of blocking work. ``caller`` names a failure."""
 
     handler: Callable[[], Awaitable[None]]
+    caller: str = "call handler"
 
 
 @value
@@ -172,10 +193,13 @@ class Settled:
 
     ``uncommitted``: why the final checkpoint of the run that ended last failed, so that its last output is not
     committed; empty when it completed or none was due.
+    ``failed``: with what the coordinator has failed since that run ended well, in streaming mode; else empty. It may
+    have failed to commit what is complete.
     """
 
     completed_id: int
     uncommitted: str
+    failed: str = ""
 
 
 @value
@@ -210,6 +234,7 @@ CoordinatorMessage = (
     | TakeSnapshot
     | NotifyCompleted
     | NotifyAborted
+    | NotifyDiscarded
     | CallHandler
     | ClientRequest
     | Flush
@@ -284,6 +309,7 @@ class AskLabelledWork:
 
 TrackerMessage = (
     StartOperator
+    | NoteAwaited
     | RequestCheckpoint
     | AwaitSettled
     | LabelCheckpoints

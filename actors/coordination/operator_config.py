@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from actors import ActorRef, MailboxConfig
+from actors.coordination.call_watch import CallWatch
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import GatewayMessage
 from actors.coordination.store import CoordinatorStore
 from protocol.attempts import LedgerInput
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.facts import StageLook
 from protocol.gateway_types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
@@ -18,8 +21,22 @@ from protocol.messages import RestoreMode
 UNBOUNDED = MailboxConfig(capacity=None)
 """What the protocol itself bounds (H27) needs no second bound in the mailbox."""
 
+
+class DiscardRefused(Exception):
+    """What ``OperatorPorts.discard`` raises if no further try can succeed: the checkpoint stays in doubt for good."""
+
+
 BarrierInjector = Callable[[ExecutionAttempt, int, int], None]
 """Takes the attempt, the checkpoint's id, and how many items the attempt has in its mailbox before the barrier."""
+
+
+METHOD_REPORT_S = 10.0
+
+
+def check_method_report(method_report_s: float) -> None:
+    """Raise ``ValueError`` for what is not a time after which a method can be reported."""
+    if not 0 < method_report_s < inf:
+        raise ValueError(f"method_report_s must be a positive number of seconds, not {method_report_s!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +46,9 @@ class OperatorConfig:
     ``restored`` is the checkpoint that this application starts from, of any parallelism (H52); the coordinator is
     reset to it before ``start`` (H6). In batch mode there is none: ``ValueError``. With ``inject_barrier`` the
     checkpoint barriers do not travel among the events: it is called on the event loop, once for each barrier, must
-    not block, and what it raises aborts the checkpoint.
+    not block, and what it raises aborts the checkpoint. ``allow_fewer``: a run may have fewer partitions than subtasks.
+    A method of the coordinator that has been awaited for ``method_report_s`` is reported in the log, and again each
+    time that this time has doubled.
     """
 
     operator_id: str
@@ -40,13 +59,25 @@ class OperatorConfig:
     snapshot_timeout_s: float = 60.0
     restored: CompletedCheckpoint | None = None
     inject_barrier: BarrierInjector | None = None
+    allow_fewer: bool = False
+    method_report_s: float = METHOD_REPORT_S
 
     def __post_init__(self) -> None:
+        check_method_report(self.method_report_s)
         if self.restored is not None and self.mode is not RestoreMode.STREAMING:
             raise ValueError(
                 f"operator {self.operator_id!r} starts from checkpoint {self.restored.checkpoint_id}, but in batch mode"
                 " Spark owns the output and everything starts from nothing: coordinate it in streaming mode"
             )
+
+
+def _ignore(checkpoint_id: int) -> None:
+    """Nobody asks."""
+
+
+async def knows_nothing(run_id: int) -> StageLook:
+    """An engine that cannot be asked: each run is taken to compute everything."""
+    return StageLook()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +87,17 @@ class OperatorPorts:
     ``report`` takes what the attempt ledger must hear. ``gateway_opened`` and ``gateway_closed`` tell whoever routes
     connections which actor serves an attempt, and until when. ``failed`` hears the first cause of each global failure.
 
-    ``store`` makes a checkpoint durable or raises; ``discard`` removes one that is not wanted any more, whole or in
-    part, after its ``store`` has been cancelled; what it raises is logged. ``store_savepoint`` writes one into the
-    directory that was asked for, and nothing discards it (H49). ``next_checkpoint_id`` returns an id that is higher
+    ``store`` makes a checkpoint durable or raises; whatever it raises, the checkpoint may be there. ``discard`` comes
+    after ``store`` has failed or been cancelled: when it returns, no restart will restore the checkpoint, and that is
+    durable (H64). What it raises is logged, and it is called again later, except after ``DiscardRefused``.
+    ``completed`` is told of each checkpoint that has completed. ``store_savepoint`` writes one into the directory that
+    was asked for, and nothing discards it (H49). ``next_checkpoint_id`` returns an id that is higher
     than each one before, for the life of the storage (H4); it must not block, and may raise. Of one operator several
     ``store`` calls may be under way at once (H43).
 
-    ``coordinator_store`` is the same one for all coordinators of an application.
+    ``coordinator_store`` is the same one for all coordinators of an application. ``watch`` knows which methods of the
+    coordinator have not returned. ``look_at_run`` says which partitions the engine computes in a run, and what it has
+    kept of earlier ones; it may raise.
     """
 
     report: Callable[[LedgerInput], None]
@@ -74,6 +109,9 @@ class OperatorPorts:
     store_savepoint: Callable[[CompletedCheckpoint, str], Awaitable[None]]
     next_checkpoint_id: Callable[[], int]
     coordinator_store: CoordinatorStore = field(default_factory=CoordinatorStore)
+    look_at_run: Callable[[int], Awaitable[StageLook]] = knows_nothing
+    watch: CallWatch = field(default_factory=CallWatch)
+    completed: Callable[[int], None] = _ignore
 
 
-__all__ = ["UNBOUNDED", "BarrierInjector", "OperatorConfig", "OperatorPorts"]
+__all__ = ["UNBOUNDED", "BarrierInjector", "DiscardRefused", "OperatorConfig", "OperatorPorts", "knows_nothing"]

@@ -12,6 +12,8 @@ next (H5), so a reset never finds one under way, and there are none to drop. Two
 exists: where the second one comes before the new incarnation is created, that is created for the second. Where its
 start is under way, the start comes to its end, fenced, and then it is closed like any other.
 
+Every incarnation that was created is closed once, whenever the resets and the end of the operator come.
+
 A close that does not end within ``close_timeout_s`` is logged, cancelled and given up, as is one that raises. Flink
 fails the job for either (R104), because there the old coordinator may do harm as long as it lives; here it is fenced,
 so the job goes on. A failure to create, reset or start the new one comes out of every call until the next reset, and
@@ -20,8 +22,9 @@ out of a handler if there is no call: a global failure (H7).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import anyio
@@ -30,6 +33,7 @@ from actors.coordination.fencing import FencedContext, FencedGateway, FencingTok
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import call_user
+from actors.exits import contained
 from protocol.attempts import FailureReason
 
 
@@ -45,8 +49,14 @@ class _Incarnation:
         self.failure: Exception | None = None  # why it never came to take calls
         self.begun = anyio.Event()  # started, or failed to
         self.ended = anyio.Event()  # closed, or given up
-        self.beginning = anyio.CancelScope()
-        self.closing = anyio.CancelScope()
+
+    @cached_property
+    def beginning(self) -> anyio.CancelScope:  # made on the loop, for the coordinator may be given from any thread
+        return anyio.CancelScope()
+
+    @cached_property
+    def closing(self) -> anyio.CancelScope:
+        return anyio.CancelScope()
 
     @property
     def awaited(self) -> bool:
@@ -88,6 +98,7 @@ class RecreateOnReset(OperatorCoordinator):
         self._name = name or getattr(factory, "__qualname__", type(factory).__name__)
         self._context: CoordinatorContext | None = None
         self._current = _Incarnation(1)
+        self._unclosed: list[_Incarnation] = []  # created, and their ``close`` was not called yet; the oldest first
         self._closed = False
 
     # --- the incarnations -----------------------------------------------------------------------------------------
@@ -97,6 +108,11 @@ class RecreateOnReset(OperatorCoordinator):
             raise RuntimeError(f"{self._name} was started before")
         self._context = context
         await self._begin(self._context, self._current)
+
+    @property
+    def current(self) -> OperatorCoordinator | None:
+        """The coordinator that takes the calls now; None before it is created."""
+        return self._current.coordinator
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         """Fence the current incarnation and return; what the new one needs is done in the background."""
@@ -113,51 +129,95 @@ class RecreateOnReset(OperatorCoordinator):
     async def close(self) -> None:
         """Close the current incarnation, whose start has been cancelled if it was under way.
 
-        One before it that is still closing is not waited for, and one that is not created by now never is (R105).
+        An earlier one whose own ``close`` was never called, because its start was under way, is closed before it. One
+        that is still closing is not waited for, and one that is not created by now never is (R105).
         """
         self._closed = True
-        current = self._current
+        current, interrupted = self._current, None
         try:
-            if current.coordinator is not None:
-                await current.coordinator.close()
+            for replaced in [one for one in self._unclosed if one is not current]:
+                try:
+                    await self._close_one(replaced)
+                except asyncio.CancelledError as error:  # of this call: the others are closed all the same
+                    interrupted = error
+                except BaseException:
+                    self._log_of(replaced).exception("close of a replaced coordinator failed")
+                finally:
+                    replaced.end()
+            await self._close_one(current)
         finally:
             current.end()
+        if interrupted is not None:
+            raise interrupted
+
+    async def _close_one(self, incarnation: _Incarnation) -> None:
+        """Call its ``close`` if it was created, and only once."""
+        if incarnation in self._unclosed:
+            self._unclosed.remove(incarnation)
+            assert incarnation.coordinator is not None
+            await call_user("close", incarnation.coordinator.close)
+
+    def _log_of(self, incarnation: _Incarnation) -> Any:
+        assert self._context is not None
+        return self._context.log.bind(coordinator=self._name, incarnation=incarnation.number)
 
     async def _follow(self, context: CoordinatorContext, old: _Incarnation, new: _Incarnation) -> None:
         await old.ended.wait()
-        if not self._closed:
+        if self._closed:
+            return
+        try:
             await self._begin(context, new)
+        except Exception:
+            if not new.token.revoked:  # otherwise a reset came over it
+                raise
 
     async def _begin(self, context: CoordinatorContext, new: _Incarnation) -> None:
         new.store = context.store.view()
-        log = context.log.bind(coordinator=self._name, incarnation=new.number)
+        log = self._log_of(new)
         fenced = FencedContext(context, new.token, new.store, log, new.takes_calls)
         try:
             with new.beginning:
-                new.coordinator = self._factory()
+                new.coordinator = await call_user("factory", self._create)
+                self._unclosed.append(new)
                 if new.restore is not None:
                     await call_user("reset_to_checkpoint", new.coordinator.reset_to_checkpoint, *new.restore)
                 await call_user("start", new.coordinator.start, fenced)
                 log.debug("coordinator begun", restored=new.restore and new.restore[0])
-        except Exception as error:
-            new.failure = error
-            raise
+        except BaseException as error:
+            new.failure = contained("factory", error)
+            if new.failure is error:
+                raise
+            raise new.failure from error
         finally:
             new.begun.set()
 
+    async def _create(self) -> OperatorCoordinator:
+        return self._factory()
+
     async def _end(self, context: CoordinatorContext, old: _Incarnation) -> None:
-        log = context.log.bind(coordinator=self._name, incarnation=old.number)
+        log = self._log_of(old)
         deadline = context.clock.call_later(self._close_timeout_s, partial(self._give_up, old, log))
         try:
             with old.closing:
                 await old.begun.wait()
-                if old.coordinator is not None:
-                    await call_user("close", old.coordinator.close)
+                await self._close_one(old)
+            if old in self._unclosed:  # it was given up in its start: it is closed all the same, and delays nobody
+                await self._close_late(context, old)
         except Exception:
             log.exception("close of a replaced coordinator failed")
         finally:
             deadline.cancel()
             old.end()
+
+    async def _close_late(self, context: CoordinatorContext, old: _Incarnation) -> None:
+        await old.begun.wait()
+        scope = anyio.CancelScope()
+        deadline = context.clock.call_later(self._close_timeout_s, scope.cancel)
+        try:
+            with scope:
+                await self._close_one(old)
+        finally:
+            deadline.cancel()
 
     def _give_up(self, old: _Incarnation, log: Any) -> None:
         log.warning("close of a replaced coordinator given up", close_timeout_s=self._close_timeout_s)
@@ -210,6 +270,9 @@ class RecreateOnReset(OperatorCoordinator):
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         await (await self._taking_calls()).notify_checkpoint_aborted(checkpoint_id)
+
+    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
+        await (await self._taking_calls()).notify_checkpoint_discarded(checkpoint_id)
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
         await (await self._taking_calls()).run_ended(run_id, succeeded, reason)

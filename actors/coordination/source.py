@@ -10,21 +10,27 @@ goes where; the ``SourceCoordinator`` around it keeps the books, so that no fail
 * A revoked success in batch mode (H17, H56): Spark believes that the recomputed partition equals the lost one, part
   of which others may have read. So the subtask keeps its splits: its next attempt is handed the same ones, in the
   same order, then "no more", and nothing is given back. This lasts until the run ends, whatever fails meanwhile.
-* A later run in batch mode (H55, H56): of what an earlier action computed, Spark may have kept a part (a cache, shuffle
-  files) and run only the rest again. So a subtask that has finished once begins each later run with the splits that it
-  had, and nobody else is given them: what the new enumerator assigns of them is passed over.
+* A later run is a new enumeration: the enumerator is closed, and another is built (H68). In batch mode Spark sometimes
+  computes only a part of the partitions and joins it with what it has kept of an earlier run (a cache, shuffle files),
+  or computes in a later run what an earlier one left out (``take``). Then the enumeration goes on, with the same
+  enumerator: a subtask that has finished keeps its splits, as after a revoked success, and what the others had is given
+  back (H56). ``protocol.enumerations`` decides which it is.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from protocol.attempts import FailureKind, FailureReason
 from protocol.codec import decode_event, encode_event
+from protocol.enumerations import CurrentEnumeration
+from protocol.facts import StageLook
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.messages import RestoreMode
+from protocol.overrides import errors_in_overrides
 from protocol.source_events import (
     SplitRequested,
     no_more_splits_event,
@@ -76,7 +82,11 @@ class SplitEnumeratorContext:
 class SplitEnumerator:
     """Decides which split goes where. Called one method at a time, in order; never block in it (H9).
 
-    A split is any value that msgpack carries. An instance lives from one reset of the coordinator to the next.
+    A split is any value that msgpack carries. An instance lives from one reset of the coordinator to the next: each
+    action has its own. It goes on in the next action only if Spark computes there what it lost or left out in this one.
+
+    If a reader fails after it sent an event, the next reader of that split sends the event again. So an enumerator that
+    adds splits as readers discover them must recognise those that it knows.
     """
 
     async def start(self, context: SplitEnumeratorContext) -> None:
@@ -102,7 +112,10 @@ class SplitEnumerator:
         """The checkpoint is durable."""
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint was given up."""
+        """The checkpoint was given up. A restart may still restore it: destroy nothing that was prepared for it."""
+
+    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
+        """No restart restores the checkpoint any more: clean up what was prepared for it alone."""
 
     async def close(self) -> None:
         """Last call."""
@@ -159,10 +172,12 @@ class SourceCoordinator(OperatorCoordinator):
         self._gateways: dict[int, dict[int, SubtaskGateway]] = {}
         self._known_readers: set[int] = set()
         self._no_more: set[int] = set()
-        self._recomputed: set[int] = set()  # success revoked in this run: keep their splits (H56)
-        self._kept: dict[int, list[bytes]] = {}  # of the subtasks that have finished in an earlier run (H56)
-        self._withheld: Counter[bytes] = Counter()  # of these, what the present enumerator has not assigned yet
-        self._passed_over = False  # something was withheld since this was last looked at
+        self._recomputed: set[int] = set()  # its success may be kept in part, so it keeps its splits (H56)
+        self._enumeration = CurrentEnumeration()
+        self._run_over = False  # and the first attempt of the next one is not ready
+        self._met_run = False  # it is known what the run under way computes
+        self._recreated = False  # runs before this coordinator was built are unknown
+        self._broken: Exception | None = None  # the enumerator has raised it, or could not be built
         self.splits_assigned = 0
         self.splits_given_back = 0
 
@@ -183,22 +198,11 @@ class SourceCoordinator(OperatorCoordinator):
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it has no ready attempt")
         if subtask in self._no_more:
             raise ValueError(f"Cannot assign splits to subtask {subtask}: it was told that no more follow")
-        free = [encoded for split in splits if not self._withhold(encoded := encode_event(split))]
-        if free:
-            self._record(subtask, free)
-            await self.send(subtask, splits_event([decode_event(split) for split in free]))
-
-    def _record(self, subtask: int, encoded: list[bytes]) -> None:
-        self._splits.record(subtask, enumerate(encoded, start=self.splits_assigned))
-        self.splits_assigned += len(encoded)
-
-    def _withhold(self, encoded: bytes) -> bool:
-        """Whether it belongs to a subtask that had it in an earlier run."""
-        if not self._withheld[encoded]:  # asking does not make an entry
-            return False
-        self._withheld[encoded] -= 1
-        self._passed_over = True
-        return True
+        encoded = [encode_event(split) for split in splits]
+        if encoded:
+            self._splits.record(subtask, enumerate(encoded, start=self.splits_assigned))
+            self.splits_assigned += len(encoded)
+            await self.send(subtask, splits_event([decode_event(split) for split in encoded]))
 
     async def signal_no_more_splits(self, subtask: int) -> None:
         self._no_more.add(subtask)
@@ -212,25 +216,19 @@ class SourceCoordinator(OperatorCoordinator):
         await self._start_enumerator(self._restored)
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        self._require_start("handle_event_from_operator")
         if not isinstance(parse_source_event(event), SplitRequested):
-            await self.enumerator.handle_source_event(subtask, attempt, event)
+            await self._ask(self.enumerator.handle_source_event, subtask, attempt, event)
         elif subtask in self._no_more:
             await self.send(subtask, no_more_splits_event())
         else:
-            await self._request_splits(subtask)
-
-    async def _request_splits(self, subtask: int) -> None:
-        """Ask again while nothing came of it but what is withheld."""
-        passed_over = True
-        while passed_over and subtask not in self._no_more:
-            self._passed_over, before = False, self.splits_assigned
-            await self.enumerator.handle_split_request(subtask)
-            passed_over = self._passed_over and self.splits_assigned == before
+            await self._ask(self.enumerator.handle_split_request, subtask)
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        self._require_start("subtask_ready")
+        if not self._met_run and self._context.mode is RestoreMode.BATCH:
+            await self._meet_run()
         self._gateways.setdefault(subtask, {})[gateway.attempt.attempt] = gateway
-        if subtask in self._kept and not self._splits.assigned(subtask):
-            self._record(subtask, self._kept[subtask])
         recorded = [decode_event(split) for _, split in self._splits.assigned(subtask)]
         if recorded:
             await gateway.send_event(splits_event(recorded))
@@ -238,62 +236,117 @@ class SourceCoordinator(OperatorCoordinator):
             await gateway.send_event(no_more_splits_event())
         if subtask not in self._known_readers:
             self._known_readers.add(subtask)
-            await self.enumerator.add_reader(subtask)
+            await self._ask(self.enumerator.add_reader, subtask)
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        self._require_start("subtask_failed")
         self._gateways.get(subtask, {}).pop(attempt, None)
         if reason.kind is FailureKind.REVOKED and self._context.mode is RestoreMode.BATCH:
             self._recomputed.add(subtask)
             await self.signal_no_more_splits(subtask)  # to an attempt that may still run beside it, and to the next
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        self._require_start("subtask_reset")
         self._gateways.pop(subtask, None)
         if subtask in self._recomputed:
             return
         self._no_more.discard(subtask)
         self._known_readers.discard(subtask)
-        taken = [split for _, split in self._splits.get_and_remove(subtask, checkpoint_id)]
-        splits = taken[len(self._kept.get(subtask, ())) :]  # what it began with is its own, and not the enumerator's
+        splits = [split for _, split in self._splits.get_and_remove(subtask, checkpoint_id)]
         self.splits_given_back += len(splits)
-        await self.enumerator.add_splits_back([decode_event(split) for split in splits], subtask)
+        await self._ask(self.enumerator.add_splits_back, [decode_event(split) for split in splits], subtask)
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        self._require_start("checkpoint_coordinator")
         self._splits.on_checkpoint(checkpoint_id)
         return await self.enumerator.snapshot_state(checkpoint_id)
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._require_start("notify_checkpoint_complete")
         if self._context.mode is RestoreMode.STREAMING:  # in batch mode a subtask still falls back to the beginning
             self._splits.on_checkpoint_complete(checkpoint_id)
         await self.enumerator.notify_checkpoint_complete(checkpoint_id)
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self._require_start("notify_checkpoint_aborted")
         await self.enumerator.notify_checkpoint_aborted(checkpoint_id)
 
+    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
+        self._require_start("notify_checkpoint_discarded")
+        await self.enumerator.notify_checkpoint_discarded(checkpoint_id)
+
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        self._splits = SplitAssignmentTracker()
-        for book in (self._gateways, self._known_readers, self._no_more, self._recomputed):
-            book.clear()
+        self._gateways.clear()
         self._restored = state
-        self._withheld = Counter(split for splits in self._kept.values() for split in splits)
-        if self._started:
-            await self._close_enumerator()
-            await self._start_enumerator(state)
+        if not self._started:
+            self._recreated = True
+        elif not self._run_over or self._context.mode is not RestoreMode.BATCH:
+            await self._begin_anew()
+        # Else the first ready attempt of the next run shows whether that goes on with the enumeration of this one.
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        self._require_start("run_ended")
         if self._context.mode is RestoreMode.BATCH:
-            for subtask in {*self.registered_readers(), *self._recomputed}:  # the others were reported as failed
-                self._kept[subtask] = [split for _, split in self._splits.assigned(subtask)]
+            self._recomputed.update(self.registered_readers())  # they have finished: the others were reported as failed
+            self._run_over, self._met_run = True, False
         self._gateways.clear()
+
+    async def _meet_run(self) -> None:
+        """The first attempt of a run is ready: go on with the enumeration of the run before, or begin a new one."""
+        look = await self._context.look_at_run()
+        goes_on = self._enumeration.goes_on_in(look)
+        if self._run_over:
+            await (self._go_on() if goes_on else self._begin_anew())
+        elif self._recreated:
+            _refuse_unknown_past(look)
+        self._enumeration.see(look, anew=not goes_on)
+        self._run_over, self._met_run = False, True
+
+    async def _go_on(self) -> None:
+        """As if the run before had not ended: what has not finished in it is reset."""
+        if self._broken is not None:
+            raise RuntimeError(
+                f"Spark computes only a part of the partitions again, but the split enumerator that knows the rest has"
+                f" failed ({self._broken!r}): call unpersist() on what is cached, or build the RDD inside the action,"
+                " so that all of it is computed"
+            ) from self._broken
+        for subtask in range(self._context.parallelism):
+            if subtask not in self._recomputed and (subtask in self._known_readers or self._splits.assigned(subtask)):
+                await self.subtask_reset(subtask, VIRTUAL_EMPTY_CHECKPOINT)
+
+    async def _begin_anew(self) -> None:
+        self._splits = SplitAssignmentTracker()
+        for book in (self._known_readers, self._no_more, self._recomputed):
+            book.clear()
+        await self._close_enumerator()
+        await self._start_enumerator(self._restored)
+
+    async def _ask(self, method: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Call the enumerator. One that has raised may be half changed, and is good for no further run."""
+        try:
+            await method(*args)
+        except Exception as error:
+            self._broken = error
+            raise
 
     async def close(self) -> None:
         await self._close_enumerator()
 
     @property
     def enumerator(self) -> SplitEnumerator:
-        """The enumerator of this incarnation; none before ``start``."""
+        """The enumerator of this incarnation. Raises ``RuntimeError`` when there is none: before ``start``, after
+        ``close``, or when the last one could not be built."""
         if self._enumerator is None:
-            raise RuntimeError("the source coordinator has not started")
+            self._require_start("enumerator")
+            raise RuntimeError("the source coordinator has no enumerator: it is closed, or the last one was not built")
         return self._enumerator
+
+    def _require_start(self, method: str) -> None:
+        if not self._started:
+            raise RuntimeError(
+                f"SourceCoordinator.{method} was called before start: the coordinator has no context and no enumerator "
+                "yet. Call start first; only reset_to_checkpoint, to restore, and close may come before it"
+            )
 
     async def _close_enumerator(self) -> None:
         """Close each one once. A failure is logged: it must not stand in the way of the next one (R113)."""
@@ -304,6 +357,27 @@ class SourceCoordinator(OperatorCoordinator):
         except Exception:
             self._context.log.exception("split enumerator close failed")
 
+    def _build_checked(self, state: bytes | None) -> SplitEnumerator:
+        enumerator = self._build(state)
+        if errors := errors_in_overrides(enumerator):
+            raise TypeError("; ".join(errors))
+        return enumerator
+
     async def _start_enumerator(self, state: bytes | None) -> None:
-        self._enumerator = self._build(state)  # if this raises there is none, until the next reset builds another
-        await self._enumerator.start(SplitEnumeratorContext(self, self._context))
+        try:
+            self._enumerator = self._build_checked(state)  # if this raises there is none, until a reset builds one
+            await self._enumerator.start(SplitEnumeratorContext(self, self._context))
+        except Exception as error:
+            self._broken = error
+            raise
+        self._broken = None
+
+
+def _refuse_unknown_past(look: StageLook) -> None:
+    """For a coordinator that was built anew: what Spark has kept was read under another one, which is gone."""
+    if look.kept or (look.partition_count > len(look.partitions) and 0 not in look.partitions):
+        raise RuntimeError(
+            "Spark computes only a part of the partitions, beside those of an earlier action, but this coordinator was"
+            " built anew and does not know which splits those have read: pass a SourceCoordinator to coordinate as an"
+            " instance, not as a class or factory; each action has a new enumerator all the same"
+        )

@@ -61,6 +61,8 @@ class OperatorStatistics:
     events_failed: int = 0
     events_received: int = 0
     events_restored: int = 0  # of them out of a restored snapshot (H31)
+    events_unhandled: int = 0  # of the received: the coordinator does not override handle_event_from_operator
+    operator_ignores_events: str = ""  # the class whose tasks do not override handle_event, if all of them are its
     client_requests: int = 0
     messages_dropped: int = 0  # of attempts that were over (H3)
     checkpoints_completed: int = 0
@@ -97,6 +99,8 @@ class OperatorStatistics:
             "events_failed": self.events_failed,
             "events_received": self.events_received,
             "events_restored": self.events_restored,
+            "events_unhandled": self.events_unhandled,
+            "events_unhandled_by_operator": self.events_confirmed if self.operator_ignores_events else 0,
             "client_requests": self.client_requests,
             "messages_dropped": self.messages_dropped,
             "checkpoints_completed": self.checkpoints_completed,

@@ -1,26 +1,75 @@
-"""Calls of what users have written."""
+"""Calls of what users have written, and the tracebacks of what these raise."""
 
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from actors import ExitRaised
+from actors.coordination.call_watch import Call, current_watch
+from actors.exits import Abandoned, contained
+
 T = TypeVar("T")
+
+TRACEBACK_BYTES_MAX = 8192
 
 
 async def call_user(method: str, call: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Call a method of the user's. One that awaits something which was cancelled has failed; it is not cancelled.
+    """Call a method of the user's. Whatever it raises comes out as an ``Exception``, so it ends nothing else.
 
-    That is a ``RuntimeError`` which names ``method``. The call itself is inside: wrong arguments raise here too.
+    For what is not an ``Exception`` that is an ``ExitRaised`` which names ``method``; for the cancellation of something
+    that the method awaited, a ``RuntimeError``. The call itself is inside: wrong arguments raise here too. A call that
+    does not return is reported by the ``CallWatch`` of the coordinator.
     """
+    watch = current_watch.get()
+    open_call: Call | None = None
     try:
-        return await call(*args)
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        awaited = call(*args)
+        if watch is not None:
+            open_call = watch.begin(method, args, awaited)
+        return await awaited
+    except Exception:
+        raise
+    except BaseException as error:
+        try:
+            failure = contained(method, error)
+        except (asyncio.CancelledError, Abandoned):
+            if watch is not None and open_call is not None:
+                watch.cancelled(open_call, error)
             raise
-        raise RuntimeError(f"{method} awaited something that was cancelled") from error
+        if isinstance(error, asyncio.CancelledError):
+            failure = RuntimeError(str(failure))
+        raise failure from error
+    finally:
+        if watch is not None and open_call is not None:
+            watch.end(open_call)
 
 
-__all__ = ["call_user"]
+def is_fatal(error: BaseException) -> bool:
+    """Whether ``error`` fails the job wherever it comes from, also where other exceptions are only reported."""
+    if type(error) is RuntimeError and isinstance(error.__cause__, asyncio.CancelledError):
+        return True
+    return isinstance(error, ExitRaised | MemoryError | RecursionError)
+
+
+def true_cause(error: BaseException) -> BaseException:
+    """What the user's code raised: the exception that an ``ExitRaised`` stands for."""
+    cause = error.__cause__
+    if isinstance(error, ExitRaised) and cause is not None and not isinstance(cause, asyncio.CancelledError):
+        return cause
+    return error
+
+
+def traceback_text(error: BaseException) -> str:
+    """The traceback of ``error`` as text that can be encoded. Only the end of a long one: at most 8 KiB of UTF-8."""
+    encoded = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
+    if len(encoded) <= TRACEBACK_BYTES_MAX:
+        return encoded.decode()
+    mark = b"...\n"
+    end = encoded[len(mark) - TRACEBACK_BYTES_MAX :].decode("utf-8", "ignore")  # the cut may be inside a character
+    return mark.decode() + end
+
+
+__all__ = ["TRACEBACK_BYTES_MAX", "call_user", "is_fatal", "traceback_text", "true_cause"]

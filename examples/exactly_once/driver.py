@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from pyspark import cloudpickle
 
 from examples.exactly_once import faults, pipeline
-from examples.exactly_once.faults import Fault, FaultyCoordinator, FaultySubtask
+from examples.exactly_once.faults import STORAGE, Fault, FaultyCoordinator, FaultySubtask
+from examples.exactly_once.faulty_storage import PROTOCOL
 from examples.exactly_once.pipeline import OPERATOR_ID
 from examples.quiet_spark import SparkDidNotStart, start_spark
 from protocol.barrier_tracker import CheckpointConfig
@@ -84,9 +85,12 @@ def run(options: DriverOptions) -> None:
         options.sink_url,
         options.faults,
         on_wrong=lambda text: journal.write(wrong=text),
-        on_fault=lambda kind: journal.write(fault=kind),
+        on_fault=lambda kind, kills=False: journal.write(fault=kind, kills=kills),
     )
-    config = SidecarConfig(storage=options.storage_url, gateway=GatewayLimits(confirm_timeout_s=CONFIRM_TIMEOUT_S))
+    storage_url = options.storage_url
+    if any(fault.kind == STORAGE for fault in options.faults):
+        storage_url = f"{PROTOCOL}://{storage_url}"
+    config = SidecarConfig(storage=storage_url, gateway=GatewayLimits(confirm_timeout_s=CONFIRM_TIMEOUT_S))
     spark = start_spark(options.master, "headgate exactly once", verbose=True)
     try:
         with Sidecar(spark, config) as sidecar:

@@ -6,30 +6,37 @@ It strikes a random moment later, from a thread of its own, in the middle of wha
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
+from examples.exactly_once.faulty_storage import TROUBLES, FaultyFileSystem
 from examples.exactly_once.pipeline import NumberCoordinator, NumberSubtask
 from protocol.attempts import FailureKind, FailureReason
 
 FAULT = "fault"
-TASK, DEAF, COORDINATOR, DRIVER = "task", "deaf", "coordinator", "driver"
+TASK, DEAF, COORDINATOR, DRIVER, STORAGE = "task", "deaf", "coordinator", "driver", "storage"
 KINDS = (TASK, DEAF, COORDINATOR, DRIVER)
+ALL_KINDS = (*KINDS, STORAGE)
 WHAT = {
     TASK: "a task is killed (SIGKILL)",
     DEAF: "an attempt goes deaf (SIGSTOP)",
     COORDINATOR: "the coordinator fails the job",
     DRIVER: "the driver is killed (SIGKILL)",
+    STORAGE: "the storage does not answer, and the job fails",
 }
 EARLIEST, LATEST, ALMOST_DONE = 0.05, 0.8, 0.85  # part of all numbers
 DELAY_MAX_S = 0.3
 CHECKPOINT_DELAY_MAX_S = 0.05  # about as long as a checkpoint takes from its cut to its completion
 DAWDLE_S = 0.01
+TROUBLE_MAX_S = 2.0
+FAILS_AFTER_S, DIES_AFTER_S = 0.05, 0.5  # once the storage does not answer
 SIGNALS = {TASK: signal.SIGKILL, DEAF: signal.SIGSTOP}
 NOT_ITS_OWN_FAULT = (FailureKind.GLOBAL_FAILURE, FailureKind.RUN_ENDED, FailureKind.SUPERSEDED, FailureKind.REVOKED)
 
@@ -38,6 +45,7 @@ class Fault(NamedTuple):
     """``at`` is a part of all numbers, 0 to 1; ``delay_s`` is how much later it strikes.
 
     ``in_checkpoint``: it waits for a cut first. ``by_exception``: how a coordinator fails, else by ``fail_job``.
+    ``trouble`` is the storage's, and lasts for ``lasts_s``; ``dies``: the driver is killed meanwhile.
     """
 
     kind: str
@@ -46,6 +54,9 @@ class Fault(NamedTuple):
     subtask: int
     in_checkpoint: bool
     by_exception: bool
+    trouble: str = ""
+    lasts_s: float = 0.0
+    dies: bool = False
 
 
 def plan_faults(seed: int, kinds: Iterable[str], parallelism: int) -> list[Fault]:
@@ -54,16 +65,18 @@ def plan_faults(seed: int, kinds: Iterable[str], parallelism: int) -> list[Fault
     faults = []
     for kind in kinds:
         in_checkpoint = dice.random() < 0.5
-        faults.append(
-            Fault(
-                kind,
-                at=dice.uniform(EARLIEST, LATEST),
-                delay_s=dice.uniform(0.0, CHECKPOINT_DELAY_MAX_S if in_checkpoint else DELAY_MAX_S),
-                subtask=dice.randrange(parallelism),
-                in_checkpoint=in_checkpoint,
-                by_exception=dice.random() < 0.5,
-            )
+        fault = Fault(
+            kind,
+            at=dice.uniform(EARLIEST, LATEST),
+            delay_s=dice.uniform(0.0, CHECKPOINT_DELAY_MAX_S if in_checkpoint else DELAY_MAX_S),
+            subtask=dice.randrange(parallelism),
+            in_checkpoint=in_checkpoint,
+            by_exception=dice.random() < 0.5,
         )
+        if kind == STORAGE:
+            trouble, lasts_s = dice.choice(TROUBLES), dice.uniform(0.0, TROUBLE_MAX_S)
+            fault = fault._replace(trouble=trouble, lasts_s=lasts_s, dies=dice.random() < 0.5)
+        faults.append(fault)
     return sorted(faults, key=lambda fault: fault.at)
 
 
@@ -120,9 +133,12 @@ class FaultyCoordinator(NumberCoordinator):
         faults: Iterable[Fault],
         *,
         on_wrong: Callable[[str], None],
-        on_fault: Callable[[str], None],
+        on_fault: Callable[..., None],
     ) -> None:
-        """``on_fault`` is told the kind of a fault that came about; the driver's own death only somebody else sees."""
+        """``on_fault`` is told the kind of a fault that came about; the driver's own death only somebody else sees.
+
+        With ``kills=True``, the driver is killed for it in a moment. It may be called in another thread.
+        """
         super().__init__(numbers, sink_url, on_wrong)
         self._faults = list(faults)
         self._on_fault = on_fault
@@ -149,6 +165,10 @@ class FaultyCoordinator(NumberCoordinator):
             case "coordinator":
                 self._faults.pop(0)
                 self.context.call_later(fault.delay_s, self._fail_by_exception if fault.by_exception else self._give_up)
+            case "storage":
+                self._faults.pop(0)
+                on_struck = partial(self._storage_struck, asyncio.get_running_loop(), fault)
+                FaultyFileSystem.trouble.begin(fault.trouble, fault.lasts_s, on_struck)
             case _:
                 subtask = self._victim(fault)
                 gateway = self.gateways.get(subtask)
@@ -156,6 +176,16 @@ class FaultyCoordinator(NumberCoordinator):
                     self._faults.pop(0)
                     self._struck[subtask, gateway.attempt.attempt] = fault
                     gateway.send_event_nowait([FAULT, fault.kind, fault.delay_s])
+
+    def _storage_struck(self, loop: asyncio.AbstractEventLoop, fault: Fault) -> None:
+        """A checkpoint is there and will be reported as failed: the job fails, and perhaps the driver dies."""
+        self._on_fault(STORAGE, kills=fault.dies)
+        loop.call_soon_threadsafe(self.context.call_later, FAILS_AFTER_S, self._fail_for_storage)
+        if fault.dies:
+            strike_later(DIES_AFTER_S + fault.delay_s, signal.SIGKILL)
+
+    async def _fail_for_storage(self) -> None:
+        self.context.fail_job(CoordinatorFault("it gives up beside a storage that does not answer, on purpose"))
 
     async def _fail_by_exception(self) -> None:
         self._on_fault(COORDINATOR)

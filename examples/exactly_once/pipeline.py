@@ -187,8 +187,12 @@ class NumberCoordinator(OperatorCoordinator):
         await self._sink.complete(checkpoint_id)
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """Nobody will ever go back to it."""
+        """No subtask of this driver goes back to it. The next driver may, so nothing else is cleaned up here."""
         self._cuts.pop(checkpoint_id, None)
+
+    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
+        """No driver goes back to it any more: the sink deletes what it has kept for it."""
+        await self._sink.discarded(checkpoint_id)
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         positions, sink_state = read_state(state)

@@ -62,6 +62,7 @@ class Trial:
         self._struck: list[str] = []
         self._wrong: list[str] = []
         self._checkpoints = 0
+        self._kills = False  # a fault that came about is about to kill the driver
         self._groups: list[int] = []
 
     def run(self) -> Outcome:
@@ -74,8 +75,10 @@ class Trial:
         self._journal.touch()
         try:
             status = self._run_driver()
-            while status == -signal.SIGKILL and DRIVER in self._left():
-                self._strike(DRIVER)
+            while status == -signal.SIGKILL and self._death_is_due():
+                if not self._kills:
+                    self._strike(DRIVER)
+                self._kills = False
                 status = self._run_driver()
         finally:
             for group in self._groups:
@@ -93,6 +96,10 @@ class Trial:
             proof,
             self._wrong,
         )
+
+    def _death_is_due(self) -> bool:
+        """Whether a fault kills the driver: its own, or the storage's."""
+        return self._kills or DRIVER in self._left()
 
     def _left(self) -> list[str]:
         return [fault.kind for fault in self._planned if fault.kind not in self._struck]
@@ -123,7 +130,7 @@ class Trial:
             self._wrong.append(f"driver {len(self._groups)} did not end within {options.timeout_s:g} s")
             self._wrong.extend(last_lines(log))
             return 1
-        if status != 0 and not (status == -signal.SIGKILL and DRIVER in self._left()):
+        if status != 0 and not (status == -signal.SIGKILL and self._death_is_due()):
             self._wrong.append(f"driver {len(self._groups)} ended with status {status}")
             self._wrong.extend(last_lines(log))
         return status
@@ -141,8 +148,9 @@ class Trial:
 
     def _take(self, entry: dict[str, Any]) -> None:
         match entry:
-            case {"fault": kind}:
+            case {"fault": kind, **more}:
                 self._strike(kind)
+                self._kills = self._kills or bool(more.get("kills"))
             case {"wrong": text}:
                 self._wrong.append(text)
             case {"no_spark": text}:

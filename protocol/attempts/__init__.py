@@ -1,4 +1,4 @@
-"""The attempt ledger: which attempts of which subtasks are alive (H1-H3, H10-H17, H19, H55, H57).
+"""The attempt ledger: which attempts of which subtasks are alive (H1-H3, H10-H17, H19, H55, H57, H69).
 
 Two streams come in. The *facts* are what the engine posts on its listener bus: in its own order, but late, and some
 are dropped or doubled. The *words* are what the tasks say themselves: a registration, "open", a goodbye. They race:
@@ -38,6 +38,10 @@ right after the failure that leaves nobody alive and nothing finished.
 reset as a whole before the first accept of the next run, and of the next attempt of a barrier stage, once, however
 many failures led there. A global failure latches for the run: its jobs are cancelled, its tasks refused. A second
 run waits for the end of the first, and is refused when Spark says that the first is still active (H55).
+
+**Kills.** An attempt that is killed for its own fault (it expired or was condemned, a later one took over, or Spark
+does not know it any more and a later one has come) counts against ``attempts_max`` of its subtask in this run. At the
+limit the run fails globally, because Spark itself counts no kill (``kills.py``, H69).
 
 **Healing.** Nothing waits for ever for a fact. What is undecided for ``heal_after_s`` is asked
 (``QueryStatus``), again every ``query_every_s``, and refused after ``give_up_after_s``; what nobody misses is found

@@ -98,7 +98,8 @@ def relate(older: TaskRecord, newer: TaskRecord, *, barrier: bool) -> Relation:
 class StageRecord:
     stage_id: int
     barrier: bool = False
-    task_count: int = 0  # of the first stage attempt that we heard of: the number of partitions
+    task_count: int = 0  # of the first stage attempt that we heard of
+    partitions: int = 0  # of the stage's RDD; 0 if not known
     latest_attempt: int = 0
     completed_well: bool = False
     failed_attempt: int = -1  # the last attempt of the stage that is known to have failed
@@ -207,6 +208,7 @@ class EngineBooks:
             return
         stage = self.stage(fact.stage_id)
         stage.barrier = stage.barrier or fact.barrier
+        stage.partitions = max(stage.partitions, fact.partitions)
         if fact.stage_attempt == 0 or stage.task_count == 0:
             stage.task_count = max(stage.task_count, fact.task_count)
         if fact.stage_attempt > stage.latest_attempt:

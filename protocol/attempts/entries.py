@@ -31,6 +31,8 @@ class AttemptEntry:
 
     attempt: ExecutionAttempt
     beside: frozenset[int]  # task ids of the attempts that were alive when this one was accepted (H13)
+    accepted_at: float = 0.0
+    streaming: bool = False
     state: AttemptState = AttemptState.ACCEPTED
     failure: FailureKind | None = None  # why it is OVER
     finished_at: float = 0.0
@@ -50,6 +52,7 @@ class SubtaskEntry:
 
     attempts: dict[int, AttemptEntry] = field(default_factory=dict)  # by task id, in the order of acceptance
     owes_reset: bool = False
+    killed: int = 0  # how often an attempt was killed for its own fault (H69)
 
     @property
     def living(self) -> list[AttemptEntry]:

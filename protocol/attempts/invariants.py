@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from protocol.attempts.entries import ALIVE, AttemptState
+from protocol.attempts.kills import SPARK_TASK_FAILURES_MAX
 from protocol.attempts.operator import OperatorLedger
 
 
@@ -31,6 +32,9 @@ def check_operator(operator: OperatorLedger) -> None:
         for position, entry in enumerate(living):
             older = {other.task_attempt_id for other in living[:position]}
             assert older <= entry.beside, "two alive that are no copies of one another (H10)"
+        limit = operator.config.attempts_max or SPARK_TASK_FAILURES_MAX
+        assert subtask.killed <= limit, "killed too often (H69)"
+        assert subtask.killed < limit or run.failed_cause is not None, "killed often enough, and no failure (H69)"
         assert not subtask.owes_reset or living or subtask.finished, "a reset is owed (H10)"
         for entry in subtask.attempts.values():
             assert (entry.failure is not None) == (entry.state is AttemptState.OVER)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from protocol.attempts import kills
 from protocol.attempts.books import Relation, StageRecord, TaskRecord, relate
 from protocol.attempts.entries import AttemptEntry, AttemptState, HeldRegistration, Run
 from protocol.attempts.operator import OperatorLedger
-from protocol.attempts.types import FailureKind, KillTask
+from protocol.attempts.types import FailureKind
 from protocol.facts import StatusReported, TaskOutcome, TaskState
 from protocol.messages import RefusalCode, RestoreMode
 
@@ -47,9 +48,14 @@ def settle(operator: OperatorLedger, now: float) -> None:
                 continue
             verdict = _judge(operator, held, now)
             if isinstance(verdict, Refusal):
-                if verdict.kill:
-                    operator.out.append(KillTask(task_attempt_id, verdict.text))
+                too_many = ""
+                if verdict.kill and operator.run is not None:
+                    index = held.message.subtask
+                    subtask = operator.run.subtask(index)
+                    too_many = kills.kill_unaccepted(operator, subtask, index, task_attempt_id, verdict.text)
                 operator.refuse(task_attempt_id, verdict.code, verdict.text)
+                if too_many:
+                    operator.fail_globally(too_many)
             elif isinstance(verdict, Acceptance):
                 _make_room(operator, verdict)
                 if operator.run is not None and operator.run.failed_cause is None:
@@ -77,6 +83,8 @@ def _judge(operator: OperatorLedger, held: HeldRegistration, now: float) -> Verd
         return Refusal(RefusalCode.ATTEMPT_OVER, f"task {task.task_attempt_id} is over: {task.end_reason}")
     if now >= held.since + operator.config.give_up_after_s:
         return _give_up(operator, held)
+    if too_few := operator.why_too_few(run_id):
+        return Refusal(RefusalCode.TOO_FEW_PARTITIONS, too_few)
     if operator.run is None:
         operator.open_run(run_id, now)
     run = operator.run

@@ -162,7 +162,9 @@ class AttemptLedger:
             raise LocalProtocolError(
                 f"operator {input.operator_id!r}: parallelism must be at least 1, not {input.parallelism}"
             )
-        operator = OperatorLedger(input.operator_id, input.parallelism, self._books, self._config)
+        operator = OperatorLedger(
+            input.operator_id, input.parallelism, self._books, self._config, allow_fewer=input.allow_fewer
+        )
         self._operators[input.operator_id] = operator
 
     def _operator_removed(self, operator_id: str, reason: str) -> None:
@@ -193,7 +195,7 @@ class AttemptLedger:
             )
         elif message.subtask >= operator.parallelism:
             stage = self._books.stages.get(message.run_id)
-            partitions = max(message.subtask + 1, 0 if stage is None else stage.task_count)
+            partitions = max(message.subtask + 1, 0 if stage is None else max(stage.task_count, stage.partitions))
             self._refuse(
                 input,
                 RefusalCode.SUBTASK_OUT_OF_RANGE,
@@ -210,7 +212,8 @@ class AttemptLedger:
                 RefusalCode.DUPLICATE_REGISTRATION,
                 f"task {message.task_attempt_id} has registered for operator {message.operator_id!r} already: "
                 "coalesce() or union() has put two subtasks into one task; coordinate() each RDD as an operator "
-                "of its own, and use repartition() in place of coalesce()",
+                "of its own, and use repartition() in place of coalesce(). flatMap() and foreach() call a subtask for "
+                "each record; mapPartitions() and foreachPartition() call it once",
             )
         else:
             self._hold(operator, input, now)
@@ -294,6 +297,9 @@ class AttemptLedger:
     def _stage_fact(self, fact: StageSubmitted | StageCompleted, now: float) -> None:
         if isinstance(fact, StageSubmitted):
             self._books.stage_submitted(fact)
+            for operator in self._in_stage(fact.stage_id):  # a registration has overtaken this fact
+                if too_few := operator.why_too_few(fact.stage_id):
+                    operator.fail_globally(too_few)
         else:
             self._books.stage_completed(fact)
             for operator in self._in_stage(fact.stage_id):

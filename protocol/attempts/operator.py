@@ -5,7 +5,7 @@ What is decided here is explained at the top of the package. ``judge.py`` decide
 
 from __future__ import annotations
 
-from protocol.attempts import unwanted
+from protocol.attempts import kills, unwanted
 from protocol.attempts.books import EngineBooks, RecentIds, TaskRecord
 from protocol.attempts.entries import AttemptEntry, AttemptState, HeldRegistration, Run, SubtaskEntry
 from protocol.attempts.types import (
@@ -63,9 +63,18 @@ _LEGAL_WORDS: frozenset[tuple[AttemptState, type]] = frozenset(
 class OperatorLedger:
     """One operator's part of the ledger. ``out`` collects effects in their order."""
 
-    def __init__(self, operator_id: str, parallelism: int, books: EngineBooks, config: LedgerConfig) -> None:
+    def __init__(
+        self,
+        operator_id: str,
+        parallelism: int,
+        books: EngineBooks,
+        config: LedgerConfig,
+        *,
+        allow_fewer: bool = False,
+    ) -> None:
         self.operator_id = operator_id
         self.parallelism = parallelism
+        self.allow_fewer = allow_fewer
         self.books = books
         self.config = config
         self.run: Run | None = None
@@ -86,6 +95,23 @@ class OperatorLedger:
 
     def task_of(self, task_attempt_id: int) -> TaskRecord | None:
         return None if self.run is None else self.books.task(self.run.run_id, task_attempt_id)
+
+    def why_too_few(self, stage_id: int) -> str:
+        """Why the stage cannot run this operator: some subtask has no partition (H58).
+
+        Empty if it can, or if Spark has not said how many partitions there are. The tasks of a stage attempt do not
+        count: ``take`` and a retry run a part of the partitions.
+        """
+        stage = self.books.stages.get(stage_id)
+        if self.allow_fewer or stage is None or not 0 < stage.partitions < self.parallelism:
+            return ""
+        partitions = "1 partition" if stage.partitions == 1 else f"{stage.partitions} partitions"
+        return (
+            f"operator {self.operator_id!r} has parallelism={self.parallelism}, but the RDD of stage {stage_id} has "
+            f"only {partitions}: coordinate it with parallelism={stage.partitions}, call "
+            f"repartition({self.parallelism}) before its subtasks, or pass allow_fewer=True to coordinate() if some "
+            "subtasks may be missing. Without repartition, adaptive execution chooses a number for each run"
+        )
 
     def _mint(self, subtask: int, task_attempt_id: int) -> ExecutionAttempt:
         number = self.next_attempt.get(subtask, 0)
@@ -184,7 +210,7 @@ class OperatorLedger:
         if stage is None or not stage.active_jobs:
             # The fact of the job's start is lost, so it cannot be cancelled. Its tasks are killed instead, and their
             # retries refused, until Spark gives the job up: a deaf task would hold it up for ever (H48).
-            self.out.extend(KillTask(entry.task_attempt_id, cause) for entry in run.living())
+            self.out.extend(self._kill_not_counted(entry, cause) for entry in run.living())
         self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause)
         self.cancel_jobs()
 
@@ -214,7 +240,7 @@ class OperatorLedger:
         subtask = self.run.subtask(message.subtask)
         attempt = self._mint(message.subtask, message.task_attempt_id)
         beside = frozenset(entry.task_attempt_id for entry in subtask.living)
-        entry = AttemptEntry(attempt, beside)
+        entry = AttemptEntry(attempt, beside, now, message.mode == RestoreMode.STREAMING)
         subtask.attempts[attempt.task_attempt_id] = self.run.by_task[attempt.task_attempt_id] = entry
         self.out.append(AcceptAttempt(held.connection_id, attempt, message.run_id, RestoreMode(message.mode)))
 
@@ -227,16 +253,24 @@ class OperatorLedger:
     def fail(self, entry: AttemptEntry, kind: FailureKind, text: str, *, kill: bool = False) -> None:
         """End an attempt that is alive, or revoke one that has finished.
 
-        Then the reset, if none is left (H13).
+        Then the reset, if none is left (H13). ``kill``: for its own fault, and so one of ``attempts_max`` (H69).
         """
         run = self.run
         assert run is not None
+        too_many = ""
         if kill:
-            self.out.append(KillTask(entry.task_attempt_id, f"{kind.value}: {text}" if text else kind.value))
+            subtask = run.subtask(entry.attempt.subtask)
+            too_many = kills.kill_attempt(self, subtask, entry, str(FailureReason(kind, text)))
         entry.state = AttemptState.OVER
         entry.failure = kind
         self._announce_failed(entry.attempt, kind, text)
+        if too_many:
+            self.fail_globally(too_many)
         self._after_failure(run, entry.attempt, text or kind.value)
+
+    def _kill_not_counted(self, entry: AttemptEntry, reason: str) -> KillTask:
+        attempt = entry.attempt
+        return KillTask(attempt.task_attempt_id, reason, self.operator_id, attempt.subtask, attempt.attempt)
 
     def _after_failure(self, run: Run, attempt: ExecutionAttempt, text: str) -> None:
         if self._is_barrier(run):
@@ -309,7 +343,9 @@ class OperatorLedger:
         entry.finished_at = self.now
         self.out.append(FinishAttempt(entry.attempt))
         for rival in subtask.living:
-            self.fail(rival, FailureKind.SUPERSEDED, f"{entry.attempt} has succeeded", kill=True)
+            reason = FailureReason(FailureKind.SUPERSEDED, f"{entry.attempt} has succeeded")
+            self.out.append(self._kill_not_counted(rival, str(reason)))
+            self.fail(rival, reason.kind, reason.text)
 
     # --- what the attempt itself says -----------------------------------------------------------------------
 
@@ -342,7 +378,7 @@ class OperatorLedger:
             return
         message = self.held[word.task_attempt_id].message
         text = "its connection was lost before it was accepted"
-        self.out.append(KillTask(word.task_attempt_id, text))
+        self.out.append(KillTask(word.task_attempt_id, text, self.operator_id, message.subtask))
         self.refuse(word.task_attempt_id, RefusalCode.ATTEMPT_OVER, text)
         if self.run is not None and self.run.run_id == message.run_id and self.run.failed_cause is None:
             self._tell_death_before_accept(message.subtask, word.task_attempt_id, FailureKind.CONNECTION_LOST, text)

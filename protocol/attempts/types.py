@@ -18,18 +18,37 @@ from protocol.values import value
 
 @value
 class LedgerConfig:
-    """How long the ledger waits before it asks (H19). All in seconds, on the clock of ``now``."""
+    """How long the ledger waits before it asks (H19), and how often a subtask may be killed (H69).
+
+    All times are in seconds, on the clock of ``now``.
+
+    ``attempts_max``: the job fails when Headgate has killed attempts of one subtask so often in one run, because an
+    event was not confirmed in time, a connection did not come back, or a later attempt took over. None: the
+    ``spark.task.maxFailures`` of the Spark context, or F on a master ``local[N,F]``. In streaming mode an attempt that
+    lived for ``kills_forgotten_after_s`` starts the count again.
+    """
 
     heal_after_s: float = 5.0  # an undecided thing waits so long for its fact, then the engine's books are asked
     query_every_s: float = 2.0  # and again so often while it stays undecided
     audit_every_s: float = 30.0  # a look without cause, for facts that nobody misses
     conflict_wait_s: float = 1.0  # the job of a second run has started and the first one's has not ended
     give_up_after_s: float = 60.0  # a registration that nothing decides is refused: nothing waits for ever
+    attempts_max: int | None = None
+    kills_forgotten_after_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        for name in ("heal_after_s", "query_every_s", "audit_every_s", "conflict_wait_s", "give_up_after_s"):
+        for name in (
+            "heal_after_s",
+            "query_every_s",
+            "audit_every_s",
+            "conflict_wait_s",
+            "give_up_after_s",
+            "kills_forgotten_after_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be a positive number of seconds, not {getattr(self, name)!r}")
+        if self.attempts_max is not None and self.attempts_max < 1:
+            raise ValueError(f"attempts_max must be at least 1, or None for Spark's own, not {self.attempts_max!r}")
 
 
 # --- inputs -------------------------------------------------------------------------------------------------
@@ -39,11 +58,13 @@ class LedgerConfig:
 class OperatorAdded:
     """A coordinator stands ready for ``operator_id``.
 
-    Refused (LocalProtocolError) if there is one already.
+    Refused (LocalProtocolError) if there is one already. ``allow_fewer``: a run may have fewer partitions than
+    subtasks.
     """
 
     operator_id: str
     parallelism: int
+    allow_fewer: bool = False
 
 
 @value
@@ -222,10 +243,19 @@ class EndRun:
 
 @value
 class KillTask:
-    """Have Spark kill exactly this task attempt; it may be over already."""
+    """Have Spark kill exactly this task attempt; it may be over already.
+
+    ``count``: how many attempts of this subtask have been killed in this run, with this one, of at most ``limit``; 0
+    for a kill that is not the attempt's fault and does not count (H69). ``attempt``: None if it was never accepted.
+    """
 
     task_attempt_id: int
     reason: str
+    operator_id: str = ""
+    subtask: int | None = None
+    attempt: int | None = None
+    count: int = 0
+    limit: int = 0
 
 
 @value

@@ -58,7 +58,11 @@ class StoreCheckpoint:
 
 @value
 class DiscardCheckpoint:
-    """What ``StoreCheckpoint`` asked for is not wanted any more: stop the write, or delete what it wrote."""
+    """What ``StoreCheckpoint`` asked for is not wanted any more: stop the write, and void what it wrote.
+
+    ``CheckpointDiscarded`` follows once the storage promises that no restart restores it, however late that is. None
+    is expected for a savepoint.
+    """
 
     checkpoint_id: int
     savepoint: bool = False
@@ -73,10 +77,22 @@ class CompleteCheckpoint:
 
 @value
 class AbortCheckpoint:
-    """Tell the coordinator and every live attempt; reopen what is closed for it, and only that (H44, H45)."""
+    """Tell the coordinator and every live attempt; reopen what is closed for it, and only that (H44, H45).
+
+    ``in_doubt``: a restart may still restore it (H64), and ``TellDiscarded`` says when that has ended. If False, it is
+    discarded at this moment: tell the coordinator that too, right after the abort.
+    """
 
     checkpoint_id: int
     reason: str
+    in_doubt: bool = False
+
+
+@value
+class TellDiscarded:
+    """``notify_checkpoint_discarded``: it was aborted in doubt, and no restart restores it any more (H64)."""
+
+    checkpoint_id: int
 
 
 @value
@@ -179,6 +195,7 @@ TrackerEffect = (
     | DiscardCheckpoint
     | CompleteCheckpoint
     | AbortCheckpoint
+    | TellDiscarded
     | EndSavepoint
     | TriggerCheckpoint
     | RefuseCheckpoint

@@ -24,12 +24,19 @@ refused.
 **Abort** is by id (H44). An attempt that fails or has a copy, a reset and the end of a run abort all that is pending,
 in the same list of effects and ahead of what they tell (H16); they do not count as failures of the checkpoint. A
 timeout, a refusal, an exception of the coordinator, the storage, and two halves that do not fit together (H32) do
-(H45). A checkpoint that is aborted while it is being stored is taken back from the storage, so that no restart finds
-one of which both sides were told it is aborted.
+(H45).
+
+**In doubt** is a checkpoint that is aborted after its write has begun (H64): the storage may hold it, now or later, and
+a new application may restore it. ``AbortCheckpoint.in_doubt`` says so, and ``DiscardCheckpoint`` follows it.
+The doubt ends with ``TellDiscarded``, exactly once: when the storage has discarded the checkpoint durably
+(``CheckpointDiscarded``), or right after the ``CompleteCheckpoint`` of a higher one, which every restart prefers. Until
+then nothing that was prepared for the checkpoint may be destroyed. Resets and ends of runs do not end the doubt. A
+checkpoint that is aborted earlier was never written: it is discarded together with its abort.
 
 **A savepoint** goes the same way, but is stored elsewhere and changes nothing: both sides reopen, nobody commits, no
 reset ever names it (H49). One that fails is aborted like any other, but does not count as a failure, for somebody waits
-for it and is told; one that succeeds does not end a row of failures either.
+for it and is told; one that succeeds does not end a row of failures either. It is never in doubt, because a restart
+restores it only if somebody names its file.
 
 **A request** that comes while as many checkpoints are pending as may be waits, at most one. So does one that comes
 while a reset is owed (a subtask has failed and is not yet reset): the coordinator's view of that subtask is of the
@@ -47,7 +54,8 @@ the coordinator through one ordered mailbox, which also takes the events of its 
 ``AbortCheckpoint`` stands before ``TellFailed``, ``TellReset``, ``TellResetToCheckpoint``,
 ``TellRunEnded`` and ``RaiseGlobalFailure`` (H16), that of a subsumed checkpoint before the ``CompleteCheckpoint`` of
 the one above it; ``SnapshotCoordinator`` before the ``TellReady`` of withheld attempts; ``CompleteCheckpoint`` before
-the next ``CloseSubtask``; ``TellRunEnded`` before the ``TriggerCheckpoint`` of the final checkpoint.
+the ``TellDiscarded`` of those that it supersedes, and before the next ``CloseSubtask``; ``TellRunEnded`` before the
+``TriggerCheckpoint`` of the final checkpoint.
 """
 
 from __future__ import annotations
@@ -78,6 +86,7 @@ from protocol.barrier_tracker.vocabulary import (
     AttemptFinished,
     AttemptReady,
     CheckpointConfig,
+    CheckpointDiscarded,
     CheckpointStored,
     CheckpointStoreFailed,
     CheckpointTriggered,
@@ -142,6 +151,16 @@ class BarrierTracker:
         return VIRTUAL_EMPTY_CHECKPOINT if point is None else point.checkpoint_id
 
     @property
+    def completed_id(self) -> int:
+        """The last completed checkpoint, or the one that this application started from; -1 for none."""
+        return VIRTUAL_EMPTY_CHECKPOINT if self._completed is None else self._completed.checkpoint_id
+
+    @property
+    def in_doubt_ids(self) -> tuple[int, ...]:
+        """The aborted checkpoints that a restart may still restore, ascending (H64)."""
+        return tuple(sorted(self._under_way.in_doubt))
+
+    @property
     def final_owed(self) -> bool:
         """Whether a run that ended well still waits for the checkpoint that commits its last output."""
         return self._schedule.final_owed
@@ -192,6 +211,8 @@ class BarrierTracker:
                 | CheckpointStoreFailed()
             ):
                 return self._under_way.why_stale(input)
+            case CheckpointDiscarded():
+                return self._under_way.why_no_doubt(input)
             case AttemptReady() | AttemptFinished() | SubtaskFinalState():
                 return self._why_not_news(input)
             case AttemptAccepted(attempt, _):
@@ -334,6 +355,9 @@ class BarrierTracker:
             self._completed = completed
             self._schedule.completed(completed.checkpoint_id)
 
+    def _discarded(self, input: CheckpointDiscarded, now: float, out: list[TrackerEffect]) -> None:
+        self._under_way.discarded(input.checkpoint_id, out)
+
     # --- what is known ---
 
     def _restore_point(self) -> CompletedCheckpoint | None:
@@ -359,6 +383,8 @@ class BarrierTracker:
         if self._completed is not None:
             assert self._completed.checkpoint_id <= self._highest_id
             assert self._completed.parallelism == self._attempts.parallelism
+        for checkpoint_id in under_way.in_doubt:
+            assert self.completed_id < checkpoint_id <= self._highest_id, "in doubt, although it is superseded"
         if self.pending_ids:
             assert not self._attempts.resets_owed, "H16: pending, although a reset is owed"
             assert not self._attempts.copies(), "H13: pending, although a subtask has two attempts"
@@ -392,4 +418,5 @@ _HANDLERS: dict[type, _Handler] = {
     SubtaskFinalState: BarrierTracker._final_state,
     CheckpointStored: BarrierTracker._stored,
     CheckpointStoreFailed: BarrierTracker._step,
+    CheckpointDiscarded: BarrierTracker._discarded,
 }

@@ -11,6 +11,10 @@ coordinator hears of it behind the request for its own snapshot.
 **Failures** in a row are counted over all checkpoints, savepoints apart; beyond ``tolerated_failures`` they become a
 global failure (H45). From then on everything is *halted* until the operator's reset: what is pending is given up, and
 nothing starts. If the run ends well all the same, there is nobody left to fail, and its final checkpoint may start.
+
+**In doubt** is a checkpoint that was aborted after its write had begun (H64). It stays so until the storage has
+discarded it durably, or until a higher one completes. Resets and the end of a run change nothing about it. The set
+grows by one with each such abort; a storage that fails for good leads to a global failure, and restarts are limited.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from protocol.barrier_tracker.effects import (
     RaiseGlobalFailure,
     RefuseCheckpoint,
     ReopenSubtask,
+    TellDiscarded,
     TellReady,
     TrackerEffect,
 )
@@ -42,6 +47,7 @@ from protocol.barrier_tracker.pending import (
 )
 from protocol.barrier_tracker.vocabulary import (
     CheckpointConfig,
+    CheckpointDiscarded,
     CheckpointStoreFailed,
     CheckpointTriggered,
     CompletedCheckpoint,
@@ -70,6 +76,7 @@ class CheckpointsUnderWay:
     pending: dict[int, PendingCheckpoint] = field(default_factory=dict)
     queued: tuple[CheckpointTriggered, float] | None = None
     withheld: list[ExecutionAttempt] = field(default_factory=list)
+    in_doubt: set[int] = field(default_factory=set)
     failures: int = 0
     halted: bool = False
 
@@ -234,6 +241,9 @@ class CheckpointsUnderWay:
             self.give_up(subsumed, f"subsumed by checkpoint {checkpoint_id}", out)
             self.failures = 0
             out.append(CompleteCheckpoint(checkpoint_id))
+            superseded = sorted(other for other in self.in_doubt if other < checkpoint_id)
+            self.in_doubt.difference_update(superseded)
+            out.extend(map(TellDiscarded, superseded))
         self.move_on(out)
         return None if pending.savepoint else pending.whole(self.parallelism)
 
@@ -270,10 +280,31 @@ class CheckpointsUnderWay:
             out.append(RaiseGlobalFailure(f"operator {self.operator_id!r}: {what}: {reason}"))
 
     def _end(self, pending: PendingCheckpoint, reason: str, out: Effects) -> None:
-        del self.pending[pending.checkpoint_id]
-        out.append(AbortCheckpoint(pending.checkpoint_id, reason))
-        if pending.phase is Phase.STORING:
-            out.append(DiscardCheckpoint(pending.checkpoint_id, pending.savepoint))
+        checkpoint_id = pending.checkpoint_id
+        del self.pending[checkpoint_id]
+        written = pending.phase is Phase.STORING
+        in_doubt = written and not pending.savepoint
+        if in_doubt:
+            self.in_doubt.add(checkpoint_id)
+        out.append(AbortCheckpoint(checkpoint_id, reason, in_doubt))
+        if written:
+            out.append(DiscardCheckpoint(checkpoint_id, pending.savepoint))
+
+    # --- doubt --------------------------------------------------------------------------------------------
+
+    def why_no_doubt(self, word: CheckpointDiscarded) -> str | None:
+        """Say why the word is of the past, or None. Raises ``LocalProtocolError`` where nobody asked for a discard."""
+        checkpoint_id = word.checkpoint_id
+        if checkpoint_id in self.pending:
+            raise LocalProtocolError(f"checkpoint {checkpoint_id} was discarded, although it is pending")
+        if checkpoint_id in self.in_doubt:
+            return None
+        return f"CheckpointDiscarded for checkpoint {checkpoint_id}, which is not in doubt"
+
+    def discarded(self, checkpoint_id: int, out: Effects) -> None:
+        """No restart restores it any more."""
+        self.in_doubt.remove(checkpoint_id)
+        out.append(TellDiscarded(checkpoint_id))
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` when the state is impossible."""
@@ -281,6 +312,7 @@ class CheckpointsUnderWay:
         assert len(self.pending) <= self.config.concurrent_max
         assert self.failures <= self.config.tolerated_failures
         assert not (self.halted and self.pending), "H16: pending, although the operator's reset is owed"
+        assert not self.in_doubt.intersection(self.pending), "pending and aborted"
         may_cut = True
         for checkpoint_id, pending in self.pending.items():
             assert pending.checkpoint_id == checkpoint_id

@@ -223,10 +223,17 @@ class CheckpointStored:
 
 @value
 class CheckpointStoreFailed:
-    """It could not be written; nothing of it may be restored (H45, H50)."""
+    """The write has failed, as far as is known: the storage may hold all of it nevertheless (H45, H64)."""
 
     checkpoint_id: int
     reason: str
+
+
+@value
+class CheckpointDiscarded:
+    """The answer to ``DiscardCheckpoint``: the storage promises durably that no restart restores it (H64)."""
+
+    checkpoint_id: int
 
 
 TrackerInput = (
@@ -248,5 +255,6 @@ TrackerInput = (
     | SubtaskFinalState
     | CheckpointStored
     | CheckpointStoreFailed
+    | CheckpointDiscarded
     | TimePassed
 )

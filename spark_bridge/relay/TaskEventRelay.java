@@ -51,7 +51,7 @@ import org.apache.spark.storage.RDDInfo;
  */
 public final class TaskEventRelay extends SparkListener implements Runnable {
 
-    private static final int VERSION = 2;
+    private static final int VERSION = 3;
     private static final int TEXT_MAX_CHARS = 2000;
     private static final int COMMAND_MAX_BYTES = 1 << 20;
     private static final int BATCH_MAX = 256;
@@ -153,6 +153,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
                 barrier = ((RDDInfo) rdds.next()).isBarrier();
             }
             record.out.writeBoolean(barrier);
+            record.out.writeInt(stage.rddInfos().isEmpty() ? 0 : ((RDDInfo) stage.rddInfos().head()).numPartitions());
             submit(record);
         } catch (Throwable failure) {
             dropped.incrementAndGet();
@@ -313,6 +314,9 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             if (operation == 6) {
                 return activeStages(requestId);
             }
+            if (operation == 7) {
+                return lookAtStage(requestId, in.readInt());
+            }
             if (operation == 1) {
                 context.killTaskAttempt(in.readLong(), true, readText(in));
             } else if (operation == 2) {
@@ -385,6 +389,62 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             record.out.writeInt(row[1]);
             record.out.writeInt(row[2]);
         }
+        return record;
+    }
+
+    /** Which partitions a stage computes, what Spark may keep of its results, and of what it has a part already. */
+    private Record lookAtStage(long requestId, int stageId) throws IOException {
+        Record record = new Record(13);
+        record.out.writeLong(requestId);
+        scala.Option found = scala.Option.empty();
+        for (int look = 0; look < 3 && found.isEmpty(); look++) { // see jobIsActive
+            found = context.dagScheduler().stageIdToStage().get(Integer.valueOf(stageId));
+        }
+        java.util.TreeSet partitions = new java.util.TreeSet();
+        java.util.TreeSet outputs = new java.util.TreeSet();
+        java.util.TreeSet kept = new java.util.TreeSet();
+        int count = 0;
+        if (found.isDefined()) {
+            Stage stage = (Stage) found.get();
+            count = stage.rdd().getNumPartitions();
+            if (stage instanceof ShuffleMapStage) {
+                scala.collection.Iterator missing = stage.findMissingPartitions().iterator();
+                while (missing.hasNext()) {
+                    partitions.add(missing.next());
+                }
+                Integer shuffle = Integer.valueOf(-1 - ((ShuffleMapStage) stage).shuffleDep().shuffleId());
+                outputs.add(shuffle);
+                if (partitions.size() < count) {
+                    kept.add(shuffle);
+                }
+            } else {
+                int[] wanted = ((ResultStage) stage).partitions();
+                for (int i = 0; i < wanted.length; i++) {
+                    partitions.add(Integer.valueOf(wanted[i]));
+                }
+            }
+            boolean persisted = false;
+            scala.collection.Iterator rdds = stage.latestInfo().rddInfos().iterator();
+            while (rdds.hasNext()) {
+                RDDInfo rdd = (RDDInfo) rdds.next();
+                if (rdd.storageLevel().isValid()) {
+                    persisted = true;
+                    outputs.add(Integer.valueOf(rdd.id()));
+                }
+            }
+            RDDInfo[] stored = persisted ? context.getRDDStorageInfo() : new RDDInfo[0];
+            for (int i = 0; i < stored.length; i++) {
+                Integer id = Integer.valueOf(stored[i].id());
+                int there = stored[i].numCachedPartitions();
+                if (outputs.contains(id) && there > 0 && there < stored[i].numPartitions()) {
+                    kept.add(id);
+                }
+            }
+        }
+        record.out.writeInt(count);
+        record.ints(partitions);
+        record.ints(outputs);
+        record.ints(kept);
         return record;
     }
 
@@ -489,6 +549,14 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             byte[] encoded = shown.getBytes(StandardCharsets.UTF_8);
             out.writeShort(encoded.length);
             out.write(encoded);
+        }
+
+        void ints(java.util.Set ids) throws IOException {
+            out.writeInt(ids.size());
+            java.util.Iterator each = ids.iterator();
+            while (each.hasNext()) {
+                out.writeInt(((Integer) each.next()).intValue());
+            }
         }
 
         void task(TaskInfo task, int stageId, int stageAttempt) throws IOException {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from protocol.facts import StatusReported
+from protocol.facts import StageLook, StatusReported
 from spark_bridge.facts import shorten
 from spark_bridge.inherited import ActiveStage
 from spark_bridge.relay.connection import RelayServer
 from spark_bridge.relay.interface import RelayError
 
-_KILL_TASK, _CANCEL_JOB, _CANCEL_STAGE, _QUERY_STATUS, _PING, _ACTIVE_STAGES = range(1, 7)
+_KILL_TASK, _CANCEL_JOB, _CANCEL_STAGE, _QUERY_STATUS, _PING, _ACTIVE_STAGES, _LOOK_AT_STAGE = range(1, 8)
 
 
 class JvmCommands:
@@ -50,6 +50,13 @@ class JvmCommands:
         if answered.status is None:
             raise RelayError("the driver's JVM answered something else than a status")
         return answered.status
+
+    async def look_at_stage(self, stage_id: int) -> StageLook:
+        """See ``Relay.look_at_stage``."""
+        answered = await self._server.command(_LOOK_AT_STAGE, struct.pack(">i", stage_id))
+        if answered.look is None:
+            raise RelayError("the driver's JVM answered something else than a look at a stage")
+        return answered.look
 
 
 def _text(text: str) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from protocol.facts import StatusReported
+from protocol.facts import StageLook, StatusReported
 from spark_bridge.facts import RelayedFact
 
 OnFact = Callable[[RelayedFact], None]
@@ -92,6 +92,12 @@ class Relay(Protocol):
         ``UNKNOWN`` (``relay="py4j"``). The answer may overtake facts that are still on their way.
 
         The start of each job that is active is told as a fact, perhaps once more: the bus may have dropped it.
+        """
+
+    async def look_at_stage(self, stage_id: int) -> StageLook:
+        """Which partitions Spark computes in this stage, and which output of earlier jobs it has kept.
+
+        Asks the DAG scheduler and the block manager, not the bus. Raises as ``kill_task`` does.
         """
 
 

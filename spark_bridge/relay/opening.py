@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 import structlog
 
-from protocol.facts import FactsDropped, StatusReported
+from protocol.facts import FactsDropped, StageLook, StatusReported
 from spark_bridge.facts import RelayedFact
 from spark_bridge.relay.connection import deliver
 from spark_bridge.relay.interface import (
@@ -115,6 +115,9 @@ class _WithFallback:
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         return await self._ask(lambda relay: relay.query_status(task_attempt_ids, job_ids))
+
+    async def look_at_stage(self, stage_id: int) -> StageLook:
+        return await self._ask(lambda relay: relay.look_at_stage(stage_id))
 
     async def _ask(self, command: Callable[[Relay], Awaitable[T]]) -> T:
         """What the first relay took with it is asked of the second: each command may be asked twice."""

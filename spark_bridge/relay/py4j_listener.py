@@ -27,6 +27,7 @@ from protocol.facts import (
     JobEnded,
     JobStarted,
     StageCompleted,
+    StageLook,
     StageSubmitted,
     StatusReported,
     TaskEnded,
@@ -82,8 +83,10 @@ def _job_ended(event: Any) -> JobEnded:
 
 def _stage_submitted(event: Any) -> StageSubmitted:
     stage = event.stageInfo()
-    barrier = any(rdd.isBarrier() for rdd in _each(stage.rddInfos()))
-    return StageSubmitted(stage.stageId(), stage.attemptNumber(), stage.numTasks(), barrier)
+    rdds = list(_each(stage.rddInfos()))  # the stage's own RDD, then those that it is made of
+    barrier = any(rdd.isBarrier() for rdd in rdds)
+    partitions = rdds[0].numPartitions() if rdds else 0
+    return StageSubmitted(stage.stageId(), stage.attemptNumber(), stage.numTasks(), barrier, partitions)
 
 
 def _stage_completed(event: Any) -> StageCompleted:
@@ -235,6 +238,11 @@ class Py4jRelay:
         status: StatusReported = await self._command(lambda sc: _look(sc, task_attempt_ids, job_ids))
         return status
 
+    async def look_at_stage(self, stage_id: int) -> StageLook:
+        """See ``Relay.look_at_stage``."""
+        look: StageLook = await self._command(lambda sc: _look_at_stage(sc, stage_id))
+        return look
+
     async def _command(self, call: Callable[[Any], Any]) -> Any:
         if self._over is not None:
             raise RelayStopped(self._over)
@@ -352,6 +360,30 @@ def _look(java_context: Any, task_attempt_ids: frozenset[int], job_ids: frozense
             if state is TaskState.UNKNOWN:
                 states[task_attempt_id] = _state(infos, task_attempt_id)
     return StatusReported(jobs, states)
+
+
+def _look_at_stage(java_context: Any, stage_id: int) -> StageLook:
+    stages = java_context.dagScheduler().stageIdToStage()
+    found = next((stage for stage in (stages.get(stage_id) for _ in range(3)) if stage.isDefined()), None)
+    if found is None:
+        return StageLook()
+    stage = found.get()
+    count = stage.rdd().getNumPartitions()
+    kept, outputs = set(), set()
+    if _class_name(stage) == "ShuffleMapStage":
+        partitions = frozenset(_each(stage.findMissingPartitions()))
+        shuffle = -1 - stage.shuffleDep().shuffleId()
+        outputs.add(shuffle)
+        if len(partitions) < count:
+            kept.add(shuffle)
+    else:
+        partitions = frozenset(stage.partitions())
+    outputs.update(rdd.id() for rdd in _each(stage.latestInfo().rddInfos()) if rdd.storageLevel().isValid())
+    if any(output >= 0 for output in outputs):
+        for rdd in java_context.getRDDStorageInfo():
+            if rdd.id() in outputs and 0 < rdd.numCachedPartitions() < rdd.numPartitions():
+                kept.add(rdd.id())
+    return StageLook(partitions, count, frozenset(outputs), frozenset(kept))
 
 
 def _task_sets(place: Any) -> Iterator[Any]:

@@ -29,6 +29,10 @@ checkpoint is dead, whatever was begun before it may be held by a snapshot, and 
 run has ended well and a checkpoint of after that has completed, nothing is held anywhere, and all that is left goes.
 A savepoint is never completed (H49). It can be restored into the same directory only if the application that took it
 neither failed nor went on after it.
+
+What dies is not always deleted at once: an aborted checkpoint may be in doubt (H64), and while it is, the next
+application may restore it and need what died here. The committer waits for the end of the doubt; these records need not
+know of it, because whatever was struck off stays so.
 """
 
 from __future__ import annotations
@@ -36,20 +40,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sink.errors import SinkMisused
 from spark_bridge.sink.files import PartName, SealedFile, files_from
 
-__all__ = ["Due", "SinkBooks"]
-
-
-class Due(NamedTuple):
-    """A file that must become visible now. ``again``: it may have been published by a life before this one."""
-
-    file: SealedFile
-    again: bool
+__all__ = ["SinkBooks"]
 
 
 @dataclass(slots=True)
@@ -87,18 +84,23 @@ class SinkBooks:
         return len(self._pending)
 
     @property
+    def completed_id(self) -> int:
+        """The last checkpoint that is complete, or was restored."""
+        return self._completed
+
+    @property
     def nothing_is_held(self) -> bool:
         """Whether a run has ended well and a checkpoint of after that is complete."""
         return self._final_cut is not None and self._completed >= self._final_cut
 
-    def listed(self, attempt: int, files: Iterable[SealedFile]) -> list[Due]:
+    def listed(self, attempt: int, files: Iterable[SealedFile]) -> list[SealedFile]:
         """``attempt`` of the operator has sent this list; returns what need not wait."""
         due = []
         for file in files:
             part = file.part
             again = part.attempt != attempt or part.after < self._restored
             if again or (not file.sealed_at_end and file.checkpoint_id <= self._completed):
-                due.append(Due(file, again))
+                due.append(file)
             elif file.name not in self._pending:
                 self._pending[file.name] = _Pending(file, part, None if file.sealed_at_end else file.checkpoint_id)
         return due
@@ -122,7 +124,7 @@ class SinkBooks:
             covered.append(list(entry.file))
         return json.dumps({"sink": self._name, "directory": self._directory, "files": covered}).encode()
 
-    def completed(self, checkpoint_id: int) -> list[Due]:
+    def completed(self, checkpoint_id: int) -> list[SealedFile]:
         """``checkpoint_id`` is durable; returns what must become visible, in the order in which it was listed."""
         self._completed = max(self._completed, checkpoint_id)
         due = []
@@ -130,7 +132,7 @@ class SinkBooks:
             if entry.void_from is not None and entry.void_from <= checkpoint_id:
                 del self._pending[name]
             elif entry.covered_by is not None and entry.covered_by <= checkpoint_id:
-                due.append(Due(entry.file, again=False))
+                due.append(entry.file)
         return due
 
     def subtask_failed(self, subtask: int, attempt: int) -> None:
@@ -145,7 +147,7 @@ class SinkBooks:
         """No attempt is left; the next one restores ``checkpoint_id``. Returns the listed files to delete."""
         return self._strike_off(checkpoint_id, {subtask})
 
-    def restore(self, checkpoint_id: int, state: bytes | None) -> tuple[list[Due], list[str]]:
+    def restore(self, checkpoint_id: int, state: bytes | None) -> tuple[list[SealedFile], list[str]]:
         """Begin anew at ``checkpoint_id``; returns what must become visible, and the listed files to delete.
 
         Raises:
@@ -156,7 +158,7 @@ class SinkBooks:
         dead = self._strike_off(checkpoint_id, None)
         self._restored = self._completed = checkpoint_id
         self._run_goes_on()
-        return [Due(file, again=True) for file in files], dead
+        return list(files), dead
 
     def run_ended(self, succeeded: bool) -> None:
         """The run is over."""

@@ -7,6 +7,7 @@ subtasks held is listed again, and publishing what is published already does not
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -14,12 +15,15 @@ from anyio.to_thread import run_sync
 
 from actors.coordination import CoordinatorContext
 from protocol.messages import RestoreMode
-from spark_bridge.sink.books import Due, SinkBooks
+from spark_bridge.sink.books import SinkBooks
 from spark_bridge.sink.directory import Published, SinkDirectory
 from spark_bridge.sink.errors import SinkFileLost, SinkMisused, SinkPublishError
-from spark_bridge.sink.files import parse_sealed_event
+from spark_bridge.sink.files import SealedFile, parse_sealed_event
+from spark_bridge.sink.journal import PublicationJournal
 
 __all__ = ["SinkCommitter"]
+
+_LOOKS_MAX = 5
 
 
 class SinkCommitter:
@@ -53,6 +57,8 @@ class SinkCommitter:
         self._sink: str
         self._directory: SinkDirectory
         self._books: SinkBooks
+        self._journal: PublicationJournal
+        self._condemned: set[str] = set()  # to be deleted when no checkpoint is in doubt
         self.files_published = 0
         self.rows_published = 0
 
@@ -78,8 +84,11 @@ class SinkCommitter:
         self._sink = self._name or context.operator_id
         self._directory = SinkDirectory(self._url, self._sink, self._options)
         self._books = SinkBooks(self._sink, self._directory.address)
+        self._journal = PublicationJournal(self._directory)
         self._context = context
         await run_sync(self._directory.prepare)
+        for name in await run_sync(self._load_journal):
+            self._log.warning("broken publication journal ignored", file=name)
         if self._restored is not None:
             await self.restore(*self._restored)
         # Only before this application's first attempt: one that begins now looks like one of a dead driver's.
@@ -104,7 +113,10 @@ class SinkCommitter:
         self._books.subtask_failed(subtask, attempt)
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
-        """Delete what the subtask's attempts wrote behind ``checkpoint_id``: the next one writes it again."""
+        """Delete what the subtask's attempts wrote behind ``checkpoint_id``: the next one writes it again.
+
+        While an aborted checkpoint may still be restored, that is put off, here and in every other method.
+        """
         await self._delete(self._books.subtask_reset(subtask, checkpoint_id))
         await self._sweep(lambda names: self._books.left_by_the_dead(names, subtask=subtask))
 
@@ -117,11 +129,19 @@ class SinkCommitter:
 
         Raises:
             SinkPublishError: the filesystem went on failing.
-            SinkFileLost: somebody else has deleted a sealed file.
+            SinkFileLost: a sealed file is gone that was never published. Nothing was published then.
         """
         await self._publish(self._books.completed(checkpoint_id))
         if self._books.nothing_is_held:
             await self._sweep(self._books.left_behind)
+        await self._delete(())
+
+    async def discarded(self, checkpoint_id: int) -> None:
+        """Delete what was kept because ``checkpoint_id`` might have been restored.
+
+        For ``notify_checkpoint_discarded``. A coordinator that does not call it deletes with the next completion.
+        """
+        await self._delete(())
 
     async def restore(self, checkpoint_id: int, state: bytes | None) -> None:
         """Begin anew at ``checkpoint_id``, with what ``snapshot`` returned for it. May come before ``start`` (H52).
@@ -148,14 +168,16 @@ class SinkCommitter:
         if self._context is not None:
             await run_sync(self._directory.remove_if_empty)
 
-    async def _publish(self, due: list[Due]) -> None:
+    async def _publish(self, due: list[SealedFile]) -> None:
         if not due:
             return
         left = list(due)
+        known = {file.name for file in due if self._journal.covers(file.part)}  # published before this call
+        tried: set[str] = set()
         lost: list[str] = []
         for delay_s in (*self._retry_delays_s, None):
             try:
-                await run_sync(self._publish_all, left, lost)
+                await run_sync(self._publish_all, left, known, tried, lost)
                 break
             except OSError as error:
                 if delay_s is None:
@@ -168,24 +190,46 @@ class SinkCommitter:
         if lost:
             raise SinkFileLost(
                 f"{lost} of sink {self._sink!r} were sealed and never published, and are gone from "
-                f"{self._directory.address}: nobody but the sink may delete in its staging directory"
+                f"{self._directory.address}: their rows are lost. Either a savepoint or an older checkpoint was "
+                "restored after the application that took it had failed or gone on, which deletes what it did not "
+                "commit; then restore the newest checkpoint. Or somebody else deleted in the sink's hidden folder; "
+                "then put the files back, or start again without this checkpoint"
             )
 
-    def _publish_all(self, left: list[Due], lost: list[str]) -> None:
-        """Publish and take out of ``left``, in order. In a worker thread, while the coordinator awaits it."""
+    def _publish_all(self, left: list[SealedFile], known: set[str], tried: set[str], lost: list[str]) -> None:
+        """Publish and take out of ``left``, in order. In a worker thread, while the coordinator awaits it.
+
+        ``known``: published before, so a reader may have taken it. ``tried``: a move of it has failed, as far as is
+        known. Whatever else is absent goes to ``lost``; then nothing is published, and the journal does not claim it.
+        """
+        here = {*self._directory.staged(), *known, *tried}
+        absent = [file.name for file in left if file.name not in here]
+        lost.extend(name for name in absent if not self._directory.is_published(name))
+        if lost:
+            return
+        self._journal.record(file.part for file in left)
         while left:
-            file, again = left[0]
+            file = left[0]
+            before = file.name in known or file.name in tried
+            tried.add(file.name)
             outcome = self._directory.publish(file.name)
             if outcome is Published.MOVED:
                 self.files_published += 1
                 self.rows_published += file.rows
-            elif outcome is Published.GONE and again:
-                self._log.info("published before, and taken away by a reader", file=file.name)
-            elif outcome is Published.GONE:
+            elif outcome is Published.GONE and not before:  # it was there a moment ago
                 lost.append(file.name)
+            elif outcome is Published.GONE:
+                self._log.info("published before, and taken away by a reader", file=file.name)
             self._books.published(file.name)
+            self._condemned.discard(file.name)
             left.pop(0)
         self._directory.sync_published()
+
+    def _load_journal(self) -> list[str]:
+        for _ in range(_LOOKS_MAX - 1):
+            with suppress(FileNotFoundError):  # a fenced application that still runs may replace its own
+                return self._journal.load(self._directory.staged())
+        return self._journal.load(self._directory.staged())
 
     async def _sweep(self, choose: Callable[[Iterable[str]], list[str]]) -> None:
         """Delete of what is in the staging directory what ``choose`` picks. Failures are logged: it is only garbage."""
@@ -197,8 +241,17 @@ class SinkCommitter:
         await self._delete(choose(names))
 
     async def _delete(self, names: Sequence[str]) -> None:
-        if names:
-            await run_sync(self._delete_all, names)
+        """Delete these, and what was put off; but nothing while a restart may restore a checkpoint that needs it."""
+        assert self._context is not None, "start comes first"
+        self._condemned.update(names)
+        if not self._condemned:
+            return
+        in_doubt = [id_ for id_ in self._context.checkpoints_in_doubt if id_ > self._books.completed_id]
+        if in_doubt:
+            self._log.info("deletion postponed", files=len(self._condemned), checkpoints_in_doubt=sorted(in_doubt))
+            return
+        names, self._condemned = sorted(self._condemned), set()
+        await run_sync(self._delete_all, names)
 
     def _delete_all(self, names: Sequence[str]) -> None:
         for name in names:

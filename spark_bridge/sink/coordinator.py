@@ -52,6 +52,9 @@ class FileSinkCoordinator(OperatorCoordinator):
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         await self.committer.complete(checkpoint_id)
 
+    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
+        await self.committer.discarded(checkpoint_id)
+
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         await self.committer.restore(checkpoint_id, state)
 

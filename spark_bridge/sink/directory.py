@@ -21,7 +21,10 @@ ensure_importable("fsspec")
 from fsspec.core import url_to_fs  # noqa: E402 - fsspec must be importable first
 from fsspec.implementations.local import LocalFileSystem  # noqa: E402
 
-__all__ = ["PartFile", "Published", "SinkDirectory"]
+__all__ = ["UNFINISHED", "PartFile", "Published", "SinkDirectory"]
+
+UNFINISHED = ".tmp"
+"""What the name of a small file ends with while it is written."""
 
 
 class Published(Enum):
@@ -122,6 +125,29 @@ class SinkDirectory:
         except FileNotFoundError:
             return []
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
+
+    def read(self, name: str) -> bytes:
+        """All of a small file in the staging directory."""
+        return bytes(self._filesystem.cat_file(f"{self._staging}/{name}"))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file into the staging directory; durable when this returns, whole if the filesystem can."""
+        path = f"{self._staging}/{name}"
+        if not self._made:
+            self.prepare()
+        if not self._local:
+            self._filesystem.pipe_file(path, data)
+            return
+        with open(f"{path}{UNFINISHED}", "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(f"{path}{UNFINISHED}", path)
+        self._sync(self._staging)
+
+    def is_published(self, name: str) -> bool:
+        """Whether readers can see it at this moment."""
+        return self._exists(f"{self._root}/{name}")
 
     def delete(self, name: str) -> None:
         """Delete a part from the staging directory, if it is there."""

@@ -18,4 +18,4 @@ class SinkPublishError(RuntimeError):
 
 
 class SinkFileLost(RuntimeError):
-    """A sealed file that was never published is gone: somebody else deletes in the sink's own directory."""
+    """A sealed file that was never published is gone, and its rows with it; the text says what usually causes that."""

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+import structlog
 from anyio.from_thread import start_blocking_portal
 
 from protocol.messages import RestoreMode
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from spark_bridge.actions import names_of, run_with_restarts
 from spark_bridge.driver import check_worker_python, driver_context
 from spark_bridge.errors import SidecarError, SidecarNotRunning
 from spark_bridge.handle import OperatorHandle
 from spark_bridge.relay.janino import close_listener, open_listener
-from spark_bridge.restarts import Restarter
+from spark_bridge.runtime import complain_of_output
 from spark_bridge.shipping import ship_packages
 from spark_bridge.standalone.control import ControlAddress, SidecarUnreachable, ask
 from spark_bridge.standalone.secret_file import read_secret
@@ -27,6 +30,7 @@ from spark_bridge.subtask.endpoint import TaskEndpoint
 __all__ = ["AttachedSidecar"]
 
 T = TypeVar("T")
+log = structlog.get_logger("headgate.attached")
 
 ANSWER_TIMEOUT_S = 150.0
 """For what is answered at once, or as soon as the sidecar's operators are started."""
@@ -54,7 +58,6 @@ class AttachedSidecar:
         self._connect_timeout_s = connect_timeout_s
         self._listener: Any = None
         self._operators: dict[str, OperatorHandle] = {}
-        self._runs = _RunsElsewhere(self._ask)
 
     def __enter__(self) -> AttachedSidecar:
         """Raises ``SidecarUnreachable``, ``SidecarError`` for workers that cannot run a subtask, ``RelayError``."""
@@ -80,7 +83,24 @@ class AttachedSidecar:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._detach()
+        """Raises ``OutputNotCommitted`` where no other exception is on its way."""
+        try:
+            if why := self._uncommitted(exception):
+                complain_of_output(why, exception)
+        finally:
+            self._detach()
+
+    def _uncommitted(self, exception: BaseException | None) -> str:
+        if all(handle.endpoint.mode is RestoreMode.BATCH for handle in self._operators.values()):
+            return ""
+        if exception is not None and not isinstance(exception, Exception):
+            return ""  # a Ctrl-C is not held up
+        try:
+            why: str = self._ask("uncommitted", connect_timeout_s=None if exception is None else 0.0)
+        except SidecarError as error:  # it died, or was never there: a job that needed it has failed
+            log.warning("detached, whether the last output is committed is not known", error=str(error))
+            return ""
+        return why
 
     def _detach(self) -> None:
         listener, self._listener = self._listener, None
@@ -123,23 +143,29 @@ class AttachedSidecar:
         self._require_attached()
         return self._ask("request", [operator_id, payload, timeout_s], timeout_s=timeout_s + ANSWER_TIMEOUT_S)
 
-    def run(self, action: Callable[[], T], *, restart: RestartStrategy = DEFAULT_RESTART) -> T:
+    def run(
+        self,
+        action: Callable[[], T],
+        *,
+        restart: RestartStrategy = DEFAULT_RESTART,
+        operators: Collection[OperatorHandle | str] | None = None,
+    ) -> T:
         """See ``Sidecar.run``. A job that failed while its sidecar died, or because it did, is run again too."""
+        operator_ids = names_of(operators)
+        for operator_id in sorted(operator_ids or ()):
+            self.operator(operator_id)
         self._require_attached()
-        restarter = Restarter(self._runs, restart)
+        runs = _RunsElsewhere(self._ask, operator_ids)
+
+        def blaming_a_restart() -> T:
+            try:
+                return action()
+            except Exception:
+                runs.blame_a_restart()
+                raise
+
         with start_blocking_portal() as portal:  # a notebook calls this where a loop runs already
-            while True:
-                portal.call(restarter.begin)
-                try:
-                    result = action()
-                except Exception as error:
-                    self._runs.blame_a_restart()
-                    delay_s: float | None = portal.call(restarter.failed, error)
-                else:
-                    delay_s = portal.call(restarter.succeeded)
-                    if delay_s is None:
-                        return result
-                time.sleep(delay_s or 0.0)
+            return run_with_restarts(portal, self._context, runs, restart, blaming_a_restart)
 
     def _require_attached(self) -> None:
         if self._listener is None:
@@ -155,6 +181,7 @@ class AttachedSidecar:
             RestoreMode(told["mode"]),
             connect_timeout_s=told["connect_timeout_s"],
             register_timeout_s=told["register_timeout_s"],
+            ready_timeout_s=told["ready_timeout_s"],
         )
         name = endpoint.operator_id
         return OperatorHandle(endpoint, partial(self._ask, "statistics", name), partial(self._failure_of, name))
@@ -163,26 +190,54 @@ class AttachedSidecar:
         text = self._ask("failure", operator_id)
         return None if text is None else SidecarError(text)
 
-    def _ask(self, method: str, argument: Any = None, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
-        return ask(self._address, method, argument, timeout_s=timeout_s, connect_timeout_s=self._connect_timeout_s)
+    def _ask(
+        self,
+        method: str,
+        argument: Any = None,
+        *,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+        connect_timeout_s: float | None = None,
+    ) -> Any:
+        patience_s = self._connect_timeout_s if connect_timeout_s is None else connect_timeout_s
+        return ask(self._address, method, argument, timeout_s=timeout_s, connect_timeout_s=patience_s)
 
 
 class _RunsElsewhere:
-    """What a restarter asks of the sidecar, over as many lives of it as there are.
+    """What the restarter of one call of ``run`` asks of the sidecar, over as many lives of it as there are.
 
     The count of failures goes on where the life before ended.
     """
 
-    def __init__(self, ask: Callable[..., Any]) -> None:
+    def __init__(self, ask: Callable[..., Any], operator_ids: frozenset[str] | None) -> None:
         self._ask = ask
+        self._operator_ids = None if operator_ids is None else sorted(operator_ids)
+        self._action_id = ""
         self._instance = ""
-        self._began_in = ""
         self._earlier = 0  # failures of the lives before
         self._latest = 0  # of this one
 
+    def begin(self) -> str:
+        """The action is about to be called, for the first time or again; returns the id of this call."""
+        self.end()
+        self._action_id = secrets.token_hex(8)
+        self._instance = self._ask_again("begin", self._action)
+        self._earlier = self._latest = 0
+        return self._action_id
+
+    def end(self) -> None:
+        """Nothing more is asked about it. Idempotent."""
+        if self._action_id:
+            with suppress(SidecarError):  # a sidecar that is away, or was started again, knows nothing of it
+                self._ask("end", self._action_id, connect_timeout_s=0.0)
+            self._action_id = ""
+
+    @property
+    def _action(self) -> list[Any]:
+        return [self._action_id, self._operator_ids]
+
     @property
     def failures(self) -> tuple[int, BaseException | None]:
-        told = self._ask_again("failures")
+        told = self._ask_again("failures", self._action)
         if told["instance"] != self._instance:
             self._instance, self._earlier = told["instance"], self._earlier + self._latest
         self._latest = told["count"]
@@ -191,7 +246,7 @@ class _RunsElsewhere:
 
     @property
     def fenced(self) -> Exception | None:
-        text = self._ask_again("failures")["fenced"]
+        text = self._ask_again("failures", self._action)["fenced"]
         return None if text is None else StorageFenced(text)
 
     def blame_a_restart(self) -> None:
@@ -201,12 +256,12 @@ class _RunsElsewhere:
         self._earlier += before != self._instance
 
     async def settle(self) -> str:
-        uncommitted: str = self._ask_again("settle")
+        uncommitted: str = self._ask_again("settle", self._action)
         return uncommitted
 
-    def _ask_again(self, method: str) -> Any:
-        """These questions change nothing, so one whose answer was cut off is asked once more."""
+    def _ask_again(self, method: str, argument: Any) -> Any:
+        """These questions may be asked twice, so one whose answer was cut off is asked once more."""
         try:
-            return self._ask(method)
+            return self._ask(method, argument)
         except SidecarUnreachable:
-            return self._ask(method)
+            return self._ask(method, argument)

@@ -10,9 +10,10 @@ from typing import Any
 import anyio
 import structlog
 
+from actors import ActorError
 from spark_bridge.config import SidecarConfig
 from spark_bridge.driver_side import DriverElsewhere
-from spark_bridge.errors import SidecarError
+from spark_bridge.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
 from spark_bridge.handle import OperatorHandle
 from spark_bridge.relay import RelayStopped
 from spark_bridge.relay.awaited import AwaitedRelay
@@ -68,6 +69,8 @@ class SidecarProcess:
         self._listening = anyio.Event()
         self._runtime: SidecarRuntime | None = None
         self._ready = anyio.Event()
+        self._ended = anyio.Event()  # the application that is served now
+        self._left_uncommitted = ""  # by the application before
 
     async def run(self, *, once: bool = False, started: Callable[[int], None] = lambda port: None) -> None:
         """Serve until cancelled; with ``once`` until the first application has ended.
@@ -98,16 +101,22 @@ class SidecarProcess:
             if stages:
                 log.warning("taking over a driver whose jobs are under way", stages=len(stages), resume=self._resume)
             driver = DriverElsewhere(relay, self._secret, stages, resume=self._resume)
-            async with SidecarRuntime(driver, self._config) as runtime:
-                await self._factory(runtime)
-                runtime.take_tasks()
-                self._runtime = runtime
-                self._ready.set()
-                log.info("serving a driver", operators=sorted(runtime.handles))
-                await relay.over.wait()
-                log.info("the driver is gone")
+            self._left_uncommitted = ""
+            try:
+                async with SidecarRuntime(driver, self._config) as runtime:
+                    await self._factory(runtime)
+                    runtime.take_tasks()
+                    self._runtime = runtime
+                    self._ready.set()
+                    log.info("serving a driver", operators=sorted(runtime.handles))
+                    await relay.over.wait()
+                    log.info("the driver is gone")
+            except OutputNotCommitted as error:  # it is in the log, and the driver asks for it
+                self._left_uncommitted = str(error)
         finally:
             self._runtime, self._listening, self._ready = None, anyio.Event(), anyio.Event()
+            self._ended.set()
+            self._ended = anyio.Event()
             with anyio.CancelScope(shield=True):
                 await relay.close()
 
@@ -116,17 +125,26 @@ class SidecarProcess:
     async def _answer(self, method: str, argument: Any) -> Any:
         if method == "attach":
             return {"instance": self._instance, "host": self._host, "relay_port": await self._relay_is_there()}
+        if method == "uncommitted":
+            return await self._uncommitted_output()
         runtime = await self._served()
         match method, argument:
             case "operators", None:
                 return {name: describe(handle) for name, handle in runtime.handles.items()}
-            case "failures", None:
-                count, cause = runtime.failures
+            case "begin", [str(action_id), operator_ids]:
+                runtime.begin_action(action_id, _frozen(operator_ids))
+                return self._instance
+            case "end", str(action_id):
+                return runtime.end_action(action_id)
+            case "failures", [str(action_id), operator_ids]:
+                self._find_action(runtime, action_id, operator_ids)
+                count, cause = runtime.action_failures(action_id)
                 text = None if cause is None else f"{type(cause).__name__}: {cause}"
                 fenced = None if runtime.fenced is None else str(runtime.fenced)
                 return {"instance": self._instance, "count": count, "cause": text, "fenced": fenced}
-            case "settle", None:
-                return await runtime.settle()
+            case "settle", [str(action_id), operator_ids]:
+                self._find_action(runtime, action_id, operator_ids)
+                return await runtime.settle_action(action_id)
             case "statistics", str(name):
                 return self._handle(runtime, name).statistics()
             case "failure", str(name):
@@ -146,6 +164,17 @@ class SidecarProcess:
             await self._listening.wait()
         return self._relay_port
 
+    async def _uncommitted_output(self) -> str:
+        """Of the driver that leaves, or has left: a context that is stopped ends its application at once."""
+        if self._runtime is None:
+            return self._left_uncommitted
+        ended = self._ended
+        try:
+            return await self._runtime.uncommitted_output()
+        except (SidecarNotRunning, ActorError):
+            await ended.wait()
+            return self._left_uncommitted
+
     async def _served(self) -> SidecarRuntime:
         with anyio.move_on_after(READY_TIMEOUT_S):
             await self._ready.wait()
@@ -154,12 +183,22 @@ class SidecarProcess:
         return self._runtime
 
     @staticmethod
+    def _find_action(runtime: SidecarRuntime, action_id: str, operator_ids: list[str] | None) -> None:
+        """One that was begun under the sidecar before this one goes on here."""
+        if not runtime.knows_action(action_id):
+            runtime.begin_action(action_id, _frozen(operator_ids), found=True)
+
+    @staticmethod
     def _handle(runtime: SidecarRuntime, name: str) -> OperatorHandle:
         handle = runtime.handles.get(name)
         if handle is None:
             known = ", ".join(map(repr, sorted(runtime.handles))) or "none"
             raise SidecarError(f"operator {name!r} is not coordinated by this sidecar; there is {known}")
         return handle
+
+
+def _frozen(operator_ids: list[str] | None) -> frozenset[str] | None:
+    return None if operator_ids is None else frozenset(operator_ids)
 
 
 def describe(handle: OperatorHandle) -> dict[str, Any]:
@@ -173,4 +212,5 @@ def describe(handle: OperatorHandle) -> dict[str, Any]:
         "mode": int(endpoint.mode),
         "connect_timeout_s": endpoint.connect_timeout_s,
         "register_timeout_s": endpoint.register_timeout_s,
+        "ready_timeout_s": endpoint.ready_timeout_s,
     }

@@ -39,14 +39,17 @@ class Claims:
         """Whether any application has ever used this storage."""
         return bool(self._read())
 
-    def take_over(self, highest_stored: int) -> None:
-        """Fence every application before this one; no id up to ``highest_stored`` is given out. Once only."""
+    def take_over(self, highest_stored: int, highest_epoch: int = 0) -> None:
+        """Fence every application before this one; no id up to ``highest_stored`` is given out. Once only.
+
+        ``highest_epoch``: the highest that is found elsewhere, in case the markers here were deleted.
+        """
         with self._lock:
             if self._claim is not None:
                 return
             self._files.make_folder(CLAIMS_FOLDER)
             claims = self._read()
-            epoch = max((claim.owner.epoch for claim in claims), default=0) + 1
+            epoch = max([highest_epoch, *(claim.owner.epoch for claim in claims)]) + 1
             last = max([highest_stored, 0, *(claim.last for claim in claims)])
             self._write(Claim(Owner(epoch, self._token), last))
 

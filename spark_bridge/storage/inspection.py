@@ -80,7 +80,7 @@ def _row(info: CheckpointInfo) -> tuple[str, ...]:
         _time(info.created_ms),
         str(info.size_bytes),
         *("-" if figure is None else str(figure) for figure in known),
-        "DAMAGED" if info.problem else ", ".join(filter(None, ("ok", info.label))),
+        "DAMAGED" if info.problem else ", ".join(filter(None, ("void" if info.void else "ok", info.label))),
     )
 
 

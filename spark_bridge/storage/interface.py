@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +24,8 @@ class CheckpointInfo:
 
     ``problem`` is empty for a whole one; else it says what is wrong, and what follows is None: the time of creation (ms
     since 1970, UTC), the operator's parallelism and mode, how many subtasks have a part, how many events are held,
-    the release that wrote it, and its label, which may be empty.
+    the release that wrote it, and its label, which may be empty. ``void``: it was discarded, so no restart restores it
+    by itself; if such a file is damaged, it has no ``problem``.
     """
 
     operator_id: str
@@ -39,6 +40,7 @@ class CheckpointInfo:
     held_events: int | None = None
     release: str | None = None
     label: str | None = None
+    void: bool = False
 
 
 def describe(stored: StoredCheckpoint, file: str, size_bytes: int) -> CheckpointInfo:
@@ -62,7 +64,7 @@ def describe(stored: StoredCheckpoint, file: str, size_bytes: int) -> Checkpoint
 class Storage(Protocol):
     """Keeps the checkpoints of any number of operators. Blocking: for worker threads, any of them, several at once.
 
-    In this order: ``prepare``, ``reserve_ids``, ``latest``, then the others.
+    In this order: ``prepare``, ``reserve_ids``, then, for each operator, ``restore_latest`` or ``start_from`` first.
     """
 
     def prepare(self) -> None:
@@ -77,21 +79,38 @@ class Storage(Protocol):
         checkpoint: CompletedCheckpoint,
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
-        in_doubt_max: int = 1,
+        completed_id: int | None = None,
+        given_up: Collection[int] = (),
         permit: Permit = always_permitted,
     ) -> str:
         """Make it durable, all of it or nothing (H50), then drop old ones (H51); returns its file.
 
-        The ``in_doubt_max`` newest may yet be given up, so they do not count as retained; it is the operator's
-        ``concurrent_max``. ``permit`` is called just before the checkpoint appears; what it raises stops that.
+        Retained are those up to ``completed_id``, the last one that has completed (None: the one before this), except
+        those in ``given_up``. ``permit`` is called just before the checkpoint appears; what it raises stops that.
+        After an error the checkpoint may be there, now or later, unless ``discard`` succeeds.
         """
 
     def discard(self, operator_id: str, checkpoint_id: int) -> None:
-        """Remove one, whole or in part. Harmless where there is none."""
+        """Make sure that no restart restores it, durably, even if a write of it that hangs succeeds later (H64).
+
+        Harmless where there is none. Raises ``StorageFenced`` where a later application may have restored it.
+        """
+
+    def restore_latest(self, operator_id: str, *, first: int, allow_older: bool = False) -> CompletedCheckpoint | None:
+        """``latest``, and ``start_from`` what it returns; between the two no discard of this operator is begun."""
+
+    def start_from(self, operator_id: str, checkpoint_id: int | None, *, first: int) -> None:
+        """Record durably that the operator goes on from this checkpoint, or None for nothing, with ids from ``first``.
+
+        From here on every other checkpoint with an id between the two is void, also one that appears later (H64). Call
+        it before anything that such a one may refer to is destroyed. Raises ``StorageFenced``.
+        """
 
     def latest(self, operator_id: str, *, allow_older: bool = False) -> CompletedCheckpoint | None:
-        """The newest one, None where there is none. Raises ``CheckpointUnreadable`` for a damaged one, unless an
-        older whole one may stand in.
+        """The newest one that a restart may restore, None where there is none. Changes nothing.
+
+        Raises ``CheckpointUnreadable`` for a damaged one, and ``StorageError`` where the one that the operator was last
+        started from lies elsewhere and none has completed since, unless an older whole one may stand in.
         """
 
     def read(self, operator_id: str, checkpoint_id: int) -> CompletedCheckpoint:

@@ -4,11 +4,14 @@
 ROOT/_ids/EPOCH-LAST-TOKEN                            a claim: an empty file, all is in its name
 ROOT/OPERATOR/checkpoint-ID.hgc                       a whole checkpoint
 ROOT/OPERATOR/checkpoint-ID.hgc.EPOCH-TOKEN.tmp       one that is being written
+ROOT/OPERATOR/void-ID-EPOCH-TOKEN                     a void marker: an empty file; the checkpoint was discarded
+ROOT/OPERATOR/restored-EPOCH-NUMBER-BASE-FIRST-TOKEN  a restore record: an empty file; see ``validity``
 DIRECTORY/savepoint-OPERATOR-ID.hgc                   a savepoint, in a directory of the user's
 ```
 
 EPOCH counts the applications that have used the storage, TOKEN is random and an application's own, LAST is the highest
-id that it has reserved. OPERATOR is the operator id, percent-quoted; a long one is cut and ends with a digest.
+id that it has reserved. NUMBER counts the restores of an application, BASE is what it restored and FIRST the first id
+that it may use for the operator. OPERATOR is the operator id, percent-quoted; a long one is cut and ends with a digest.
 """
 
 from __future__ import annotations
@@ -20,10 +23,13 @@ from urllib.parse import quote
 
 CLAIMS_FOLDER = "_ids"
 SUFFIX = ".hgc"
+ID_MAX = 2**63 - 1
 
 _NAME_BYTES_MAX = 160  # file systems allow 255 for a name, and a savepoint's holds more than the operator
 _CLAIM = re.compile(r"([0-9]{1,20})-([0-9]{1,20})-([0-9a-f]{1,64})")
 _CHECKPOINT = re.compile(r"checkpoint-([1-9][0-9]{0,18})\.hgc")
+_VOID = re.compile(r"void-([1-9][0-9]{0,18})-([0-9]{1,20})-([0-9a-f]{1,64})")
+_RESTORED = re.compile(r"restored-([0-9]{1,20})-([0-9]{1,10})-([0-9]{1,19})-([1-9][0-9]{0,18})-([0-9a-f]{1,64})")
 _TEMPORARY = re.compile(r"checkpoint-[1-9][0-9]{0,18}\.hgc\.([0-9]{1,20})-([0-9a-f]{1,64})\.tmp")
 
 
@@ -47,10 +53,54 @@ class Claim:
         return f"{self.owner.epoch}-{self.last}-{self.owner.token}"
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class RestoreRecord:
+    """``owner`` has started an operator from ``base``, 0 for nothing, and goes on with ids from ``first``.
+
+    The greater record is the later one. ``number`` counts those of one owner.
+    """
+
+    owner: Owner
+    number: int
+    base: int
+    first: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.base < self.first <= ID_MAX:
+            raise ValueError(f"base and first must rise, and be ids: {self}")
+
+    @property
+    def name(self) -> str:
+        return f"restored-{self.owner.epoch}-{self.number}-{self.base}-{self.first}-{self.owner.token}"
+
+
 def parse_claim(name: str) -> Claim | None:
     """The claim that a marker's name makes; None for any other file."""
     match = _CLAIM.fullmatch(name)
     return Claim(Owner(int(match[1]), match[3]), int(match[2])) if match else None
+
+
+def void_name(checkpoint_id: int, owner: Owner) -> str:
+    if not 0 < checkpoint_id <= ID_MAX:
+        raise ValueError(f"no checkpoint id: {checkpoint_id}")
+    return f"void-{checkpoint_id}-{owner.epoch}-{owner.token}"
+
+
+def parse_void(name: str) -> int | None:
+    """The id in the name of a void marker; None for any other file."""
+    match = _VOID.fullmatch(name)
+    return int(match[1]) if match and int(match[1]) <= ID_MAX else None
+
+
+def parse_record(name: str) -> RestoreRecord | None:
+    """The record in the name of a file; None for any other file, and for a record that makes no sense."""
+    match = _RESTORED.fullmatch(name)
+    if match is None:
+        return None
+    try:
+        return RestoreRecord(Owner(int(match[1]), match[5]), int(match[2]), int(match[3]), int(match[4]))
+    except ValueError:
+        return None
 
 
 def operator_folder(operator_id: str) -> str:

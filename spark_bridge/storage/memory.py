@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from threading import Lock
 
 from protocol.barrier_tracker import CompletedCheckpoint
@@ -13,6 +14,8 @@ from protocol.messages import RestoreMode
 from spark_bridge.storage import single_files
 from spark_bridge.storage.errors import StorageError
 from spark_bridge.storage.interface import CheckpointInfo, Permit, always_permitted, describe
+from spark_bridge.storage.layout import Owner, RestoreRecord
+from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
 
 
 class MemoryStorage:
@@ -25,6 +28,8 @@ class MemoryStorage:
         self._lock = Lock()
         self._last_id = 0
         self._stored: dict[str, dict[int, StoredCheckpoint]] = {}
+        self._void: dict[str, set[int]] = {}
+        self._records: dict[str, list[RestoreRecord]] = {}
 
     def prepare(self) -> None:
         """Nothing to prepare."""
@@ -43,7 +48,8 @@ class MemoryStorage:
         checkpoint: CompletedCheckpoint,
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
-        in_doubt_max: int = 1,
+        completed_id: int | None = None,
+        given_up: Collection[int] = (),
         permit: Permit = always_permitted,
     ) -> str:
         permit()
@@ -51,18 +57,49 @@ class MemoryStorage:
             mine = self._stored.setdefault(operator_id, {})
             created_ms = time.time_ns() // 1_000_000
             mine[checkpoint.checkpoint_id] = StoredCheckpoint(operator_id, mode, created_ms, "memory", checkpoint)
-            for checkpoint_id in sorted(mine)[: -(self._retained + in_doubt_max)]:
-                del mine[checkpoint_id]
+            completed_id = checkpoint.checkpoint_id - 1 if completed_id is None else completed_id
+            validity = self._validity(operator_id)
+            for stale in no_longer_kept(mine, validity, self._retained, completed_id, given_up):
+                del mine[stale]
         return self._file(operator_id, checkpoint.checkpoint_id)
 
     def discard(self, operator_id: str, checkpoint_id: int) -> None:
         with self._lock:
+            self._void.setdefault(operator_id, set()).add(checkpoint_id)
+            if self._validity(operator_id).may_restore(checkpoint_id):
+                raise StorageError(f"checkpoint {checkpoint_id} of {operator_id!r} was restored meanwhile")
             self._stored.get(operator_id, {}).pop(checkpoint_id, None)
+
+    def restore_latest(self, operator_id: str, *, first: int, allow_older: bool = False) -> CompletedCheckpoint | None:
+        with self._lock:
+            found = self._latest(operator_id, allow_older)
+            self._start_from(operator_id, NOTHING if found is None else found.checkpoint_id, first)
+            return found
+
+    def start_from(self, operator_id: str, checkpoint_id: int | None, *, first: int) -> None:
+        with self._lock:
+            self._start_from(operator_id, checkpoint_id or NOTHING, first)
 
     def latest(self, operator_id: str, *, allow_older: bool = False) -> CompletedCheckpoint | None:
         with self._lock:
-            mine = self._stored.get(operator_id)
-            return mine[max(mine)].checkpoint if mine else None
+            return self._latest(operator_id, allow_older)
+
+    def _latest(self, operator_id: str, allow_older: bool) -> CompletedCheckpoint | None:
+        mine, validity = self._stored.get(operator_id, {}), self._validity(operator_id)
+        newest = max(filter(validity.may_restore, mine), default=NOTHING)
+        if newest < validity.base and not allow_older:
+            raise StorageError(base_is_elsewhere(operator_id, validity.base))
+        return mine[newest].checkpoint if newest else None
+
+    def _start_from(self, operator_id: str, base: int, first: int) -> None:
+        problem = why_not_recorded(operator_id, base, first)
+        if problem:
+            raise StorageError(problem)
+        records = self._records.setdefault(operator_id, [])
+        records.append(RestoreRecord(Owner(1, ""), len(records) + 1, base, first))
+
+    def _validity(self, operator_id: str) -> Validity:
+        return Validity.of(self._void.get(operator_id, ()), self._records.get(operator_id, ()))
 
     def read(self, operator_id: str, checkpoint_id: int) -> CompletedCheckpoint:
         with self._lock:
@@ -75,10 +112,15 @@ class MemoryStorage:
         """``size_bytes`` counts states and held events."""
         with self._lock:
             mine = sorted(self._stored) if operator_id is None else [operator_id]
-            found = [stored for name in mine for _, stored in sorted(self._stored.get(name, {}).items())]
+            found = [
+                (stored, not self._validity(name).may_restore(checkpoint_id))
+                for name in mine
+                for checkpoint_id, stored in sorted(self._stored.get(name, {}).items())
+            ]
         return [
-            describe(stored, self._file(stored.operator_id, stored.checkpoint.checkpoint_id), _size(stored.checkpoint))
-            for stored in found
+            replace(describe(stored, self._file(stored.operator_id, id_), _size(stored.checkpoint)), void=void)
+            for stored, void in found
+            for id_ in (stored.checkpoint.checkpoint_id,)
         ]
 
     def store_savepoint(

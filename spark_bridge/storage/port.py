@@ -1,7 +1,7 @@
 """Storage as the event loop sees it: ids at once, writes and reads in worker threads.
 
-A ``StorageSession`` is one application's storage, for all its operators; each operator has a ``StoragePort``, whose
-three methods are what its barrier tracker needs.
+A ``StorageSession`` is one application's storage, for all its operators; each operator has a ``StoragePort``, which
+restores it and is what its barrier tracker needs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import anyio.to_thread
 import structlog
 
 from protocol.barrier_tracker import CompletedCheckpoint
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.messages import RestoreMode
 from spark_bridge.storage.errors import StorageError, StorageFenced
 from spark_bridge.storage.interface import Storage
@@ -74,9 +75,9 @@ class StorageSession:
     ) -> None:
         await self._stack.aclose()  # without the caller's exception, which the task group would wrap in a group
 
-    def port(self, operator_id: str, mode: RestoreMode, *, concurrent_max: int = 1) -> StoragePort:
-        """The operator's door; ``concurrent_max`` as in its ``CheckpointConfig``."""
-        return StoragePort(self, operator_id, mode, concurrent_max)
+    def port(self, operator_id: str, mode: RestoreMode) -> StoragePort:
+        """The operator's door."""
+        return StoragePort(self, operator_id, mode)
 
     def next_checkpoint_id(self) -> int:
         """The next id (H4). Raises ``StorageError`` where none is left, because reserving more fails or lags."""
@@ -87,14 +88,18 @@ class StorageSession:
             raise StorageError(f"no checkpoint id is left{cause}") from self._refill_error
         return self._ids.popleft()
 
-    async def pass_over(self, checkpoint_id: int) -> None:
-        """From here on give out no id up to ``checkpoint_id``: one of another storage is restored (H4)."""
+    async def pass_over(self, checkpoint_id: int) -> int:
+        """From here on give out no id up to ``checkpoint_id``: one of another storage is restored (H4).
+
+        Returns the next id; it is not given out yet, nor is any higher one.
+        """
         async with self._reserving:
             while self._ids and self._ids[0] <= checkpoint_id:
                 self._ids.popleft()
-            if not self._ids:
+            while not self._ids:
                 reserve = partial(self._storage.reserve_ids, self._block_ids, above=checkpoint_id)
                 self._ids.extend(await self.run_in_thread(reserve))
+            return self._ids[0]
 
     async def run_in_thread(self, function: Callable[[], T]) -> T:
         """Run a blocking method. If this is cancelled, the thread goes on and its result is dropped."""
@@ -117,14 +122,14 @@ class StorageSession:
 class StoragePort:
     """One operator's checkpoints. For the event loop of its session."""
 
-    def __init__(self, session: StorageSession, operator_id: str, mode: RestoreMode, concurrent_max: int) -> None:
+    def __init__(self, session: StorageSession, operator_id: str, mode: RestoreMode) -> None:
         self._session = session
         self._storage = session.storage
         self._operator_id = operator_id
         self._mode = mode
-        self._in_doubt_max = concurrent_max
+        self._completed_id = VIRTUAL_EMPTY_CHECKPOINT
         self._writes: dict[int, PendingWrite] = {}
-        self._unwanted: set[int] = set()  # may lie there although it was given up; used in worker threads too
+        self._unwanted: set[int] = set()  # given up, and not discarded; used in worker threads too
 
     def next_checkpoint_id(self) -> int:
         """As ``StorageSession.next_checkpoint_id``: ids are the storage's, not the operator's."""
@@ -133,8 +138,8 @@ class StoragePort:
     async def store(self, checkpoint: CompletedCheckpoint) -> None:
         """Make it durable. Raises ``StorageError``; ``StorageFenced`` if this application must end.
 
-        If it is cancelled the checkpoint does not appear afterwards, unless it was appearing at that very moment; a
-        ``discard`` then removes it.
+        If it is cancelled the checkpoint does not appear afterwards, unless it was appearing at that very moment.
+        After an error or a cancellation only ``discard`` tells that no restart restores it.
         """
         checkpoint_id = checkpoint.checkpoint_id
         write = self._writes[checkpoint_id] = PendingWrite()
@@ -145,22 +150,39 @@ class StoragePort:
             if write.wait_over(0):
                 del self._writes[checkpoint_id]
 
-    async def discard(self, checkpoint_id: int) -> None:
-        """Remove it, whole or in part; a store of it that is under way is stopped, and waited for.
+    def completed(self, checkpoint_id: int) -> None:
+        """This one is complete: both sides are told, and retention counts it."""
+        self._completed_id = checkpoint_id
 
-        Raises ``StorageError``; what could not be removed is tried again with every later ``store``.
+    async def discard(self, checkpoint_id: int) -> None:
+        """As ``Storage.discard``; a store of it that is under way is stopped, and waited for.
+
+        Raises ``StorageError``; what could not be discarded is tried again with every later ``store``.
         """
         write = self._writes.get(checkpoint_id)
         if write is not None:
             write.stop()
-        await self._session.run_in_thread(partial(self._remove, checkpoint_id, write))
+        await self._session.run_in_thread(partial(self._discard, checkpoint_id, write))
         self._writes.pop(checkpoint_id, None)
 
-    async def latest(self, *, allow_older: bool = False) -> CompletedCheckpoint | None:
-        """As ``Storage.latest``."""
-        return await self._session.run_in_thread(
-            partial(self._storage.latest, self._operator_id, allow_older=allow_older)
+    async def restore_latest(self, *, allow_older: bool = False) -> CompletedCheckpoint | None:
+        """As ``Storage.restore_latest``. Once, before anything is stored, as is ``start_from``."""
+        first = await self._session.pass_over(VIRTUAL_EMPTY_CHECKPOINT)
+        restored = await self._session.run_in_thread(
+            partial(self._storage.restore_latest, self._operator_id, first=first, allow_older=allow_older)
         )
+        if restored is not None:
+            self._completed_id = restored.checkpoint_id
+        return restored
+
+    async def start_from(self, checkpoint_id: int | None) -> None:
+        """As ``Storage.start_from``; ids go on above ``checkpoint_id``."""
+        completed_id = VIRTUAL_EMPTY_CHECKPOINT if checkpoint_id is None else checkpoint_id
+        first = await self._session.pass_over(completed_id)
+        await self._session.run_in_thread(
+            partial(self._storage.start_from, self._operator_id, checkpoint_id, first=first)
+        )
+        self._completed_id = completed_id
 
     async def store_savepoint(self, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint) -> str:
         """As ``Storage.store_savepoint``. If it is cancelled, the savepoint may appear all the same."""
@@ -173,23 +195,24 @@ class StoragePort:
     def _write(self, write: PendingWrite, checkpoint: CompletedCheckpoint) -> None:
         write.begin()
         try:
-            self._retry_removals()
+            self._retry_discards()
             self._storage.store(
                 self._operator_id,
                 checkpoint,
                 mode=self._mode,
-                in_doubt_max=self._in_doubt_max,
+                completed_id=self._completed_id,
+                given_up=frozenset(self._unwanted),
                 permit=write.permit,
             )
         except (StorageFenced, WriteStopped):
             raise
         except StorageError:
-            self._unwanted.add(checkpoint.checkpoint_id)  # the storage may have been unable to take it back
+            self._unwanted.add(checkpoint.checkpoint_id)
             raise
         finally:
             write.end()
 
-    def _remove(self, checkpoint_id: int, write: PendingWrite | None) -> None:
+    def _discard(self, checkpoint_id: int, write: PendingWrite | None) -> None:
         try:
             if write is not None and not write.wait_over(_DISCARD_WAIT_S):
                 raise StorageError(f"checkpoint {checkpoint_id} is still being written after {_DISCARD_WAIT_S} s")
@@ -199,10 +222,10 @@ class StoragePort:
             raise
         self._unwanted.discard(checkpoint_id)
 
-    def _retry_removals(self) -> None:
-        for checkpoint_id in list(self._unwanted):
+    def _retry_discards(self) -> None:
+        for checkpoint_id in sorted(self._unwanted):
             try:
-                self._remove(checkpoint_id, None)
+                self._discard(checkpoint_id, None)
             except StorageError as error:
-                log.warning("a checkpoint that was given up cannot be removed", error=str(error))
+                log.warning("checkpoint discard failed", error=str(error))
                 return

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from threading import Lock
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,12 +23,17 @@ from spark_bridge.storage.files import Files
 from spark_bridge.storage.interface import CheckpointInfo, Permit, always_permitted, describe
 from spark_bridge.storage.layout import (
     CLAIMS_FOLDER,
+    RestoreRecord,
     checkpoint_name,
     operator_folder,
     parse_checkpoint,
+    parse_record,
     parse_temporary,
+    parse_void,
     temporary_name,
+    void_name,
 )
+from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
 
 log = structlog.get_logger("headgate.storage")
 
@@ -35,6 +42,33 @@ _MEND = (
     "restore the file from a copy, or allow an older checkpoint "
     "(allow_older=True; of a sidecar: SidecarConfig(allow_older_checkpoint=True))"
 )
+
+
+class _Folder:
+    """What the names in an operator's folder say."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._voids = {name: id_ for name in names if (id_ := parse_void(name)) is not None}
+        self._records = {name: record for name in names if (record := parse_record(name)) is not None}
+        self.ids = [id_ for name in names if (id_ := parse_checkpoint(name)) is not None]
+        self.validity = Validity.of(self._voids.values(), self._records.values())
+
+    @property
+    def highest_id(self) -> int:
+        """No lower one may be given out."""
+        records = [id_ for record in self._records.values() for id_ in (record.base, record.first)]
+        return max([0, *self.ids, *self._voids.values(), *records])
+
+    @property
+    def highest_epoch(self) -> int:
+        """Of those that have written a record here."""
+        return max((record.owner.epoch for record in self._records.values()), default=0)
+
+    def markers_below(self, oldest_kept: int) -> list[str]:
+        """Those that speak only of checkpoints older than this one; never the latest record."""
+        latest = self.validity.records[0] if self.validity.records else None
+        records = [name for name, record in self._records.items() if record.first <= oldest_kept and record != latest]
+        return [*(name for name, id_ in self._voids.items() if id_ < oldest_kept), *records]
 
 
 class CheckpointStorage:
@@ -60,6 +94,9 @@ class CheckpointStorage:
         self._retained = retained
         self._claims = Claims(self._files, secrets.token_hex(8))
         self._damaged: set[str] = set()
+        self._lock = Lock()
+        self._choosing: dict[str, Lock] = {}  # by folder: held by each restore and each discard
+        self._restores = 0
 
     @property
     def url(self) -> str:
@@ -79,9 +116,11 @@ class CheckpointStorage:
         is fenced, and its write fails.
         """
         self._files.make_folder()
-        operators = self._folders()
-        ids = (checkpoint_id for folder in operators for checkpoint_id in self._ids(folder))
-        self._claims.take_over(max(ids, default=0))
+        operators = {folder: self._look(folder) for folder in self._folders()}
+        self._claims.take_over(
+            max((found.highest_id for found in operators.values()), default=0),
+            max((found.highest_epoch for found in operators.values()), default=0),
+        )
         for folder in operators:
             for name in self._files.names(folder):
                 writer = parse_temporary(name)
@@ -104,17 +143,18 @@ class CheckpointStorage:
         checkpoint: CompletedCheckpoint,
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
-        in_doubt_max: int = 1,
+        completed_id: int | None = None,
+        given_up: Collection[int] = (),
         permit: Permit = always_permitted,
     ) -> str:
-        """Write it durably and atomically, then delete what is neither retained nor in doubt; returns its file.
+        """Write it durably and atomically, then delete what is no longer retained; returns its file.
 
-        Durable and stored is not yet complete: the newest ``in_doubt_max`` of an operator may still be given up. They
-        and the ``retained`` ones below them are kept, so a completed one always remains (H51). ``permit`` is called
-        just before the file gets its name.
+        Retained are the ``retained`` newest up to ``completed_id``, the operator's last completed one, so that one
+        always remains (H51); None means the one before this. Those in ``given_up`` do not count. What is above
+        ``completed_id`` may be written or in doubt, and stays. ``permit`` is called just before the file gets its name.
 
-        Raises ``StorageFenced`` if a later application has taken over. After any other error the checkpoint is not
-        there.
+        Raises ``StorageFenced`` if a later application has taken over. After any error the file may be there, or
+        appear later (H64). It has been discarded as far as that was possible, but only ``discard`` tells whether it is.
         """
         folder = operator_folder(operator_id)
         name = checkpoint_name(checkpoint.checkpoint_id)
@@ -129,31 +169,44 @@ class CheckpointStorage:
         try:
             self._files.write(f"{folder}/{name}", data, temporary=f"{folder}/{temporary}", before_move=before_move)
             self._claims.check()
-        except StorageError as error:
-            self._take_back(f"{folder}/{name}", error)
+        except StorageFenced:
             raise
-        self._retain(folder, self._retained + in_doubt_max)
-        return self._files.name_of(f"{folder}/{name}")
-
-    def _take_back(self, path: str, error: StorageError) -> None:
-        """What failed must not be found later; but if this application is fenced, another may have restored it."""
-        if not isinstance(error, StorageFenced):
+        except StorageError as error:
             try:
-                self._claims.check()
+                self.discard(operator_id, checkpoint.checkpoint_id)
             except StorageFenced as fenced:
                 raise fenced from error
             except StorageError:
-                pass  # nothing answers; most likely the sweep will fail too
-            self._files.sweep(path)
+                pass  # nothing answers; the failure of the write is what is to be told
+            raise
+        completed_id = checkpoint.checkpoint_id - 1 if completed_id is None else completed_id
+        self._retain(folder, completed_id, given_up)
+        return self._files.name_of(f"{folder}/{name}")
 
     def discard(self, operator_id: str, checkpoint_id: int) -> None:
-        """Remove a checkpoint, whole or in part. Harmless where there is none. Raises ``StorageFenced``: what a
-        later application may have restored is not ours to delete.
+        """Void a checkpoint, durably, and remove its file if it is there. Harmless where there is none.
+
+        When this returns, no restart restores the checkpoint by itself, even if a write of it that hangs succeeds
+        later: the marker is written before the last look at the claims, so every application that may still restore
+        anything takes over later and sees the marker (H64). That the file could not be removed is only logged.
+
+        Raises ``StorageFenced``, and removes nothing, if a later application has taken over: it may have restored this
+        checkpoint. After any error the checkpoint is in doubt still.
         """
-        self._claims.check()
         folder, name = operator_folder(operator_id), checkpoint_name(checkpoint_id)
-        self._files.remove(f"{folder}/{name}")
-        self._files.remove(f"{folder}/{temporary_name(name, self._claims.owner)}")
+        with self._choice(folder):
+            self._claims.check()
+            self._files.make_folder(folder)
+            self._files.create_empty(f"{folder}/{void_name(checkpoint_id, self._claims.owner)}")
+            self._claims.check()
+            if self._look(folder).validity.may_restore(checkpoint_id):
+                where = self._files.name_of(f"{folder}/{name}")
+                raise StorageError(f"{where}: the operator was started from it again, so it cannot be discarded")
+            for path in (f"{folder}/{name}", f"{folder}/{temporary_name(name, self._claims.owner)}"):
+                try:
+                    self._files.remove(path)
+                except StorageError as error:  # it is void; retention tries again
+                    log.warning("void checkpoint could not be deleted", file=path, error=str(error))
 
     def store_savepoint(
         self,
@@ -166,29 +219,86 @@ class CheckpointStorage:
         """As ``single_files.store_savepoint``, with this storage's options."""
         return single_files.store_savepoint(directory, operator_id, checkpoint, mode=mode, options=self._options)
 
-    def _retain(self, folder: str, kept_max: int) -> None:
-        """A file that is known to be damaged counts for nothing, and goes with those of its age."""
+    def _retain(self, folder: str, completed_id: int, given_up: Collection[int]) -> None:
+        """A file that is known to be damaged counts for nothing, and goes with those of its age.
+
+        A marker goes when every checkpoint that it speaks of is older than those kept.
+        """
         try:
-            ids = self._ids(folder)
-            sound = [id_ for id_ in ids if f"{folder}/{checkpoint_name(id_)}" not in self._damaged]
-            oldest_kept = sorted(sound)[-kept_max:][0]
-            for checkpoint_id in ids:
+            found = self._look(folder)
+            damaged = {id_ for id_ in found.ids if f"{folder}/{checkpoint_name(id_)}" in self._damaged}
+            stale = no_longer_kept(found.ids, found.validity, self._retained, completed_id, damaged.union(given_up))
+            for checkpoint_id in stale:
                 path = f"{folder}/{checkpoint_name(checkpoint_id)}"
-                if checkpoint_id < oldest_kept:
-                    if path in self._damaged:
-                        log.warning("deleting a damaged checkpoint that is older than those kept", file=path)
-                    self._files.remove(path)
+                if checkpoint_id in damaged:
+                    log.warning("deleting a damaged checkpoint that is older than those kept", file=path)
+                self._files.remove(path)
+            oldest_kept = min((id_ for id_ in found.ids if id_ not in stale and id_ <= completed_id), default=0)
+            for name in found.markers_below(oldest_kept):
+                self._files.remove(f"{folder}/{name}")
         except StorageError as error:  # the checkpoint is stored; the next one tries again
             log.warning("old checkpoints could not be deleted", error=str(error))
+
+    # --- restoring ------------------------------------------------------------------------------------------------
+
+    def restore_latest(self, operator_id: str, *, first: int, allow_older: bool = False) -> CompletedCheckpoint | None:
+        """As ``latest``, and ``start_from`` what it returns. Raises as both of them do."""
+        with self._choice(operator_folder(operator_id)):
+            found = self.latest(operator_id, allow_older=allow_older)
+            self._record(operator_id, NOTHING if found is None else found.checkpoint_id, first)
+            return found
+
+    def start_from(self, operator_id: str, checkpoint_id: int | None, *, first: int) -> None:
+        """Record that this application starts an operator from a checkpoint, which need not lie here, or None: nothing.
+
+        ``first`` is an id that ``reserve_ids`` has returned to this application and that no checkpoint of this operator
+        has yet. From here on every checkpoint between the two is void (``validity``), also one that appears later:
+
+        * One of an earlier application has an id below ``first``: that application reserved the id before this one took
+          over, or else its reservation failed, and ids that are reserved later are higher.
+        * This application looked at what lies here after it had taken over. So whatever an earlier application has
+          completed, after its own last look at the claims, was seen before ``checkpoint_id`` was chosen.
+        * The claims are looked at once more after the record is written. So if this returns, each later application
+          takes over later and sees the record. If it raises ``StorageFenced``, nothing may be done on its account.
+        """
+        with self._choice(operator_folder(operator_id)):
+            self._record(operator_id, NOTHING if checkpoint_id is None else checkpoint_id, first)
+
+    def _record(self, operator_id: str, base: int, first: int) -> None:
+        folder = operator_folder(operator_id)
+        problem = why_not_recorded(operator_id, base, first)
+        if problem:
+            raise StorageError(f"{self._files.name_of(folder)}: {problem}")
+        with self._lock:
+            self._restores += 1
+            record = RestoreRecord(self._claims.owner, self._restores, base, first)
+        self._files.make_folder(folder)
+        self._files.create_empty(f"{folder}/{record.name}")
+        self._claims.check()
+        try:
+            for superseded in self._look(folder).validity.superseded():
+                self._files.remove(f"{folder}/{superseded.name}")
+        except StorageError as error:  # what is superseded says nothing
+            log.warning("old restore records could not be deleted", error=str(error))
+
+    @contextmanager
+    def _choice(self, folder: str) -> Iterator[None]:
+        """No discard of this application comes between the look and the record of a restore."""
+        with self._lock:
+            lock = self._choosing.setdefault(folder, Lock())
+        with lock:
+            yield
 
     # --- reading --------------------------------------------------------------------------------------------------
 
     def latest(self, operator_id: str, *, allow_older: bool = False) -> CompletedCheckpoint | None:
-        """The operator's newest checkpoint; None where it has none.
+        """The operator's newest checkpoint that is not void; None where it has none.
 
         A damaged one raises ``CheckpointUnreadable``, which names the file. With ``allow_older`` the newest whole one
         stands in, and the damaged ones are logged; where no whole one is left, that is an error still. A file that a
-        later release wrote, or that cannot be read just now, is never passed over.
+        later release wrote, or that cannot be read just now, is never passed over. If the operator was last started
+        from a file that does not lie here, and nothing has completed since, that is a ``StorageError`` which says so;
+        with ``allow_older`` the newest one below stands in.
         """
         folder = operator_folder(operator_id)
         for _ in range(_LOOKS_MAX):  # a living application may delete what was just listed
@@ -198,7 +308,14 @@ class CheckpointStorage:
 
     def _newest(self, operator_id: str, folder: str, allow_older: bool) -> CompletedCheckpoint | None:
         first: CheckpointUnreadable | None = None
-        for checkpoint_id in sorted(self._ids(folder), reverse=True):
+        found = self._look(folder)
+        restorable = sorted(filter(found.validity.may_restore, found.ids), reverse=True)
+        if max(restorable, default=NOTHING) < found.validity.base:
+            missing = base_is_elsewhere(operator_id, found.validity.base)
+            if not allow_older:
+                raise StorageError(f"{self._files.name_of(folder)}: {missing}")
+            log.warning("passing over the checkpoint that the operator was last started from", problem=missing)
+        for checkpoint_id in restorable:
             try:
                 return self._read(operator_id, checkpoint_id)[0].checkpoint
             except CheckpointUnreadable as error:
@@ -236,16 +353,18 @@ class CheckpointStorage:
         return single_files.read_file(url, options)
 
     def _infos(self, folder: str) -> Iterator[CheckpointInfo]:
-        for checkpoint_id in sorted(self._ids(folder)):
+        found = self._look(folder)
+        for checkpoint_id in sorted(found.ids):
             path = f"{folder}/{checkpoint_name(checkpoint_id)}"
+            void = not found.validity.may_restore(checkpoint_id)
             with suppress(FileNotFoundError):  # deleted since it was listed
                 try:
                     stored, size = single_files.read_one(self._files, path)
                     self._require_its_name(stored, folder, checkpoint_id)
-                    yield describe(stored, self._files.name_of(path), size)
+                    yield replace(describe(stored, self._files.name_of(path), size), void=void)
                 except CheckpointUnreadable as error:
-                    size = self._files.size(path)
-                    yield CheckpointInfo(unquote(folder), checkpoint_id, error.file, size, error.problem)
+                    size, problem = self._files.size(path), "" if void else error.problem
+                    yield CheckpointInfo(unquote(folder), checkpoint_id, error.file, size, problem, void=void)
 
     def _read(self, operator_id: str, checkpoint_id: int) -> tuple[StoredCheckpoint, int]:
         folder = operator_folder(operator_id)
@@ -261,8 +380,8 @@ class CheckpointStorage:
                 f"it holds checkpoint {found} of {stored.operator_id!r}, which is not what its name says",
             )
 
-    def _ids(self, folder: str) -> Sequence[int]:
-        return [id_ for name in self._files.names(folder) if (id_ := parse_checkpoint(name)) is not None]
+    def _look(self, folder: str) -> _Folder:
+        return _Folder(self._files.names(folder))
 
     def _folders(self) -> Sequence[str]:
         return [name for name in self._files.folders() if name != CLAIMS_FOLDER]

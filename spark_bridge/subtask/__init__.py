@@ -14,6 +14,7 @@ from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity  # noqa: E4
 from spark_bridge.subtask.errors import (  # noqa: E402
     CannotReachSidecar,
     CheckpointDeclinedByOperator,
+    CoordinatorTraceback,
     RegistrationFailed,
     RegistrationRefused,
     RequestFailed,
@@ -27,6 +28,7 @@ __all__ = [
     "AttemptOver",
     "CannotReachSidecar",
     "CheckpointDeclinedByOperator",
+    "CoordinatorTraceback",
     "RegistrationFailed",
     "RegistrationRefused",
     "RequestFailed",

@@ -17,14 +17,14 @@ from protocol.codec import decode_message
 from protocol.errors import HandshakeFailed, RemoteProtocolError
 from protocol.framing import FrameDecoder
 from protocol.handshake import ClientHandshake
-from protocol.messages import DownMessage, Message
+from protocol.messages import Downward, Message
 from spark_bridge.subtask.waker import Waker
 
 __all__ = ["Connection", "ConnectionBroken"]
 
 NONCE_BYTES = 32
 READ_BYTES = 64 * 1024  # from 128 KiB on, the C library may map and unmap the memory with each read: 14 µs
-_DOWNWARD = get_args(DownMessage)
+_DOWNWARD = get_args(Downward)
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
 
 
@@ -64,7 +64,7 @@ class Connection:
             raise
         return connection
 
-    def exchange(self, frame: bytes, deadline: float) -> list[DownMessage]:
+    def exchange(self, frame: bytes, deadline: float) -> list[Downward]:
         """Send ``frame`` and wait for at least one message; return all that came with it."""
         self._send_all(frame, deadline)
         while True:
@@ -72,7 +72,7 @@ class Connection:
             if messages:
                 return messages
 
-    def decode(self, data: bytes) -> list[DownMessage]:
+    def decode(self, data: bytes) -> list[Downward]:
         """The messages that ``data`` completes. Raises ``RemoteProtocolError`` for a bad frame."""
         return [_downward(decode_message(body)) for body in self._decoder.feed(data)]
 
@@ -121,10 +121,10 @@ class Connection:
             return data
 
 
-def _downward(message: Message) -> DownMessage:
+def _downward(message: Message) -> Downward:
     if not isinstance(message, _DOWNWARD):
         raise RemoteProtocolError(f"{type(message).__name__} is no message of a sidecar")
-    return cast(DownMessage, message)
+    return cast(Downward, message)
 
 
 def _connect(host: str, port: int, deadline: float, waker: Waker | None) -> socket.socket:

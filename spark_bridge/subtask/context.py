@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from protocol.codec import decode_event, encode_event
-from protocol.errors import LocalProtocolError
+from protocol.errors import GatewayFull, LocalProtocolError
 from protocol.messages import Registered
-from protocol.subtask_types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
+from protocol.subtask_types import (
+    MailboxAborted,
+    MailboxBarrier,
+    MailboxCompleted,
+    MailboxEvent,
+    MailboxItem,
+    MailboxStart,
+)
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
 from spark_bridge.subtask.operator import SubtaskOperator
@@ -38,6 +46,8 @@ class SubtaskContext:
         self._operator = operator
         self._task_thread = threading.get_ident()
         self._inside: str | None = None
+        self._awaits_start = False
+        self._ready_timeout_s = endpoint.ready_timeout_s
         io.at_barrier = self._at_barrier
         self.operator_id = endpoint.operator_id
         self.parallelism = endpoint.parallelism
@@ -46,6 +56,13 @@ class SubtaskContext:
         self.attempt = registered.attempt
         self.checkpoint_id = registered.checkpoint_id
         """The checkpoint that ``state`` in ``open`` comes from; -1 is the virtual empty one (H4)."""
+        self.restored_requests: tuple[Any, ...] = tuple(
+            decode_event(held.payload) for held in registered.held if held.is_request
+        )
+        """The requests that were under way in the restored checkpoint, in the order in which they were asked.
+
+        The coordinator gets them again, before anything new, and their answers are dropped. An operator whose state
+        says that it was about to ask finds out here that it need not ask a second time."""
 
     @property
     def cancelled(self) -> bool:
@@ -63,13 +80,18 @@ class SubtaskContext:
         It is encoded at once. Events arrive in the order in which they were sent, each once (H30). During a
         checkpoint they wait in the valve and are part of the snapshot (H31); one that ``snapshot_state`` itself
         sends is part of that very snapshot, and waits for no room. Returns when the event is in the outgoing
-        stream, not when it has arrived; a task ends well only when all have.
+        stream, not when it has arrived; a task ends well only when all have. The coordinator gets what ``open``
+        sends after its ``subtask_ready``.
 
         Raises:
             EventEncodeError: ``event`` is no such value, or too large.
             TimedOut: the window stayed full for ``send_timeout_s`` (H27); the event was not sent.
+            LocalProtocolError: the window is full inside ``open``, where no room can come; the event was not sent.
         """
-        self._io.submit_event(encode_event(event), in_snapshot=self._in_snapshot)
+        if self._runs_inside("open"):
+            self._send_inside_open(encode_event(event))
+        else:
+            self._io.submit_event(encode_event(event), in_snapshot=self._runs_inside("snapshot_state"))
 
     def request(self, payload: Any, timeout_s: float = 30.0) -> Any:
         """Send ``payload`` and return the coordinator's answer (H33).
@@ -80,10 +102,12 @@ class SubtaskContext:
         Raises:
             RequestFailed: the coordinator answered with an error.
             TimedOut: no answer within ``timeout_s``; one that comes later is dropped.
-            LocalProtocolError: inside ``snapshot_state``, behind which alone the request could leave.
+            LocalProtocolError: inside ``snapshot_state`` or ``open``, which must return before the coordinator hears
+                the request.
         """
-        if self._in_snapshot:
+        if self._runs_inside("snapshot_state"):
             raise LocalProtocolError("request() cannot be answered inside snapshot_state(): send an event instead")
+        self._refuse_to_wait_inside_open("request", "Ask in process()")
         return decode_event(self._io.ask(encode_event(payload), timeout_s))
 
     def barrier_arrived(self, checkpoint_id: int, events_before: int = 0) -> None:
@@ -103,6 +127,7 @@ class SubtaskContext:
 
         Returns how many that were: 0 if none came within ``timeout_s``; without it, waits as long as the attempt
         lives. An item may be a checkpoint or a notification, so look for what you wait for, and wait again.
+        Raises ``LocalProtocolError`` inside ``open`` and inside a handler, and on another thread.
         """
         self._enter("wait_for_event")
         if not self._io.wait_for_item(timeout_s):
@@ -110,12 +135,42 @@ class SubtaskContext:
         return self._handle_items(events_only=False)
 
     def handle_pending(self) -> int:
-        """Handle what is in the mailbox now, without waiting; return how many items that were."""
+        """Handle what is in the mailbox now, without waiting; return how many items that were.
+
+        Raises ``LocalProtocolError`` inside ``open`` and inside a handler, and on another thread.
+        """
         self._enter("handle_pending")
         self._io.poll()
         return self._handle_items(events_only=False)
 
     # --- used by the runner ---
+
+    def open_operator(self, state: bytes | None) -> None:
+        """Let the operator restore ``state``, and tell the coordinator that it is open (H11)."""
+        self._inside = "open"
+        try:
+            self._operator.open(self, state)
+        finally:
+            self._inside = None
+        self._awaits_start = self._operator.waits_for_subtask_ready
+        self._io.operator_opened(awaits_start=self._awaits_start)
+
+    def wait_until_ready(self) -> None:
+        """Handle what the coordinator sends inside ``subtask_ready``, until that has returned (H66).
+
+        Raises:
+            TimedOut: it has not within ``ready_timeout_s``.
+        """
+        deadline = time.monotonic() + self._ready_timeout_s
+        while self._awaits_start:
+            if not self._io.wait_for_item(max(0.0, deadline - time.monotonic())):
+                raise self._io.timed_out(
+                    f"the coordinator's subtask_ready() for subtask {self.subtask} of {self.operator_id!r} has not "
+                    f"returned within {self._ready_timeout_s:g} s after open(); raise ready_timeout_s, or set "
+                    "waits_for_subtask_ready = False on an operator that needs no initial values"
+                )
+            if (item := self._io.take()) is not None:
+                self._handle(item)
 
     def records(self, records: Iterator[Any]) -> Iterator[Any]:
         """``records``, with the mailbox looked at before each of them."""
@@ -136,21 +191,44 @@ class SubtaskContext:
         if self._io.mailbox or self._io.over is not None:
             self._handle_items(events_only=not self._operator.snapshot_anywhere)
 
-    @property
-    def _in_snapshot(self) -> bool:
-        """Whether the caller is ``snapshot_state``: other threads of the task go on meanwhile."""
-        return self._inside == "snapshot_state" and threading.get_ident() == self._task_thread
+    def _runs_inside(self, method: str) -> bool:
+        """Whether the caller is this method of the operator: other threads of the task go on meanwhile."""
+        return self._inside == method and threading.get_ident() == self._task_thread
+
+    def _refuse_to_wait_inside_open(self, what: str, instead: str) -> None:
+        """The coordinator takes nothing from this task, and sends it nothing, before ``open`` has returned (H11)."""
+        if self._runs_inside("open"):
+            raise LocalProtocolError(
+                f"{what}() cannot be used inside open(): the coordinator hears of this task only after open() has "
+                f"returned. {instead}, or let the coordinator send initial values in subtask_ready(): handle_event() "
+                "gets them before process() begins"
+            )
+
+    def _send_inside_open(self, payload: bytes) -> None:
+        try:
+            self._io.submit_at_once(payload)
+        except GatewayFull as full:
+            raise LocalProtocolError(
+                f"send_event() found no room inside open(), and the coordinator makes room only after open() has "
+                f"returned. Send the rest in process(), or raise the gateway's upward bounds: {full}"
+            ) from full
 
     def _at_barrier(self) -> None:
-        """A barrier came while ``send_event`` or ``request`` waits."""
+        """A barrier came while ``send_event`` or ``request`` waits.
+
+        One item only: what the caller waits for may have come meanwhile, ahead of the next barrier, and has to be in
+        the snapshot of that one.
+        """
         if self._operator.snapshot_anywhere and self._inside is None:
-            self._handle_items(events_only=False)
+            if (item := self._io.take()) is not None:
+                self._handle(item)
         else:
             self._io.decline_barriers()
 
     def _enter(self, what: str) -> None:
         if threading.get_ident() != self._task_thread:
             raise LocalProtocolError(f"{what}() belongs to the task's own thread")
+        self._refuse_to_wait_inside_open(what, "Wait in process()")
         if self._inside is not None:
             raise LocalProtocolError(f"{what}() cannot be called inside {self._inside}(): return from it first")
 
@@ -177,6 +255,8 @@ class SubtaskContext:
                 case MailboxAborted(checkpoint_id=checkpoint_id):
                     self._inside = "notify_checkpoint_aborted"
                     operator.notify_checkpoint_aborted(checkpoint_id)
+                case MailboxStart():
+                    self._awaits_start = False
         finally:
             self._inside = None
 

@@ -24,6 +24,7 @@ class TaskEndpoint:
     mode: RestoreMode = RestoreMode.BATCH
     connect_timeout_s: float = 10.0  # until a first connection stands; 2 s at most where the port is refused
     register_timeout_s: float = 60.0  # until the driver has taken the task: it may wait for older attempts to end
+    ready_timeout_s: float = 120.0  # until the coordinator's ``subtask_ready`` has returned
     send_timeout_s: float = 60.0  # how long a full window may hold up the task
     finish_timeout_s: float = 60.0  # until the coordinator has taken everything that the task sent
     failure_timeout_s: float = 2.0  # the same, for the goodbye of a task that fails anyway
@@ -36,9 +37,13 @@ class TaskEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """Which of Spark's tasks this is. ``run_id`` is the stage id, ``subtask`` the partition."""
+    """Which of Spark's tasks this is. ``run_id`` is the stage id, ``subtask`` the partition.
+
+    ``action`` is the id of the ``run`` call whose job this is; empty where the job belongs to none.
+    """
 
     task_attempt_id: int
     subtask: int
     run_id: int
     attempt_number: int
+    action: str = ""

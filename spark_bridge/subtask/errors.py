@@ -8,6 +8,7 @@ from protocol.messages import RefusalCode
 __all__ = [
     "CannotReachSidecar",
     "CheckpointDeclinedByOperator",
+    "CoordinatorTraceback",
     "RegistrationFailed",
     "RegistrationRefused",
     "RequestFailed",
@@ -40,7 +41,21 @@ class RegistrationRefused(RegistrationFailed):
 
 
 class RequestFailed(ProtocolError):
-    """The coordinator answered a request with an error (H33); the text is the coordinator's."""
+    """The coordinator answered a request with an error (H33); the text is the coordinator's.
+
+    Its ``__cause__`` is a ``CoordinatorTraceback``, where the error was raised by ``handle_request``.
+    """
+
+
+class CoordinatorTraceback(Exception):
+    """The cause of a ``RequestFailed``: where ``handle_request`` raised on the driver. The last 8 KiB of that text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n\nThe coordinator's traceback, on the driver:\n{self.text}"
 
 
 class TimedOut(ProtocolError, TimeoutError):

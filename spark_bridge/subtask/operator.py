@@ -17,8 +17,12 @@ class SubtaskOperator:
     """One subtask of a coordinated operator. Everything here runs on the task's own thread, one call at a
     time.
 
-    The order is: ``open``; then ``process``, with the other methods called between its records; then
-    ``final_state`` if it ended well; then ``close``, whatever happened. An exception out of any method but
+    The order is: ``open``; then ``handle_event`` for each event that the coordinator sends inside ``subtask_ready``;
+    then ``process``, with the other methods called between its records; then ``final_state`` if it ended well; then
+    ``close``, whatever happened. So ``process`` never begins without the initial values that the coordinator sends.
+    What ``handle_event`` needs is set up in ``__init__`` or ``open``. An operator that needs no initial values may set
+    ``waits_for_subtask_ready = False``: then ``process`` begins without waiting for the coordinator, which saves one
+    round trip, and what ``subtask_ready`` sends comes at any time. An exception out of any method but
     ``close`` fails the task: the coordinator hears its text, Spark gets the exception itself.
 
     Events, snapshots and notifications are handled when ``process`` asks for its next record, and inside
@@ -31,10 +35,14 @@ class SubtaskOperator:
     """
 
     snapshot_anywhere: bool = False
+    waits_for_subtask_ready: bool = True
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         """Prepare, and restore ``state``; it is None when there is nothing to restore. Keep ``context`` for
         later.
+
+        The coordinator hears of this task only after ``open`` has returned. So ``context.request``,
+        ``wait_for_event`` and ``handle_pending`` raise ``LocalProtocolError`` in here; ``context.send_event`` works.
         """
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
@@ -53,7 +61,11 @@ class SubtaskOperator:
         raise NotImplementedError(f"{type(self).__name__} must define process(self, records)")
 
     def handle_event(self, event: Any) -> None:
-        """Take one event of the coordinator. Each comes once, in the order in which they were sent (H22)."""
+        """Take one event of the coordinator. Each comes once, in the order in which they were sent (H22).
+
+        The default drops it. The driver counts such events, and logs one warning when a run ends or a checkpoint
+        completes.
+        """
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
         """Return everything that a later ``open`` needs; an exception fails the task and with it the
@@ -77,7 +89,11 @@ class SubtaskOperator:
         """``checkpoint_id`` is complete and durable: what was prepared for it may be committed."""
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """``checkpoint_id`` was given up."""
+        """``checkpoint_id`` was given up, here. A restart may still restore it, for example after the driver dies.
+
+        So roll back nothing that was prepared for it. A task is not told when that has become safe; its coordinator
+        is, by ``notify_checkpoint_discarded``, and cleans up or sends an event that says so.
+        """
 
     def close(self) -> None:
         """Release what the operator holds. Called once, if the operator was built at all."""

@@ -10,7 +10,7 @@ import time
 
 from protocol.codec import encode_message
 from protocol.errors import AttemptOver, RemoteProtocolError
-from protocol.messages import AttemptEnded, DownMessage, Refused, Register, Registered
+from protocol.messages import AttemptEnded, Downward, Refused, Register, Registered
 from spark_bridge.subtask.connection import Connection, ConnectionBroken
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CannotReachSidecar, RegistrationFailed, RegistrationRefused
@@ -26,7 +26,7 @@ REFUSED_TIMEOUT_S = 2.0
 
 def register(
     endpoint: TaskEndpoint, identity: TaskIdentity, waker: Waker
-) -> tuple[Connection, Registered, list[DownMessage]]:
+) -> tuple[Connection, Registered, list[Downward]]:
     """Connect, authenticate and register; return the answer and whatever came right behind it.
 
     Raises:
@@ -74,7 +74,7 @@ def _reach(endpoint: TaskEndpoint, waker: Waker) -> Connection:
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _introduce(connection: Connection, endpoint: TaskEndpoint, identity: TaskIdentity) -> list[DownMessage]:
+def _introduce(connection: Connection, endpoint: TaskEndpoint, identity: TaskIdentity) -> list[Downward]:
     message = Register(
         task_attempt_id=identity.task_attempt_id,
         operator_id=endpoint.operator_id,
@@ -85,6 +85,7 @@ def _introduce(connection: Connection, endpoint: TaskEndpoint, identity: TaskIde
         parallelism=endpoint.parallelism,
         location=f"{socket.gethostname()}/{os.getpid()}",
         python_version=platform.python_version(),
+        action=identity.action,
     )
     who = f"task {identity.task_attempt_id} (subtask {identity.subtask} of {endpoint.operator_id!r})"
     try:

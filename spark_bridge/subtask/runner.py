@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from protocol.errors import AttemptOver
@@ -26,7 +26,7 @@ def run_subtask(
     endpoint: TaskEndpoint,
     identity: TaskIdentity,
     records: Iterable[Any],
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """Register this task, run its operator over ``records``, and yield what it yields.
 
     Nothing happens before the first ``next()``. Whichever way the generator ends (to its end, by an
@@ -39,7 +39,8 @@ def run_subtask(
         CannotReachSidecar, RegistrationFailed, RegistrationRefused, HandshakeFailed, VersionMismatch: no
         start.
         AttemptOver: the attempt was given up by the driver, or had no connection for too long.
-        TimedOut: the coordinator did not take everything within ``finish_timeout_s``.
+        TimedOut: the coordinator's ``subtask_ready`` did not return within ``ready_timeout_s``, or it did not take
+        everything within ``finish_timeout_s``.
     """
     io = ValveIo(endpoint, identity)
     run = _Run(io, endpoint)
@@ -86,9 +87,9 @@ class _Run:
         self._registered = True
         self._operator = operator = make_operator()
         context = SubtaskContext(self._io, operator, self._endpoint, identity, registered)
-        operator.open(context, restored_state(operator, registered.states))
-        self._io.operator_opened()
+        context.open_operator(restored_state(operator, registered.states))
         self._context = context
+        context.wait_until_ready()
         return context
 
     def outputs(self, context: SubtaskContext, records: Iterator[Any]) -> Iterator[Any]:
@@ -119,6 +120,8 @@ class _Run:
         try:
             if may_speak and self._context is not None:
                 self._say_it_ended_well(self._context, deadline)
+        except AttemptOver:
+            may_speak = False  # Spark has killed it, or its job has ended
         except Exception as error:
             may_speak = False
             _log.warning("task %s was abandoned, and its goodbye failed: %r", self._io.key[0], error)
@@ -139,6 +142,8 @@ class _Run:
         text = f"{type(error).__name__}: {error}"
         try:
             self._io.finish_badly(text[:FAILURE_CHARS_MAX])
+        except AttemptOver:
+            pass  # it is over for the driver already
         except Exception as failure:
             _log.warning("the goodbye of task %s could not be said: %s", self._io.key[0], failure)
         else:
@@ -155,6 +160,8 @@ class _Run:
     def _wait_until_heard_quietly(self, deadline: float) -> None:
         try:
             self._io.wait_until_heard(deadline)
+        except AttemptOver:
+            pass  # the driver answers a failure by ending the attempt
         except Exception as error:
             _log.warning("the goodbye of task %s was not heard: %s", self._io.key[0], error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from protocol.source_events import NoMoreSplits, SplitsAdded, parse_source_event, split_request_event
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
@@ -21,15 +21,25 @@ class SplitReader(SubtaskOperator):
 
     Override ``read_split``; ``finish`` and ``handle_source_event`` where they serve. ``open`` keeps the context as
     ``self.context``. What Spark passes in as records is not looked at. For streaming, override ``snapshot_state`` and
-    ``open`` too: only the reader knows how far it is inside a split; by default it declines checkpoints.
+    ``open`` too: only the reader knows how far it is inside a split; by default it declines checkpoints. A subclass
+    whose ``__init__`` does not call ``super().__init__()`` works all the same.
     """
 
+    context: SubtaskContext
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Set the fields here, so that they exist whatever ``__init__`` a subclass defines."""
+        reader = super().__new__(cls)
+        reader.splits = deque()
+        reader._no_more = False
+        reader._requested = False
+        return reader
+
     def __init__(self) -> None:
-        self.splits: deque[Any] = deque()
+        self.splits: deque[Any]
         """What is assigned and not begun, in order."""
-        self._no_more = False
-        self._requested = False
-        self.context: SubtaskContext
+        self._no_more: bool
+        self._requested: bool
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
@@ -46,6 +56,9 @@ class SplitReader(SubtaskOperator):
         """An event of the enumerator's own making."""
 
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        if not hasattr(self, "context"):
+            name = type(self).__name__
+            raise TypeError(f"{name}.open() has not kept its context: call super().open(context, state) in it")
         while True:
             while self.splits:
                 yield from self.read_split(self.splits.popleft()) or ()

@@ -18,7 +18,16 @@ from dataclasses import dataclass
 from protocol.codec import encode_message
 from protocol.errors import ProtocolError, RemoteProtocolError
 from protocol.machine import TimePassed
-from protocol.messages import Confirm, DownMessage, Finished, Registered, Resume
+from protocol.messages import (
+    Confirm,
+    CoordinatorAwaited,
+    DownMessage,
+    Downward,
+    Finished,
+    Registered,
+    Resume,
+    describe_wait,
+)
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
 from protocol.subtask import SubtaskMachine
 from protocol.subtask_types import (
@@ -79,10 +88,11 @@ class ValveCore:
         self._orphaned = False
         self._answers: dict[int, tuple[str, bytes] | None] = {}
         self._machine: SubtaskMachine
+        self._awaited: tuple[CoordinatorAwaited, float] | None = None  # the last note, and when it came
 
     # --- under the lock ---
 
-    def _begin(self, connection: Connection, registered: Registered, rest: Sequence[DownMessage]) -> None:
+    def _begin(self, connection: Connection, registered: Registered, rest: Sequence[Downward]) -> None:
         limits = SubtaskLimits(
             window_events=registered.window_events,
             window_bytes=registered.window_bytes,
@@ -95,7 +105,13 @@ class ValveCore:
         self._handle(ConnectionAttached(received_seq=0))
         self._take(rest)
 
-    def _take(self, messages: Sequence[DownMessage]) -> None:
+    def _take(self, read: Sequence[Downward]) -> None:
+        messages: list[DownMessage] = []
+        for message in read:
+            if isinstance(message, CoordinatorAwaited):
+                self._awaited = (message, time.monotonic())
+            else:
+                messages.append(message)
         if self._finished_seq is not None:
             # The end of the attempt may come in the same read as the confirmation; the machine forgets then.
             self._heard |= any(
@@ -127,7 +143,8 @@ class ValveCore:
                     self._answers[effect.request_id] = (effect.error, effect.payload)
             elif isinstance(effect, RefuseMessage):
                 self.statistics.messages_refused += 1
-                _log.warning("task %s refused a message: %s", self.key[0], effect.why)
+                # It comes too late, such as an event for an operator that has just ended. Its sender is told that.
+                _log.info("task %s refused a message: %s", self.key[0], effect.why)
             elif isinstance(effect, EndAttempt):
                 self._end(effect.reason)
             elif isinstance(effect, DropConnection):
@@ -165,6 +182,14 @@ class ValveCore:
         self.waker.close()
         self._own_reads.close()
         detach(self.key, self)
+
+    def _explained(self, failure: str) -> str:
+        """The text of a timeout, with what the coordinator said last that it is waiting for (H70)."""
+        if self._awaited is None or not self._awaited[0].call:
+            return failure
+        note, came_at = self._awaited
+        awaited_s = note.awaited_s + time.monotonic() - came_at
+        return f"{failure}: {describe_wait(note.call, awaited_s, note.place)}"
 
     # --- what the I/O loop uses ---
 
@@ -230,7 +255,7 @@ class ValveCore:
             self._own_reads.active = False
             self._handle(ConnectionLost())
 
-    def attach_connection(self, connection: Connection, received_seq: int, rest: Sequence[DownMessage]) -> None:
+    def attach_connection(self, connection: Connection, received_seq: int, rest: Sequence[Downward]) -> None:
         """A new connection stands; the machine sends again what the peer has not received (H24).
 
         Raises ``RemoteProtocolError``, and has dropped it again, if the peer resumes where nobody was.

@@ -31,7 +31,7 @@ from protocol.subtask_types import (
 from spark_bridge.subtask.attached import attach
 from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
-from spark_bridge.subtask.errors import RequestFailed, TimedOut
+from spark_bridge.subtask.errors import CoordinatorTraceback, RequestFailed, TimedOut
 from spark_bridge.subtask.io_loop import serve
 from spark_bridge.subtask.registration import register
 from spark_bridge.subtask.valve_core import ValveCore
@@ -126,10 +126,10 @@ class ValveIo(ValveCore):
 
     # --- what the task says ---
 
-    def operator_opened(self) -> None:
-        """The operator has restored its state (H11)."""
+    def operator_opened(self, *, awaits_start: bool) -> None:
+        """The operator has restored its state (H11). ``awaits_start``: a ``MailboxStart`` is to come (H66)."""
         with self._changed:
-            self._submit(OperatorOpened())
+            self._submit(OperatorOpened(awaits_start))
 
     def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
         """Send one encoded event; while the window is full, wait up to ``send_timeout_s`` (H27).
@@ -142,6 +142,12 @@ class ValveIo(ValveCore):
         """
         with self._changed:
             self._submit_with_room(EventSubmitted(payload, in_snapshot), self.endpoint.send_timeout_s)
+            self.statistics.events_submitted += 1
+
+    def submit_at_once(self, payload: bytes) -> None:
+        """Send one encoded event without waiting. Raises ``GatewayFull`` if there is no room; nothing was sent."""
+        with self._changed:
+            self._submit(EventSubmitted(payload))
             self.statistics.events_submitted += 1
 
     def ask(self, payload: bytes, timeout_s: float) -> bytes:
@@ -165,7 +171,9 @@ class ValveIo(ValveCore):
             self.check()  # an answer that only says so is the end of the attempt, not an error
         error, answered = answer
         if error:
-            raise RequestFailed(error)
+            raise RequestFailed(error) from (
+                CoordinatorTraceback(answered.decode("utf-8", "replace")) if answered else None
+            )
         return answered
 
     def barrier_arrived(self, checkpoint_id: int, events_before: int) -> None:
@@ -274,6 +282,11 @@ class ValveIo(ValveCore):
                 self._wait_for_news(left_s)
             return True
 
+    def timed_out(self, failure: str) -> TimedOut:
+        """The error of a wait that took too long, with what the coordinator waits for, if that is known (H70)."""
+        with self._changed:
+            return TimedOut(self._explained(failure))
+
     # --- under the lock ---
 
     def _read_here(self) -> bool:
@@ -319,7 +332,7 @@ class ValveIo(ValveCore):
         self.check()
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise TimedOut(failure)
+            raise TimedOut(self._explained(failure))
         self._wait_for_news(left_s)
 
     def _wait_for_news(self, left_s: float | None) -> None:

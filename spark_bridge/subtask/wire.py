@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from protocol.messages import DownMessage
+from protocol.messages import Downward
 from spark_bridge.subtask.connection import READ_BYTES, Connection
 
 __all__ = ["Wire"]
@@ -73,7 +73,7 @@ class Wire:
                 sent = self.connection.sock.send(memoryview(self._outgoing)[:WRITE_BYTES])
                 del self._outgoing[:sent]
 
-    def receive(self) -> list[DownMessage]:
+    def receive(self) -> list[Downward]:
         """What has come, often nothing. Raises ``OSError`` at the end, ``RemoteProtocolError`` for a bad frame."""
         if self.connection is None:
             return []

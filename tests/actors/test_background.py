@@ -177,7 +177,7 @@ async def test_blocking_work_runs_in_a_thread_and_comes_back_as_a_message() -> N
 
     def block() -> str:
         assert threading.get_ident() != loop_thread
-        assert come_back.wait(10.0)
+        assert come_back.wait(60.0)
         return "from a thread"
 
     async with running_system() as system:
@@ -187,7 +187,7 @@ async def test_blocking_work_runs_in_a_thread_and_comes_back_as_a_message() -> N
         await settle()
         assert heard == ["meanwhile"]
         come_back.set()
-        with anyio.fail_after(10.0):
+        with anyio.fail_after(60.0):
             await both.wait()
     assert heard == ["meanwhile", "from a thread"]
 

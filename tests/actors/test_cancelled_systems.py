@@ -9,7 +9,7 @@ import anyio
 from actors import Actor, ActorContext, ActorSystem
 from actors.testing import settle
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 AN_HOUR_S = 3600.0
 """Of a shutdown that nobody is to wait for."""
 

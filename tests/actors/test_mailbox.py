@@ -51,7 +51,7 @@ async def test_a_sender_waits_for_room_and_senders_are_served_in_order() -> None
             assert counter.statistics().waiting_senders == 3
             gate.set()
         assert accepted == [0, 1, 2, 3, 4]
-        await counter.ask(GetTotal, timeout_s=5.0)
+        await counter.ask(GetTotal, timeout_s=60.0)
     assert diary.added == [0, 1, 2, 3, 4]
 
 
@@ -123,7 +123,7 @@ async def test_an_ask_that_found_no_room_is_answered_once_there_is_some() -> Non
         async with anyio.create_task_group() as tasks:
 
             async def ask() -> None:
-                assert await counter.ask(GetTotal, timeout_s=5.0) == 7
+                assert await counter.ask(GetTotal, timeout_s=60.0) == 7
 
             tasks.start_soon(ask)
             await settle()
@@ -216,7 +216,7 @@ async def test_a_mailbox_without_a_bound_takes_everything() -> None:
         counter = system.spawn(Counter, mailbox=MailboxConfig(capacity=None))
         for _ in range(5000):
             counter.tell(Add(1))
-        assert await counter.ask(GetTotal, timeout_s=5.0) == 5000
+        assert await counter.ask(GetTotal, timeout_s=60.0) == 5000
 
 
 @pytest.mark.parametrize("capacity", [0, -1])
@@ -238,7 +238,7 @@ async def test_a_sender_cancelled_while_it_waits_takes_its_message_with_it() -> 
             tasks.cancel_scope.cancel()
         gate.set()
         await settle()
-        await counter.ask(GetTotal, timeout_s=5.0)
+        await counter.ask(GetTotal, timeout_s=60.0)
     assert diary.added == [0]
 
 
@@ -254,7 +254,7 @@ async def test_a_sender_cancelled_in_the_moment_room_appears_takes_its_message_w
             await settle()
             gate.set()  # the reader runs first, and finds a sender that is cancelled but not yet gone
             tasks.cancel_scope.cancel()
-        assert await counter.ask(GetTotal, timeout_s=5.0) == 0
+        assert await counter.ask(GetTotal, timeout_s=60.0) == 0
     assert diary.added == [0]
 
 

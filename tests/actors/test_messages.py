@@ -47,7 +47,7 @@ async def test_messages_of_one_sender_are_handled_in_the_order_of_the_calls() ->
         counter = system.spawn(lambda: Counter(diary), name="counter")
         for n in range(600):  # more than one slice of the reader
             counter.tell(Add(n))
-        assert await counter.ask(GetTotal, timeout_s=5.0) == sum(range(600))
+        assert await counter.ask(GetTotal, timeout_s=60.0) == sum(range(600))
     assert diary.added == list(range(600))
 
 
@@ -55,7 +55,7 @@ async def test_an_answer_comes_back_to_who_asked() -> None:
     async with running_system() as system:
         counter = system.spawn(Counter)
         counter.tell(Add(3))
-        total: int = await counter.ask(lambda reply_to: GetTotal(reply_to=reply_to), timeout_s=5.0)
+        total: int = await counter.ask(lambda reply_to: GetTotal(reply_to=reply_to), timeout_s=60.0)
         assert total == 3
 
 
@@ -71,7 +71,7 @@ class Doubler(Actor[Double]):
         self.counter = counter
 
     async def receive(self, context: ActorContext[Double], message: Double) -> None:
-        message.reply_to.answer(2 * await self.counter.ask(GetTotal, timeout_s=5.0))
+        message.reply_to.answer(2 * await self.counter.ask(GetTotal, timeout_s=60.0))
 
 
 async def test_an_actor_can_ask_from_inside_its_handler() -> None:
@@ -79,7 +79,7 @@ async def test_an_actor_can_ask_from_inside_its_handler() -> None:
         counter = system.spawn(Counter)
         doubler = system.spawn(lambda: Doubler(counter))
         counter.tell(Add(21))
-        assert await doubler.ask(Double, timeout_s=5.0) == 42
+        assert await doubler.ask(Double, timeout_s=60.0) == 42
 
 
 async def test_an_ask_without_an_answer_ends_at_its_deadline() -> None:
@@ -163,7 +163,7 @@ async def test_an_ask_that_waits_in_the_mailbox_survives_a_restart() -> None:
         counter = system.spawn(Counter, supervision=Supervision(Directive.RESTART))
         counter.tell(Add(1))
         counter.tell(Explode(KeyError("boom")))
-        assert await counter.ask(GetTotal, timeout_s=5.0) == 0
+        assert await counter.ask(GetTotal, timeout_s=60.0) == 0
 
 
 class Touchy(Actor[GetTotal]):
@@ -177,12 +177,12 @@ async def test_an_ask_whose_handler_raises_fails_with_the_cause(directive: Direc
         with pytest.raises(ValueError, match="no"):
             async with running_system() as system:
                 touchy = system.spawn(Touchy)
-                await touchy.ask(GetTotal, timeout_s=5.0)
+                await touchy.ask(GetTotal, timeout_s=60.0)
         return
     async with running_system() as system:
         touchy = system.spawn(Touchy, supervision=Supervision(directive))
         with pytest.raises(HandlerFailed) as raised:
-            await touchy.ask(GetTotal, timeout_s=5.0)
+            await touchy.ask(GetTotal, timeout_s=60.0)
         assert isinstance(raised.value.__cause__, ValueError)
 
 
@@ -194,7 +194,7 @@ class Refuser(Actor[GetTotal]):
 async def test_an_actor_can_refuse_to_answer_with_an_error_of_its_own() -> None:
     async with running_system() as system:
         with pytest.raises(PermissionError, match="not for you"):
-            await system.spawn(Refuser).ask(GetTotal, timeout_s=5.0)
+            await system.spawn(Refuser).ask(GetTotal, timeout_s=60.0)
 
 
 async def test_the_first_answer_counts_and_a_later_one_is_a_dead_letter() -> None:
@@ -206,7 +206,7 @@ async def test_the_first_answer_counts_and_a_later_one_is_a_dead_letter() -> Non
 
     async with running_system() as system:
         letters = collect_dead_letters(system)
-        assert await system.spawn(Twice).ask(GetTotal, timeout_s=5.0) == 1
+        assert await system.spawn(Twice).ask(GetTotal, timeout_s=60.0) == 1
     assert [letter.reason for letter in letters] == [DeadLetterReason.ANSWER_TOO_LATE] * 2
 
 
@@ -233,7 +233,7 @@ async def test_a_reference_never_reaches_a_later_actor_of_the_same_name() -> Non
         assert (first.name, first.incarnation) != (second.name, second.incarnation)
         assert first.incarnation < second.incarnation
         first.tell(Add(1))
-        assert await second.ask(GetTotal, timeout_s=5.0) == 0
+        assert await second.ask(GetTotal, timeout_s=60.0) == 0
         assert len(letters) == 1
 
 
@@ -249,7 +249,7 @@ async def test_messages_from_another_thread_arrive_in_order() -> None:
         thread = threading.Thread(target=from_a_thread)
         thread.start()
         await anyio.to_thread.run_sync(thread.join)
-        await counter.ask(GetTotal, timeout_s=5.0)
+        await counter.ask(GetTotal, timeout_s=60.0)
     assert diary.added == list(range(100))
 
 

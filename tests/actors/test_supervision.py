@@ -149,7 +149,7 @@ async def test_resume_keeps_the_state_and_skips_the_message() -> None:
         counter.tell(Add(1))
         counter.tell(Explode(KeyError("boom")))
         counter.tell(Add(2))
-        assert await counter.ask(GetTotal, timeout_s=5.0) == 3
+        assert await counter.ask(GetTotal, timeout_s=60.0) == 3
         assert diary.lines == ["started"]
     assert [letter.reason for letter in letters] == [DeadLetterReason.HANDLER_FAILED]
 
@@ -161,7 +161,7 @@ async def test_restart_builds_a_new_instance_and_keeps_the_messages_that_wait() 
         counter.tell(Add(1))
         counter.tell(Explode(cause))
         counter.tell(Add(2))
-        assert await counter.ask(GetTotal, timeout_s=5.0) == 2
+        assert await counter.ask(GetTotal, timeout_s=60.0) == 2
         assert counter.statistics().restarts == 1
         assert diary.lines == ["started", "stopped", "started"]
         assert diary.causes == [cause]
@@ -218,7 +218,7 @@ async def test_a_failure_while_starting_is_supervised_too() -> None:
     StartsAtThird.built = 0
     async with running_system() as system:
         starter = system.spawn(StartsAtThird, supervision=Supervision(Directive.RESTART))
-        assert await starter.ask(GetTotal, timeout_s=5.0) == 3
+        assert await starter.ask(GetTotal, timeout_s=60.0) == 3
 
 
 async def test_a_factory_that_raises_is_a_failure_of_the_actor() -> None:
@@ -410,7 +410,7 @@ async def test_an_instance_that_ends_can_leave_nothing_to_the_next() -> None:
     async with running_system() as system:
         hopeful = system.spawn(Hopeful, supervision=Supervision(Directive.RESTART))
         hopeful.tell(Explode(KeyError("boom")))
-        await hopeful.ask(GetTotal, timeout_s=5.0)
+        await hopeful.ask(GetTotal, timeout_s=60.0)
         assert len(refused) == 1
         assert system.actor_count == 1
 

@@ -21,7 +21,7 @@ async def test_a_thread_can_ask() -> None:
 
         def in_a_thread() -> int:
             counter.tell_threadsafe(Add(5))
-            ask = functools.partial(counter.ask, GetTotal, timeout_s=5.0)
+            ask = functools.partial(counter.ask, GetTotal, timeout_s=60.0)
             return system.run_from_thread(ask).result(10.0)
 
         assert await anyio.to_thread.run_sync(in_a_thread) == 5

@@ -110,7 +110,7 @@ async def test_a_hook_can_swallow_double_change_and_fail_messages() -> None:
         counter = system.spawn(lambda: Counter(diary), supervision=Supervision(Directive.RESTART))
         for n in range(3):
             counter.tell(Add(n))
-        await counter.ask(GetTotal, timeout_s=5.0)
+        await counter.ask(GetTotal, timeout_s=60.0)
         assert counter.statistics().restarts == 1
     assert diary.added == [1, 101]
 
@@ -209,7 +209,7 @@ class Talker(Actor[Reply[None]]):
 async def test_every_log_line_says_which_actor_of_which_system(log_lines: list[Any]) -> None:
     async with running_system() as system:
         talker = system.spawn(Talker, name="talker", log_context={"operator_id": "w"})
-        await talker.ask(lambda reply_to: reply_to, timeout_s=5.0)
+        await talker.ask(lambda reply_to: reply_to, timeout_s=60.0)
         await settle()
     by_event = {line["event"]: line for line in log_lines}
     for event in ("through the context", "through any logger"):

@@ -32,7 +32,7 @@ from protocol.facts import (
     TaskStarted,
 )
 from protocol.ids import ExecutionAttempt
-from protocol.messages import DownMessage, Refused, Register, Registered, RestoreMode
+from protocol.messages import Downward, Refused, Register, Registered, RestoreMode
 from spark_bridge.bridge import BridgeActor
 from spark_bridge.bridge_messages import BridgeMessage, RegistrationReceived
 from spark_bridge.config import SidecarConfig
@@ -58,7 +58,7 @@ class SparkTask(Task):
     def restore(self, registered: Registered) -> None:
         self.attempt = replace(self.attempt, attempt=registered.attempt)
 
-    def _take(self, message: DownMessage) -> None:
+    def _take(self, message: Downward) -> None:
         if isinstance(message, Refused):
             self.refused = message
         else:
@@ -73,18 +73,21 @@ class MemoryStorage:
         self._latest = latest
         self._highest_id = 0 if latest is None else latest.checkpoint_id
 
-    def port(self, operator_id: str, mode: RestoreMode, *, concurrent_max: int) -> MemoryStorage:
+    def port(self, operator_id: str, mode: RestoreMode) -> MemoryStorage:
         return self
 
     def next_checkpoint_id(self) -> int:
         self._highest_id += 1
         return self._highest_id
 
-    async def latest(self, *, allow_older: bool) -> CompletedCheckpoint | None:
+    async def restore_latest(self, *, allow_older: bool) -> CompletedCheckpoint | None:
         return self._latest
 
     async def store(self, checkpoint: CompletedCheckpoint) -> None:
         self.stored.append(checkpoint)
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Nothing is retained here."""
 
     async def discard(self, checkpoint_id: int) -> None:
         raise AssertionError("no scenario takes a checkpoint back")
@@ -143,7 +146,7 @@ class Application:
         self._job_id += 1
         self._stage_attempt = 0
         self.post(JobStarted(self._job_id, (self._stage_id,)))
-        self.post(StageSubmitted(self._stage_id, 0, self.parallelism, barrier))
+        self.post(StageSubmitted(self._stage_id, 0, self.parallelism, barrier, self.parallelism))
 
     def launch(self, subtask: int, number: int = 0) -> SparkTask:
         self._task_attempt_id += 1

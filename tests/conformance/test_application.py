@@ -118,7 +118,7 @@ async def test_a_snapshot_that_raises_fails_its_checkpoint_with_that_cause() -> 
         await app.running()
         answer = await app.checkpoint()
         assert "the coordinator's own trouble" in answer.reason()
-        assert type(app.operators.last_failure) is StorageOutOfReach
+        assert type(app.operators.find(None).failure) is StorageOutOfReach
         assert app.storage.stored == []
 
 
@@ -134,7 +134,7 @@ async def test_a_snapshot_that_fails_later_on_fails_its_checkpoint_with_that_cau
         snapshot.fail(checkpoint_id, StorageOutOfReach("the coordinator's own trouble"))
         await app.settle()
         assert "the coordinator's own trouble" in answer.reason()
-        assert type(app.operators.last_failure) is StorageOutOfReach
+        assert type(app.operators.find(None).failure) is StorageOutOfReach
 
 
 async def test_a_coordinator_is_restored_from_what_an_earlier_application_stored() -> None:
@@ -174,7 +174,7 @@ async def test_a_coordinator_that_answers_no_requests_says_so() -> None:
         await app.coordinate(RecordingCoordinator())
         with pytest.raises(TypeError, match="cannot handle client"):
             await app.request("testing payload")
-        assert app.operators.last_failure is None
+        assert app.operators.find(None).failure is None
 
 
 async def test_a_request_for_an_operator_that_does_not_exist_says_so() -> None:

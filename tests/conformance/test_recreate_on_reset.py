@@ -6,13 +6,15 @@ S90 differs on purpose: a close that takes too long does not fail the job, since
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from protocol.attempts import FailureKind, FailureReason
-from tests.actors.coordination.operator_world import Call, Deed
+from tests.actors.coordination.operator_world import Call, Deed, RecordingCoordinator
 from tests.actors.coordination.replacing import bench, doing_in, raising, waiting_for
 
 FAILED = FailureReason(FailureKind.FAILED, "by the test")
@@ -326,6 +328,67 @@ async def test_an_operator_that_ends_during_a_start_closes_what_was_created() ->
         await under_test.call("reset_to_checkpoint", 1, b"x")
         await under_test.stop()
         assert under_test.calls(2) == [("reset_to_checkpoint", 1, b"x"), ("start",), ("close",)]
+
+
+async def cancelled_at_its_first_await(*args: Any) -> None:
+    """As a close that is cancelled from outside, by the runtime."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("close", "what"),
+    [
+        (None, "a close that ends well"),
+        (raising(ValueError("still open")), "a close that fails"),
+        (raising(SystemExit(3)), "a close that exits"),
+        (raising(asyncio.CancelledError()), "a close that awaits what was cancelled"),
+        (cancelled_at_its_first_await, "a close that is cancelled"),
+    ],
+    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
+)
+async def test_an_incarnation_that_was_replaced_in_its_start_is_closed_once_when_the_operator_ends(  # H6, R105
+    close: Deed | None, what: str
+) -> None:
+    never = anyio.Event()
+    deeds = {"start": waiting_for(never), **({} if close is None else {"close": close})}
+    async with bench(doing_in(2, **deeds)) as under_test:
+        await under_test.call("reset_to_checkpoint", 1, b"x")
+        await under_test.call("reset_to_checkpoint", 2, b"y")
+        await under_test.stop()
+        assert [coordinator.named("close") for coordinator in under_test.coordinators] == [[("close",)]] * 2, what
+
+
+async def test_a_current_incarnation_is_closed_though_the_close_of_a_replaced_one_is_cancelled() -> None:  # H6
+    never = anyio.Event()
+
+    def deeds(number: int) -> dict[str, Deed]:
+        if number == 2:
+            return {"start": waiting_for(never), "close": cancelled_at_its_first_await}
+        return {}
+
+    async with bench(deeds, close_timeout_s=5.0) as under_test:
+        await under_test.call("reset_to_checkpoint", 1, b"x")
+        await under_test.call("reset_to_checkpoint", 2, b"y")
+        under_test.wrapper._current.coordinator = current = RecordingCoordinator()
+        under_test.wrapper._unclosed.append(under_test.wrapper._current)
+        await under_test.stop()
+        assert under_test.calls(2)[-1] == ("close",)
+        assert current.calls == [("close",)]
+
+
+async def test_a_coordinator_that_is_given_up_in_its_start_is_closed_once() -> None:  # H6, H48
+    never = anyio.Event()
+    async with bench(doing_in(2, start=waiting_for(never)), close_timeout_s=60.0) as under_test:
+        await under_test.call("reset_to_checkpoint", 1, b"x")
+        await under_test.call("reset_to_checkpoint", 2, b"y")
+        await under_test.kit.advance(60.0)
+        await under_test.settle()
+        assert under_test.calls(2)[2:] == [("close",)]
+        await under_test.stop()
+        assert [coordinator.named("close") for coordinator in under_test.coordinators] == [[("close",)]] * 3
 
 
 async def test_starting_twice_is_an_error() -> None:  # R105

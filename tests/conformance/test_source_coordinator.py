@@ -12,7 +12,7 @@ import pytest
 
 from actors.coordination import SourceCoordinator, SplitEnumerator, SplitEnumeratorContext, StaticSplitEnumerator
 from actors.coordination.messages import StartOperator
-from protocol.attempts import FailureKind, GlobalFailureRaised
+from protocol.attempts import FailureKind, FailureReason, GlobalFailureRaised
 from protocol.codec import decode_event
 from protocol.messages import RestoreMode
 from tests.actors.coordination.operator_world import World, running_operator
@@ -263,6 +263,34 @@ async def test_the_enumerator_is_closed_at_the_end() -> None:  # R113
     async with running_operator(source.coordinator) as world:
         await world.stop()
         assert source.enumerator.calls == [("start",), ("close",)]
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("handle_event_from_operator", (0, 0, {})),
+        ("subtask_ready", (0, None)),
+        ("subtask_failed", (0, 0, FailureReason(FailureKind.FAILED, "by the test"))),
+        ("subtask_reset", (0, -1)),
+        ("checkpoint_coordinator", (1,)),
+        ("notify_checkpoint_complete", (1,)),
+        ("notify_checkpoint_aborted", (1,)),
+        ("notify_checkpoint_discarded", (1,)),
+        ("run_ended", (1, True, "")),
+    ],
+)
+async def test_a_call_before_start_is_refused_by_name(method: str, args: tuple[Any, ...]) -> None:  # H6
+    coordinator = SourceCoordinator(lambda state: RecordingEnumerator())
+    with pytest.raises(RuntimeError, match=f"SourceCoordinator.{method} was called before start"):
+        await getattr(coordinator, method)(*args)
+
+
+async def test_a_source_coordinator_that_is_closed_has_no_enumerator() -> None:  # R113
+    source = Source()
+    async with running_operator(source.coordinator) as world:
+        await world.stop()
+    with pytest.raises(RuntimeError, match="has no enumerator: it is closed"):
+        source.coordinator.enumerator  # noqa: B018
 
 
 async def test_a_coordinator_that_never_started_can_be_closed() -> None:  # R113

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-RUN_TIMEOUT_S = 110
+RUN_TIMEOUT_S = 580
 
 RunExample = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -22,11 +22,14 @@ from examples.exactly_once.faults import (
     FaultyCoordinator,
     plan_faults,
 )
+from examples.exactly_once.faulty_storage import LOST_ANSWER, OUT_OF_REACH, REFUSED_DELETIONS, FaultyFileSystem
 from examples.exactly_once.pipeline import NumberCoordinator, NumberSubtask
 from protocol.attempts import FailureKind, FailureReason
+from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.errors import GatewayFull
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
+from spark_bridge.storage import CheckpointStorage, StorageError
 
 NUMBERS = 10
 
@@ -56,6 +59,7 @@ class CoordinatorWorld:
     parallelism = 2
     mode = RestoreMode.STREAMING
     log = structlog.get_logger()
+    checkpoints_in_doubt: frozenset[int] = frozenset()
 
     def __init__(self) -> None:
         self.store = CoordinatorStore()
@@ -279,6 +283,23 @@ def test_a_seed_gives_the_same_faults_in_the_order_in_which_they_are_due() -> No
     assert plans == [plan_faults(seed, KINDS, 4) for seed in range(200)]
     assert {tuple(fault.kind for fault in plan) for plan in plans} == set(permutations(KINDS))
     assert all(first.at <= second.at for plan in plans for first, second in pairwise(plan))
+
+
+@pytest.mark.parametrize("how", [LOST_ANSWER, REFUSED_DELETIONS, OUT_OF_REACH])
+def test_a_trouble_of_the_storage_begins_when_a_checkpoint_has_got_its_name(how: str, tmp_path: Path) -> None:  # H64
+    struck: list[str] = []
+    storage = CheckpointStorage(f"faulty://{tmp_path}")
+    storage.prepare()
+    storage.store("numbers", CompletedCheckpoint(1, 1, b"", {}))
+    FaultyFileSystem.trouble.begin(how, 60.0, lambda: struck.append(how))
+
+    with pytest.raises(StorageError):
+        storage.store("numbers", CompletedCheckpoint(2, 1, b"", {}))
+
+    assert struck == [how]
+    assert list(tmp_path.rglob("checkpoint-2.hgc")) or how == LOST_ANSWER  # then it was discarded
+    FaultyFileSystem.trouble.end()
+    storage.store("numbers", CompletedCheckpoint(3, 1, b"", {}))
 
 
 def a_fault(kind: str, at: float, *, in_checkpoint: bool = False, by_exception: bool = True) -> Fault:

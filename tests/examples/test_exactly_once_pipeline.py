@@ -32,7 +32,7 @@ from tests.examples.conftest import ROOT
     [
         (["--parallelism", "0"], "--parallelism must be more than 0, not 0"),
         (["--runs", "-1"], "--runs must be more than 0, not -1"),
-        (["--faults", "task,flood"], "--faults: 'flood' is none of task, deaf, coordinator, driver and none"),
+        (["--faults", "task,flood"], "--faults: 'flood' is none of task, deaf, coordinator, driver, storage and none"),
         (["--master", "local[4]"], "--master: local[4] retries no task"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -114,7 +114,7 @@ def test_without_spark_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 # --- on a real Spark ----------------------------------------------------------------------------------------------
 
 # Two drivers start one after the other, and a deaf worker takes Spark seconds to kill: more than the other examples.
-SPARK_TIMEOUT_S = 300
+SPARK_TIMEOUT_S = 900
 
 
 def started_pipeline(folder: Path, *arguments: object) -> subprocess.Popen[str]:
@@ -138,8 +138,8 @@ def test_every_number_goes_exactly_once_though_everything_dies_once(tmp_path: Pa
 
     assert (process.returncode, said.splitlines()[-1]) == (0, "exactly once: yes"), said + happened
     assert re.findall(r"^ +[0-3] +300 +300 +300 +300 +300 +300$", said, re.MULTILINE) != []
-    for what in WHAT.values():
-        assert what in happened
+    for kind in KINDS:
+        assert WHAT[kind] in happened
     assert "last of 2 drivers" in said
     assert "Traceback" not in happened
     assert list(tmp_path.iterdir()) == []
@@ -148,7 +148,9 @@ def test_every_number_goes_exactly_once_though_everything_dies_once(tmp_path: Pa
 @pytest.mark.spark
 @pytest.mark.timeout(SPARK_TIMEOUT_S)
 def test_ctrl_c_ends_the_drivers_and_leaves_no_file(tmp_path: Path) -> None:
-    with started_pipeline(tmp_path, "--faults", "none", "--numbers", 10**6, "--seed", 5) as process:
+    with started_pipeline(
+        tmp_path, "--faults", "none", "--numbers", 10**6, "--seed", 5, "--timeout", SPARK_TIMEOUT_S
+    ) as process:
         wait_until(lambda: any(tmp_path.glob("exactly-once-5-*/checkpoints/**/*.hgc")))
 
         process.send_signal(signal.SIGINT)

@@ -17,6 +17,7 @@ from examples.exactly_once.faults import (
     DEAF,
     DRIVER,
     KINDS,
+    STORAGE,
     TASK,
     plan_faults,
 )
@@ -164,6 +165,22 @@ def test_the_next_driver_gets_the_faults_that_have_not_come_about(
     assert outcome.wrong == ["coordinator,task"]
     assert sorted(outcome.missed) == [COORDINATOR, TASK]
     assert (outcome.drivers, outcome.checkpoints) == (2, 4)
+
+
+def test_a_driver_that_dies_beside_its_storage_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H64: the driver's own death is still to come then."""
+    program = """
+        if "storage" in kinds:
+            journal.write(fault="storage", kills=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+
+    outcome = a_trial(tmp_path, monkeypatch, program, faults=(STORAGE, DRIVER)).run()
+
+    assert (outcome.struck, outcome.missed, outcome.wrong) == ([STORAGE], [DRIVER], [])
+    assert outcome.drivers == 2
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,10 @@ from tests.examples.conftest import RunExample
 
 @pytest.mark.spark
 def test_a_rule_that_is_made_while_the_tasks_run_reaches_them(run_example: RunExample) -> None:
-    """H22: the rule is sent before the leave to go on, so the task that tipped the scales obeys at once."""
+    """H22: the rule is sent before the leave to go on, so the task that tipped the scales obeys at once.
+
+    H66: the rule that exists from the beginning holds for the first record of each task.
+    """
     ended = run_example("live_rules")
 
     assert ended.returncode == 0, ended.stderr
@@ -23,7 +26,8 @@ def test_a_rule_that_is_made_while_the_tasks_run_reaches_them(run_example: RunEx
     }
     assert sum(rows["spam"]) == 1200
     assert 500 <= rows["spam"][0] < 1200
-    assert [row for word, row in rows.items() if word != "spam"] == [(300, 0)] * 6
+    assert rows.pop("dam") == (0, 300)
+    assert [row for word, row in rows.items() if word != "spam"] == [(300, 0)] * 5
     assert ended.stderr == ""
 
 
@@ -37,6 +41,16 @@ def test_no_task_calls_without_a_permit(run_example: RunExample) -> None:
     assert found is not None
     assert int(found[1]) == CALLS <= int(found[3])
     assert ended.stderr == ""
+
+
+@pytest.mark.spark
+def test_a_job_that_fails_again_and_again_leaves_its_neighbour_alone(run_example: RunExample) -> None:  # H65
+    ended = run_example("two_jobs")
+
+    assert ended.returncode == 0, ended.stderr
+    assert "unlucky: called 4 times, 3 failures, then 'at last'" in ended.stdout
+    assert "steady: called 1 time, 0 resets, 100 different numbers" in ended.stdout
+    assert "the steady job ran on untouched" in ended.stdout
 
 
 async def test_an_empty_bucket_says_how_long_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,12 @@ from protocol.gateway_types import AnswerSubmitted, CutReached, EventSubmitted, 
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
 from tests.exploration.scopes import Scope
-from tests.exploration.subtask_end import event_down, event_up
+from tests.exploration.subtask_end import REQUEST, event_down, event_up, is_event_up
 from tests.exploration.vocabulary import (
     AttemptFinished,
     CheckpointEnded,
+    Destroyed,
+    Discarded,
     EventCame,
     Output,
     SavepointEnded,
@@ -60,14 +62,20 @@ def read_counts(state: bytes) -> dict[int, tuple[int, int]]:
 class CoordinatorEnd:
     """See the module. ``live``: by slot, the attempts that it may hear and send to, and how often it has sent.
 
+    ``prepared``: what it has prepared, as a two-phase sink does: at the cut of which checkpoint, and which ones refer
+    to it; ``dead``: what of it a reset has made useless; ``in_doubt`` and ``aborted``: checkpoints that a restart may
+    restore, and whose discard it was not told of.
+
     For the checks: ``told``: the last callback for each subtask; ``pending``: checkpoints that it was asked for.
     """
 
     def __init__(self, scope: Scope) -> None:
         self.subtasks = scope.subtasks
         self.to_send = scope.events_down
+        self.greets = scope.greets
         self.batch = scope.mode is RestoreMode.BATCH
         self.concurrent = scope.concurrent
+        self.tolerant = scope.tolerant
         self.taken = TakenEvents()
         self.live: dict[int, ExecutionAttempt] = {}
         self.handed: dict[int, int] = {}
@@ -78,6 +86,10 @@ class CoordinatorEnd:
         self.pending: set[int] = set()
         self.asked = -1
         self.complete = -1
+        self.prepared: dict[int, tuple[int, ...]] = {}
+        self.dead: dict[int, tuple[int, ...]] = {}
+        self.in_doubt: set[int] = set()
+        self.aborted: set[int] = set()
 
     # --- what may happen to it ---
 
@@ -90,8 +102,17 @@ class CoordinatorEnd:
                 self._hear(message, out)
             case Snapshot(checkpoint_id):
                 self._snapshot(checkpoint_id, out)
-            case CheckpointEnded(checkpoint_id, completed):
+            case CheckpointEnded(checkpoint_id, completed, in_doubt):
                 self._end_checkpoint(checkpoint_id, completed)
+                if not completed:
+                    self.aborted.add(checkpoint_id)
+                if in_doubt:
+                    self.in_doubt.add(checkpoint_id)
+            case Discarded(checkpoint_id):
+                demand(checkpoint_id in self.aborted, "H64", f"{checkpoint_id} is discarded, and not aborted or twice")
+                self.aborted.remove(checkpoint_id)
+                self.in_doubt.discard(checkpoint_id)
+                self._clean_up(out)
             case SavepointEnded(checkpoint_id):
                 self.pending.discard(checkpoint_id)
             case AttemptFinished(slot):
@@ -104,7 +125,7 @@ class CoordinatorEnd:
         attempt = self.live[slot]
         payload = event_down(attempt.task_attempt_id, self.sent[attempt.subtask])
         self.sent[attempt.subtask] += 1
-        out.append((To.GATEWAYS + slot, EventSubmitted(self.handed[slot], payload)))
+        out.append((To.GATEWAYS + slot, EventSubmitted(self.handed[slot], payload, self.tolerant)))
         self.handed[slot] += 1
 
     def _hear(self, event: EventCame, out: list[Output]) -> None:
@@ -113,7 +134,8 @@ class CoordinatorEnd:
             return  # of an attempt that is over: dropped in one place (H3)
         subtask = attempt.subtask
         expected = event_up(subtask, self.received[subtask])
-        demand(event.payload == expected, "H30", f"{event.payload!r} comes from {attempt}, not {expected!r}")
+        demand(is_event_up(event.payload, expected), "H30", f"{event.payload!r} comes from {attempt}, not {expected!r}")
+        demand(event.is_request == event.payload.startswith(REQUEST), "H73", f"{event.payload!r} comes as {event}")
         demand(event.sender in (None, subtask), "H52", f"{event.payload!r} comes in the name of {event.sender}")
         self.taken.take(attempt, subtask)
         self.received[subtask] += 1
@@ -129,6 +151,8 @@ class CoordinatorEnd:
         demand(len(self.pending) < self.concurrent, "H43", f"{checkpoint_id} is asked for beside {self.pending}")
         self.asked = checkpoint_id
         self.pending.add(checkpoint_id)
+        self.prepared[checkpoint_id] = ()
+        self.prepared = {cut: (*referring, checkpoint_id) for cut, referring in self.prepared.items()}
         words = [b"%d=%d:%d" % (s, self.received[s], self.sent[s]) for s in range(self.subtasks)]
         state = self.snapshots[checkpoint_id] = b" ".join(words)
         out.extend((To.GATEWAYS + slot, CutReached(checkpoint_id)) for slot in sorted(self.live))
@@ -139,6 +163,7 @@ class CoordinatorEnd:
             demand(checkpoint_id in self.pending, "H40", f"{checkpoint_id} is complete, and was never asked for")
             demand(checkpoint_id > self.complete, "H4", f"{checkpoint_id} is complete after {self.complete}")
             self.complete = checkpoint_id
+            self.prepared = {cut: referring for cut, referring in self.prepared.items() if cut > checkpoint_id}
         self.pending.discard(checkpoint_id)
         for other in [n for n in self.snapshots if n != self.complete and n not in self.pending]:
             del self.snapshots[other]
@@ -156,6 +181,8 @@ class CoordinatorEnd:
                 self.live[slot] = attempt
                 self.handed[slot] = 0
                 self.taken.begin(attempt, events_sent)
+                if self.greets and self.sent[attempt.subtask] < self.to_send:
+                    self._send(slot, out)
                 out.append((To.GATEWAYS + slot, ReadyAnnounced()))
             case Failed(attempt):
                 last, number = self.told[attempt.subtask]
@@ -166,8 +193,17 @@ class CoordinatorEnd:
                 self.taken.forget(attempt)
             case Reset(subtask, checkpoint_id):
                 self._reset(subtask, checkpoint_id)
+                self.dead |= self.prepared
+                self.prepared.clear()
+                self._clean_up(out)
             case _:
                 raise AssertionError(f"beyond what is explored: {message}")
+
+    def _clean_up(self, out: list[Output]) -> None:
+        """Destroy what no checkpoint can need any more (H64)."""
+        if not self.in_doubt:
+            out.extend((To.OUTPUT, Destroyed(cut, referring)) for cut, referring in sorted(self.dead.items()))
+            self.dead.clear()
 
     def _forget(self, slot: int) -> None:
         self.live.pop(slot, None)
@@ -190,13 +226,14 @@ class CoordinatorEnd:
 class CoordinatorFacts:
     """What steps and the end depend on, of the coordinator's state."""
 
-    __slots__ = ("complete", "counts", "live", "pending", "senders", "told")
+    __slots__ = ("aborted", "complete", "counts", "live", "pending", "senders", "told")
 
     def __init__(self, end: CoordinatorEnd) -> None:
         wanting = [slot for slot, attempt in end.live.items() if end.sent[attempt.subtask] < end.to_send]
         self.senders = tuple(sorted(wanting))
         self.live = frozenset(end.live)
         self.pending = frozenset(end.pending)
+        self.aborted = frozenset(end.aborted)
         self.complete = end.complete
         self.counts = {subtask: (end.received[subtask], end.sent[subtask]) for subtask in range(end.subtasks)}
         self.told = dict(end.told)

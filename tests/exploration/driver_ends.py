@@ -26,6 +26,7 @@ from protocol.barrier_tracker import (
     AttemptReady,
     BarrierTracker,
     CheckpointConfig,
+    CheckpointDiscarded,
     CheckpointStored,
     CheckpointStoreFailed,
     CheckpointTriggered,
@@ -44,6 +45,7 @@ from protocol.barrier_tracker import (
     StoreCheckpoint,
     SubtaskResetRequired,
     SubtaskSnapshot,
+    TellDiscarded,
     TellFailed,
     TellReady,
     TellReset,
@@ -61,11 +63,13 @@ from protocol.gateway_types import (
 from protocol.ids import ExecutionAttempt
 from tests.exploration.coordinator_end import Failed, Ready, Reset, read_counts
 from tests.exploration.scopes import Scope
-from tests.exploration.subtask_end import RUN, event_up
+from tests.exploration.subtask_end import REQUEST, RUN, event_up, is_event_up
 from tests.exploration.vocabulary import (
     OPERATOR,
     AttemptFinished,
     CheckpointEnded,
+    Discarded,
+    DiscardEnds,
     Output,
     SavepointEnded,
     Slot,
@@ -84,7 +88,7 @@ class LedgerEnd:
         self.ledger = AttemptLedger()
         self.ledger.handle(OperatorAdded(OPERATOR, scope.subtasks), 0.0)
         self.ledger.handle(JobStarted(RUN, (RUN,)), 0.0)
-        self.ledger.handle(StageSubmitted(RUN, 0, scope.subtasks), 0.0)
+        self.ledger.handle(StageSubmitted(RUN, 0, scope.subtasks, partitions=scope.subtasks), 0.0)
 
     def step(self, message: Any) -> list[Output]:
         out: list[Output] = []
@@ -127,7 +131,9 @@ class LedgerEnd:
 class TrackerEnd:
     """The tracker's actor, with the table of the open gateways and the writes that are under way.
 
-    For the checks: ``over`` are the tasks whose end it was told of, ``asked`` the checkpoints that are not answered.
+    ``discarding`` are aborted checkpoints that the storage has not discarded yet: a driver that started now might
+    restore them, unless a higher one is complete (H64). For the checks: ``over`` are the tasks whose end it was told
+    of, ``asked`` the checkpoints that are not answered.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -141,6 +147,8 @@ class TrackerEnd:
         self.asked: set[int] = set()
         self.writing: set[int] = set()
         self.savepoints: set[int] = set()
+        self.discarding: set[int] = set()
+        self.complete = -1
 
     # --- what may happen to it ---
 
@@ -157,6 +165,9 @@ class TrackerEnd:
                 self.writing.discard(checkpoint_id)
                 answer = CheckpointStored(checkpoint_id) if stored else CheckpointStoreFailed(checkpoint_id, "no space")
                 out.append((To.TRACKER, answer))
+            case DiscardEnds(checkpoint_id):
+                self.discarding.discard(checkpoint_id)
+                out.append((To.TRACKER, CheckpointDiscarded(checkpoint_id)))
             case AcceptAttempt(attempt=attempt, mode=mode):
                 self._handle(AttemptAccepted(attempt, mode), out)
             case AnnounceReady(attempt):
@@ -206,8 +217,12 @@ class TrackerEnd:
             case StoreCheckpoint(checkpoint):
                 self._check(checkpoint)
                 self.writing.add(checkpoint.checkpoint_id)
-            case DiscardCheckpoint(checkpoint_id):
+            case DiscardCheckpoint(checkpoint_id, savepoint):
                 self.writing.discard(checkpoint_id)
+                if not savepoint:
+                    self.discarding.add(checkpoint_id)
+            case TellDiscarded(checkpoint_id):
+                out.append((To.COORDINATOR, Discarded(checkpoint_id)))
             case CompleteCheckpoint() | AbortCheckpoint() | EndSavepoint() | RefuseCheckpoint():
                 self._end_checkpoint(effect, out)
             case RestoreAttempt(attempt=attempt):
@@ -243,14 +258,17 @@ class TrackerEnd:
         match effect:
             case CompleteCheckpoint():
                 demand(checkpoint_id not in self.savepoints, "H49", f"savepoint {checkpoint_id} is completed")
+                self.complete = checkpoint_id
                 self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED), out)
                 out.append((To.COORDINATOR, CheckpointEnded(checkpoint_id, True)))
             case EndSavepoint():
                 self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.SAVEPOINT), out)
                 out.append((To.COORDINATOR, SavepointEnded(checkpoint_id)))
-            case AbortCheckpoint():
+            case AbortCheckpoint(in_doubt=in_doubt):
                 self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED), out)
-                out.append((To.COORDINATOR, CheckpointEnded(checkpoint_id, False)))
+                out.append((To.COORDINATOR, CheckpointEnded(checkpoint_id, False, in_doubt)))
+                if not in_doubt:
+                    out.append((To.COORDINATOR, Discarded(checkpoint_id)))
             case RefuseCheckpoint():
                 pass
 
@@ -278,7 +296,8 @@ class TrackerEnd:
             demand(sent == came + held, "invariant", text)
             for place, event in enumerate(snapshot.held, came):
                 text = f"{name} stores {event.payload!r} as event {place}"
-                demand(event.payload == event_up(subtask, place), "H31", text)
+                demand(is_event_up(event.payload, event_up(subtask, place)), "H31", text)
+                demand(event.is_request == event.payload.startswith(REQUEST), "H73", text)
             demand(snapshot.events_sent == came, "H32", f"{name}: {snapshot.events_sent} events left, {came} came")
 
     def facts(self) -> TrackerFacts:
@@ -288,10 +307,12 @@ class TrackerEnd:
 class TrackerFacts:
     """What steps depend on, of the tracker's state."""
 
-    __slots__ = ("abortable", "idle", "open", "writing")
+    __slots__ = ("abortable", "discarding", "idle", "open", "restorable", "writing")
 
     def __init__(self, end: TrackerEnd) -> None:
         self.open = frozenset(end.open)
         self.writing = tuple(sorted(end.writing))
+        self.discarding = tuple(sorted(end.discarding))
+        self.restorable = frozenset(n for n in end.discarding | end.writing if n > end.complete) - end.savepoints
         self.abortable = tuple(AbortRequested(checkpoint_id, "asked for") for checkpoint_id in sorted(end.asked))
         self.idle = not end.asked and not end.tracker.pending_ids and end.tracker.phase.name == "IDLE"

@@ -27,6 +27,7 @@ def check_end(world: World, state: State) -> None:
     demand(not any(boxes), "H48", "a mailbox of the driver is never emptied")
     demand(world.trackers.facts[state[TRACKER]].idle, "H45", "a checkpoint is never answered")
     demand(not coordinator.pending, "H48", f"the coordinator waits for the end of {sorted(coordinator.pending)}")
+    demand(not coordinator.aborted, "H64", f"nobody is told that {sorted(coordinator.aborted)} are discarded")
     for slot in range(world.slots):
         base = base_of(slot)
         name = f"attempt {slot // scope.attempts}#{slot % scope.attempts}"

@@ -15,7 +15,7 @@ from protocol.barrier_tracker import (
     SubtaskFinalState,
 )
 from protocol.errors import RemoteProtocolError
-from protocol.gateway import GatewayMachine
+from protocol.gateway import GatewayMachine, GatewayState
 from protocol.gateway_types import (
     AttemptIsOver,
     ConfirmEvent,
@@ -24,6 +24,7 @@ from protocol.gateway_types import (
     DeliverRequest,
     EventSubmitted,
     ExpireConnection,
+    ExpireEvent,
     FailAttempt,
     FailEvent,
     GatewayEffect,
@@ -63,12 +64,14 @@ LIMITS = GatewayLimits(upward_events_max=64)
 class GatewayEnd:
     """See the module. It is nothing until its attempt is accepted.
 
-    For the checks, apart from the machine: ``submitted`` and ``unsettled`` events, ``confirmed`` ones, and for each
-    checkpoint that was cut how many had been submitted then (``cuts``).
+    For the checks, apart from the machine: ``submitted`` and ``unsettled`` events, ``confirmed`` ones, the
+    loss-tolerant ones whose wait is not over (``tolerated``), and for each checkpoint that was cut how many had been
+    submitted then (``cuts``).
     """
 
-    def __init__(self, slot: int) -> None:
+    def __init__(self, slot: int, *, tolerant: bool) -> None:
         self.slot = Slot(slot)
+        self.tolerant = tolerant  # the scope's events down are loss-tolerant
         self.attempt: ExecutionAttempt | None = None
         self.registered: Registered | None = None
         self.machine: GatewayMachine | None = None
@@ -76,6 +79,7 @@ class GatewayEnd:
         self.submitted = 0
         self.confirmed = 0
         self.unsettled: set[int] = set()
+        self.tolerated: set[int] = set()
         self.cuts: dict[int, int] = {}
 
     # --- what may happen to it ---
@@ -104,6 +108,7 @@ class GatewayEnd:
                 demand(not self.unsettled, "H26", f"events {self.unsettled} of {self.attempt} are never settled")
                 self.machine, self.registered, self.cuts = None, None, {}
                 self.submitted = self.confirmed = 0
+                self.tolerated = set()
             case OutOfTime():
                 deadline = self.machine.next_deadline()
                 assert deadline is not None
@@ -113,6 +118,9 @@ class GatewayEnd:
                 self._carry_out(self.machine.handle(message, 0.0), out)
         if self.machine is not None:
             self.machine.check_invariants()
+            waits = self.tolerated and not self.machine.statistics().held_events
+            if waits and self.machine.state is GatewayState.ATTACHED:
+                demand(self.machine.next_deadline() is not None, "H72", f"{self.attempt} waits for ever for an event")
         return out
 
     def _open(self, effect: RestoreAttempt, out: list[Output]) -> None:
@@ -136,6 +144,8 @@ class GatewayEnd:
             demand(message.event_id == self.submitted, "H22", f"event {message.event_id} after {self.submitted}")
             self.submitted += 1
             self.unsettled.add(message.event_id)
+            if message.loss_tolerant:
+                self.tolerated.add(message.event_id)
         elif isinstance(message, CutReached):
             self.cuts[message.checkpoint_id] = self.submitted
 
@@ -168,13 +178,19 @@ class GatewayEnd:
     def _settle(self, event_id: int, confirmed: bool) -> None:
         demand(event_id in self.unsettled, "H21", f"event {event_id} of {self.attempt} is settled twice, or unasked")
         self.unsettled.discard(event_id)
+        self.tolerated.discard(event_id)
         if confirmed:
             demand(event_id == self.confirmed, "H23", f"event {event_id} of {self.attempt} is confirmed out of turn")
             self.confirmed += 1
 
+    def _expire(self, event_id: int) -> None:
+        """The wait for an event ends: for a loss-tolerant one, and once (H72)."""
+        demand(event_id in self.tolerated, "H72", f"the wait for event {event_id} of {self.attempt} ends, unasked")
+        self.tolerated.discard(event_id)
+
     def _check_drained(self, checkpoint_id: int) -> None:
         cut = self.cuts.get(checkpoint_id)
-        holds = cut is not None and self.confirmed >= cut
+        holds = cut is not None and (self.tolerant or self.confirmed >= cut)
         demand(holds, "H42", f"{self.attempt} is drained for {checkpoint_id}: {self.confirmed} of {cut} confirmed")
 
     # --- what its machine asks for ---
@@ -194,11 +210,14 @@ class GatewayEnd:
                     self._settle(event_id, True)
                 case FailEvent(event_id):
                     self._settle(event_id, False)
+                case ExpireEvent(event_id):
+                    self._expire(event_id)
                 case DeliverEvent(seq, payload, sender):
                     out.append((To.COORDINATOR, EventCame(self.slot, seq, payload, sender)))
-                case DeliverRequest(seq, request_id, payload):
-                    out.append((To.COORDINATOR, EventCame(self.slot, seq, payload, None, request_id)))
+                case DeliverRequest(seq, request_id, payload, sender):
+                    out.append((To.COORDINATOR, EventCame(self.slot, seq, payload, sender, request_id, True)))
                 case FailAttempt(reason):
+                    demand(not self.tolerant, "H28", f"{self.attempt} fails for a loss-tolerant event: {reason}")
                     out.append((To.BRIDGE, AttemptCondemned(OPERATOR, task, reason)))
                     self._hang_up(reason, out)
                 case ExpireConnection():

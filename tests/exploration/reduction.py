@@ -8,8 +8,9 @@ put off for ever). What is checked, is checked inside the step of one part. Thes
 
 *At once*, without a state in between:
 - The coordinator takes an event, or a word that nobody else sees: it has one mailbox, and what it sends by itself does
-  not depend on what it has received. ``ItemTaken`` goes with it where no connection can break any more: only the resume
-  after a loss depends on what was taken, and what else is confirmed with it, for which nobody waits.
+  not depend on what it has received. That a subtask is ready is no such word: what follows is written to its task,
+  before or behind the words of a checkpoint (H66). ``ItemTaken`` goes with it where no connection can break any more:
+  only the resume after a loss depends on what was taken, and what else is confirmed with it, for which nobody waits.
 - The ledger takes whatever it is told. A word that waits there is a word that was said later: a task that died had
   done nothing any more, a gateway that has reported had not yet read on, a retry had not yet been started.
 - The tracker takes a word from which nothing follows outside of it. All that people and the storage may tell it is
@@ -44,7 +45,7 @@ from protocol.gateway_types import (
     ReadyAnnounced,
 )
 from protocol.messages import AttemptEnded, Refused
-from tests.exploration.coordinator_end import Failed, Ready, Reset
+from tests.exploration.coordinator_end import Failed, Reset
 from tests.exploration.interning import Broken, Link, Numbered
 from tests.exploration.steps import Step, Steps
 from tests.exploration.vocabulary import AttemptFinished, CheckpointEnded, EventCame, SavepointEnded, To
@@ -67,7 +68,7 @@ from tests.exploration.world import (
     base_of,
 )
 
-HEARD_AT_ONCE = (EventCame, CheckpointEnded, SavepointEnded, Ready, Failed, Reset, AttemptFinished)
+HEARD_AT_ONCE = (EventCame, CheckpointEnded, SavepointEnded, Failed, Reset, AttemptFinished)
 LOCAL = (To.DOWN, To.APART)
 ENDS = (AttemptEnded, Refused)
 

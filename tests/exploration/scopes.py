@@ -19,8 +19,9 @@ class Scope:
     asked for, one is given up by request, a task dies, a connection breaks, an event is given up as not confirmed in
     time, a subtask declines its snapshot, the storage fails. ``apart``: barriers go their own way. ``asks``: the last
     upward event wants an answer. ``in_snapshot``: a subtask may send from inside its snapshot. ``finishes``: operators
-    that have exchanged everything end well, at any time from then on. ``late``: subtasks that are not yet started at
-    the beginning; the others are ready.
+    that have exchanged everything end well, at any time from then on. ``greets``: the coordinator sends its next event
+    from inside ``subtask_ready``. ``late``: subtasks that are not yet started at
+    the beginning; the others are ready. ``tolerant``: the events down are loss-tolerant.
     """
 
     name: str
@@ -42,11 +43,13 @@ class Scope:
     asks: bool = False
     in_snapshot: bool = False
     finishes: bool = False
+    greets: bool = False
     late: int = 0
+    tolerant: bool = False
     mode: RestoreMode = RestoreMode.STREAMING
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 + self.failures + self.timeouts:
+        if self.attempts < 1 + self.failures + (0 if self.tolerant and not self.drops else self.timeouts):
             raise ValueError(f"scope {self.name}: a subtask may fail for good, and its stage with it")
 
 
@@ -54,6 +57,13 @@ _ALL = (
     Scope("tiny", "one subtask, one checkpoint, an event each way"),
     Scope("tiny-drop", "the same, and its connection breaks", drops=1),
     Scope("tiny-fail", "the same, and its task dies", attempts=2, failures=1),
+    Scope(
+        "loss-tolerant",
+        "events that nobody waits for, which run out of time during a checkpoint (H28, H72)",
+        events_down=2,
+        timeouts=2,
+        tolerant=True,
+    ),
     Scope("goodbye", "a subtask finishes, or dies before", attempts=2, failures=1, finishes=True),
     Scope(
         "goodbye-drop",
@@ -71,6 +81,14 @@ _ALL = (
     Scope("aborts", "three checkpoints, of which up to two are given up (G3)", events_down=2, checkpoints=3, aborts=2),
     Scope("aborts-at-once", "two at once, of which any is given up (G4)", checkpoints=2, concurrent=2, aborts=2),
     Scope("declines", "a subtask declines, the storage fails", checkpoints=3, declines=1, store_failures=1),
+    Scope(
+        "in-doubt",
+        "the storage fails, and a reset comes before the discard (H64)",
+        attempts=2,
+        checkpoints=2,
+        failures=1,
+        store_failures=1,
+    ),
     Scope("apart", "barriers on their own way, two at once", events_down=2, checkpoints=2, concurrent=2, apart=True),
     Scope("savepoint", "a savepoint beside two checkpoints", checkpoints=2, savepoints=1, concurrent=2),
     Scope("requests", "the last event up wants an answer", events_up=2, checkpoints=2, asks=True, in_snapshot=True),
@@ -82,6 +100,24 @@ _ALL = (
         events_down=1,
         checkpoints=2,
         failures=1,
+    ),
+    Scope(
+        "held-request",
+        "a retry restores a request that its valve held (H73)",
+        attempts=2,
+        events_up=2,
+        events_down=0,
+        failures=1,
+        asks=True,
+    ),
+    Scope(
+        "greeting",
+        "what subtask_ready sends comes before the first record (H66)",
+        attempts=2,
+        events_down=2,
+        failures=1,
+        drops=1,
+        greets=True,
     ),
     Scope("unconfirmed", "an event is not confirmed in time (H25)", attempts=2, events_down=2, drops=1, timeouts=1),
     Scope("drop", "a connection breaks during two checkpoints", events_up=2, events_down=2, checkpoints=2, drops=1),

@@ -10,6 +10,7 @@ from tests.exploration.vocabulary import (
     CameDown,
     CameUp,
     Died,
+    DiscardEnds,
     Finish,
     Killed,
     Leave,
@@ -177,6 +178,8 @@ class Steps:
         if budgets[ABORTS]:
             for abort in facts.abortable:
                 yield Step("the tracker:", -1, number(abort), ABORTS)
+        for checkpoint_id in facts.discarding:
+            yield Step("the tracker:", -1, number(DiscardEnds(checkpoint_id)))
         for checkpoint_id in facts.writing:
             yield Step("the tracker:", -1, number(WriteEnds(checkpoint_id)))
             if budgets[STORE_FAILURES]:

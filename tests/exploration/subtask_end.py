@@ -31,6 +31,7 @@ from protocol.subtask_types import (
     MailboxCompleted,
     MailboxEvent,
     MailboxItem,
+    MailboxStart,
     MessageReceived,
     OperatorFinished,
     OperatorOpened,
@@ -98,7 +99,8 @@ class SubtaskEnd:
 
     Whatever lies in its mailbox ahead of a barrier is handled at once: only the operator sees it, so nobody can tell
     when. ``expected``: by checkpoint, how many events of this attempt the barrier belongs behind; ``put``: how many
-    have come into the mailbox.
+    have come into the mailbox. It sends nothing before it has met the word to begin (H66); ``to_greet``: how many
+    events of its history must have come by then.
     """
 
     def __init__(self, slot: int, subtask: int, number: int, parallelism: int, to_exchange: tuple[int, int]) -> None:
@@ -107,7 +109,9 @@ class SubtaskEnd:
         self.number = number
         self.parallelism = parallelism
         self.to_send, self.to_receive = to_exchange
-        self.asks = self.in_snapshot = self.finishes = False
+        self.asks = self.in_snapshot = self.finishes = self.greeted = False
+        self.started = False
+        self.to_greet = 0
         self.mode = RestoreMode.STREAMING
         self.life = Life.ABSENT
         self.doomed = False
@@ -181,10 +185,10 @@ class SubtaskEnd:
     def _end(self, life: Life, outcome: TaskOutcome, out: list[Output]) -> None:
         """Nothing of it is left but its end, and what it wrote."""
         self.life = life
-        self.attached = self.doomed = self.unanswered = False
+        self.attached = self.doomed = self.unanswered = self.started = False
         self.machine = None
         self.mailbox.clear()
-        self.sent = self.received = self.put = 0
+        self.sent = self.received = self.put = self.to_greet = 0
         self.expected = {}
         out.append((To.BRIDGE, TaskEnded(self.task, RUN, 0, self.subtask, self.number, outcome)))
 
@@ -194,13 +198,16 @@ class SubtaskEnd:
             demand(state.subtask == self.subtask, "H52", f"task {self.task} restores the state of {state.subtask}")
             _, self.sent, self.received = map(int, state.state.split(b":"))
         for place, event in enumerate(message.held):
-            expected = event_up(self.subtask, self.sent - len(message.held) + place)
-            demand(event.payload == expected, "H31", f"task {self.task} restores {event.payload!r}, not {expected!r}")
+            sent = event_up(self.subtask, self.sent - len(message.held) + place)
+            demand(
+                is_event_up(event.payload, sent), "H31", f"task {self.task} restores {event.payload!r}, not {sent!r}"
+            )
         limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
         self.machine = SubtaskMachine(self.task, self.subtask, limits, message.held, message.events_sent)
         self.life, self.attached = Life.RUNNING, True
         self._handle(ConnectionAttached(0), out)
-        self._handle(OperatorOpened(), out)
+        self.to_greet = self.received + (self.greeted and self.received < self.to_receive)
+        self._handle(OperatorOpened(awaits_start=True), out)
 
     def _reconnect(self, out: list[Output]) -> None:
         assert self.machine is not None
@@ -221,7 +228,7 @@ class SubtaskEnd:
         self.sent += 1
         if self.asks and self.sent == self.to_send:
             self.unanswered = True
-            self._handle(RequestSubmitted(self.sent, payload), out)
+            self._handle(RequestSubmitted(self.sent, REQUEST + payload), out)
         else:
             self._handle(EventSubmitted(payload), out)
 
@@ -253,6 +260,11 @@ class SubtaskEnd:
                 demand(item.payload.startswith(b"%d|" % self.task), "H20", text)
                 demand(item.payload == expected, "H22", text)
                 self.received += 1
+            elif isinstance(item, MailboxStart):
+                demand(not self.started, "H66", f"task {self.task} begins twice")
+                text = f"task {self.task} begins with its records behind {self.received} events of {self.to_greet}"
+                demand(self.received >= self.to_greet, "H66", text)
+                self.started = True
 
     def _put(self, item: MailboxItem) -> None:
         if isinstance(item, MailboxEvent):
@@ -303,12 +315,14 @@ class SubtaskEnd:
             return SubtaskFacts(self.life, False, self.doomed, False, False, False, False, False, True, 0)
         running = self.life is Life.RUNNING
         all_sent = self.sent == self.to_send
-        done = all_sent and self.received == self.to_receive and not self.mailbox and not self.unanswered
+        done = (
+            self.started and all_sent and self.received == self.to_receive and not self.mailbox and not self.unanswered
+        )
         return SubtaskFacts(
             self.life,
             self.attached,
             self.doomed,
-            running and not all_sent,
+            running and self.started and not all_sent,
             running and bool(self.mailbox),
             running and self.finishes and done and machine.may_finish,
             self.life is Life.LEAVING and machine.all_confirmed,
@@ -326,6 +340,15 @@ def only_words_unconfirmed(machine: SubtaskMachine) -> bool:
 def event_up(subtask: int, place: int) -> bytes:
     """The event at ``place`` of what a subtask sends in its history."""
     return b"%d>%d" % (subtask, place)
+
+
+REQUEST = b"?"
+"""Stands before what wants an answer."""
+
+
+def is_event_up(payload: bytes, event: bytes) -> bool:
+    """Whether ``payload`` is this event, as one that wants an answer or not."""
+    return payload.removeprefix(REQUEST) == event
 
 
 def event_down(task: int, place: int) -> bytes:

@@ -10,8 +10,9 @@ import pytest
 from protocol.barrier_tracker.under_way import CheckpointsUnderWay
 from protocol.downward_intake import DownwardIntake
 from protocol.downward_valve import DownwardValve
-from protocol.errors import RemoteProtocolError
+from protocol.errors import ConfirmationTimeout, RemoteProtocolError
 from protocol.gateway import GatewayMachine
+from protocol.gateway_types import ExpireEvent
 from protocol.streams import IncomingStream
 from protocol.upward_intake import UpwardIntake
 from protocol.upward_valve import UpwardValve
@@ -22,12 +23,12 @@ from tests.exploration.search import Search
 from tests.exploration.world import BUDGETS, COORDINATOR, GATEWAY, LEDGER, LINK, SLOTS, TASK, TRACKER, WIDTH, State
 
 TINY = SCOPES["tiny"]
-FLOORS = {"tiny": 100, "tiny-drop": 2000, "tiny-fail": 500}
+FLOORS = {"in-doubt": 10_000, "loss-tolerant": 500, "tiny": 100, "tiny-drop": 2000, "tiny-fail": 500}
 
 
 @pytest.mark.parametrize("name", FLOORS)
 def test_every_state_of_a_tiny_scope_keeps_the_contract(name: str) -> None:
-    """The invariant, H10, H16, H18, H20-H26, H30-H32, H40-H45, H48."""
+    """The invariant, H10, H16, H18, H20-H26, H30-H32, H40-H45, H48, H64."""
     result = explore(SCOPES[name])
     assert result.violation is None, str(result.violation)
     assert result.complete
@@ -70,7 +71,9 @@ SMALL = (
     Scope("", "an abort", events_up=1, events_down=0, checkpoints=1, aborts=1),
     Scope("", "a request, and a savepoint", events_down=0, checkpoints=0, savepoints=1, asks=True, in_snapshot=True),
     Scope("", "late, and it finishes", events_up=0, events_down=1, late=1, finishes=True),
+    Scope("", "a greeting", attempts=2, events_up=0, checkpoints=0, failures=1, greets=True),
     Scope("", "not confirmed in time", attempts=2, events_up=0, checkpoints=0, timeouts=1),
+    Scope("", "loss-tolerant, not confirmed in time", events_up=0, events_down=2, timeouts=2, tolerant=True),
 )
 
 
@@ -176,6 +179,29 @@ def test_a_goodbye_that_is_given_up_after_a_long_cut_is_seen(monkeypatch: pytest
     assert found is not None
     assert any("Finish" in line for line in found.path)
     assert any("OutOfTime" in line for line in found.path)
+
+
+def test_an_attempt_that_fails_for_a_loss_tolerant_event_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:  # H28
+    monkeypatch.setattr(GatewayMachine, "_fatal_deadline", lambda self: self._valve.tolerant_deadline())
+    describe_late = DownwardValve.describe_late
+    monkeypatch.setattr(
+        DownwardValve,
+        "describe_late",
+        lambda self, *times: describe_late(self, *times) if self._awaited else ("a loss-tolerant event", None),
+    )
+    found = explore(SCOPES["loss-tolerant"]).violation
+    assert found is not None
+    assert found.rule == "H28"
+
+
+def test_a_loss_tolerant_event_that_expires_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:  # H72
+    def expire(self: DownwardValve, now: float, effects: list[object]) -> None:
+        effects += [ExpireEvent(tag, ConfirmationTimeout("late")) for tag in self.stream.tags()]
+
+    monkeypatch.setattr(DownwardValve, "expire_tolerant", expire)
+    found = explore(SCOPES["loss-tolerant"]).violation
+    assert found is not None
+    assert found.rule == "H72"
 
 
 # --- the program ----------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ class To(IntEnum):
     HANG_UP = 6  # the gateway closes its connection, behind what it has written
     RESUMED = 7  # the gateway has taken the newest connection of its attempt
     ENGINE = 8  # kill this task, by its slot
+    OUTPUT = 9  # the coordinator destroys what it prepared for a checkpoint
     GATEWAYS = 16
 
 
@@ -163,21 +164,45 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class EventCame:
-    """The coordinator's mailbox: an event or (with an id) a request of the attempt in ``slot``."""
+    """The coordinator's mailbox: an event or a request of the attempt in ``slot``. A restored request has no id."""
 
     slot: int
     seq: int
     payload: bytes
     sender: int | None = None
     request_id: int | None = None
+    is_request: bool = False
 
 
 @dataclass(frozen=True)
 class CheckpointEnded:
-    """The coordinator's mailbox: it is complete, or aborted."""
+    """The coordinator's mailbox: it is complete, or aborted; then a restart may find it all the same (H64)."""
 
     checkpoint_id: int
     completed: bool
+    in_doubt: bool = False
+
+
+@dataclass(frozen=True)
+class Discarded:
+    """The coordinator's mailbox: no restart restores the aborted checkpoint."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class DiscardEnds:
+    """The storage has discarded it for good."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class Destroyed:
+    """What was prepared at the cut of a checkpoint is gone; ``referring``: the checkpoints that need it."""
+
+    cut: int
+    referring: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from tests.exploration.vocabulary import (
     LossNoticed,
     Started,
     To,
+    demand,
 )
 
 State = tuple[int, ...]
@@ -96,7 +97,8 @@ class World:
             exchange = scope.events_up, scope.events_down
             task = SubtaskEnd(slot, slot // scope.attempts, slot % scope.attempts, scope.subtasks, exchange)
             task.asks, task.finishes, task.mode = scope.asks, scope.finishes, scope.mode
-            state += [self.gateways.number(GatewayEnd(slot)), 0, self.tasks.number(task), 0]
+            task.greeted = scope.greets
+            state += [self.gateways.number(GatewayEnd(slot, tolerant=scope.tolerant)), 0, self.tasks.number(task), 0]
         return tuple(state)
 
     # --- numbers ---
@@ -203,6 +205,8 @@ class World:
                 state[COORDINATOR_BOX] = push(state[COORDINATOR_BOX], message)
             elif to == To.BRIDGE:
                 state[LEDGER_BOX] = push(state[LEDGER_BOX], message)
+            elif to == To.OUTPUT:
+                self._destroy(state, self.messages.values[message])
             elif to == To.DOWN:
                 self._write_down(state, slot, message)
             elif to == To.UP:
@@ -211,6 +215,13 @@ class World:
                 self.task(state, message_slot(self.messages.values[message]), self.messages.number(KillRequested()))
             else:
                 self._change_link(state, slot, to, message)
+
+    def _destroy(self, state: list[int], destroyed: Any) -> None:
+        """Something that was prepared for a checkpoint is gone: no driver that starts now may restore it."""
+        restorable = self.trackers.facts[state[TRACKER]].restorable
+        needed = [checkpoint_id for checkpoint_id in destroyed.referring if checkpoint_id in restorable]
+        text = f"what was prepared at the cut of {destroyed.cut} is destroyed, and {needed} may be restored"
+        demand(not needed, "H64", text)
 
     def _to_gateway(self, state: list[int], slot: int, message: int) -> None:
         base = base_of(slot)

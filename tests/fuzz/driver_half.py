@@ -28,6 +28,7 @@ from protocol.errors import GatewayFull
 from protocol.facts import (
     EngineFact,
     JobStarted,
+    StageLook,
     StageSubmitted,
     StatusReported,
     TaskEnded,
@@ -106,6 +107,9 @@ class PlayedSpark:
 
     async def cancel_stage(self, stage_id: int, reason: str) -> None:
         self.faults.append(f"stage {stage_id} was cancelled: {reason}")
+
+    async def look_at_stage(self, stage_id: int) -> StageLook:
+        return StageLook()
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         tasks = {id: TaskState.RUNNING if id in self.running else TaskState.UNKNOWN for id in task_attempt_ids}
@@ -194,7 +198,7 @@ class DriverHalf:
             lambda: BarrierTrackerActor(coordinator, config, ports, statistics), name=operator, mailbox=UNBOUNDED
         )
         self.trackers[operator] = tracker
-        await tracker.ask(StartOperator, timeout_s=10)
+        await tracker.ask(StartOperator, timeout_s=60.0)
         parallelism = PARALLELISM[operator]
         await self.spark.bridge.ask(
             lambda reply_to: AddOperator(operator, parallelism, tracker, reply_to), timeout_s=10

@@ -12,7 +12,7 @@ from spark_bridge.subtask import SubtaskOperator, TaskEndpoint, TaskIdentity, ru
 IN_FLIGHT_MAX = 8
 PAUSE_S = 0.002
 """Between two events, so that there is time left for the attackers."""
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class EchoedOperator(SubtaskOperator):

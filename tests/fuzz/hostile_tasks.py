@@ -22,6 +22,7 @@ from protocol.messages import (
     Registered,
     RequestMessage,
     RestoredEventMessage,
+    RestoredRequestMessage,
     RestoreMode,
     Resume,
 )
@@ -67,6 +68,7 @@ class _Speech:
             lambda: EventMessage(task, seq, encode_event(samples.event(random))),
             lambda: RequestMessage(task, seq, random.randrange(50), payload),
             lambda: RestoredEventMessage(task, seq, random.randrange(20), payload),
+            lambda: RestoredRequestMessage(task, seq, random.randrange(20), payload),
             lambda: Opened(task, seq),
             lambda: ClosedForCheckpoint(task, seq, checkpoint_id),
             lambda: CheckpointDeclined(task, seq, checkpoint_id, samples.text(random, 200)),
@@ -78,12 +80,12 @@ class _Speech:
             lambda: Resume(task, "victim", 0),
             lambda: replace(samples.message(random), task_attempt_id=task),  # of either direction
         )
-        weights = (20, 10, 10, 3, 8, 8, 4, 6, 1, 6, 1, 1)
+        weights = (20, 10, 10, 3, 3, 8, 8, 4, 6, 1, 6, 1, 1)
         return random.choices(choices, weights)[0]()
 
     def _held(self) -> tuple[HeldEvent, ...]:
         count = self._random.choice((0, 1, 5000))
-        return tuple(HeldEvent(sender % 9, b"\xc0") for sender in range(count))
+        return tuple(HeldEvent(sender % 9, b"\xc0", sender % 2 == 1) for sender in range(count))
 
 
 async def _registered(intruder: Intruder, slot: Slot) -> Line | None:

@@ -12,7 +12,7 @@ from protocol.framing import FrameDecoder
 from protocol.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
 from protocol.messages import Message
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 HELLO_BYTES = 38
 
 

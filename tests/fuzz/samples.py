@@ -61,7 +61,7 @@ def _payload(random: Random) -> bytes:
 
 def _held(random: Random) -> tuple[HeldEvent, ...]:
     count = random.choice((0, 1, 3, LIMITS.held_events_max))
-    return tuple(HeldEvent(natural(random), blob(random, 40)) for _ in range(count))
+    return tuple(HeldEvent(natural(random), blob(random, 40), random.random() < 0.5) for _ in range(count))
 
 
 def _states(random: Random) -> tuple[SubtaskState, ...]:
@@ -78,12 +78,14 @@ _FIELDS: dict[str, Callable[[Random], Any]] = {
     "mode": lambda random: random.choice(list(RestoreMode)),
     "code": lambda random: random.choice(list(RefusalCode)),
     "parallelism": lambda random: natural(random, 1),
+    "awaits_start": lambda random: random.random() < 0.5,
     "window_events": lambda random: natural(random, 1),
     "window_bytes": lambda random: natural(random, 1),
     "checkpoint_id": lambda random: natural(random) if random.random() < 0.8 else -1,
+    "awaited_s": lambda random: random.choice((0.0, 10.5, 1e300)),
     "reconnect_timeout_s": lambda random: random.choice((0.0, 0.5, 30.0, 1e300, 5e-324)),
 }
-_TEXTS = frozenset({"location", "python_version", "reason", "failure", "message", "error"})
+_TEXTS = frozenset({"action", "call", "place", "location", "python_version", "reason", "failure", "message", "error"})
 
 
 def message(random: Random, kind: type[Message] | None = None) -> Message:
@@ -167,7 +169,7 @@ def relay_record(random: Random) -> bytes:
     bodies: dict[int, Callable[[], bytes]] = {
         1: lambda: small("i") + listed("i"),
         2: lambda: small("i") + flag() + prose(),
-        3: lambda: small("iii") + flag(),
+        3: lambda: small("iii") + flag() + small("i"),
         4: lambda: small("ii") + flag() + prose(),
         5: lambda: small("qiiii") + flag() + prose() + prose(),
         6: lambda: small("qiiii") + bytes([random.randrange(7)]) + prose(),

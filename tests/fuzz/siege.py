@@ -26,7 +26,7 @@ from tests.fuzz.honest import HonestTask
 from tests.fuzz.hostile_tasks import HOSTILE_TASKS, HostileTask, Slot
 from tests.fuzz.target import Target
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 FILES_MAX = 512
 UNAUTHENTICATED_MAX = 64
 SERVER = {
@@ -172,7 +172,11 @@ class Siege:
     def check_log(self) -> None:
         """One line for each connection at fault, at most one for any, and no defect (H62)."""
         log = self.half.log
-        defects = [line for line in log if line["log_level"] in ("error", "critical") or "exception" in line]
+        defects = [
+            line
+            for line in log
+            if line["log_level"] in ("error", "critical") or ("exception" in line and line["event"] != "request failed")
+        ]
         assert not defects, f"the driver has a defect: {defects[0]}"
         for name, worth in self.lines.items():
             said = [line for line in log if line.get("peer") == name]

@@ -16,6 +16,7 @@ from protocol.codec import decode_event, decode_message, encode_message
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway import GatewayMachine
 from protocol.gateway_types import CheckpointOutcome, CheckpointOver, CloseRequested, GatewayLimits, RefuseMessage
+from protocol.handshake import PROTOCOL_VERSION
 from protocol.ids import ExecutionAttempt
 from protocol.messages import CheckpointAcknowledged, ClosedForCheckpoint, Confirm, EventMessage, Registered, UpMessage
 from protocol.streams import ConnectionAttached
@@ -52,7 +53,7 @@ def test_a_message_makes_no_lists_that_no_field_can_hold() -> None:  # H62
     bush = b"\xdc" + width + (b"\xdc" + width + b"\x90" * 2**9) * 2**9
 
     def decode() -> None:
-        with pytest.raises(RemoteProtocolError, match=r"Registered\.states must hold pairs"):
+        with pytest.raises(RemoteProtocolError, match=r"Registered\.states must hold lists of 2"):
             decode_message(b"\x9a\x1e\x01\x01\x01" + bush)
 
     assert peak_bytes(decode) < 4 * len(bush)
@@ -134,7 +135,7 @@ async def test_peers_of_another_version_that_do_not_leave_are_bounded_like_all_s
             for _ in range(20):
                 strangers.append(await Line.open(server.address))
                 await strangers[-1].send(b"HDGT\x00\x63")
-                assert (await strangers[-1].read())[:6] == b"HDGT\x00\x02"
+                assert (await strangers[-1].read())[:6] == b"HDGT" + PROTOCOL_VERSION.to_bytes(2, "big")
                 assert server.statistics.unauthenticated + server.statistics.closing <= 6
         assert [line["event"] for line in lines] == ["connection refused"] * 20
         for stranger in strangers:

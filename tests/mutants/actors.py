@@ -27,6 +27,34 @@ ACTORS = (
         ),
     ),
     Mutant(
+        "begins-before-subtask-ready",
+        "An operator may begin with its records before subtask_ready has sent anything.",
+        "found",
+        ("H66",),
+        (
+            Edit(
+                f"{COORDINATOR}_handle_lifecycle",
+                'ready = await self._guarded(context, "subtask_ready"',
+                "gateway_ref.tell_direct(ReadyAnnounced()); ready = False;"
+                ' await self._guarded(context, "subtask_ready"',
+            ),
+        ),
+    ),
+    Mutant(
+        "begins-though-subtask-ready-failed",
+        "An operator begins with its records although subtask_ready raised.",
+        "feared",
+        ("H66",),
+        (Edit(f"{COORDINATOR}_handle_lifecycle", "if ready:", "if True:"),),
+    ),
+    Mutant(
+        "never-begins",
+        "After subtask_ready, nobody tells the operator to begin.",
+        "feared",
+        ("H66", "H48"),
+        (Edit("protocol.gateway:GatewayMachine._announce_ready", "self._valve.start_processing(effects)", "pass"),),
+    ),
+    Mutant(
         "dead-gateway-takes-events",
         "Inside subtask_reset the old gateway still takes events.",
         "feared",
@@ -177,7 +205,7 @@ ACTORS = (
         (
             Edit(
                 f"{TRACKER}_end_checkpoint",
-                "self._coordinator_ref.tell(NotifyAborted(checkpoint_id))",
+                "self._coordinator_ref.tell(NotifyAborted(checkpoint_id, in_doubt))",
                 "pass",
             ),
         ),
@@ -225,6 +253,52 @@ ACTORS = (
                 "actors.coordination.failure:FailureLatch.raise_failure",
                 "if self._latched or resets < self.resets:",
                 "if self._latched:",
+            ),
+        ),
+    ),
+    Mutant(
+        "second-run-not-refused",
+        "An instance that does not forget serves a second run.",
+        "feared",
+        ("H68",),
+        (Edit("actors.coordination.given:why_not_resettable", "name = type(coordinator).__name__", "return ''"),),
+    ),
+    Mutant(
+        "class-kept-over-runs",
+        "A class or factory that was given serves all runs with one coordinator.",
+        "feared",
+        ("H68",),
+        (
+            Edit(
+                "actors.coordination.recreate_on_reset:RecreateOnReset.reset_to_checkpoint",
+                "if context is None or old.awaited:",
+                "if True:",
+            ),
+        ),
+    ),
+    Mutant(
+        "action-goes-on-with-old-splits",
+        "A new action goes on with the enumeration of the one before.",
+        "feared",
+        ("H68",),
+        (
+            Edit(
+                "protocol.enumerations:CurrentEnumeration.goes_on_in",
+                "if look.kept & self._outputs:",
+                "if self._runs:",
+            ),
+        ),
+    ),
+    Mutant(
+        "kept-output-is-enumerated-anew",
+        "What is computed again beside kept output is handed other splits.",
+        "feared",
+        ("H56",),
+        (
+            Edit(
+                "protocol.enumerations:CurrentEnumeration.goes_on_in",
+                "if look.kept & self._outputs:\n        return True",
+                "pass",
             ),
         ),
     ),

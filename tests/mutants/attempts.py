@@ -37,6 +37,13 @@ ATTEMPTS = (
         ),
     ),
     Mutant(
+        "kills-without-end",
+        "Attempts that the framework kills are run again however often, since Spark counts no kill.",
+        "feared",
+        ("H69",),
+        (Edit("protocol.attempts.kills:_kill", "if count < limit:", "if True:"),),
+    ),
+    Mutant(
         "reset-beside-the-living",
         "A subtask is reset although another attempt of it is alive.",
         "feared",

@@ -260,7 +260,7 @@ CHECKPOINTS = (
         "A checkpoint that is aborted while it is being written is not taken back from the storage.",
         "feared",
         ("H44", "H50"),
-        (Edit(f"{UNDER_WAY}_end", "if pending.phase is Phase.STORING:", "if False:"),),
+        (Edit(f"{UNDER_WAY}_end", "if written:", "if False:"),),
     ),
     Mutant(
         "failures-are-not-counted",
@@ -302,6 +302,27 @@ CHECKPOINTS = (
                 f"{PENDING}advance",
                 "if part.step is Step.AWAITING_ACKNOWLEDGE",
                 "if True",
+            ),
+        ),
+    ),
+    Mutant(
+        "doubt-is-told-as-discarded",
+        "A checkpoint that is aborted while it is being written is told as discarded at once.",
+        "E1",
+        ("H64",),
+        (Edit(f"{UNDER_WAY}_end", "in_doubt = written and not pending.savepoint", "in_doubt = False"),),
+    ),
+    Mutant(
+        "a-reset-ends-the-doubt",
+        "A failure or a reset tells every checkpoint in doubt as discarded.",
+        "E1",
+        ("H64",),
+        (
+            Edit(
+                f"{UNDER_WAY}abort_all",
+                "self.give_up(list(self.pending.values()), reason, out)",
+                "self.give_up(list(self.pending.values()), reason, out);"
+                " out.extend(map(TellDiscarded, sorted(self.in_doubt))); self.in_doubt.clear()",
             ),
         ),
     ),

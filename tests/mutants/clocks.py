@@ -37,6 +37,19 @@ CLOCKS = (
         ),
     ),
     Mutant(
+        "a-hanging-method-is-not-reported",
+        "A method of the coordinator that does not return is never named.",
+        "E8",
+        ("H70",),
+        (
+            Edit(
+                "actors.coordination.call_watch:CallWatch.begin",
+                "if not self._closed and (self._timer is None or self._timer_at > now + self._report_s):",
+                "if False:",
+            ),
+        ),
+    ),
+    Mutant(
         "confirm-clock-runs-while-disconnected",
         "The time without a connection counts against the confirmation of an event.",
         "feared",

@@ -226,6 +226,45 @@ DOWNWARD = (
         (Edit(f"{VALVE}_send_submitted", "awaited = not submitted.loss_tolerant", "awaited = True"),),
     ),
     Mutant(
+        "tolerates-for-ever",
+        "The wait for a loss-tolerant event that is not confirmed never ends.",
+        "E15",
+        ("H72",),
+        (
+            Edit(
+                f"{VALVE}tolerant_deadline",
+                "if not self._tolerated:",
+                "if True:",
+            ),
+        ),
+    ),
+    Mutant(
+        "expires-twice",
+        "The wait for a loss-tolerant event that has ended ends again.",
+        "feared",
+        ("H72",),
+        (
+            Edit(
+                f"{VALVE}expire_tolerant",
+                "effects.append(ExpireEvent(event_id, ConfirmationTimeout(reason)))",
+                "effects.extend([ExpireEvent(event_id, ConfirmationTimeout(reason))] * 2)",
+            ),
+        ),
+    ),
+    Mutant(
+        "expires-too-soon",
+        "The clock of a loss-tolerant event does not stand still while no connection is up.",
+        "feared",
+        ("H72",),
+        (
+            Edit(
+                f"{VALVE}tolerant_deadline",
+                "return self._tolerated[0][1] + self._limits.confirm_timeout_s + self._paused_s",
+                "return self._tolerated[0][1] + self._limits.confirm_timeout_s",
+            ),
+        ),
+    ),
+    Mutant(
         "delivers-before-ready",
         "Events come to the coordinator before it knows that their subtask is ready.",
         "feared",

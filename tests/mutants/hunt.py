@@ -19,12 +19,15 @@ from protocol.gateway import GatewayMachine
 from protocol.subtask import SubtaskMachine
 from tests.exploration import SCOPES, explore
 from tests.mutants.mutant import Mutant
+from tests.mutants.second_runs import check_history
 from tests.simulation.world import World, run_world
 
 EAGER = (0.1, None, 0.0)
 """How often somebody asks for a checkpoint, by the seed: often, as the seed draws it, never."""
 FEW = 150
 """So many worlds come before the exploration, the others behind it."""
+HISTORIES = 10
+"""So many histories of second runs come first."""
 MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
 
 Report = Callable[[int], None]
@@ -32,15 +35,14 @@ Report = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a mutant is hunted, at most.
+    """How far a mutant is hunted, at most: ``worlds`` of the simulation from seed ``first``, ``states`` of each scope.
 
-    ``worlds`` of the simulation from seed ``first``, ``states`` of each scope, ``seconds`` with each hunter.
+    No clock is looked at, so what a hunt finds depends on these numbers and not on the machine.
     """
 
     first: int = 0
     worlds: int = 1500
     states: int = 25_000
-    seconds: float = 200.0
 
 
 @dataclass(frozen=True)
@@ -78,19 +80,29 @@ def run_seed(seed: int) -> tuple[World, Exception | None]:
     return run_world(seed, EAGER[seed % len(EAGER)])
 
 
-def simulate(seeds: range, budget: Budget, report: Report, before: int = 0) -> Finding:
+def simulate(seeds: range, report: Report, before: int = 0) -> Finding:
     """World after world, until one goes wrong; ``before`` were looked at already. Call it within ``changed``."""
     began, looked = time.monotonic(), before
     for seed in seeds:
         _, error = run_seed(seed)
         looked += 1
-        seconds = time.monotonic() - began
         if error is not None:
-            return Finding("simulation", f"seed {seed}", looked, seconds, f"{type(error).__name__}: {error}")
+            seen = f"{type(error).__name__}: {error}"
+            return Finding("simulation", f"seed {seed}", looked, time.monotonic() - began, seen)
         report(looked)
-        if seconds > budget.seconds:
-            break
     return Finding("simulation", f"seeds {seeds.start}..", looked, time.monotonic() - began, "")
+
+
+def run_again(report: Report) -> Finding:
+    """History after history of second runs, until one goes wrong. Call it within ``changed``."""
+    began = time.monotonic()
+    for seed in range(HISTORIES):
+        try:
+            check_history(seed)
+        except Exception as error:
+            seen = f"{type(error).__name__}: {error}"
+            return Finding("second runs", f"seed {seed}", seed + 1, time.monotonic() - began, seen)
+    return Finding("second runs", f"{HISTORIES} seeds", HISTORIES, time.monotonic() - began, "")
 
 
 def explore_scopes(budget: Budget, report: Report) -> Finding:
@@ -105,16 +117,13 @@ def explore_scopes(budget: Budget, report: Report) -> Finding:
         except Exception as error:  # the product's own, which the exploration does not expect
             seen = f"{type(error).__name__}: {error}"
         report(looked)
-        seconds = time.monotonic() - began
         if seen:
-            return Finding("exploration", f"scope {scope.name}", looked, seconds, seen)
-        if seconds > budget.seconds:
-            break
+            return Finding("exploration", f"scope {scope.name}", looked, time.monotonic() - began, seen)
     return Finding("exploration", f"{len(SCOPES)} scopes", looked, time.monotonic() - began, "")
 
 
 def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -> Finding:
-    """A few worlds, the small scopes, then many worlds, until one of them shows the mutant.
+    """A few worlds, second runs, the small scopes, then many worlds, until one of them shows the mutant.
 
     One that is argued for is not hunted for long. A survivor's finding tells of all that was done.
     """
@@ -122,9 +131,10 @@ def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -
     middle, end = budget.first + few, budget.first + (few if mutant.argued else budget.worlds)
     with changed(mutant):
         hunts: tuple[Callable[[], Finding], ...] = (
-            lambda: simulate(range(budget.first, middle), budget, report),
+            lambda: simulate(range(budget.first, middle), report),
+            lambda: run_again(report),
             lambda: explore_scopes(budget, report),
-            lambda: simulate(range(middle, end), budget, report, before=few),
+            lambda: simulate(range(middle, end), report, before=few),
         )
         seconds, finding = 0.0, Finding("nobody", "", 0, 0.0, "")
         for one in hunts:
@@ -132,4 +142,4 @@ def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -
             seconds += finding.seconds
             if finding.seen:
                 return replace(finding, seconds=seconds)
-    return replace(finding, hunter="both", seconds=seconds)
+    return replace(finding, hunter="all", seconds=seconds)

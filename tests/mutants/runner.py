@@ -15,8 +15,11 @@ from multiprocessing.context import SpawnProcess
 from tests.mutants.hunt import Budget, Finding, hunt
 from tests.mutants.mutant import Mutant
 
-SILENT_S = 90.0
-"""So long a process may tell of no world and no scope that ended, before its world counts as one that never ends."""
+STUCK_S = 300.0
+"""So much processor time may pass in one world or one scope, before it counts as one that never ends.
+
+Time on the wall says nothing: on a loaded machine every world is slow.
+"""
 MEMORY_BYTES = 6 << 30
 """What a process may take, so that a mutant which never stops to keep things harms nobody else."""
 TELL_EVERY_S = 0.5
@@ -28,7 +31,6 @@ class _Hunt:
     process: SpawnProcess
     pipe: Connection
     began: float
-    heard_at: float
     looked: int = 0
 
 
@@ -48,11 +50,10 @@ def run(
             while waiting and len(running) < jobs:
                 mutant = waiting.pop(0)
                 pipe, theirs = spawn.Pipe(duplex=False)
-                process = spawn.Process(target=_child, args=(mutant, budget, theirs), daemon=True)
+                process = spawn.Process(target=_child, args=(mutant, budget, STUCK_S, theirs), daemon=True)
                 process.start()
                 theirs.close()
-                now = time.monotonic()
-                running.append(_Hunt(mutant, process, pipe, began=now, heard_at=now))
+                running.append(_Hunt(mutant, process, pipe, began=time.monotonic()))
             wait([one.pipe for one in running], timeout=1.0)
             for one in list(running):
                 if (finding := _hear(one)) is not None:
@@ -72,20 +73,19 @@ def _hear(one: _Hunt) -> Finding | None:
 
     A process that dies of its mutant, or stands still in one world, has shown it too.
     """
-    now = time.monotonic()
     try:
         while one.pipe.poll():
             said = one.pipe.recv()
             if isinstance(said, Finding):
                 return said
-            one.looked, one.heard_at = said, now
+            one.looked = said
     except EOFError:
         one.process.join()
-        seen = f"Died: exit status {one.process.exitcode}"
-        return Finding("its process", "which died", one.looked, now - one.began, seen)
-    if now - one.heard_at > SILENT_S:
-        seen = f"Stuck: no world and no scope has ended for {SILENT_S:g} s"
-        return Finding("its process", "which stood still", one.looked, now - one.began, seen)
+        seconds, code = time.monotonic() - one.began, one.process.exitcode
+        if code == -signal.SIGPROF:
+            seen = f"Stuck: no world and no scope has ended in {STUCK_S:g} s of processor time"
+            return Finding("its process", "which stood still", one.looked, seconds, seen)
+        return Finding("its process", "which died", one.looked, seconds, f"Died: exit status {code}")
     return None
 
 
@@ -94,13 +94,15 @@ def _end(process: SpawnProcess) -> None:
     process.join()
 
 
-def _child(mutant: Mutant, budget: Budget, pipe: Connection) -> None:
+def _child(mutant: Mutant, budget: Budget, stuck_s: float, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    signal.setitimer(signal.ITIMER_PROF, stuck_s)  # by default its signal ends the process
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     told_at = time.monotonic()
 
     def report(looked: int) -> None:
         nonlocal told_at
+        signal.setitimer(signal.ITIMER_PROF, stuck_s)
         if time.monotonic() - told_at > TELL_EVERY_S:
             told_at = time.monotonic()
             pipe.send(looked)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 
+import tests.mutants.hunt as hunting
 from protocol.gateway import GatewayMachine
 from protocol.streams import IncomingStream
 from tests.mutants import runner
@@ -76,6 +80,10 @@ def test_a_change_reaches_methods_tables_properties_and_importers() -> None:
         "attempt-numbers-start-again",  # H2
         "complete-before-durable",  # H50
         "failure-without-reset",  # H10
+        "second-run-not-refused",  # H68
+        "class-kept-over-runs",  # H68
+        "action-goes-on-with-old-splits",  # H68
+        "kept-output-is-enumerated-anew",  # H56
     ],
 )
 def test_a_bug_is_caught(name: str) -> None:
@@ -89,6 +97,14 @@ def test_a_healthy_product_is_not_accused() -> None:
     same = Edit("protocol.gateway:GatewayMachine._ignore", "pass", "pass  # all is well")
     finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), Budget(worlds=10, states=100))
     assert (finding.seen, finding.looked) == ("", 10)
+
+
+def test_a_slow_machine_hunts_as_far_as_a_fast_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = itertools.count(step=3600.0)
+    monkeypatch.setattr(hunting, "time", SimpleNamespace(monotonic=lambda: next(hours)))
+    same = Edit("protocol.gateway:GatewayMachine._ignore", "pass", "pass  # all is well")
+    finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), Budget(worlds=160, states=10))
+    assert (finding.seen, finding.looked) == ("", 160)
 
 
 def test_hunts_run_in_processes_of_their_own() -> None:
@@ -105,7 +121,7 @@ def test_hunts_run_in_processes_of_their_own() -> None:
 def test_a_mutant_that_takes_its_process_with_it_has_shown_itself(
     instead: str, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "SILENT_S", 5.0)
+    monkeypatch.setattr(runner, "STUCK_S", 2.0)
     edit = Edit("protocol.gateway:GatewayMachine._take", "self._in.take(input.seq)", instead)
     found: dict[str, Finding] = {}
     mutant = Mutant("fatal", "Nothing comes back.", "feared", ("H1",), (edit,))

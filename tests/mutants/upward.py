@@ -99,6 +99,26 @@ UPWARD = (
         (Edit("protocol.gateway:GatewayMachine._take", "self._send_confirm(effects, _NOW)", "pass"),),
     ),
     Mutant(
+        "held-request-becomes-an-event",
+        "A request that a checkpoint holds is stored as an event.",
+        "found",
+        ("H73",),
+        (
+            Edit(
+                f"{VALVE}_snapshot_held",
+                "HeldEvent(self._subtask, submitted.payload, isinstance(submitted, RequestSubmitted))",
+                "HeldEvent(self._subtask, submitted.payload)",
+            ),
+        ),
+    ),
+    Mutant(
+        "restored-request-leaves-as-an-event",
+        "A restored request leaves as an event.",
+        "found",
+        ("H73",),
+        (Edit(f"{VALVE}_send_submitted", "elif submitted.is_request:", "elif False:"),),
+    ),
+    Mutant(
         "late-confirmation-never-leaves",
         "What a subtask has said of a checkpoint is not confirmed with the end of the checkpoint.",
         "feared",

@@ -66,8 +66,10 @@ def short(effect: LedgerEffect) -> str:
 class Playbook:
     """Feeds one ledger, moves its clock, and keeps every effect. Invariants are checked after each step."""
 
-    def __init__(self, parallelism: int = 4, operators: Iterable[str] = ("words",)) -> None:
-        self.config = LedgerConfig()
+    def __init__(
+        self, parallelism: int = 4, operators: Iterable[str] = ("words",), *, attempts_max: int | None = None
+    ) -> None:
+        self.config = LedgerConfig(attempts_max=attempts_max)
         self.ledger = AttemptLedger(self.config)
         self.now = 100.0
         self.effects: list[LedgerEffect] = []
@@ -113,8 +115,10 @@ def job_end(job_id: int = 0, succeeded: bool = True, reason: str = "") -> JobEnd
     return JobEnded(job_id, succeeded, reason)
 
 
-def stage(stage_id: int = 1, attempt: int = 0, tasks: int = 4, barrier: bool = False) -> StageSubmitted:
-    return StageSubmitted(stage_id, attempt, tasks, barrier)
+def stage(
+    stage_id: int = 1, attempt: int = 0, tasks: int = 4, barrier: bool = False, partitions: int = 0
+) -> StageSubmitted:
+    return StageSubmitted(stage_id, attempt, tasks, barrier, partitions)
 
 
 def start(

@@ -21,6 +21,7 @@ from protocol.attempts import (
     ConnectionExpired,
     GlobalFailureRaised,
     KillTask,
+    LedgerConfig,
     LedgerEffect,
     LedgerInput,
     OperatorAdded,
@@ -60,6 +61,7 @@ class Chances:
     task_fails: float = 0.15
     speculates: float = 0.1
     condemned: float = 0.03
+    attempts_max: int | None = None
     executor_lost: float = 0.25  # per stage
     fetch_fails: float = 0.25  # per stage
     job_cancelled: float = 0.15
@@ -121,7 +123,7 @@ class Simulation:
         self.after_step = after_step
         self.now = 0.0
         self.parallelism = self.dice.randint(1, 4)
-        self.ledger = AttemptLedger()
+        self.ledger = AttemptLedger(LedgerConfig(attempts_max=chances.attempts_max))
         self.stages: dict[int, Stage] = {}
         self.story: list[str] = []
         self.delivered_ends: set[int] = set()
@@ -194,7 +196,7 @@ class Simulation:
         self.stages[stage.id] = stage
         self._next_run_at = (lambda: self._start_job(left - 1)) if left > 1 else None
         self.post(JobStarted(stage.job, (stage.id, stage.id + 1)))
-        self.post(StageSubmitted(stage.id, 0, stage.partitions, self.chances.barrier))
+        self.post(StageSubmitted(stage.id, 0, stage.partitions, self.chances.barrier, stage.partitions))
         for partition in range(stage.partitions):
             self._launch(stage, partition)
         dice, chances = self.dice, self.chances
@@ -310,7 +312,7 @@ class Simulation:
 
     def _submit_again(self, stage: Stage) -> None:
         if not stage.over:
-            self.post(StageSubmitted(stage.id, stage.attempt, stage.partitions, self.chances.barrier))
+            self.post(StageSubmitted(stage.id, stage.attempt, stage.partitions, self.chances.barrier, stage.partitions))
             for partition in range(stage.partitions):
                 self._launch(stage, partition)
 

@@ -22,6 +22,7 @@ from protocol.barrier_tracker import (
     AttemptReady,
     BarrierTracker,
     CheckpointConfig,
+    CheckpointDiscarded,
     CheckpointStored,
     CheckpointStoreFailed,
     CheckpointTriggered,
@@ -48,6 +49,7 @@ from protocol.barrier_tracker import (
     SubtaskDeclined,
     SubtaskFinalState,
     SubtaskResetRequired,
+    TellDiscarded,
     TellFailed,
     TellReady,
     TellReset,
@@ -91,6 +93,9 @@ class Checkpoint:
     torn: bool = False
     durable: bool = False
     answer: str = ""
+    written: bool = False
+    in_doubt: bool = False
+    discarded: bool = False
 
 
 class World:
@@ -131,6 +136,7 @@ class World:
             self.kinds[type(effect).__name__] += 1
             self.carry_out(effect)
         self.check_abort_first(effects)
+        self.check_doubt()
         assert len(self.tracker.pending_ids) <= self.concurrent_max  # H43
 
     def note(self, input: TrackerInput) -> None:
@@ -146,6 +152,15 @@ class World:
                 self.checkpoints[n].durable = True
             case _:
                 pass
+
+    def check_doubt(self) -> None:
+        """H64: in doubt until it is discarded or superseded, and not a moment longer."""
+        completed = -1 if self.point is None else self.point.checkpoint_id
+        in_doubt = tuple(n for n, checkpoint in self.checkpoints.items() if checkpoint.in_doubt and n > completed)
+        expected = tuple(n for n in in_doubt if not self.checkpoints[n].discarded)
+        assert self.tracker.in_doubt_ids == expected
+        superseded = [n for n, checkpoint in self.checkpoints.items() if checkpoint.in_doubt and n < completed]
+        assert all(self.checkpoints[n].discarded for n in superseded)
 
     def check_abort_first(self, effects: list[TrackerEffect]) -> None:
         """H16: both sides know of the abort before they hear what caused it."""
@@ -300,8 +315,15 @@ class World:
                 self.due = True
             case RaiseGlobalFailure():
                 self.operator_owed = True
-            case DiscardCheckpoint(n):
+            case DiscardCheckpoint(n, savepoint):
                 assert self.checkpoints[n].answer == "AbortCheckpoint"
+                assert self.checkpoints[n].in_doubt is not savepoint
+                if not savepoint and self.random.random() < 0.5:  # else the storage never manages to
+                    self.ways["discard", n].append(CheckpointDiscarded(n))
+            case TellDiscarded(n):
+                assert self.checkpoints[n].in_doubt, "H64: discarded together with its abort, or not aborted"
+                assert not self.checkpoints[n].discarded, "H64: said twice"
+                self.checkpoints[n].discarded = True
             case ReportStale() | TellFailed() | TellRunEnded():
                 pass
 
@@ -330,13 +352,17 @@ class World:
             part = whole.subtask_states[subtask]
             assert [mine.state for mine in part.states] == [state], "H44, G7: whose snapshot is it?"
         n = whole.checkpoint_id
-        word = CheckpointStored(n) if self.random.random() < 0.95 else CheckpointStoreFailed(n, "disk full")
+        checkpoint.written = True
+        word = CheckpointStored(n) if self.random.random() < 0.85 else CheckpointStoreFailed(n, "disk full")
         self.ways["storage", n].append(word)
 
     def end(self, effect: CompleteCheckpoint | EndSavepoint | AbortCheckpoint | RefuseCheckpoint) -> None:
         n, checkpoint = effect.checkpoint_id, self.checkpoints[effect.checkpoint_id]
         assert not checkpoint.answer, f"H44: {n} was answered twice"
         checkpoint.answer = type(effect).__name__
+        if isinstance(effect, AbortCheckpoint):
+            checkpoint.in_doubt = effect.in_doubt
+            assert checkpoint.in_doubt == (checkpoint.written and not checkpoint.savepoint), "H64"
         if isinstance(effect, CompleteCheckpoint | EndSavepoint):
             assert checkpoint.durable, "H40: the durable write comes first"
             assert checkpoint.savepoint is isinstance(effect, EndSavepoint), "H49"

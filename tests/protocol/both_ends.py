@@ -51,7 +51,7 @@ class World:
         self.mailbox: deque[s.MailboxItem] = deque()
         self.arrived: list[bytes] = []  # events that the mailbox has seen, in order
         self.sent_up: list[bytes] = [event.payload for event in held]  # accepted by the subtask, in order
-        self.senders: list[int | None] = [event.sender for event in held]  # of what was restored
+        self.held = held  # what was restored
         self.refused: list[str] = []
         self.next_up = 0
         self.next_request = 0
@@ -79,16 +79,24 @@ class World:
                 case g.FailEvent(event_id, _):
                     self.failed.append(event_id)
                 case g.DeliverEvent(seq, payload, sender):
-                    restored = self.senders[len(self.heard)] if len(self.heard) < len(self.senders) else None
-                    assert sender == restored, "an event does not name the subtask that sent it first"  # H52
+                    self.check_restored(sender, is_request=False)
                     self.heard.append(payload)
                     self.to_take.append(seq)
-                case g.DeliverRequest(seq, request_id, payload):
+                case g.DeliverRequest(seq, request_id, payload, sender):
+                    self.check_restored(sender, is_request=request_id is None)
                     self.heard.append(payload)
                     self.to_take.append(seq)
-                    self.to_answer.append(request_id)
+                    if request_id is not None:
+                        self.to_answer.append(request_id)
                 case _:
                     self.reports.append(effect)
+
+    def check_restored(self, sender: int | None, *, is_request: bool) -> None:
+        """What is restored names the subtask that sent it first (H52), and a request stays one (H73)."""
+        place = len(self.heard)
+        restored = self.held[place] if place < len(self.held) else None
+        assert sender == (None if restored is None else restored.sender)
+        assert is_request == (restored is not None and restored.is_request)
 
     def run_subtask(self, effects: Sequence[s.SubtaskEffect]) -> None:
         self.subtask.check_invariants()

@@ -11,6 +11,7 @@ from protocol.attempts import (
     AcceptAttempt,
     AnnounceFailed,
     AttemptCondemned,
+    CancelJobs,
     ConnectionExpired,
     EndRun,
     GlobalFailureRaised,
@@ -788,6 +789,45 @@ def test_a_subtask_out_of_range_is_refused_with_the_number_that_is_needed() -> N
     refusal = book.last
     assert isinstance(refusal, RefuseRegistration)
     assert "an RDD with 8 partitions needs parallelism=8" in refusal.message
+
+
+def test_fewer_partitions_than_subtasks_are_refused_with_every_way_out() -> None:  # H58
+    book = Playbook(parallelism=4)
+    book.feed(job(), stage(tasks=2, partitions=2))
+    assert book.feed(reg(10, 0)) == ["refuse task 10 TOO_FEW_PARTITIONS"]
+    refusal = book.last
+    assert isinstance(refusal, RefuseRegistration)
+    assert "parallelism=4, but the RDD of stage 1 has only 2 partitions" in refusal.message
+    assert "parallelism=2, call repartition(4) before its subtasks, or pass allow_fewer=True" in refusal.message
+    assert book.feed(end(10, 0), job_end(False)) == []  # no run has begun
+    book.feed(job(1, (2,)), stage(2, partitions=4))
+    assert book.feed(reg(20, 0, run=2)) == ["start run 2", "accept 0#0 task 20"]
+
+
+def test_a_registration_that_overtakes_the_number_of_partitions_has_its_run_failed() -> None:  # H58
+    book = Playbook(parallelism=4)
+    book.feed(job())
+    assert book.feed(reg(10, 0)) == ["start run 1", "accept 0#0 task 10"]
+    assert book.feed(stage(tasks=2, partitions=2)) == ["failed 0#0 GLOBAL_FAILURE", "cancel [0]"]
+    cancel = book.last
+    assert isinstance(cancel, CancelJobs)
+    assert "allow_fewer=True" in cancel.reason
+    assert book.feed(reg(11, 1)) == ["refuse task 11 TOO_FEW_PARTITIONS"]
+    assert book.feed(job_end(False)) == ["end run 1 badly"]
+
+
+def test_fewer_partitions_are_taken_where_they_are_allowed() -> None:  # H58
+    book = Playbook(operators=())
+    book.feed(OperatorAdded("words", 4, allow_fewer=True), job(), stage(tasks=2, partitions=2))
+    assert book.feed(reg(10, 0)) == ["start run 1", "accept 0#0 task 10"]
+    assert book.feed(stage(tasks=2, partitions=2)) == []
+
+
+def test_a_stage_that_runs_a_part_of_enough_partitions_is_taken() -> None:  # H58
+    book = Playbook(parallelism=4)
+    book.feed(job(), stage(tasks=1, partitions=4))  # take(1), or output of which Spark has kept the rest
+    assert book.feed(reg(10, 2)) == ["start run 1", "accept 2#0 task 10"]
+    assert book.feed(stage(attempt=1, tasks=1, partitions=4)) == []  # a retry of the stage
 
 
 def test_a_second_registration_of_a_task_is_refused_and_the_first_lives_on() -> None:

@@ -56,7 +56,7 @@ inputs: st.SearchStrategy[LedgerInput] = st.one_of(
     st.builds(OperatorRemoved, operators),
     st.builds(JobStarted, few, st.tuples(few, few)),
     st.builds(JobEnded, few, st.booleans()),
-    st.builds(StageSubmitted, few, few, st.just(3), st.booleans()),
+    st.builds(StageSubmitted, few, few, st.just(3), st.booleans(), st.sampled_from((0, 0, 3, 1))),
     st.builds(StageCompleted, few, few, st.none() | st.just("bad")),
     st.builds(TaskStarted, tasks, few, few, few, few, st.booleans(), st.sampled_from(["e1", "e2"])),
     st.builds(TaskEnded, tasks, few, few, few, few, st.sampled_from(TaskOutcome)),
@@ -71,7 +71,7 @@ inputs: st.SearchStrategy[LedgerInput] = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(st.tuples(inputs, st.sampled_from([0.0, 0.5, 6.0, 40.0])), max_size=60), st.booleans())
 def test_whatever_comes_the_state_stays_possible_and_failures_are_told_once(
     steps: list[tuple[LedgerInput, float]], ends: bool

@@ -45,6 +45,7 @@ class Checker:
         self.owes_reset: set[int] = set()
         self.reasons: dict[int, FailureReason] = {}  # by task
         self.outcomes: dict[str, int] = defaultdict(int)
+        self.kills: dict[int, int] = defaultdict(int)  # in the present run: how often each subtask was killed by us
 
     def __call__(self, effect: LedgerEffect) -> None:
         self.outcomes[type(effect).__name__] += 1
@@ -68,6 +69,8 @@ class Checker:
                 self.ready.add((a.subtask, a.attempt))
             case AnnounceFailed(attempt=a, reason=reason):
                 self.reasons[a.task_attempt_id] = reason
+                if a.attempt in self.alive[a.subtask]:
+                    self._count_kill(a.subtask, reason)
                 if a.attempt in self.alive[a.subtask]:
                     del self.alive[a.subtask][a.attempt]
                 elif a.attempt in self.finished[a.subtask]:
@@ -93,6 +96,13 @@ class Checker:
     def _new_number(self, subtask: int, number: int) -> None:
         assert number > self.numbers[subtask], "H2: numbers rise strictly"
         self.numbers[subtask] = number
+
+    def _count_kill(self, subtask: int, reason: FailureReason) -> None:
+        """Spark never gives up a task that is killed again and again."""
+        if reason.kind in (FailureKind.CONFIRMATION_TIMEOUT, FailureKind.CONNECTION_LOST):
+            assert self.simulation is not None
+            self.kills[subtask] += 1
+            assert self.kills[subtask] <= (self.simulation.chances.attempts_max or 4), f"H69: {reason}"
 
     def _accepted(self, effect: AcceptAttempt) -> None:
         assert self.simulation is not None
@@ -128,6 +138,7 @@ class Checker:
                     assert not stage.tasks[tasks[0]].revoked, "H17: the success was revoked"
         self.run = None
         self.finished.clear()
+        self.kills.clear()
         self.owes_reset.clear()
 
     def _revoked_for_nothing(self, stage: Stage, subtask: int) -> bool:
@@ -216,6 +227,13 @@ def test_a_coordinator_that_fails_is_reset_once_before_the_next_run(seed: int) -
 @pytest.mark.parametrize("seed", range(6000, 6060))
 def test_zombies_copies_and_lost_executors_together(seed: int) -> None:
     run_history(seed, Chances(fetch_fails=1.0, executor_lost=1.0, speculates=0.4, drop=0.15 * (seed % 2)))  # H13
+
+
+@pytest.mark.parametrize("seed", range(8000, 8040))
+def test_attempts_that_are_killed_again_and_again_end_the_job(seed: int) -> None:
+    chances = Chances(condemned=1.0, job_cancelled=0.0, attempts_max=(1, 2, None)[seed % 3], drop=0.1 * (seed % 2))
+    simulation, _ = run_history(seed, chances)  # H69
+    assert all(stage.over for stage in simulation.stages.values()), "a job goes on although its attempts are killed"
 
 
 def test_the_histories_reach_every_effect() -> None:

@@ -106,7 +106,7 @@ def test_storage_that_fails_aborts_and_takes_back_what_it_wrote() -> None:
     dialogue = Dialogue(tolerated_failures=1).run(A, B).cut(1, A, B)
     dialogue.acknowledge(1, A, B)
     assert dialogue.tell(CheckpointStoreFailed(1, "disk full")) == [
-        AbortCheckpoint(1, "storage: disk full"),
+        AbortCheckpoint(1, "storage: disk full", in_doubt=True),
         DiscardCheckpoint(1),
     ]
     assert dialogue.tracker.restore_id == -1

@@ -19,6 +19,7 @@ from protocol.barrier_tracker import (
     AttemptReady,
     BarrierTracker,
     CheckpointConfig,
+    CheckpointDiscarded,
     CheckpointStored,
     CheckpointStoreFailed,
     CheckpointTriggered,
@@ -76,6 +77,7 @@ inputs: st.SearchStrategy[TrackerInput] = st.one_of(
     st.builds(SubtaskFinalState, attempts, st.just(b"f"), positions),
     st.builds(CheckpointStored, checkpoint_ids),
     st.builds(CheckpointStoreFailed, checkpoint_ids, st.just("x")),
+    st.builds(CheckpointDiscarded, checkpoint_ids),
     st.just(TimePassed()),
 )
 
@@ -107,7 +109,7 @@ def a_tracker(tolerated_failures: int, concurrent_max: int) -> BarrierTracker:
     return BarrierTracker("words", 2, config)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(inputs, st.sampled_from([0.0, 1.0, 6.0])), max_size=60), concurrent_maxes)
 def test_any_history_is_answered_or_refused_and_a_refused_input_changes_nothing(
     history: list[tuple[TrackerInput, float]], concurrent_max: int
@@ -138,7 +140,7 @@ def test_any_history_is_answered_or_refused_and_a_refused_input_changes_nothing(
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS[:2], ids=str)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_no_attempt_is_announced_ready_after_its_failure(attempt: ExecutionAttempt, data: st.DataObject) -> None:
     # H10, H11
@@ -158,7 +160,7 @@ def test_no_attempt_is_announced_ready_after_its_failure(attempt: ExecutionAttem
             assert not (over and isinstance(effect, TellReady) and effect.attempt == attempt)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(inputs, max_size=60), concurrent_maxes)
 def test_every_abort_stands_before_the_failure_or_reset_of_the_same_answer(
     history: list[TrackerInput], concurrent_max: int

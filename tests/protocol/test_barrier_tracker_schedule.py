@@ -25,6 +25,7 @@ from protocol.barrier_tracker import (
     SnapshotCoordinator,
     SubtaskFinalState,
     SubtaskResetRequired,
+    TellDiscarded,
     TellResetToCheckpoint,
     TellRunEnded,
     TriggerCheckpoint,
@@ -260,7 +261,7 @@ def test_a_global_failure_that_comes_too_late_for_its_run_does_not_keep_the_last
     dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
     assert kinds(dialogue.tell(RunEnded(7, True))) == [TellRunEnded, TriggerCheckpoint]
     dialogue.tell(CheckpointTriggered(2), CoordinatorSnapshotTaken(2, b"c"))
-    assert dialogue.tell(CheckpointStored(2)) == [CompleteCheckpoint(2)]
+    assert dialogue.tell(CheckpointStored(2)) == [CompleteCheckpoint(2), TellDiscarded(1)]
     assert not dialogue.tracker.final_owed
 
 

@@ -33,6 +33,7 @@ from protocol.barrier_tracker import (
     SubtaskClosed,
     SubtaskFinalState,
     SubtaskResetRequired,
+    TellDiscarded,
     TellFailed,
     TellReady,
     TellReset,
@@ -116,11 +117,12 @@ def test_one_that_completes_subsumes_the_lower_ones(lower_is: Phase) -> None:
     if lower_is is Phase.STORING:
         dialogue.acknowledge(1, A, B)
     assert dialogue.tracker.phase is lower_is
-    discard = [DiscardCheckpoint(1)] if lower_is is Phase.STORING else []
+    written = lower_is is Phase.STORING
     assert dialogue.tell(CheckpointStored(2)) == [
-        AbortCheckpoint(1, "subsumed by checkpoint 2"),
-        *discard,
+        AbortCheckpoint(1, "subsumed by checkpoint 2", in_doubt=written),
+        *([DiscardCheckpoint(1)] if written else []),
         CompleteCheckpoint(2),
+        *([TellDiscarded(1)] if written else []),  # H64
     ]
     assert kinds(dialogue.tell(CheckpointStored(1))) == [ReportStale]
     assert dialogue.tracker.restore_id == 2

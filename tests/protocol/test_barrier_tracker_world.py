@@ -76,7 +76,8 @@ def test_every_history_keeps_the_order_of_the_contract(seed: int, concurrent_max
     assert world.tracker.phase is Phase.IDLE
     unanswered = [n for n, checkpoint in world.checkpoints.items() if not checkpoint.answer]
     assert unanswered == []
-    for kind in ("CompleteCheckpoint", "EndSavepoint", "AbortCheckpoint", "TellReset", "TriggerCheckpoint"):
+    kinds = ("CompleteCheckpoint", "EndSavepoint", "AbortCheckpoint", "TellDiscarded", "TellReset", "TriggerCheckpoint")
+    for kind in kinds:
         assert world.kinds[kind], f"this history has shown nothing of {kind}"
 
 

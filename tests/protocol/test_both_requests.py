@@ -29,7 +29,7 @@ def test_a_request_that_a_checkpoint_holds_is_in_its_snapshot_and_leaves_as_a_re
     assert subtask.handle(s.RequestSubmitted(1, b"?"), 1.0) == []
     hear(subtask, BarrierMessage(7, 2, 5, 0))
     assert sent(subtask.handle(s.SnapshotTaken(5, b""), 1.0)) == [
-        CheckpointAcknowledged(7, 3, 5, b"", (HeldEvent(2, b"?"),), 0),
+        CheckpointAcknowledged(7, 3, 5, b"", (HeldEvent(2, b"?", is_request=True),), 0),
         RequestMessage(7, 4, 1, b"?"),
         Confirm(7, 2),
     ]
@@ -69,15 +69,31 @@ def test_a_held_answer_of_an_attempt_that_is_over_is_dropped_with_it() -> None:
     gateway.check_invariants()
 
 
-def test_a_restored_request_comes_back_as_an_event_of_the_subtask_that_asked() -> None:
-    # H31, H52: whoever waited for the answer died with the attempt
-    world = World(1, (HeldEvent(6, b"?"),))
+def test_a_restored_request_comes_back_as_a_request_of_the_subtask_that_asked() -> None:
+    # H73, H31, H52: nobody waits for the answer, since the attempt that waited is over
+    world = World(1, (HeldEvent(6, b"!"), HeldEvent(6, b"?", is_request=True), HeldEvent(2, b".")))
     world.connect()
     world.drive_subtask(s.OperatorOpened())
     world.drive_gateway(g.ReadyAnnounced())
-    world.settle()
-    assert world.heard == [b"?"]
+    carry(world)
+    assert world.heard == [b"!", b"?", b"."]
     assert world.to_answer == []
+    world.settle()
+    assert world.asked_back == []
+    assert world.gateway.statistics().untaken_events == 0
+
+
+def test_a_restored_request_that_has_not_left_is_a_request_in_the_next_snapshot() -> None:
+    # H73, H31
+    held = (HeldEvent(6, b"?", is_request=True), HeldEvent(6, b"."))
+    subtask = SubtaskMachine(7, 2, s.SubtaskLimits(1, 1000, 10.0), (HeldEvent(6, b"first"), *held))
+    subtask.handle(s.ConnectionAttached(0), 0.0)
+    subtask.handle(s.OperatorOpened(), 0.0)
+    hear(subtask, CloseForCheckpoint(7, 1, 5))
+    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    snapshot = sent(subtask.handle(s.SnapshotTaken(5, b""), 1.0))[0]
+    assert isinstance(snapshot, CheckpointAcknowledged)
+    assert snapshot.held == held
 
 
 def test_a_whole_checkpoint_over_an_open_request() -> None:

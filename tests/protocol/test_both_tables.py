@@ -160,6 +160,7 @@ up_messages = st.one_of(
     st.builds(m.RequestMessage, task, small, small, payloads),
     st.builds(m.ClosedForCheckpoint, task, small, ids),
     st.builds(m.RestoredEventMessage, task, small, small, payloads),
+    st.builds(m.RestoredRequestMessage, task, small, small, payloads),
     st.builds(m.CheckpointAcknowledged, task, small, ids, payloads, st.just(()), small),
     st.builds(m.CheckpointDeclined, task, small, ids, st.just("no")),
     st.builds(m.Finished, task, small, st.sampled_from(["", "", "boom"]), payloads, small),
@@ -223,7 +224,7 @@ def step(machine: Any, input: Any, now: float) -> list[Any]:
     return effects
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(gateway_inputs, max_size=40), st.booleans())
 def test_no_run_of_inputs_brings_a_gateway_into_an_impossible_state(inputs: list[Any], start: bool) -> None:
     machine = (
@@ -243,7 +244,7 @@ def test_no_run_of_inputs_brings_a_gateway_into_an_impossible_state(inputs: list
     assert sorted(ended) == submitted  # H26: each is confirmed or failed, once
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(subtask_inputs, max_size=40), st.booleans(), st.lists(payloads, max_size=6))
 def test_no_run_of_inputs_brings_a_subtask_into_an_impossible_state(
     inputs: list[Any], start: bool, held: list[bytes]

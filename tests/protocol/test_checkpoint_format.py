@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 import msgpack.fallback
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
@@ -38,7 +38,7 @@ NATURAL = st.integers(0, 2**63 - 1)
 PARTS = st.builds(
     SubtaskSnapshot,
     st.lists(st.builds(SubtaskState, NATURAL, st.binary(max_size=20)), max_size=3).map(tuple),
-    st.lists(st.builds(HeldEvent, NATURAL, st.binary(max_size=20)), max_size=3).map(tuple),
+    st.lists(st.builds(HeldEvent, NATURAL, st.binary(max_size=20), st.booleans()), max_size=3).map(tuple),
     NATURAL,
 )
 STORED = st.builds(
@@ -79,7 +79,6 @@ HEADER = ("words", 7, 3, 1, 0, "0.1.0", b"")
 
 
 @given(STORED)
-@settings(deadline=None)
 def test_a_checkpoint_comes_back_as_it_was(stored: StoredCheckpoint) -> None:  # H50
     assert decode_checkpoint(encode_checkpoint(stored)) == stored
 
@@ -100,6 +99,30 @@ def test_only_a_label_takes_the_second_format_so_earlier_releases_read_the_rest(
     assert (plain[11], labelled[11]) == (1, 2)
     assert labelled[20:-32] == plain[20:-32] + msgpack.packb("batch 3")
     assert decode_checkpoint(labelled).checkpoint.label == "batch 3"
+
+
+HELD_REQUEST = {0: SubtaskSnapshot(held=(HeldEvent(4, b"\xc0"), HeldEvent(5, b"\xc1", is_request=True)))}
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize("label", ["", "batch 3"])
+def test_only_a_held_request_takes_the_third_format_so_earlier_releases_read_the_rest(label: str) -> None:  # H73, H50
+    stored = with_checkpoint(subtask_states=HELD_REQUEST, label=label)
+    data = encode_checkpoint(stored)
+    assert data[11] == 3
+    assert decode_checkpoint(data) == stored
+
+
+def test_a_held_item_of_an_earlier_format_is_an_event() -> None:  # H73: it cannot be told from a request
+    for version, label in ((1, ()), (2, ("batch 3",))):
+        data = sealed(body_of(*HEADER, 1, 0, 12, 0, 1, 4, b"\xc0", *label), version=version)
+        assert decode_checkpoint(data).checkpoint.subtask_states[0].held == (HeldEvent(4, b"\xc0", is_request=False),)
+
+
+def test_what_an_item_of_the_third_format_is_must_be_told() -> None:  # H50, H73
+    body = body_of(*HEADER, 1, 0, 12, 0, 1, 4, b"\xc0", 1, "")
+    with pytest.raises(CheckpointCorrupt, match="whether a held event is a request must be a bool, is int"):
+        decode_checkpoint(sealed(body, version=3))
 
 
 def test_every_prefix_is_refused() -> None:  # H50
@@ -142,7 +165,7 @@ def test_the_refusal_says_what_is_wrong(data: bytes, says: str) -> None:  # H50
 
 
 def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
-    with pytest.raises(CheckpointTooNew, match=r"format 3, and this release reads 2: .*later one"):
+    with pytest.raises(CheckpointTooNew, match=r"format 4, and this release reads 3: .*later one"):
         decode_checkpoint(sealed(b"whatever it will be", version=FORMAT_VERSION + 1))
 
 

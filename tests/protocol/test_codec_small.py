@@ -28,7 +28,7 @@ __all__ = ["either_msgpack"]  # a fixture, for those that name it
 BYTES_MAX = 1024
 LIMITS = (DEFAULT_LIMITS, samples.LIMITS, SMALL, WireLimits(held_events_max=1, name_chars_max=1, text_chars_max=1))
 MUTATIONS = 30
-in_both = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+in_both = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def compare(body: bytes) -> Message | None:

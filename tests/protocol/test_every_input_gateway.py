@@ -31,11 +31,12 @@ from tests.protocol.every_input import (
 
 ATTEMPT = ExecutionAttempt("words", 2, 1, 7)
 ITEMS = members(m.UpItem)
-PAYLOAD = (m.EventMessage, m.RequestMessage, m.RestoredEventMessage)
+PAYLOAD = (m.EventMessage, m.RequestMessage, m.RestoredEventMessage, m.RestoredRequestMessage)
 OF_CHECKPOINT = (m.ClosedForCheckpoint, m.CheckpointAcknowledged, m.CheckpointDeclined)
 ABOUT_CHECKPOINT = (g.CutReached, g.BarrierRequested, g.CheckpointOver, *OF_CHECKPOINT)
-STREAM = ("_untaken", "received_seq", "untaken_bytes", "_confirm_sent")  # what a dropped item moves all the same
-WHAT_CAME = ("_in", "_confirm_sent")  # what waited for readiness, and is over, may be dropped with it
+HEARD = "_heard_at"  # every message of a connection is a sign of life, a refused one too (H69)
+STREAM = ("_untaken", "received_seq", "untaken_bytes", "_confirm_sent", HEARD)  # what a dropped item moves all the same
+WHAT_CAME = ("_in", "_confirm_sent", HEARD)  # what waited for readiness, and is over, may be dropped with it
 
 GatewayGiven = Given[g.GatewayInput, g.GatewayEffect]
 
@@ -61,6 +62,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         self.limits = g.GatewayLimits(10.0, 7.0, 4, 60, self.dice.choice((3, 5)), 60)
         self.event_id = self.request_id = 0
         self.open_events: set[int] = set()
+        self.tolerated: set[int] = set()  # of these, the loss-tolerant ones whose wait has not ended
         self.open_requests: set[int] = set()
         self.room_owed = False
         return GatewayMachine(ATTEMPT, self.limits)
@@ -69,12 +71,16 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         fork = super().fork()
         assert isinstance(fork, GatewayWalk)
         fork.open_events, fork.open_requests = set(self.open_events), set(self.open_requests)
+        fork.tolerated = set(self.tolerated)
         return fork
 
     # --- what fits ---
 
     def phases(self) -> dict[int, Phase]:
         return {n: checkpoint.phase for n, checkpoint in self.machine._valve._checkpoints.items()}
+
+    def held_events(self) -> list[tuple[int, int, g.EventSubmitted]]:
+        return [held for held in self.machine._valve._held if isinstance(held[2], g.EventSubmitted)]  # type: ignore[misc]
 
     def checkpoint(self, fits: bool, *phases: Phase) -> int:
         known = self.phases()
@@ -142,6 +148,8 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             return m.EventMessage(task, seq, self.payload(fits))
         if kind is m.RestoredEventMessage:
             return m.RestoredEventMessage(task, seq, dice.choice((0, 5, HUGE)), self.payload(fits))
+        if kind is m.RestoredRequestMessage:
+            return m.RestoredRequestMessage(task, seq, dice.choice((0, 5, HUGE)), self.payload(fits))
         if kind is m.RequestMessage:
             self.request_id += 1
             request_id = self.one_of((self.request_id,), (*sorted(intake._unanswered), HUGE), fits)
@@ -156,7 +164,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         if kind is m.Finished:
             return m.Finished(task, seq, dice.choice(("", "boom")), b"last", 3)
         assert kind is m.Opened, f"a message without a generator: {kind}"
-        return m.Opened(task, seq)
+        return m.Opened(task, seq, dice.random() < 0.5)
 
     def follow(self) -> g.GatewayInput | None:
         """The next step of a life that has a checkpoint under way most of the time."""
@@ -180,7 +188,13 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
     def state(self) -> Hashable:
         valve, intake = self.machine._valve, self.machine._in
         phases = frozenset(self.phases().values())
-        waits = (bool(valve._held), bool(valve._awaited), bool(intake._kept), bool(intake._unanswered))
+        waits = (
+            bool(valve._held),
+            bool(valve._awaited),
+            bool(valve._tolerated),
+            bool(intake._kept),
+            bool(intake._unanswered),
+        )
         return self.machine.state, intake._peer, intake._ready, phases, waits, valve._refused_bytes is not None
 
     def is_news(self, message: m.UpMessage) -> bool:
@@ -294,18 +308,29 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             assert given.changed()
 
     def judge_events(self, given: GatewayGiven) -> None:
-        """Every accepted event is confirmed or failed, once (H21, H26)."""
+        """Every accepted event is confirmed or failed, once (H21, H26); a loss-tolerant one may expire before (H72)."""
         if isinstance(given.input, g.EventSubmitted) and given.error is None:
             self.open_events.add(given.input.event_id)
+            if given.input.loss_tolerant:
+                self.tolerated.add(given.input.event_id)
         self.room_owed = self.room_owed or isinstance(given.error, GatewayFull)
         for effect in given.effects:
             if isinstance(effect, g.ConfirmEvent | g.FailEvent):
                 self.open_events.remove(effect.event_id)
+                self.tolerated.discard(effect.event_id)
+            elif isinstance(effect, g.ExpireEvent):  # H28: nothing else comes of it
+                self.tolerated.remove(effect.event_id)
+                assert isinstance(given.input, g.TimePassed)
+                assert set(given.kinds) == {g.ExpireEvent}
+                assert self.machine.state is GatewayState.ATTACHED
             elif isinstance(effect, g.RoomAvailable):  # H27: once for each refusal, or row of them
                 assert self.room_owed
                 self.room_owed = False
         if self.machine.state is GatewayState.OVER:
             assert not self.open_events
+        elif self.machine.state is GatewayState.ATTACHED:  # H72: there is a deadline, and it has not passed
+            sent = self.tolerated - {event.event_id for _, _, event in self.held_events()}
+            assert not sent or self.machine.next_deadline() is not None
 
     def judge_requests(self, cells: list[Cell], given: GatewayGiven) -> None:
         """A request can be answered once, and not before it has come (H33)."""
@@ -323,6 +348,9 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         confirms = 0
         for effect in given.effects:
             if isinstance(effect, g.SendToAttempt):
+                if isinstance(effect.message, m.StartProcessing):  # H66
+                    assert self.machine._in.ready
+                    assert self.machine._in.awaits_start
                 confirms += isinstance(effect.message, m.Confirm)
                 assert effect.message.task_attempt_id == 7
             elif not isinstance(effect, g.RoomAvailable):
@@ -352,7 +380,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         assert broken == (g.DropConnection in map(type, together))
         assert not any(isinstance(effect, g.DropConnection) for effect in together[:-1])
         assert silent(together) == silent(apart)
-        but = frozenset({"_confirm_sent", *self.started()})
+        but = frozenset({"_confirm_sent", HEARD, *self.started()})
         assert not differences(freeze(whole.machine), freeze(one_by_one.machine), but)
 
 
@@ -387,7 +415,7 @@ def test_no_cell_of_the_gateways_tables_is_left_out() -> None:
     explore(GatewayWalk, ALL_CELLS, members(g.GatewayEffect))
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
+@settings(max_examples=100, print_blob=True)
 @hypothesis_given(WANDERINGS)
 def test_a_gateway_takes_every_input_or_refuses_it_unchanged(numbers: list[int]) -> None:
     # H3, H21, H26, H44

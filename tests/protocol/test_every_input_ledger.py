@@ -69,7 +69,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         self.connections = 1000
         self.waiting: set[int] = set()  # connections without an answer
         self.said: dict[ExecutionAttempt, str] = {}
-        ledger = a.AttemptLedger()
+        ledger = a.AttemptLedger(a.LedgerConfig(attempts_max=self.dice.choice((1, 2, None))))
         for name in self.dice.choice(((OPERATOR,), (OPERATOR, OTHER), (OTHER, OPERATOR), ())):
             ledger.handle(a.OperatorAdded(name, PARALLELISM), self.now)
         return ledger
@@ -135,7 +135,13 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
             attempt += self.one_of((0, 0, 0, 1), (-1, 5), fits)
             if kind is f.StageCompleted:
                 return f.StageCompleted(stage, attempt, dice.choice((None, "fetch failed")))
-            return f.StageSubmitted(stage, attempt, dice.choice((0, 2)), barrier=stage % 10 == 4)
+            return f.StageSubmitted(
+                stage,
+                attempt,
+                dice.choice((0, 2)),
+                barrier=stage % 10 == 4,
+                partitions=dice.choice((0, PARALLELISM, 1)),
+            )
         if kind is f.StatusReported:
             return self.draw_status(fits)
         if kind is TimePassed:
@@ -393,7 +399,7 @@ def test_no_cell_of_the_ledgers_table_is_left_out() -> None:
     explore(LedgerWalk, ALL_CELLS, members(a.LedgerEffect))
 
 
-@settings(max_examples=60, deadline=None, print_blob=True)
+@settings(max_examples=60, print_blob=True)
 @hypothesis_given(WANDERINGS)
 def test_a_ledger_takes_every_input_or_refuses_it_unchanged(numbers: list[int]) -> None:
     # H3, H10, H13, H19

@@ -163,7 +163,7 @@ FRAME_PARTS = {
 }
 
 
-@settings(max_examples=200, deadline=None, print_blob=True)
+@settings(max_examples=200, print_blob=True)
 @given(st.lists(st.sampled_from(sorted(FRAME_PARTS)), max_size=8), st.lists(st.integers(1, 9), max_size=20))
 def test_a_decoder_in_any_state_takes_any_bytes_or_is_broken_for_good(parts: list[str], cuts: list[int]) -> None:
     # H60, H62: against the plainest reading of the same bytes
@@ -209,7 +209,7 @@ def read_frames(stream: bytes, size_max: int) -> tuple[list[bytes], bytes, bool]
 # --- the two halves of a stream ---------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None, print_blob=True)
+@settings(max_examples=150, print_blob=True)
 @given(st.lists(st.integers(0, 2**16), max_size=30))
 def test_a_stream_and_its_reader_lose_and_double_nothing_whatever_numbers_are_named(numbers: list[int]) -> None:
     # H22, H24, H27, H30
@@ -273,7 +273,7 @@ def test_a_stream_and_its_reader_lose_and_double_nothing_whatever_numbers_are_na
 # --- splits -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None, print_blob=True)
+@settings(max_examples=150, print_blob=True)
 @given(st.lists(st.integers(0, 2**16), max_size=30))
 def test_split_assignments_survive_every_input_and_a_snapshot_in_every_state(numbers: list[int]) -> None:
     # H4, H56: an id that does not rise is refused unchanged; the one restored behaves as the one that was saved

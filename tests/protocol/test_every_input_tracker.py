@@ -121,6 +121,9 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
             return b.CheckpointStored(self.checkpoint(fits, b.Phase.STORING))
         if kind is b.CheckpointStoreFailed:
             return b.CheckpointStoreFailed(self.checkpoint(fits, b.Phase.STORING), "no")
+        if kind is b.CheckpointDiscarded:
+            others = [*machine.pending_ids, self.stale_id(), -1]
+            return b.CheckpointDiscarded(self.one_of(machine.in_doubt_ids, others, fits))
         if kind is b.TimePassed:
             deadline = machine.next_deadline()
             if fits and deadline is not None:
@@ -210,6 +213,8 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
         kind = type(input)
         if kind not in LEGAL:
             known = getattr(input, "attempt", None)
+            if isinstance(input, b.CheckpointDiscarded):
+                return [("other", self.machine.phase, kind), ("doubt", self.doubt(input))]
             return [("other", self.machine.phase, kind)] + ([] if known is None else [("news", self.standing(input))])
         word: Any = input
         pending = self.pending(word.checkpoint_id)
@@ -235,6 +240,11 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
         }[type(input)]
         return type(input), "repeated" if said else True
 
+    def doubt(self, input: b.CheckpointDiscarded) -> str:
+        if input.checkpoint_id in self.machine.in_doubt_ids:
+            return "in doubt"
+        return "pending" if input.checkpoint_id in self.machine.pending_ids else "neither"
+
     def judge(self, cells: list[Cell], given: TrackerGiven) -> None:
         stale = given.kinds == [b.ReportStale]
         assert stale or b.ReportStale not in given.kinds
@@ -248,6 +258,9 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
                     assert stale
                 case ("news", (kind, standing)) if kind in NEWS:
                     assert stale == (standing is not True)
+                case ("doubt", standing):  # H64
+                    assert stale == (standing == "neither")
+                    assert (given.error is not None) == (standing == "pending")
                 case ("news", (b.AttemptAccepted, True)):
                     assert given.error is not None  # H1
         self.judge_order(given)
@@ -282,19 +295,27 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
             }
             self.over -= kept
         ended: set[int] = set()
+        in_doubt: set[int] = set()
         for effect in given.effects:
             match effect:
                 case b.TellReady(attempt) | b.CloseSubtask(attempt, _) | b.SendBarrier(attempt, _):
                     assert attempt.task_attempt_id not in self.over
                     assert self.machine._attempts.get(attempt)
+                case b.TellDiscarded(n):
+                    assert n not in self.machine.in_doubt_ids
+                    in_doubt.discard(n)
                 case b.AbortCheckpoint(n, _) | b.CompleteCheckpoint(n) | b.EndSavepoint(n) | b.RefuseCheckpoint(n, _):
                     assert n not in ended
                     assert n not in self.machine.pending_ids
                     ended.add(n)
+                    if isinstance(effect, b.AbortCheckpoint) and effect.in_doubt:
+                        in_doubt.add(n)
                 case b.SnapshotCoordinator(n) | b.StoreCheckpoint(b.CompletedCheckpoint(n)):
                     assert n in self.machine.pending_ids
-                case b.DiscardCheckpoint(n, _):
+                case b.DiscardCheckpoint(n, savepoint):
                     assert n in ended
+                    assert savepoint or n in in_doubt
+        assert in_doubt <= set(self.machine.in_doubt_ids)
 
 
 ALL_CELLS: list[Cell] = [
@@ -305,6 +326,7 @@ ALL_CELLS: list[Cell] = [
     ("stale", b.Phase.DRAINING, b.GatewayDrained, "said before"),
     ("stale", b.Phase.ACKNOWLEDGING, b.SubtaskAcknowledged, "said before"),
     *(("stale", b.Phase.STORING, kind, "said before") for kind in SUBTASK_WORDS),
+    *(("doubt", standing) for standing in ("in doubt", "pending", "neither")),
     *(("news", (kind, standing)) for kind in NEWS for standing in (False, True, "repeated")),
     *(("news", (kind, known)) for kind in (b.AttemptAccepted, b.AttemptFailed) for known in (False, True)),
 ]
@@ -333,7 +355,7 @@ UNREACHABLE = {
 }
 
 
-@settings(max_examples=100, deadline=None, print_blob=True)
+@settings(max_examples=100, print_blob=True)
 @hypothesis_given(WANDERINGS)
 def test_a_tracker_takes_every_input_or_refuses_it_unchanged(numbers: list[int]) -> None:
     # H3, H16, H44, H48

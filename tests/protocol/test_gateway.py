@@ -12,14 +12,19 @@ from protocol.gateway import GatewayMachine, GatewayState
 from protocol.gateway_types import (
     AnswerSubmitted,
     AttemptIsOver,
+    CheckpointOutcome,
+    CheckpointOver,
+    CloseRequested,
     ConfirmEvent,
     ConnectionAttached,
     ConnectionLost,
+    CutReached,
     DeliverEvent,
     DeliverRequest,
     DropConnection,
     EventSubmitted,
     ExpireConnection,
+    ExpireEvent,
     FailAttempt,
     FailEvent,
     GatewayEffect,
@@ -171,6 +176,41 @@ def test_the_figures_are_visible() -> None:
 # --- clocks -----------------------------------------------------------------------------------------------
 
 
+def reason_of_the_end(gateway: GatewayMachine, at: float) -> str:
+    failure = gateway.handle(TimePassed(), at)[0]
+    assert isinstance(failure, FailAttempt)
+    return failure.reason
+
+
+def test_the_reason_says_how_long_a_task_gave_no_sign_of_life_and_what_to_do() -> None:
+    gateway = a_gateway()  # H69
+    gateway.handle(MessageReceived(EventMessage(7, 1, b"a")), 2.0)
+    gateway.handle_batch([EventMessage(7, 2, b"a")], 4.5)
+    gateway.handle(EventSubmitted(41, b"a"), 6.0)
+    reason = reason_of_the_end(gateway, 16.0)
+    assert "no sign of life for 11.5 s" in reason
+    assert "native code holds Python's interpreter lock" in reason
+    assert "GatewayLimits(confirm_timeout_s=...)" in reason
+
+
+def test_a_new_connection_is_a_sign_of_life() -> None:
+    gateway = a_gateway()  # H69, H24
+    gateway.handle(EventSubmitted(41, b"a"), 6.0)
+    gateway.handle(ConnectionLost(), 8.0)
+    gateway.handle(ConnectionAttached(0), 12.0)
+    assert "no sign of life for 8.0 s" in reason_of_the_end(gateway, 20.0)
+
+
+def test_the_reason_does_not_call_a_task_silent_that_has_just_spoken() -> None:
+    gateway = a_gateway()  # H69
+    gateway.handle(EventSubmitted(41, b"a"), 1.0)
+    gateway.handle(MessageReceived(EventMessage(7, 1, b"a")), 9.0)
+    reason = reason_of_the_end(gateway, 11.0)
+    assert "sent something 2.0 s ago" in reason
+    assert "mailbox is full" in reason
+    assert "interpreter lock" not in reason
+
+
 def test_without_a_confirmation_in_time_exactly_this_attempt_is_failed_with_the_event_named() -> None:
     # H25
     gateway = a_gateway()
@@ -181,7 +221,7 @@ def test_without_a_confirmation_in_time_exactly_this_attempt_is_failed_with_the_
     effects = gateway.handle(TimePassed(), 11.0)
     # R26: the failure of the attempt is known before that of the event
     assert isinstance(effects[0], FailAttempt)
-    assert effects[0].reason == "event 41 (item 1) for words[2]#1 (task 7) was not confirmed within 10.000 s"
+    assert effects[0].reason.startswith("event 41 (item 1) for words[2]#1 (task 7) was not confirmed within 10.000 s. ")
     assert failed(effects) == [41, 42]
     kinds = [type(effect.error) for effect in effects if isinstance(effect, FailEvent)]
     assert kinds == [ConfirmationTimeout, AttemptOver]
@@ -287,9 +327,72 @@ def test_a_loss_tolerant_event_fails_no_attempt() -> None:
     # H28
     gateway = a_gateway()
     assert sent(gateway.handle(EventSubmitted(1, b"a", loss_tolerant=True), 1.0)) == [EventMessage(7, 1, b"a")]
+    assert [type(effect) for effect in gateway.handle(TimePassed(), 11.0)] == [ExpireEvent]
+    assert gateway.state is GatewayState.ATTACHED
     assert gateway.next_deadline() is None
-    gateway.handle(EventSubmitted(2, b"b"), 5.0)
-    assert gateway.next_deadline() == 15.0
+    gateway.handle(EventSubmitted(2, b"b"), 15.0)
+    assert gateway.next_deadline() == 25.0
+
+
+def test_a_loss_tolerant_event_expires_after_the_same_timeout_and_stays_on_its_way() -> None:
+    # H72, H28
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a", loss_tolerant=True), 1.0)
+    gateway.handle(EventSubmitted(2, b"b", loss_tolerant=True), 3.0)
+    assert gateway.next_deadline() == 11.0
+    (expired,) = gateway.handle(TimePassed(), 11.0)
+    assert isinstance(expired, ExpireEvent)
+    assert (expired.event_id, type(expired.error)) == (1, ConfirmationTimeout)
+    assert "loss-tolerant event 1 (item 1)" in str(expired.error)
+    assert "was not confirmed within 10.000 s" in str(expired.error)
+    assert gateway.next_deadline() == 13.0
+    assert gateway.statistics().unconfirmed_events == 2  # H27: it takes room until it arrives
+    assert hear(gateway, Confirm(7, 1)) == [ConfirmEvent(1)]
+    gateway.check_invariants()
+
+
+def test_a_loss_tolerant_event_that_has_expired_fails_with_the_attempt() -> None:
+    # H26, H72
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a", loss_tolerant=True), 1.0)
+    gateway.handle(TimePassed(), 11.0)
+    assert failed(gateway.handle(AttemptIsOver("killed"), 12.0)) == [1]
+    gateway.check_invariants()
+
+
+def test_the_clock_of_a_loss_tolerant_event_stands_still_without_a_connection() -> None:
+    # H24, H72
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a", loss_tolerant=True), 1.0)
+    gateway.handle(ConnectionLost(), 5.0)
+    assert gateway.next_deadline() == 35.0  # the reconnect clock
+    gateway.handle(ConnectionAttached(0), 25.0)
+    assert gateway.next_deadline() == 31.0
+    assert [type(effect) for effect in gateway.handle(TimePassed(), 31.0)] == [ExpireEvent]
+
+
+def test_a_held_loss_tolerant_event_has_its_time_from_the_moment_it_leaves() -> None:
+    # H41, H72: until then the checkpoint that holds it has its own clock
+    gateway = a_gateway()
+    gateway.handle(CloseRequested(5), 1.0)
+    gateway.handle(CutReached(5), 1.0)
+    gateway.handle(EventSubmitted(1, b"a", loss_tolerant=True), 2.0)
+    assert gateway.next_deadline() is None
+    gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 60.0)
+    assert gateway.next_deadline() == 70.0
+
+
+def test_a_loss_tolerant_event_expires_though_its_peer_has_said_goodbye() -> None:
+    # H72: nothing but the wait for the event ends, so the peer's own end is not touched
+    gateway = a_gateway()
+    gateway.handle(EventSubmitted(1, b"a", loss_tolerant=True), 1.0)
+    gateway.handle(EventSubmitted(2, b"b"), 1.0)
+    hear(gateway, Opened(7, 1))
+    hear(gateway, Finished(7, 2, "", b"", 0))
+    assert gateway.next_deadline() == 11.0
+    assert [type(effect) for effect in gateway.handle(TimePassed(), 11.0)] == [ExpireEvent]
+    assert gateway.next_deadline() is None
+    assert gateway.state is GatewayState.ATTACHED
 
 
 # --- the end ----------------------------------------------------------------------------------------------

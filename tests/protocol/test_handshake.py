@@ -40,10 +40,10 @@ def test_two_ends_with_one_secret_know_each_other() -> None:  # H61
 def test_the_bytes_on_the_wire_are_those_of_the_specification() -> None:  # H61
     client, server = a_client(), a_server()
     hello = client.initial_bytes()
-    assert hello == b"HDGT\x00\x02" + CLIENT_NONCE
+    assert hello == b"HDGT\x00\x03" + CLIENT_NONCE
     challenge = server.receive(hello)
-    assert challenge == b"HDGT\x00\x02" + SERVER_NONCE
-    transcript = b"\x00\x02" + CLIENT_NONCE + SERVER_NONCE
+    assert challenge == b"HDGT\x00\x03" + SERVER_NONCE
+    transcript = b"\x00\x03" + CLIENT_NONCE + SERVER_NONCE
     proof = client.receive(challenge)
     assert proof == hmac.new(SECRET, b"headgate-client" + transcript, hashlib.sha256).digest()
     answer = server.receive(proof)
@@ -133,7 +133,7 @@ def test_a_stranger_is_refused_at_its_first_wrong_byte(wrong_at: int) -> None:  
 
 def test_a_server_refuses_its_own_nonce() -> None:  # H61: no reflection
     with pytest.raises(HandshakeFailed, match="own nonce"):
-        a_server().receive(b"HDGT\x00\x02" + SERVER_NONCE)
+        a_server().receive(b"HDGT\x00\x03" + SERVER_NONCE)
 
 
 def test_a_client_refuses_its_own_words_back() -> None:  # H61: no reflection

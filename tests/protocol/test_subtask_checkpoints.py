@@ -215,8 +215,8 @@ def test_a_refused_snapshot_is_declined_and_the_valve_waits_for_the_abort() -> N
     assert events(hear(subtask, CheckpointAborted(7, 3, 5))) == [b"a"]
 
 
-def test_requests_obey_the_valve_and_are_stored_as_events() -> None:
-    # H33, G14
+def test_requests_obey_the_valve_and_are_stored_as_requests() -> None:
+    # H33, H73, G14
     subtask = a_closed_subtask(5)
     send(subtask, b"a")
     assert subtask.handle(RequestSubmitted(1, b"?"), 1.0) == []
@@ -224,7 +224,9 @@ def test_requests_obey_the_valve_and_are_stored_as_events() -> None:
     hear(subtask, BarrierMessage(7, 2, 5, 0))
     effects = subtask.handle(SnapshotTaken(5, b""), 1.0)
     assert sent(effects) == [
-        CheckpointAcknowledged(7, 3, 5, b"", (HeldEvent(2, b"a"), HeldEvent(2, b"?"), HeldEvent(2, b"b")), 0),
+        CheckpointAcknowledged(
+            7, 3, 5, b"", (HeldEvent(2, b"a"), HeldEvent(2, b"?", is_request=True), HeldEvent(2, b"b")), 0
+        ),
         EventMessage(7, 4, b"a"),
         RequestMessage(7, 5, 1, b"?"),
         EventMessage(7, 6, b"b"),

@@ -21,6 +21,8 @@ CONFIRM_S = 3.0
 """How long an event may be unconfirmed on a connection."""
 RECONNECT_S = 2.0
 """How long an attempt may be without a connection."""
+REPORT_S = 0.2
+"""How long a method of the coordinator may be awaited before it is reported (H70)."""
 UPWARD_EVENTS_MAX = 4
 """How many events and requests of one attempt may be on their way to the coordinator (H27)."""
 
@@ -43,7 +45,9 @@ class Settings:
     ``requests``: how likely what a subtask sends wants an answer. ``stalls``: how likely a method of the coordinator
     takes its time. ``inside``: how likely it sends from inside its methods. ``loose``: how likely a loss-tolerant
     event is sent. ``apart``: how likely the barriers go their own way. ``in_snapshot``: how likely a subtask sends
-    from inside its snapshot.
+    from inside its snapshot. ``by_notice``: whether the coordinator cleans up what it prepared as it is told that
+    checkpoints are discarded; otherwise it asks which ones are in doubt. ``attempts_max``: how often a subtask may be
+    killed in one run (H69).
     """
 
     mode: RestoreMode
@@ -55,18 +59,33 @@ class Settings:
     loose: float
     apart: float
     in_snapshot: float
+    by_notice: bool
     copies: bool
     barrier_stage: bool
+    attempts_max: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Application:
-    """``ways``: the parallelisms that the restored state has been cut to, this one last."""
+    """``ways``: the parallelisms that the restored state has been cut to, this one last.
+
+    ``restore``: what the user says, "latest" or a file; ``restored``: what came of it, once that is known.
+    """
 
     settings: Settings
     parallelism: int
-    ways: tuple[int, ...]
-    restored: CompletedCheckpoint | None
+    restore: str = "latest"
+    ways: tuple[int, ...] = ()
+    restored: CompletedCheckpoint | None = None
+
+    def __post_init__(self) -> None:
+        self.ways = self.ways or (self.parallelism,)
+
+    def become(self, restored: Stored) -> None:
+        """This is what it starts from."""
+        cut = restored.checkpoint.parallelism != self.parallelism
+        self.ways = (*restored.ways, self.parallelism) if cut else restored.ways
+        self.restored = restored.checkpoint
 
     @property
     def generation(self) -> int:
@@ -81,14 +100,6 @@ class Application:
         for parallelism in self.ways:
             place %= parallelism
         return place
-
-
-def start(settings: Settings, parallelism: int, restored: Stored | None) -> Application:
-    """The next life, from what is restored, if anything is."""
-    if restored is None:
-        return Application(settings, parallelism, (parallelism,), None)
-    ways = restored.ways if restored.checkpoint.parallelism == parallelism else (*restored.ways, parallelism)
-    return Application(settings, parallelism, ways, restored.checkpoint)
 
 
 @dataclass(frozen=True)

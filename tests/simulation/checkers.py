@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.messages import CloseForCheckpoint, DownMessage, EventMessage, Resumed
+from protocol.messages import CloseForCheckpoint, Downward, EventMessage, Resumed
 from protocol.subtask_types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
 from tests.simulation.application import RECONNECT_S, unpack
 
@@ -58,6 +58,8 @@ class CallbackOrder:
     reset_owed: set[int] = field(default_factory=set)
     asked: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
+    completed: set[int] = field(default_factory=set)
+    discarded: set[int] = field(default_factory=set)
     savepoints: set[int] = field(default_factory=set)
     last_asked: int = -1
     told_complete: int = -1
@@ -155,6 +157,19 @@ class CallbackOrder:
             lower = {other for other in self.pending() - self.savepoints if other < checkpoint_id}
             demand(not lower, f"H43: {checkpoint_id} is complete while {lower} are pending")
             self.told_complete = checkpoint_id
+            self.completed.add(checkpoint_id)
+
+    def checkpoint_discarded(self, checkpoint_id: int) -> None:
+        """No restart restores it: it was aborted, and that was told before (H64)."""
+        aborted = checkpoint_id in self.ended and checkpoint_id not in self.completed
+        demand(aborted, f"H64: {checkpoint_id} is discarded, and was not aborted before")
+        demand(checkpoint_id not in self.discarded, f"H64: {checkpoint_id} is discarded twice")
+        self.discarded.add(checkpoint_id)
+
+    def check_discarded(self) -> None:
+        """At rest, nothing is in doubt any more."""
+        left = self.ended - self.completed - self.discarded - self.savepoints
+        demand(not left, f"H64: {sorted(left)} were aborted, and nobody is told that they are discarded")
 
     def savepoint_over(self, checkpoint_id: int) -> None:
         """Nobody but the one who asked hears of it (H49)."""
@@ -189,6 +204,7 @@ class AttemptRecord:
     closed: set[int] = field(default_factory=set)  # the checkpoints that it was told to close for
     over: set[int] = field(default_factory=set)  # of these, the ones whose end it was told
     sent_at: list[float] = field(default_factory=list)  # on the clock that runs while a connection is up
+    greeted: int | None = None  # how many events had been sent when ``subtask_ready`` returned (H66)
     lost_at: float | None = None  # when the task's connection was, while it has none
     connected_since: float | None = None
     connected_s: float = 0.0
@@ -250,7 +266,7 @@ class AttemptRecord:
         sent, came = self.cuts[checkpoint_id][0], len(self.down_came)
         demand(came == sent, f"H23: {self.name} meets barrier {checkpoint_id} behind {came} events, not {sent}")
 
-    def hear(self, message: DownMessage) -> None:
+    def hear(self, message: Downward) -> None:
         """The task reads it."""
         if isinstance(message, CloseForCheckpoint):
             self.closed.add(message.checkpoint_id)
@@ -265,6 +281,13 @@ class AttemptRecord:
                 self.meet_barrier(checkpoint_id)
             case MailboxCompleted(checkpoint_id) | MailboxAborted(checkpoint_id):
                 self.hear_end(checkpoint_id)
+
+    def begin(self, handled: int) -> None:
+        """The operator goes on to its records, having handled so many events (H66)."""
+        greeted = self.greeted
+        demand(greeted is not None, f"H66: {self.name} begins with its records before subtask_ready has returned")
+        text = f"H66: {self.name} begins with its records behind {handled} events, and subtask_ready sent {greeted}"
+        demand(greeted is None or handled >= greeted, text)
 
     def check_patience(self, now: float, frozen_until: float) -> None:
         """Without a connection the task ends by itself when its time is over (H24), unless it stands still."""
@@ -289,7 +312,18 @@ class AttemptRecord:
             enough = waited_s >= timeout_s - 1e-6
             demand(enough, f"H24: {self.name} failed for an event that had {waited_s:.3f} s on a connection")
 
-    def first_to_confirm(self, unread: Iterable[DownMessage]) -> str:
+    def check_expired(self, place: int, now: float, timeout_s: float) -> None:
+        """The wait for an event has ended by a timeout: not too soon (H25, H72)."""
+        waited_s = self.connected_for(now) - self.sent_at[place]
+        demand(waited_s >= timeout_s - 1e-6, f"H72: event {place} of {self.name} had {waited_s:.3f} s on a connection")
+
+    def check_tolerated(self, now: float, limit_s: float) -> None:
+        """No wait for a loss-tolerant event goes on for longer, on a connection (H72)."""
+        for place in self.loose - self.settled.keys():
+            waits_s = self.connected_for(now) - self.sent_at[place]
+            demand(waits_s <= limit_s, f"H72: loss-tolerant event {place} of {self.name} waits for {waits_s:.3f} s")
+
+    def first_to_confirm(self, unread: Iterable[Downward]) -> str:
         """The first event in what it has not read, but for those that may be lost (H28); empty if there is none."""
         events = [unpack(message.payload) for message in unread if isinstance(message, EventMessage)]
         return next((payload for payload in events if self.down_sent.index(payload) not in self.loose), "")

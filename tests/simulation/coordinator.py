@@ -11,16 +11,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from actors.coordination.messages import SubtaskFailed
 from protocol.attempts import FailureReason
-from protocol.errors import AttemptOver
+from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
-from tests.simulation.application import EVENTS_MAX, Application
+from tests.simulation.application import CONFIRM_S, EVENTS_MAX, Application
 from tests.simulation.checkers import AttemptRecord, CallbackOrder, check_whole, demand, judged
-from tests.simulation.invariant import Log, read_coordinator, split_wire_form
+from tests.simulation.invariant import REQUEST, Log, read_coordinator, split_wire_form
+from tests.simulation.output import PreparedRows
 from tests.simulation.overseer import Overseer
 from tests.simulation.shared import DriverWorld
 
@@ -48,6 +50,7 @@ class Books:
     """What the coordinator knows: a log for each attempt and key. Resets come with nothing but its own bytes."""
 
     application: Application
+    rows: PreparedRows | None = None
     base: dict[int, Log] = field(default_factory=dict)  # by key: what an attempt would start from
     logs: dict[int, dict[int, dict[int, Log]]] = field(default_factory=dict)  # by subtask and attempt, then by key
     handles: dict[int, dict[int, Handle]] = field(default_factory=dict)
@@ -86,37 +89,53 @@ class Books:
                 logs[key] = self.logs[subtask][next(iter(handles))][key].plain()
             else:
                 logs[key] = self.base_of(key).plain()
-        state = self.snapshots[checkpoint_id] = json.dumps({"logs": logs, "loose": self.loose_sent}).encode()
+        whole: dict[str, Any] = {"logs": logs, "loose": self.loose_sent}
+        if self.rows is not None:
+            received = {key: len(Log(*log).received) for key, log in logs.items()}
+            whole["output"] = self.rows.snapshot(checkpoint_id, received)
+        state = self.snapshots[checkpoint_id] = json.dumps(whole).encode()
+        return state
+
+    def output_of(self, checkpoint_id: int) -> dict[str, Any] | None:
+        """What a snapshot says of the output; None for the empty checkpoint."""
+        state: dict[str, Any] | None = None
+        if checkpoint_id >= 0:
+            state = json.loads(self.snapshots[checkpoint_id])["output"]
         return state
 
     def restore(self, checkpoint_id: int, state: bytes) -> None:
         self.snapshots[checkpoint_id] = state
         self.base = read_coordinator(state)[0]
+        if self.rows is not None:
+            self.rows.restored(checkpoint_id, self.output_of(checkpoint_id))
 
     def reset(self, subtask: int, checkpoint_id: int) -> None:
         logs = read_coordinator(self.snapshots[checkpoint_id])[0] if checkpoint_id >= 0 else {}
-        self._forget(subtask, logs)
+        self._forget(subtask, logs, checkpoint_id)
 
-    def reset_all(self, state: bytes | None) -> None:
+    def reset_all(self, checkpoint_id: int, state: bytes | None) -> None:
         logs = {} if state is None else read_coordinator(state)[0]
         for subtask in range(self.application.parallelism):
-            self._forget(subtask, logs)
+            self._forget(subtask, logs, checkpoint_id)
 
-    def _forget(self, subtask: int, logs: dict[int, Log]) -> None:
+    def _forget(self, subtask: int, logs: dict[int, Log], checkpoint_id: int) -> None:
         self.logs.pop(subtask, None)
         self.handles.pop(subtask, None)
         self.finished.discard(subtask)
         for key in self.application.keys_of(subtask):
             self.base[key] = logs.get(key, Log())
+            if self.rows is not None:
+                self.rows.go_back(key, self.output_of(checkpoint_id))
 
 
 class Coordinator(OperatorCoordinator):
     """See the module. ``order`` judges what it is told."""
 
     def __init__(self, world: DriverWorld, application: Application, overseer: Overseer) -> None:
-        settings, restored = application.settings, application.restored
+        settings = application.settings
+        streaming = settings.mode is RestoreMode.STREAMING  # in batch mode Spark owns the output
         self.context: CoordinatorContext
-        self.books = Books(application)
+        self.books = Books(application, PreparedRows(world.output, settings.by_notice) if streaming else None)
         self.stalled: asyncio.Future[None] | None = None
         self.hangs = False  # the stall ends only by a deadline
         self.started = self.closed = False
@@ -125,7 +144,6 @@ class Coordinator(OperatorCoordinator):
             settings.mode is RestoreMode.BATCH,
             (settings.copies and settings.mode is RestoreMode.BATCH) or settings.barrier_stage,
             settings.checkpoints.concurrent_max,
-            -1 if restored is None else restored.checkpoint_id,
         )
         self._world = world
         self._application = application
@@ -144,11 +162,14 @@ class Coordinator(OperatorCoordinator):
             demand(not self._inside, f"H5: {method} is called inside {self._inside}")
             demand(not self.closed, f"H6: {method} is called after close")
         self._inside = method
+        began = world.now
         try:
             if self._chance(self._application.settings.stalls):
                 await self._stall()
             with judged(world):
                 yield
+            with judged(world):
+                self._overseer.check_reported(method, world.now - began)
         finally:
             self._inside = ""
         if self.started and world.engine.faults.spend(world.random, RAISES):
@@ -242,6 +263,9 @@ class Coordinator(OperatorCoordinator):
         error = confirmation.error()
         with judged(self._world):
             demand(error is None or isinstance(error, AttemptOver), f"H26: event {place} failed with {error!r}")
+            if isinstance(error, ConfirmationTimeout) and place in record.loose:
+                self._world.figures.happen("a loss-tolerant event expires")
+                record.check_expired(place, self._world.now, CONFIRM_S)
             record.settle(place, confirmation.confirmed())
         self._world.figures.events_down += confirmation.confirmed()
 
@@ -250,6 +274,8 @@ class Coordinator(OperatorCoordinator):
     async def start(self, context: CoordinatorContext) -> None:
         async with self._call("start"):
             self.context = context
+            if self.books.rows is not None and self._application.restored is None:
+                self.books.rows.restored(-1, None)
         self.started = True
 
     async def close(self) -> None:
@@ -259,17 +285,23 @@ class Coordinator(OperatorCoordinator):
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: str) -> None:
         async with self._call("handle_event_from_operator", f"{subtask}#{attempt}: {event}"):
+            demand(not event.startswith(REQUEST), f"H73: the request {event} comes as an event")
             self._take(subtask, attempt, event)
             await self._send_inside()
 
     async def handle_request(self, subtask: int, attempt: int, request: str) -> str:
         async with self._call("handle_request", f"{subtask}#{attempt}: {request}"):
+            demand(request.startswith(REQUEST), f"H73: the event {request} comes as a request")
             log = self._take(subtask, attempt, request)
         answer = f"a{split_wire_form(request)[2]}"
-        log.answers.append(answer)
         message = self._overseer.handling
+        figures = self._world.figures
+        figures.requests += 1
+        if message.request_id is None:  # out of a checkpoint: nobody waits for the answer (H73)
+            figures.requests_restored += 1
+            return answer
+        log.answers.append(answer)
         self._world.record(message.attempt.task_attempt_id).answered[message.request_id] = answer
-        self._world.figures.requests += 1
         return answer
 
     def _take(self, subtask: int, number: int, payload: str) -> Log:
@@ -298,6 +330,8 @@ class Coordinator(OperatorCoordinator):
             await self._send_inside()
             if self._chance(self._application.settings.inside):
                 self.context.call_later(world.random.uniform(0.0, 0.1), self._send_later)
+        record = world.record(attempt.task_attempt_id)
+        record.greeted = len(record.down_sent)
 
     async def _send_later(self) -> None:
         async with self._call("call_later"):
@@ -324,6 +358,7 @@ class Coordinator(OperatorCoordinator):
             self._world.figures.resets += 1
             self.order.reset(subtask, checkpoint_id)
             self.books.reset(subtask, checkpoint_id)
+            self._clean_up()
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         """Its return is the cut. Or it fails, or never ends."""
@@ -344,22 +379,42 @@ class Coordinator(OperatorCoordinator):
         async with self._call("notify_checkpoint_complete", f"{checkpoint_id}"):
             self.order.checkpoint_over(checkpoint_id, completed=True)
             self._check_committed(checkpoint_id)
+            if self.books.rows is not None:
+                state = self.books.output_of(checkpoint_id)
+                assert state is not None
+                self.books.rows.completed(checkpoint_id, state)
+                self._clean_up()
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         async with self._call("notify_checkpoint_aborted", f"{checkpoint_id}"):
             self.order.checkpoint_over(checkpoint_id, completed=False)
+            if self.books.rows is not None:
+                self.books.rows.aborted(checkpoint_id)
+
+    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
+        async with self._call("notify_checkpoint_discarded", f"{checkpoint_id}"):
+            self.order.checkpoint_discarded(checkpoint_id)
+            if self.books.rows is not None:
+                self.books.rows.discarded(checkpoint_id)
+                self._clean_up()
+
+    def _clean_up(self) -> None:
+        """Destroy what was prepared and is dead, when the API says that no restart can need it (H64)."""
+        if self.books.rows is not None:
+            self.books.rows.clean_up(getattr(self.context, "checkpoints_in_doubt", ()))
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         async with self._call("reset_to_checkpoint", f"{checkpoint_id}"):
-            restored = self._application.restored
             if not self.started:
-                demand(restored is not None and restored.checkpoint_id == checkpoint_id, "H52: the wrong checkpoint")
+                self._world.restores(checkpoint_id)
+                self.order.restored = self.order.last_asked = self.order.told_complete = checkpoint_id
                 assert state is not None
                 self.books.restore(checkpoint_id, state)
                 return
             self._world.figures.resets += 1
             self.order.reset_all(checkpoint_id)
-            self.books.reset_all(state)
+            self.books.reset_all(checkpoint_id, state)
+            self._clean_up()
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
         async with self._call("run_ended", f"{run_id}, well: {succeeded}"):

@@ -8,8 +8,9 @@ can overtake here, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from actors import ActorSystem
 from actors.cell import ActorCell
@@ -31,8 +32,16 @@ from spark_bridge.errors import NotSettled, SidecarError
 from spark_bridge.facts import RelayedFact
 from spark_bridge.operators import Operator, Operators
 from spark_bridge.runs import RunningJobs
-from spark_bridge.storage import StorageSession
-from tests.simulation.application import CONFIRM_S, EVENTS_MAX, OPERATOR, RECONNECT_S, UPWARD_EVENTS_MAX, Application
+from spark_bridge.storage import StorageError
+from tests.simulation.application import (
+    CONFIRM_S,
+    EVENTS_MAX,
+    OPERATOR,
+    RECONNECT_S,
+    REPORT_S,
+    UPWARD_EVENTS_MAX,
+    Application,
+)
 from tests.simulation.checkers import demand, judged
 from tests.simulation.coordinator import Coordinator
 from tests.simulation.loop import SimulatedLoop
@@ -55,33 +64,41 @@ class Gate(TurnGate):
 
     def __init__(self, overseer: Overseer, roll: Callable[[], float], likelihood: float) -> None:
         super().__init__()
+        self.held = False  # nobody takes anything: another driver is still there
         self._overseer = overseer
         self._roll = roll
         self._likelihood = likelihood
 
     def direct(self, cell: ActorCell[Any], message: object) -> bool:
-        if self._roll() >= self._likelihood:
+        if self.held or self._roll() >= self._likelihood:
             return False
         self._overseer.direct(cell, message)
         return True
 
 
 class Driver:
-    """One life of the sidecar. It can be killed at any moment; ``close`` is the other end."""
+    """One life of the sidecar. It can be killed at any moment; ``close`` is the other end.
 
-    def __init__(self, world: DriverWorld, application: Application) -> None:
+    ``held``: it starts beside another one, which it fences, and comes no further than its storage until
+    ``gate.held`` is False.
+    """
+
+    def __init__(self, world: DriverWorld, application: Application, *, held: bool = False) -> None:
         self.world = world
         self.application = application
         self.loop = SimulatedLoop(lambda: world.now)  # type: ignore[abstract]  # there is no I/O
         self.router = Router()
-        self.overseer = Overseer(world, self.router)
+        self.overseer = Overseer(world, self.router, application.settings.attempts_max)
         self.gate = Gate(self.overseer, world.random.random, world.random.choice(DIRECT))
+        self.gate.held = held
         self.coordinator = Coordinator(world, application, self.overseer)
         self.running = RunningJobs()
         self.relay = SimulatedRelay(world, self.overseer, self.loop)
-        self.session = SimulatedSession(world, application, self.overseer, self.running, self.loop)
+        self.session: SimulatedSession
+        self.threads = world.storage.threads()
         self.operator: Operator | None = None  # once it is coordinated
         self.refused: LocalProtocolError | None = None  # why it never will be
+        self.failed: StorageError | None = None  # or why it has not started
         self.requests = 0  # for a checkpoint, not answered yet
         self.settling = self.settled = False
         self.uncommitted = ""  # what whoever waits for the last output is told
@@ -94,19 +111,31 @@ class Driver:
         self._run()
 
     async def _live(self) -> None:
-        async with ActorSystem("simulated", gate=self.gate, loop_timer=lambda: 0.0) as system:
-            try:
-                await self._coordinate(system)
-            except Exception as error:  # seen at once, not when all actors have had their turns to stop
-                self.world.broken = self.world.broken or error
-                raise
-            await self._over
+        try:
+            self.session = SimulatedSession(self.world, self.application, self.overseer, self.running, self.threads)
+            await self.session.__aenter__()
+        except StorageError as error:
+            self.failed = error
+            return
+        try:
+            async with ActorSystem("simulated", gate=self.gate, loop_timer=lambda: 0.0) as system:
+                try:
+                    await self._coordinate(system)
+                except StorageError as error:
+                    self.failed = error
+                except Exception as error:  # seen at once, not when all actors have had their turns to stop
+                    self.world.broken = self.world.broken or error
+                    raise
+                await self._over
+        finally:
+            await self.session.__aexit__(None, None, None)
 
     async def _coordinate(self, system: ActorSystem) -> None:
-        bridge = partial(BridgeActor, LEDGER, lambda: self.relay, running=self.running)
+        ledger = replace(LEDGER, attempts_max=self.application.settings.attempts_max)
+        bridge = partial(BridgeActor, ledger, lambda: self.relay, running=self.running)
         self._bridge_ref = system.spawn(bridge, name="bridge", mailbox=UNBOUNDED)
-        session = cast(StorageSession, self.session)
-        self._operators = Operators(SidecarConfig(), system, self._bridge_ref, self.router, session)
+        sidecar_config = SidecarConfig(storage_options={"disk": self.world.storage.disk})
+        self._operators = Operators(sidecar_config, system, self._bridge_ref, self.router, self.session)
         self.router.attach(self._bridge_ref)
         settings = self.application.settings
         config = OperatorConfig(
@@ -117,9 +146,10 @@ class Driver:
             settings.checkpoints,
             SNAPSHOT_TIMEOUT_S,
             inject_barrier=self._inject_barrier if self._apart else None,
+            method_report_s=REPORT_S,
         )
         try:
-            operator = await self._operators.add(config, self.coordinator, "latest")
+            operator = await self._operators.add(config, self.coordinator, self.application.restore)
         except SidecarError as error:
             if not isinstance(error.__cause__, LocalProtocolError):
                 raise
@@ -139,10 +169,8 @@ class Driver:
         actions: list[Callable[[], None]] = [partial(self._turn, cell) for cell in self.gate.waiting]
         if coordinator.stalled is not None and not coordinator.hangs:
             actions.append(self._end_stall)
-        if world.storage.writing and (not actions or world.random.random() >= world.storage.slowness):
-            actions.append(self._end_write)
-        if world.storage.unwanted:
-            actions.append(world.storage.take_away_one)
+        if self.threads.ready() and (not actions or world.random.random() >= world.storage.slowness):
+            actions.append(self._serve_storage)
         if self.relay.queries:
             actions.append(partial(self._run, self.relay.answer_query))
         if self.overseer.is_behind_a_reset() and world.engine.faults.spend(world.random, 0.05):
@@ -150,6 +178,10 @@ class Driver:
         if coordinator.can_send():
             actions.append(partial(self._run, coordinator.send_something))
         return actions
+
+    def storage_actions(self) -> list[Callable[[], None]]:
+        """What its storage could do next, all that a driver beside another one may."""
+        return [self._serve_storage] if self.threads.ready() else []
 
     def _turn(self, cell: ActorCell[Any]) -> None:
         item = next_item(cell)
@@ -163,8 +195,8 @@ class Driver:
     def _end_stall(self) -> None:
         self._run(self.coordinator.end_stall)
 
-    def _end_write(self) -> None:
-        self._run(self.world.storage.end_one, not self.world.calm)
+    def _serve_storage(self) -> None:
+        self._run(self.world.storage.serve_one, self.threads)
 
     def _run(self, function: Callable[..., object] | None = None, *args: Any) -> None:
         """Do something on the loop, and all that follows from it; whatever nobody catches there is a finding."""
@@ -181,10 +213,16 @@ class Driver:
         for context in self.loop.errors:
             raise context.get("exception") or AssertionError(context["message"])
 
+    @property
+    def fenced(self) -> bool:
+        """A later application has taken the storage over, or looks so: this one is of no use any more."""
+        return self.operator is not None and self._operators.fenced is not None
+
     # --- time -----------------------------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        return self.loop.next_deadline()
+        deadlines = (self.loop.next_deadline(), self.threads.next_relief())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def pass_time(self) -> None:
         """Every timer that is due fires."""
@@ -278,7 +316,8 @@ class Driver:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def die(self) -> None:
-        """Whatever it was at stays as it is."""
+        """Whatever it was at stays as it is; what its threads asked for last may still take effect."""
+        self.threads.die()
         self.loop.kill()
         demand(self._life.done(), "H48: a killed sidecar goes on")
 
@@ -313,6 +352,7 @@ class Driver:
         demand(not self.router.open, f"H57: gateways are left: {list(self.router.open)}")
         demand(not self.router.gateway_count, "H57: the router keeps gateways that are closed")
         self.overseer.check_rest()
+        self.coordinator.order.check_discarded()
         self.settled = True
         self.check_settled()
 

@@ -168,7 +168,7 @@ class Engine:
         job.sets.append(TaskSet(len(job.sets), missing))
         job.pending = set(missing)
         job.phase = Phase.RUNNING
-        self.post(StageSubmitted(job.stage_id, job.latest.stage_attempt, len(missing), job.barrier))
+        self.post(StageSubmitted(job.stage_id, job.latest.stage_attempt, len(missing), job.barrier, self.partitions))
         for partition in missing:
             self.start_task(job, partition)
         if not missing:  # the zombies have done it

@@ -34,13 +34,17 @@ class Log:
         return [self.sent, self.received, self.answers]
 
 
+REQUEST = "?"
+"""Stands before what wants an answer, and nowhere else."""
+
+
 def wire_form(sender: int, key: int, event: str) -> str:
     """An upward event as it travels: who sent it first stands in front."""
     return f"{sender}>{key}:{event}"
 
 
 def split_wire_form(payload: str) -> tuple[int, int, str]:
-    sender, _, rest = payload.partition(">")
+    sender, _, rest = payload.removeprefix(REQUEST).partition(">")
     key, _, event = rest.partition(":")
     return int(sender), int(key), event
 
@@ -89,6 +93,8 @@ def merge(name: str, states: list[dict[str, Any]]) -> dict[int, Log]:
 def check_sender(name: str, event: HeldEvent) -> tuple[int, int, str]:
     sender, key, what = split_wire_form(unpack(event.payload))
     demand(event.sender == sender, f"H52: {name}: {event.payload!r} is said to be of subtask {event.sender}")
+    asked = unpack(event.payload).startswith(REQUEST)
+    demand(event.is_request == asked, f"H73: {name}: {event.payload!r} is held as a request: {event.is_request}")
     return sender, key, what
 
 

@@ -28,17 +28,20 @@ class UnluckyWorld(Protocol):
     engine: Engine
     driver: Driver
     drivers: int
+    successor: Driver | None
     living: list[Process]
     connections: list[Connection]
     targets: dict[int, int]
     figures: Totals
     cuts: list[Misfortune]
     misfortunes: list[Misfortune]
+    grudge: float
 
     @property
     def calm(self) -> bool: ...
     def tell(self, line: str) -> None: ...
     def lose_driver(self) -> None: ...
+    def take_over(self) -> None: ...
 
 
 Misfortune = Callable[[UnluckyWorld], None]
@@ -59,7 +62,12 @@ def strike(world: UnluckyWorld) -> None:
     """Before each step: what was under way goes on, and perhaps something goes wrong."""
     random, faults = world.random, world.faults
     if world.drivers < DRIVERS_MAX and random.random() < faults.lose_driver:
-        world.lose_driver()
+        if world.successor is None and random.random() < 0.3:
+            world.take_over()
+        else:
+            world.lose_driver()
+    if world.driver.overseer.in_doubt and faults.spend(random, world.grudge):
+        strike_in_doubt(world)
     world.now += world.engine.chores.rest()
     world.engine.chores.catch_up(world.now)
     for connection in world.connections:
@@ -73,6 +81,18 @@ def strike(world: UnluckyWorld) -> None:
         random.choice(world.cuts)(world)
     if world.engine.active and faults.spend(random, faults.crash):
         random.choice(world.misfortunes)(world)
+
+
+def strike_in_doubt(world: UnluckyWorld) -> None:
+    """Nobody knows whether a restart finds the checkpoint that was aborted: now the job fails, or the driver dies."""
+    if world.random.random() < 0.5:
+        world.figures.happen("the coordinator fails the job, in doubt")
+        world.driver.fail_job("in doubt")
+    elif world.drivers < DRIVERS_MAX and world.successor is None and world.random.random() < 0.5:
+        world.take_over()
+    elif world.drivers < DRIVERS_MAX:
+        world.figures.happen("the driver dies, in doubt")
+        world.lose_driver()
 
 
 # --- the network ---

@@ -8,7 +8,7 @@ from math import inf
 from random import Random
 from typing import Protocol
 
-from protocol.messages import DownMessage, UpMessage
+from protocol.messages import Downward, UpMessage
 
 
 class Clock(Protocol):
@@ -28,7 +28,7 @@ class Connection:
     connection_id: int
     task_attempt_id: int
     up: deque[UpMessage] = field(default_factory=deque)
-    down: deque[DownMessage] = field(default_factory=deque)
+    down: deque[Downward] = field(default_factory=deque)
     task_gone: bool = False  # the server can see that nothing more will be written by this end, or read
     server_gone: bool = False  # the task can see it of the server
     task_knows: bool = False  # this end has noticed that the connection is over
@@ -38,7 +38,7 @@ class Connection:
     latency_s: float = 0.0
     cut_until: float = 0.0
     up_way: deque[tuple[float, UpMessage]] = field(default_factory=deque)
-    down_way: deque[tuple[float, DownMessage]] = field(default_factory=deque)
+    down_way: deque[tuple[float, Downward]] = field(default_factory=deque)
     broken: bool = False  # nothing that is sent arrives any more, and perhaps only one end can see it
     server_sees_at: float = inf  # when the loss of the other end shows
     task_sees_at: float = inf
@@ -51,7 +51,7 @@ class Connection:
         else:
             self.up_way.append((arrival, message))
 
-    def send_down(self, message: DownMessage) -> None:
+    def send_down(self, message: Downward) -> None:
         if self.task_gone or self.server_gone or self.broken or self.server_closed:
             return
         if (arrival := self._arrival(self.down_way)) is None:
@@ -59,7 +59,7 @@ class Connection:
         else:
             self.down_way.append((arrival, message))
 
-    def _arrival(self, way: deque[tuple[float, UpMessage]] | deque[tuple[float, DownMessage]]) -> float | None:
+    def _arrival(self, way: deque[tuple[float, UpMessage]] | deque[tuple[float, Downward]]) -> float | None:
         """None: at once."""
         if self.clock is None or not (way or self.latency_s or self.cut_until > self.clock.now):
             return None

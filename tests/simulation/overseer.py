@@ -38,8 +38,15 @@ from protocol.gateway import GatewayState
 from protocol.ids import ExecutionAttempt
 from spark_bridge.bridge import BridgeActor
 from spark_bridge.bridge_messages import BridgeMessage
-from tests.simulation.application import CONFIRM_S, PARALLELISM_MAX, RECONNECT_S, UPWARD_EVENTS_MAX, Application
-from tests.simulation.checkers import demand, judged
+from tests.simulation.application import (
+    CONFIRM_S,
+    PARALLELISM_MAX,
+    RECONNECT_S,
+    REPORT_S,
+    UPWARD_EVENTS_MAX,
+    Application,
+)
+from tests.simulation.checkers import SLACK_S, demand, judged
 from tests.simulation.invariant import check_checkpoint, check_rescaled, never_restored_since_rescale
 from tests.simulation.network import Connection
 from tests.simulation.server import Router
@@ -64,9 +71,10 @@ class _Step:
 class Overseer:
     """See the module. ``completed`` and ``aborted`` are the checkpoints whose end was decided here."""
 
-    def __init__(self, world: DriverWorld, router: Router) -> None:
+    def __init__(self, world: DriverWorld, router: Router, attempts_max: int) -> None:
         self.completed: set[int] = set()
         self.aborted: set[int] = set()
+        self.in_doubt: set[int] = set()  # aborted when they were being written, and none has completed since
         self.savepoints: set[int] = set()
         self.savepoints_over: set[int] = set()
         self.handling: Any = None  # what the coordinator's actor has been given last
@@ -82,7 +90,7 @@ class Overseer:
         self._unread_since: dict[tuple[int, str], float] = {}  # by the task that stands still, and the event before it
         self._step: _Step | None = None  # the innermost one, where one actor lets another handle a message
         self._mark: dict[str, int] = {}  # how much was told to each mailbox, and judged
-        self.witness = Witness()
+        self.witness = Witness(attempts_max)
         self._given_up: set[int] = set()  # by request
         self._reason = ""  # of the last such request
         self._failures = 0  # in a row
@@ -183,9 +191,11 @@ class Overseer:
             self.witness.judge(step.message, step.told_tracker, self._world.now)
         if isinstance(cell._instance, GatewayActor):
             machine = cell._instance._machine
-            self._world.record(machine.attempt.task_attempt_id).connected(
-                self._world.now, machine.state is GatewayState.ATTACHED
-            )
+            record = self._world.record(machine.attempt.task_attempt_id)
+            record.connected(self._world.now, machine.state is GatewayState.ATTACHED)
+            if machine.state is GatewayState.ATTACHED:  # a checkpoint may have held the event for its whole time
+                limit_s = self._world.settings.checkpoints.timeout_s + CONFIRM_S + SLACK_S
+                record.check_tolerated(self._world.now, limit_s)
         check_machine(cell)
 
     def _judge(self, cell: ActorCell[Any], message: object) -> None:
@@ -221,6 +231,15 @@ class Overseer:
         """One is decided, and the coordinator has not heard of it."""
         actor = None if self._coordinator is None else self._coordinator._instance
         return isinstance(actor, CoordinatorActor) and actor._resets < actor._failures.resets
+
+    def check_reported(self, method: str, awaited_s: float) -> None:
+        """The method is about to return: if that took long, it was reported (H70)."""
+        actor = None if self._coordinator is None else self._coordinator._instance
+        if awaited_s > REPORT_S + SLACK_S and isinstance(actor, CoordinatorActor):
+            self._world.figures.happen("a method is reported")
+            call = actor._watch.oldest
+            reported = call is not None and call.reported
+            demand(reported, f"H70: {method} was awaited for {awaited_s:.3f} s, and not reported")
 
     def check_raised(self) -> None:
         """What a method of the coordinator raises is a global failure, unless a reset is under way already (H7)."""
@@ -293,8 +312,9 @@ class Overseer:
         world = self._world
         world.tell(f"checkpoint {checkpoint_id} is complete")
         demand(checkpoint_id not in self.completed | self.aborted, f"H44: checkpoint {checkpoint_id} ended twice")
-        demand(checkpoint_id in world.storage.files, f"H50: {checkpoint_id} is complete, and not durable")
+        demand(world.storage.holds(checkpoint_id), f"H50: {checkpoint_id} is complete, and not durable")
         self.completed.add(checkpoint_id)
+        self.in_doubt.clear()
         self._failures = 0
         world.figures.checkpoints += 1
 
@@ -304,6 +324,8 @@ class Overseer:
         world.tell(f"checkpoint {checkpoint_id} is aborted: {statistics.last_abort_reason}")
         demand(checkpoint_id not in self.completed | self.aborted, f"H44: checkpoint {checkpoint_id} ended twice")
         self.aborted.add(checkpoint_id)
+        if checkpoint_id in world.storage.written:
+            self.in_doubt.add(checkpoint_id)
         self._check_abort(checkpoint_id, statistics.last_abort_reason)
         world.figures.aborted += 1
         world.figures.subsumed += statistics.last_abort_reason.startswith("subsumed")
@@ -321,7 +343,10 @@ class Overseer:
         late = reason.startswith("not complete within")
         for attempt in self.finished:
             demand(not (late and f"{attempt}:" in reason), f"H47: {checkpoint_id} waited for {attempt}, which finished")
-        if checkpoint_id not in self.savepoints and OWN_FAULT.match(reason):
+        actor = None if self._coordinator is None else self._coordinator._instance
+        if isinstance(actor, CoordinatorActor) and actor._failures.latched:
+            self._failures = 0  # they have become a global failure, or something else has
+        elif checkpoint_id not in self.savepoints and OWN_FAULT.match(reason):
             self._failures += 1
             limit = self._world.settings.checkpoints.tolerated_failures + 2  # one may be told in the step of the reset
             demand(self._failures <= limit, f"H45: {self._failures} checkpoints in a row have failed")
@@ -331,7 +356,8 @@ class Overseer:
         if not savepoint:
             demand(checkpoint_id in self.completed, f"H45: told of checkpoint {checkpoint_id}, which is not complete")
             return
-        demand(checkpoint_id in self._world.storage.savepoints, f"H49: savepoint {checkpoint_id} is not durable")
+        durable = self._world.storage.holds(checkpoint_id, savepoint=True)
+        demand(durable, f"H49: savepoint {checkpoint_id} is not durable")
         self.savepoints_over.add(checkpoint_id)
         self._world.figures.savepoints += 1
 
@@ -361,8 +387,8 @@ class Overseer:
         return attempt.task_attempt_id in self._router.accepted, self._failed_beside[attempt.task_attempt_id]
 
     def check_rest(self) -> None:
-        left = self._world.storage.files.keys() & self.aborted
-        demand(not left, f"H44: aborted checkpoints are left in the storage: {sorted(left)}")
+        newest = self._world.storage.newest()
+        demand(newest not in self.aborted, f"H44: a restart would restore checkpoint {newest}, which was aborted")
         statistics = self._statistics
         if statistics is not None:
             ended = self.completed | self.aborted | self.savepoints_over

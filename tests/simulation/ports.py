@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
+from unittest.mock import patch
 
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.facts import StatusReported
+from protocol.facts import StageLook, StatusReported
 from protocol.messages import RestoreMode
 from spark_bridge.relay.interface import RelayError, RelayStatistics
 from spark_bridge.runs import RunningJobs
-from spark_bridge.storage import StorageError
+from spark_bridge.storage import StoragePort, StorageSession
+from spark_bridge.storage.writes import PendingWrite
 from tests.simulation.application import Application
 from tests.simulation.checkers import demand, judged
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.overseer import Overseer
 from tests.simulation.shared import DriverWorld
+from tests.simulation.storage import BLOCK, SAVEPOINTS, Threads
+from tests.simulation.threads import Operation, SimulatedLock, this_thread
+
+T = TypeVar("T")
 
 REFUSED = 0.03
 """How often Spark does not do what it is asked to, while the world is unkind."""
@@ -54,6 +64,9 @@ class SimulatedRelay:
     async def cancel_stage(self, stage_id: int, reason: str) -> None:
         raise AssertionError(f"nobody cancels stages: {stage_id}, {reason}")
 
+    async def look_at_stage(self, stage_id: int) -> StageLook:
+        return StageLook()
+
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         self._perhaps_refuse("look at its books")
         answer: asyncio.Future[StatusReported] = self._loop.create_future()
@@ -71,32 +84,68 @@ class SimulatedRelay:
             raise RelayError(f"Spark does not {what}")
 
 
-class SimulatedSession:
-    """As ``StorageSession``: one driver's way to the storage that outlives it."""
+class SimulatedWrite(PendingWrite):
+    """As ``PendingWrite``; a simulated thread that waits for its end lets the world go on."""
+
+    def wait_over(self, timeout_s: float) -> bool:
+        thread = this_thread()
+        if thread is not None and timeout_s > 0:
+            over = partial(super().wait_over, 0)
+            thread.ask(Operation("wait", "for a write that was stopped", lambda: None, over, timeout_s))
+            timeout_s = 0
+        return super().wait_over(timeout_s)
+
+
+@contextmanager
+def simulated_waits() -> Iterator[None]:
+    """The storage's threads wait for one another as the world lets them."""
+    storage = "spark_bridge.storage"
+    with (
+        patch(f"{storage}.port.PendingWrite", SimulatedWrite),
+        patch(f"{storage}.store.Lock", SimulatedLock),
+        patch(f"{storage}.claims.Lock", SimulatedLock),
+    ):
+        yield
+
+
+class SimulatedSession(StorageSession):
+    """One driver's way to the storage that outlives it: as ``StorageSession``, but its threads are the world's."""
 
     def __init__(
-        self,
-        world: DriverWorld,
-        application: Application,
-        overseer: Overseer,
-        running: RunningJobs,
-        loop: SimulatedLoop,
+        self, world: DriverWorld, application: Application, overseer: Overseer, running: RunningJobs, threads: Threads
     ) -> None:
-        self.last_id = -1 if application.restored is None else application.restored.checkpoint_id
+        super().__init__(world.storage.open(), block_ids=BLOCK)
+        self.last_id = -1
+        self.read_id = -1  # of the checkpoint that it has read last
+        self._threads_of_world = threads
         self._world = world
         self._application = application
         self._overseer = overseer
         self._running = running
-        self._loop = loop
 
-    def port(self, operator_id: str, mode: RestoreMode, *, concurrent_max: int = 1) -> SimulatedSession:
-        return self
+    async def run_in_thread(self, function: Callable[[], T]) -> T:
+        over: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def finished(result: T, error: BaseException | None) -> None:
+            if over.done():
+                return  # whoever waited has been cancelled
+            checkpoint = getattr(result, "checkpoint", result)
+            if isinstance(checkpoint, CompletedCheckpoint):
+                self.read_id = checkpoint.checkpoint_id
+            if error is None:
+                over.set_result(result)
+            else:
+                over.set_exception(error)
+
+        self._threads_of_world.start(function, finished)
+        return await over
+
+    def port(self, operator_id: str, mode: RestoreMode) -> StoragePort:
+        return SimulatedPort(self, operator_id, mode)
 
     def next_checkpoint_id(self) -> int:
         world = self._world
-        checkpoint_id = world.storage.next_id(not world.calm)
-        if checkpoint_id is None:
-            raise StorageError("no checkpoint id is left")
+        checkpoint_id = super().next_checkpoint_id()
         with judged(world):
             demand(checkpoint_id > self.last_id, f"H4: checkpoint {checkpoint_id} after {self.last_id}")
         self.last_id = checkpoint_id
@@ -104,37 +153,22 @@ class SimulatedSession:
         self._overseer.triggered(checkpoint_id)
         return checkpoint_id
 
-    async def latest(self, *, allow_older: bool = False) -> CompletedCheckpoint | None:
-        return self._application.restored
-
-    async def store(self, checkpoint: CompletedCheckpoint) -> None:
-        await self._write(checkpoint, savepoint=False)
-
-    async def store_savepoint(self, directory: str, checkpoint: CompletedCheckpoint) -> str:
-        await self._write(checkpoint, savepoint=True)
-        return f"{directory}/{checkpoint.checkpoint_id}"
-
-    async def discard(self, checkpoint_id: int) -> None:
-        self._world.storage.discard(checkpoint_id)
-
-    async def _write(self, checkpoint: CompletedCheckpoint, *, savepoint: bool) -> None:
-        storage, checkpoint_id = self._world.storage, checkpoint.checkpoint_id
+    def check(self, checkpoint: CompletedCheckpoint, *, savepoint: bool) -> None:
+        """What is about to be written."""
         with judged(self._world):
             self._overseer.check_stored(checkpoint, self._application, savepoint=savepoint)
-        over: asyncio.Future[None] = self._loop.create_future()
-        fail = partial(StorageError, f"checkpoint {checkpoint_id}: no space")
+        self._world.storage.begin(checkpoint, self._application.ways)
 
-        def end(stored: bool) -> None:
-            if over.done():
-                return
-            if stored:
-                over.set_result(None)
-            else:
-                over.set_exception(fail())
 
-        storage.begin(checkpoint, self._application.ways, savepoint, end)
-        try:
-            await over
-        except asyncio.CancelledError:
-            storage.give_up(checkpoint_id)
-            raise
+class SimulatedPort(StoragePort):
+    """As ``StoragePort``; what is written is judged first."""
+
+    _session: SimulatedSession
+
+    async def store(self, checkpoint: CompletedCheckpoint) -> None:
+        self._session.check(checkpoint, savepoint=False)
+        await super().store(checkpoint)
+
+    async def store_savepoint(self, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint) -> str:
+        self._session.check(checkpoint, savepoint=True)
+        return await super().store_savepoint(SAVEPOINTS, checkpoint)

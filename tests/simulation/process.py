@@ -10,7 +10,17 @@ from random import Random
 from typing import Protocol
 
 from protocol.errors import GatewayFull
-from protocol.messages import AttemptEnded, DownMessage, Refused, Register, Registered, Resume, Resumed
+from protocol.messages import (
+    AttemptEnded,
+    CoordinatorAwaited,
+    DownMessage,
+    Downward,
+    Refused,
+    Register,
+    Registered,
+    Resume,
+    Resumed,
+)
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RoomAvailable
 from protocol.subtask import SubtaskMachine
 from protocol.subtask_types import (
@@ -22,6 +32,7 @@ from protocol.subtask_types import (
     MailboxCompleted,
     MailboxEvent,
     MailboxItem,
+    MailboxStart,
     OperatorFinished,
     OperatorOpened,
     PutInMailbox,
@@ -37,7 +48,7 @@ from protocol.subtask_types import (
 from tests.simulation.application import OPERATOR, Application, pack, unpack
 from tests.simulation.checkers import AttemptRecord, demand
 from tests.simulation.chores import PAUSE_S
-from tests.simulation.invariant import Log, wire_form
+from tests.simulation.invariant import REQUEST, Log, wire_form
 from tests.simulation.jobs import EngineTask
 from tests.simulation.network import Connection
 from tests.simulation.shared import Totals
@@ -93,6 +104,8 @@ class Process:
         self.work = Work(self.tid, task.partition, application, target, self.record)
         self.open_requests: dict[int, int] = {}  # the keys that they are about
         self.waits_for_room = False
+        self.awaits_start = False  # its records come behind what subtask_ready sends (H66)
+        self.handled = 0  # events
 
     # --- what could happen next ---
 
@@ -123,6 +136,8 @@ class Process:
         elif self.life is Life.RUNNING:
             if self.mailbox:
                 actions.append(self.handle_mail)
+            if self.awaits_start:
+                return actions
             if not self.waits_for_room and self.work.sendable():
                 actions.append(self.send)
             if self.may_finish():
@@ -220,6 +235,8 @@ class Process:
             elif isinstance(message, Resumed):
                 self.resuming = False
                 self.step(ConnectionAttached(message.received_seq))
+            elif isinstance(message, CoordinatorAwaited):
+                self.world.figures.happen("a task is told what its coordinator waits for")
             elif isinstance(message, AttemptEnded | Refused) and self.resuming:
                 self.exit(f"refused: {message}")
             else:
@@ -230,7 +247,7 @@ class Process:
             self.carry_out(self.machine.handle_batch(batch, self.world.now))
             self.machine.check_invariants()
 
-    def hear_answer(self, message: DownMessage) -> None:
+    def hear_answer(self, message: Downward) -> None:
         if not isinstance(message, Registered):
             self.exit(f"refused: {message}")
             return
@@ -254,7 +271,8 @@ class Process:
         if self.raises_in(Trap.OPEN):
             return
         self.life = Life.RUNNING
-        self.step(OperatorOpened())
+        self.awaits_start = self.world.random.random() < 0.9
+        self.step(OperatorOpened(self.awaits_start))
 
     def send(self, *, in_snapshot: bool = False) -> None:
         random, record = self.world.random, self.record
@@ -262,6 +280,8 @@ class Process:
         event = f"u{len(self.logs[key].sent)}"
         payload = wire_form(self.task.partition, key, event)
         asks = not in_snapshot and random.random() < self.application.settings.requests
+        if asks:
+            payload = REQUEST + payload
         request_id = len(record.requests)
         try:
             if asks:
@@ -297,7 +317,11 @@ class Process:
         item = self.mailbox.popleft()
         self.world.tell(f"task {self.tid} handles {item}")
         match item:
+            case MailboxStart():
+                self.awaits_start = False
+                self.record.begin(self.handled)
             case MailboxEvent(payload):
+                self.handled += 1
                 target, _, rest = unpack(payload).partition("|")
                 demand(int(target) == self.tid, f"H20: task {self.tid} got an event for task {target}")
                 if rest.startswith("~"):

@@ -9,6 +9,7 @@ from typing import Protocol
 from tests.simulation.application import Settings
 from tests.simulation.checkers import AttemptRecord
 from tests.simulation.engine import Engine
+from tests.simulation.output import Output
 from tests.simulation.storage import Storage
 
 
@@ -22,6 +23,7 @@ class Totals:
     events_up: int = 0
     events_restored: int = 0
     requests: int = 0
+    requests_restored: int = 0
     checkpoints: int = 0
     savepoints: int = 0
     subsumed: int = 0
@@ -65,6 +67,7 @@ class DriverWorld(Protocol):
     now: float
     engine: Engine
     storage: Storage
+    output: Output
     settings: Settings
     figures: Totals
     broken: Exception | None  # a violation that the code under judgement may have swallowed
@@ -75,4 +78,5 @@ class DriverWorld(Protocol):
     def tell(self, line: str) -> None: ...
     def target(self, run_id: int) -> int: ...
     def target_of(self, task_attempt_id: int) -> int: ...
+    def restores(self, checkpoint_id: int) -> None: ...
     def send_barrier_apart(self, task_attempt_id: int, checkpoint_id: int, events_before: int) -> None: ...

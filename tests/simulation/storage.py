@@ -1,109 +1,157 @@
-"""The storage, which outlives every driver. It is slow, it fails, and what it is to take away may lie there for long.
+"""The storage, which outlives every driver: the product's own, in its own threads, on a disk of the world's.
 
-A checkpoint appears whole or not at all (H50). When its driver dies in the middle of a write it may still appear; one
-that was given up may not have been taken away yet. Both are whole, so the next driver may start from them.
+Each step of such a thread is an operation on the disk, and the world decides when it is done and what becomes of it.
+A driver may die between any two of them, and what it had asked for last may take effect when it is dead.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
+from typing import Any
+from urllib.parse import quote
 
 from protocol.barrier_tracker import CompletedCheckpoint
-from tests.simulation.application import Stored
+from spark_bridge.storage import CheckpointStorage, StorageError
+from tests.simulation.application import OPERATOR, Stored
+from tests.simulation.disk import PROTOCOL, Disk
+from tests.simulation.threads import SimulatedThread
 
+URL = f"{PROTOCOL}://checkpoints"
+SAVEPOINTS = f"{PROTOCOL}://savepoints"
 BLOCK = 8
 """So many ids a driver reserves at a time; what it does not use is lost (H4)."""
+THREADS_MAX = 8
+"""So many threads a driver has for its storage; more work waits."""
 
 
 @dataclass
-class Write:
-    """``end`` is called with whether it has succeeded."""
+class Threads:
+    """One driver's threads, as many at a time as its storage has."""
 
-    stored: Stored
-    savepoint: bool
-    end: Callable[[bool], None]
+    disk: Disk
+    now: Callable[[], float]
+    running: list[SimulatedThread] = field(default_factory=list)
+    waiting: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = field(default_factory=deque)
+
+    def start(self, work: Callable[[], Any], finished: Callable[[Any, BaseException | None], None]) -> None:
+        """``finished`` is called with the result or the error, in the world."""
+        self.waiting.append((work, finished))
+        self.fill()
+
+    def fill(self) -> None:
+        while self.waiting and len(self.running) < THREADS_MAX:
+            thread = SimulatedThread(*self.waiting.popleft())
+            self._see(thread)
+            if not thread.over:
+                self.running.append(thread)
+
+    def _see(self, thread: SimulatedThread) -> None:
+        """It stops here, for what it asks for now."""
+        if thread.operation is not None and thread.operation.until is not None:
+            thread.hangs_until = self.now() + thread.operation.timeout_s
+
+    def ready(self) -> list[SimulatedThread]:
+        """Those whose operation can be answered."""
+        now = self.now()
+        return [thread for thread in self.running if thread.hangs_until <= now or self._goes_on(thread)]
+
+    @staticmethod
+    def _goes_on(thread: SimulatedThread) -> bool:
+        """What it waits for is there."""
+        operation = thread.operation
+        return operation is not None and operation.until is not None and operation.until()
+
+    def next_relief(self) -> float | None:
+        """When the first operation that hangs is answered."""
+        now = self.now()
+        return min((thread.hangs_until for thread in self.running if now < thread.hangs_until < inf), default=None)
+
+    def serve(self, thread: SimulatedThread) -> None:
+        self.disk.serve(thread)
+        self._see(thread)
+        if thread.over:
+            self.running.remove(thread)
+            self.fill()
+
+    def die(self) -> None:
+        """What was asked for last may still take effect."""
+        self.waiting.clear()
+        for thread in self.running:
+            self.disk.abandon(thread)
+        self.running.clear()
 
 
-@dataclass
 class Storage:
-    """``given``: the highest id that was ever given out."""
+    """``written``: every checkpoint that any driver has ever begun to write, and the ways that its state has come.
 
-    random: Random
-    files: dict[int, Stored] = field(default_factory=dict)
-    savepoints: dict[int, Stored] = field(default_factory=dict)
-    writing: dict[int, Write] = field(default_factory=dict)
-    unwanted: list[int] = field(default_factory=list)
-    given: int = -1
-    reserved: int = -1
-    slowness: float = 0.0  # how likely a write goes on a little longer, while something else can happen
+    ``stride``: so many operations of a thread may be done in one step. ``slowness``: how likely nothing is done.
+    """
 
-    def __post_init__(self) -> None:
-        self.slowness = self.random.choice([0.0, 0.0, 0.95, 0.998])
+    def __init__(self, random: Random, now: Callable[[], float], tell: Callable[[str, str], None]) -> None:
+        self.random = random
+        self.disk = Disk(random, now, tell)
+        self.written: dict[int, Stored] = {}
+        self.applications = 0
+        self.slowness = random.choice([0.0, 0.0, 0.95, 0.998])  # while something else can happen
+        self.stride = random.choice([30, 5, 1])
+        self._now = now
 
-    def next_id(self, may_fail: bool) -> int | None:
-        """None when no more ids could be reserved."""
-        if self.given == self.reserved:
-            if may_fail and self.random.random() < 0.2:
-                return None
-            self.reserved += BLOCK
-        self.given += 1
-        return self.given
+    def open(self) -> CheckpointStorage:
+        """One application's hold on it."""
+        self.applications += 1
+        storage = CheckpointStorage(URL, options={"disk": self.disk})
+        storage._claims._token = f"{self.applications:x}"  # else it would be another one in each run of a seed
+        return storage
 
-    def begin(
-        self, checkpoint: CompletedCheckpoint, ways: tuple[int, ...], savepoint: bool, end: Callable[[bool], None]
-    ) -> None:
-        self.writing[checkpoint.checkpoint_id] = Write(Stored(checkpoint, ways), savepoint, end)
+    def threads(self) -> Threads:
+        return Threads(self.disk, self._now)
 
-    def end_one(self, may_fail: bool) -> None:
-        """A write ends, any one of them; one that has failed may leave the file behind."""
-        checkpoint_id = self.random.choice(list(self.writing))
-        write = self.writing[checkpoint_id]
-        failed = may_fail and self.random.random() < 0.05
-        if not failed:
-            self._appear(checkpoint_id)
-        elif self.random.random() < 0.3 and not write.savepoint:
-            self._appear(checkpoint_id)
-            self.unwanted.append(checkpoint_id)
-        else:
-            del self.writing[checkpoint_id]
-        write.end(not failed)
+    def serve_one(self, threads: Threads) -> None:
+        """Some thread goes on, by a few operations."""
+        thread = self.random.choice(threads.ready())
+        for _ in range(self.random.randint(1, self.stride)):
+            threads.serve(thread)
+            if thread.over or self.disk.dies or thread not in threads.ready():
+                return
 
-    def _appear(self, checkpoint_id: int) -> None:
-        write = self.writing.pop(checkpoint_id)
-        (self.savepoints if write.savepoint else self.files)[checkpoint_id] = write.stored
+    def begin(self, checkpoint: CompletedCheckpoint, ways: tuple[int, ...]) -> None:
+        self.written[checkpoint.checkpoint_id] = Stored(checkpoint, ways)
 
-    def give_up(self, checkpoint_id: int) -> None:
-        """Stop the write, if it still runs, unless the file is appearing at this moment."""
-        if checkpoint_id in self.writing:
-            if self.random.random() < 0.5:
-                self._appear(checkpoint_id)
-            else:
-                del self.writing[checkpoint_id]
+    # --- what lies there ------------------------------------------------------------------------------------------
 
-    def discard(self, checkpoint_id: int) -> None:
-        """Stop the write, if it still runs; what is there all the same is taken away, some day."""
-        self.give_up(checkpoint_id)
-        if checkpoint_id in self.files and checkpoint_id not in self.unwanted:
-            self.unwanted.append(checkpoint_id)
+    def file_of(self, checkpoint_id: int, *, savepoint: bool = False) -> str:
+        operator = quote(OPERATOR, safe="")
+        if savepoint:
+            return f"savepoints/savepoint-{operator}-{checkpoint_id}.hgc"
+        return f"checkpoints/{operator}/checkpoint-{checkpoint_id}.hgc"
 
-    def take_away_one(self) -> None:
-        checkpoint_id = self.unwanted.pop(self.random.randrange(len(self.unwanted)))
-        self.files.pop(checkpoint_id, None)
+    def holds(self, checkpoint_id: int, *, savepoint: bool = False) -> bool:
+        """Whether its file is there."""
+        return self.file_of(checkpoint_id, savepoint=savepoint) in self.disk.files
 
-    def lose_driver(self) -> None:
-        """Each write that was under way has appeared, or never will; nobody takes anything away any more."""
-        for checkpoint_id in list(self.writing):
-            if self.random.random() < 0.5:
-                self._appear(checkpoint_id)
-        self.writing.clear()
-        self.unwanted.clear()
-        self.given = self.reserved
+    def choose(self) -> str:
+        """What the next driver is to start from: the newest, or now and then a file that the user names (H52)."""
+        files = [
+            f"{PROTOCOL}://{file}"
+            for checkpoint_id in sorted(self.written)
+            for savepoint in (False, True)
+            if (file := self.file_of(checkpoint_id, savepoint=savepoint)) in self.disk.files
+        ]
+        return self.random.choice(files) if files and self.random.random() < 0.1 else "latest"
 
-    def choose(self) -> Stored | None:
-        """What the next driver starts from: the newest one, or now and then another that the user names (H52)."""
-        others = [*self.files.values(), *self.savepoints.values()]
-        if others and self.random.random() < 0.2:
-            return self.random.choice(others)
-        return self.files[max(self.files)] if self.files else None
+    def newest(self) -> int:
+        """What a driver would start from that came now, -1 for nothing or if the user has to say. Nothing changes."""
+        files, folders = dict(self.disk.files), set(self.disk.folders)
+        try:
+            storage = CheckpointStorage(URL, options={"disk": self.disk})
+            storage.prepare()
+            found = storage.latest(OPERATOR)
+        except StorageError:  # it was started from a savepoint, which the user has to name again
+            found = None
+        finally:
+            self.disk.files, self.disk.folders = files, folders
+        return -1 if found is None else found.checkpoint_id

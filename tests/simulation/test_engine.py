@@ -104,7 +104,7 @@ def outcomes(facts: list[Any]) -> list[tuple[int, TaskOutcome]]:
 def test_an_end_is_posted_before_the_start_of_the_retry() -> None:
     stage = Stage()
     stage.start()
-    assert stage.told(JobStarted, StageSubmitted) == [JobStarted(0, (10,)), StageSubmitted(10, 0, 2)]
+    assert stage.told(JobStarted, StageSubmitted) == [JobStarted(0, (10,)), StageSubmitted(10, 0, 2, partitions=2)]
     stage.engine.exited(100, "broken")
     end, start = stage.told()
     assert (end.task_attempt_id, end.outcome, end.reason) == (100, TaskOutcome.FAILED, "broken")
@@ -175,7 +175,7 @@ def test_after_a_fetch_failure_a_zombie_and_its_rival_have_one_number() -> None:
     assert [type(fact) for fact in stage.told()] == [TaskEnded, StageCompleted]
     assert stage.tasks() == [(0, 1, 0)]
     stage.work()
-    assert StageSubmitted(10, 1, 2) in stage.told()
+    assert StageSubmitted(10, 1, 2, partitions=3) in stage.told()
     assert stage.tasks() == [(0, 1, 0), (1, 0, 0), (1, 1, 0)]
 
 
@@ -229,7 +229,11 @@ def test_a_barrier_stage_fails_and_starts_again_as_a_whole() -> None:
     stage.work()
     assert stage.tasks() == [(1, 0, 0), (1, 1, 0)]
     stages = [fact for fact in stage.told() if isinstance(fact, StageSubmitted | StageCompleted)]
-    assert stages == [StageSubmitted(10, 0, 2, True), StageCompleted(10, 0, "broken"), StageSubmitted(10, 1, 2, True)]
+    assert stages == [
+        StageSubmitted(10, 0, 2, True, 2),
+        StageCompleted(10, 0, "broken"),
+        StageSubmitted(10, 1, 2, True, 2),
+    ]
 
 
 def test_what_succeeds_behind_the_failure_of_a_barrier_stage_is_kept() -> None:

@@ -154,6 +154,14 @@ HAPPENINGS = {
     "half-open: the task knows later",
     "half-open: the server knows later",
     "network cut",
+    "storage: fails",
+    "storage: fails after its effect",
+    "storage: fails before its effect",
+    "storage: a late effect",
+    "storage: hangs",
+    "storage: out of reach",
+    "storage: out of reach after an effect",
+    "storage: refuses deletions",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from actors.coordination.messages import LedgerDecided
@@ -11,6 +12,7 @@ from protocol.attempts import (
     AttemptCondemned,
     EndRun,
     FailureKind,
+    FailureReason,
     FinishAttempt,
     GlobalFailureRaised,
     StartRun,
@@ -20,11 +22,15 @@ from protocol.ids import ExecutionAttempt
 from spark_bridge.facts import RelayedFact
 from tests.simulation.checkers import LATE_S, demand
 
+_KILLED_BY_US = (FailureKind.CONFIRMATION_TIMEOUT, FailureKind.CONNECTION_LOST)
+
 
 class Witness:
-    """One application's. Tasks are named by their task attempt id."""
+    """One application's. Tasks are named by their task attempt id. ``attempts_max`` is as in ``LedgerConfig``."""
 
-    def __init__(self) -> None:
+    def __init__(self, attempts_max: int) -> None:
+        self._attempts_max = attempts_max
+        self._killed: Counter[int] = Counter()  # in the present run: how often each subtask was killed for its fault
         self._ended: dict[int, TaskOutcome] = {}  # the first end that was told of each
         self._stages: set[int] = set()  # of which the bridge knows
         self._accepted: dict[int, int] = {}  # in the present run, neither failed nor finished: the subtask of each
@@ -57,6 +63,12 @@ class Witness:
             tid = fact.task_attempt_id
             alive = tid in self._accepted or tid in self._finished
             demand(not alive, f"H12: the end of task {tid} was told, and its failure is not reported")
+
+    def _count_kill(self, attempt: ExecutionAttempt, reason: FailureReason) -> None:
+        """Spark counts no kill, so the ledger must: the run fails with the last one that is allowed (H69)."""
+        self._killed[attempt.subtask] += 1
+        killed = self._killed[attempt.subtask]
+        demand(killed <= self._attempts_max, f"H69: {attempt} is killed ({reason}), number {killed} of its subtask")
 
     def _judge_jobs(self, item: object, now: float) -> None:
         """A run that fails as a whole ends its job, and does not wait until Spark gives it up (H15)."""
@@ -95,12 +107,15 @@ class Witness:
                 self._accepted[tid] = attempt.subtask
             case StartRun(run_id=run_id):
                 self._run_id = run_id
+                self._killed.clear()
             case FinishAttempt(attempt=attempt):
                 self._accepted.pop(attempt.task_attempt_id, None)
                 self._finished.add(attempt.task_attempt_id)
             case AnnounceFailed(attempt, reason):
-                self._accepted.pop(attempt.task_attempt_id, None)
+                was_accepted = self._accepted.pop(attempt.task_attempt_id, None) is not None
                 self._finished.discard(attempt.task_attempt_id)
+                if was_accepted and reason.kind in _KILLED_BY_US:
+                    self._count_kill(attempt, reason)
                 if isinstance(item, AttemptCondemned) and reason.kind is FailureKind.CONFIRMATION_TIMEOUT:
                     silent = item.task_attempt_id
                     demand(attempt.task_attempt_id == silent, f"H25: task {silent} is silent, and {attempt} is failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ from protocol.errors import LocalProtocolError
 from protocol.machine import TimePassed
 from protocol.messages import RestoreMode
 from protocol.subtask_types import BarrierArrived
-from tests.simulation.application import PARALLELISM_MAX, Application, Settings, Stored, start
+from tests.simulation.application import PARALLELISM_MAX, Application, Settings
 from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand
 from tests.simulation.choices import Choices
 from tests.simulation.driver import Driver
@@ -21,6 +22,8 @@ from tests.simulation.invariant import never_restored_since_rescale
 from tests.simulation.logs import quiet_logs
 from tests.simulation.misfortune import CUTS, MISFORTUNES, copy, some_of, strike
 from tests.simulation.network import Connection
+from tests.simulation.output import Output, read
+from tests.simulation.ports import simulated_waits
 from tests.simulation.process import Life, Process
 from tests.simulation.shared import Totals
 from tests.simulation.storage import Storage
@@ -55,8 +58,10 @@ def draw_settings(random: Random) -> Settings:
         loose=random.choice([0.0, 0.3]),
         apart=random.choice([0.0, 0.5, 1.0]),
         in_snapshot=random.choice([0.0, 0.0, 0.5]),
+        by_notice=random.choice([True, False]),
         copies=not barrier_stage and random.random() < 0.5,
         barrier_stage=barrier_stage,
+        attempts_max=random.choice([1, 1, 2, 4]),
     )
 
 
@@ -96,6 +101,7 @@ class World:
             lose_driver=random.choice([0.0, 0.002, 0.005]),
             budget=random.choice([0, 3, 8, 15, 40]),
         )
+        self.grudge = random.choice([0.0, 0.01, 0.1])  # how likely more goes wrong while a checkpoint is in doubt
         self.cuts = some_of(CUTS, random)
         self.misfortunes = some_of(MISFORTUNES, random)
         if settings.copies and settings.mode is RestoreMode.BATCH:
@@ -103,19 +109,22 @@ class World:
         self.eager = random.choice([0.0, 0.004, 0.02, 0.05])  # how often somebody asks for a checkpoint
         if eager is not None:
             self.eager = eager
-        self.storage = Storage(random)
-        self.restored: Stored | None = None
+        self.storage = Storage(random, lambda: self.now, self.befall_storage)
+        self.output = Output()
+        self.named = ""  # the file that the user has restored last
+        self.asked_for = ""  # the file that a driver was to start from, and has not restored yet
+        self.successor: Driver | None = None  # starts while the driver lives
+        self.was_completed: set[int] = set()  # by drivers that are dead
         self.drivers = self.jobs = self.jobs_done = self.connection_count = 0
         self.tell(f"{settings}")
         self.tell(
             f"{self.to_send} events and {self.growth} more, requests for checkpoints: {self.eager}, {self.faults}"
         )
 
-    def start_application(self, application: Application) -> None:
+    def start_application(self, application: Application, successor: Driver | None = None) -> None:
+        """``successor``: the driver, where it has begun to start already."""
         self.drivers += 1
-        restored = application.restored
-        what = "nothing" if restored is None else f"checkpoint {restored.checkpoint_id} of {restored.parallelism}"
-        self.tell(f"a driver starts: parallelism {application.parallelism}, restores {what}")
+        self.tell(f"a driver starts: parallelism {application.parallelism}, restores {application.restore}")
         copies, barrier = self.settings.copies, self.settings.barrier_stage
         self.engine = Engine(
             self.random,
@@ -129,7 +138,11 @@ class World:
         )
         self.engine.next_task = 1000 * self.drivers  # so that a number names one task
         self.application = application
-        self.driver = Driver(self, application)
+        self.asked_for = "" if application.restore == "latest" else application.restore
+        if successor is None:
+            self.driver = Driver(self, application)
+        else:
+            self.driver, successor.gate.held = successor, False
 
     # --- what the parts may touch ---
 
@@ -146,6 +159,23 @@ class World:
         if what in ("fetch failure", "look behind the truth"):
             # Where the fact of an end is lost, the task looks like a zombie or a copy that runs on.
             self.driver.coordinator.order.copies = True
+
+    def befall_storage(self, what: str, which: str) -> None:
+        self.tell(f"{what}: {which}")
+        self.figures.happen(what)
+
+    def restores(self, checkpoint_id: int) -> None:
+        """What the driver that starts has restored."""
+        stored, application = self.storage.written[checkpoint_id], self.application
+        application.become(stored)
+        self.tell(f"checkpoint {checkpoint_id} of {stored.checkpoint.parallelism} is restored")
+        self.figures.restores += 1
+        self.figures.uncompleted_restores += checkpoint_id not in self.was_completed
+        self.figures.rescales += application.parallelism != stored.checkpoint.parallelism
+        if application.restore != "latest":
+            self.named, self.asked_for = application.restore, ""
+            listed, covered = read(json.loads(stored.checkpoint.coordinator_state)["output"])
+            self.output.begin_again(covered, listed)
 
     def record(self, task_attempt_id: int) -> AttemptRecord:
         return self.records.setdefault(task_attempt_id, AttemptRecord(f"task {task_attempt_id}"))
@@ -192,15 +222,25 @@ class World:
     # --- the loop ---
 
     def run(self) -> Totals:
-        with quiet_logs():
-            self.start_application(start(self.settings, self.random.randint(1, 3), None))
-            while not self.is_over():
-                demand(self.steps < STEPS_MAX and self.now < SECONDS_MAX, "H48: the world does not come to rest")
-                self.step()
-            self.check_rest()
+        with quiet_logs(), simulated_waits():
+            self.start_application(Application(self.settings, self.random.randint(1, 3)))
+            try:
+                while not self.is_over():
+                    demand(self.steps < STEPS_MAX and self.now < SECONDS_MAX, "H48: the world does not come to rest")
+                    self.step()
+                self.check_rest()
+            finally:
+                for driver in (self.driver, self.successor):
+                    if driver is not None:
+                        driver.threads.die()
         return self.totals()
 
     def is_over(self) -> bool:
+        driver = self.driver
+        if self.successor is not None:
+            return False
+        if self.storage.disk.dies or driver.refused is not None or driver.failed is not None or driver.fenced:
+            return False  # another one starts
         if self.engine.active or self.more_jobs() or self.actions() or self.next_deadline() is not None:
             return False
         if not self.asked_at_the_end:
@@ -228,8 +268,19 @@ class World:
         if self.now >= self.look_at:
             self.look_at = self.now + CLOCK_S
             self.pass_time()
+        if self.storage.disk.dies:
+            self.storage.disk.dies = False
+            self.lose_driver()
+        if self.driver.fenced:
+            self.tell("the user ends the driver, which is fenced")
+            self.figures.happen("a driver is fenced")
+            self.lose_driver()
         if self.driver.refused is not None:
             self.start_unscaled(self.driver.refused)
+        if self.driver.failed is not None:
+            self.tell(f"the driver does not start: {self.driver.failed}")
+            self.now += self.random.uniform(1.0, 5.0)  # the user tries again
+            self.lose_driver(self.named if "name that file again" in str(self.driver.failed) else "")
         actions = self.actions(patient=False) or self.actions()
         if actions:
             self.random.choice(actions)()
@@ -244,7 +295,7 @@ class World:
     def actions(self, *, patient: bool = True) -> list[Callable[[], None]]:
         """What could happen next. Without patience, slow processes are passed over more often than not."""
         engine, random = self.engine, self.random
-        if not engine.active and not self.user_waits:
+        if not engine.active and not self.user_waits and self.driver.operator is not None:
             self.user_waits = True
             if self.patience_s:
                 self.driver.settle(self.patience_s)
@@ -257,6 +308,9 @@ class World:
         for connection in self.connections:
             if connection.up or connection.task_gone or connection.server_closed:
                 actions.append(partial(self.driver.read, connection))
+        actions.extend(self.go_on_beside())
+        if self.storage.disk.can_land():
+            actions.append(self.storage.disk.land_one)
         if engine.bus:
             actions.extend([self.deliver_fact] * 3)
         if engine.late and not engine.bus:
@@ -293,7 +347,9 @@ class World:
         self.processes[barrier[0]].hear_barrier(barrier[1])
 
     def next_deadline(self) -> float | None:
-        deadlines = [self.driver.next_deadline()]
+        deadlines = [self.driver.next_deadline(), self.storage.disk.next_relief()]
+        if self.successor is not None:
+            deadlines.append(self.successor.next_deadline())
         for process in self.living:
             if process.machine is not None and not process.hung and process.life is not Life.GONE:
                 deadlines.append(process.machine.next_deadline())
@@ -303,6 +359,8 @@ class World:
         tasks = ((connection, self.processes[connection.task_attempt_id].hung) for connection in self.connections)
         self.driver.overseer.look(tasks, idle=not self.driver.gate.waiting)
         self.driver.pass_time()
+        if self.successor is not None:
+            self.successor.pass_time()
         for process in list(self.living):
             machine = process.machine
             if machine is None or process.hung or process.life is Life.GONE:
@@ -313,8 +371,8 @@ class World:
 
     # --- the driver dies ---
 
-    def lose_driver(self) -> None:
-        """With it its tasks. Another one starts from what the storage has (H52)."""
+    def lose_driver(self, restore: str = "") -> None:
+        """With it its tasks. Another one starts from what the storage has, or what is named (H52)."""
         self.tell("the driver dies")
         self.user_waits = self.asked_at_the_end = False
         for process in self.living:
@@ -327,27 +385,50 @@ class World:
         self.figures.jobs_failed += self.jobs_failed()
         self.driver.die()
         self.living, self.connections, self.barriers, self.processes, self.records = [], [], [], {}, {}
-        completed = self.driver.overseer.completed
-        self.storage.lose_driver()
-        stored = self.storage.choose() if self.settings.mode is RestoreMode.STREAMING else None
-        parallelism = self.random.choice([self.application.parallelism, self.random.randint(1, PARALLELISM_MAX)])
-        self.restored = stored
-        if stored is None:
-            self.start_application(start(self.settings, parallelism, None))
+        self.was_completed |= self.driver.overseer.completed
+        if not restore:
+            restore = self.storage.choose() if self.settings.mode is RestoreMode.STREAMING else "latest"
+        if self.asked_for:  # it may have been recorded as the new start, so the user asks for it again
+            restore = self.asked_for
+        successor, self.successor = self.successor, None
+        if successor is not None:
+            self.start_application(successor.application, successor)
             return
-        self.figures.restores += 1
-        self.figures.uncompleted_restores += stored.checkpoint.checkpoint_id not in completed
-        self.start_application(start(self.settings, parallelism, stored))
-        self.figures.rescales += self.application.parallelism != stored.checkpoint.parallelism
+        self.start_application(Application(self.settings, self.draw_parallelism(), restore))
+
+    def draw_parallelism(self) -> int:
+        return self.random.choice([self.application.parallelism, self.random.randint(1, PARALLELISM_MAX)])
+
+    def take_over(self) -> None:
+        """The user starts another driver while this one lives: it claims the storage, and decides what to restore."""
+        self.tell("a second driver begins to start")
+        self.figures.happen("a second driver")
+        restore = self.asked_for or "latest"
+        self.successor = Driver(self, Application(self.settings, self.draw_parallelism(), restore), held=True)
+
+    def go_on_beside(self) -> list[Callable[[], None]]:
+        """What the second driver could do; sooner or later the first one is ended for it."""
+        successor = self.successor
+        if successor is None:
+            return []
+        if successor.failed is not None:
+            self.tell(f"the second driver does not start: {successor.failed}")
+            successor.die()
+            self.successor = None
+            return []
+        actions = successor.storage_actions()
+        if (not actions and successor.gate.waiting) or self.random.random() < 0.02:
+            actions.append(self.lose_driver)
+        return actions
 
     def start_unscaled(self, refusal: LocalProtocolError) -> None:
         """What is restored cannot be cut to this parallelism, so it goes on with its own (H52)."""
-        stored = self.restored
-        assert stored is not None
+        stored = self.storage.written[self.driver.session.read_id]
         parts = stored.checkpoint.subtask_states.values()
         demand(never_restored_since_rescale(parts), f"H52: {refusal}")
         self.tell(f"refused: {refusal}")
-        self.start_application(start(self.settings, stored.checkpoint.parallelism, stored))
+        self.driver.die()
+        self.start_application(Application(self.settings, stored.checkpoint.parallelism, self.application.restore))
 
     # --- the end ---
 

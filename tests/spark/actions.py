@@ -40,7 +40,7 @@ class Action(threading.Thread):
             self._error = error
 
     def result(self) -> Any:
-        self.join(60)
+        self.join(300)
         assert not self.is_alive(), "the action hangs"
         if self._error is not None:
             raise self._error

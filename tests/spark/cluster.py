@@ -21,7 +21,7 @@ from pathlib import Path
 import pyspark
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-START_S = 60.0
+START_S = 300.0
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
-SETTLE_S = 5.0  # a thread that has been told to end may take a moment to do so
+SETTLE_S = 60.0  # a thread that has been told to end may take a moment to do so
 LISTENING = "0A"
 
 

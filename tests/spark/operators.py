@@ -31,6 +31,9 @@ class Listening(SubtaskOperator):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "freeze":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case ["compute", int(count)]:
+                sum(range(count))  # one call in C, which holds the interpreter lock from its beginning to its end
+                self.context.send_event(["echo", "computed"])
             case _:
                 self.received.append(event)
                 self.context.send_event(["echo", event])

@@ -35,7 +35,7 @@ class Program:
             assert line, f"it has ended and never said {text!r}: {self.said}"
             self.said += line
 
-    def ends_with(self, status: int, within_s: float = 60.0) -> None:
+    def ends_with(self, status: int, within_s: float = 300.0) -> None:
         rest, _ = self.process.communicate(timeout=within_s)
         self.said += rest
         assert self.process.returncode == status, self.said

@@ -9,7 +9,7 @@ from typing import Any
 from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from protocol.attempts import FailureReason
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 Callback = tuple[Any, ...]
 

@@ -48,7 +48,7 @@ def running(action: Callable[[], Any]) -> Iterator[list[Any]]:
     thread = threading.Thread(target=call)
     thread.start()
     yield outcome
-    thread.join(90)
+    thread.join(300)
     assert not thread.is_alive()
 
 

@@ -66,7 +66,7 @@ def fail_one_and_hang_one(rows: Iterable[int]) -> Iterable[int]:
     if context.attemptNumber() == 0 and context.partitionId() == 1:
         raise ValueError("the first attempt of partition 1 fails")
     if context.attemptNumber() == 0 and context.partitionId() == 2:
-        threading.Event().wait(30)
+        threading.Event().wait(300)
     yield sum(rows)
 
 
@@ -79,7 +79,7 @@ def one_row_each(context: SparkContext, tasks: int) -> int:
 
 
 def hang(rows: Iterable[int]) -> Iterable[int]:
-    threading.Event().wait(30)
+    threading.Event().wait(300)
     yield from rows
 
 
@@ -155,7 +155,7 @@ def burn(fuse: str, rows: Iterable[Any]) -> Iterable[Any]:
         with open(f"/proc/{daemon}/stat", encoding="ascii", errors="replace") as stat:
             executor = int(stat.read().rsplit(")", 1)[1].split()[1])
         os.kill(executor, signal.SIGKILL)
-        threading.Event().wait(30)
+        threading.Event().wait(300)
     return rows
 
 

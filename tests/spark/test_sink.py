@@ -93,7 +93,7 @@ def test_spark_reads_every_row_once_whatever_the_tasks_met(spark: SparkSession, 
     coordinator = FileSinkCoordinator(str(tmp_path / "out"))
     write_all(spark, tmp_path, trouble, coordinator)
     assert rows_that_spark_reads(spark, tmp_path) == ROWS
-    assert [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".head")] == []
+    assert all(path.name.startswith("published-") for path in (tmp_path / "out" / ".headgate-out").iterdir())
     assert coordinator.committer.rows_published == RECORDS
 
 

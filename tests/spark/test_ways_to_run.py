@@ -210,7 +210,7 @@ def test_one_two_way_checkpoint_runs(spark: SparkSession) -> None:
         assert sidecar.checkpoint("op") == 1
         assert sidecar.checkpoint("op") == 2
         script.say(["after", "stop"])
-        action.join(60)
+        action.join(300)
     assert [received for _, _, received in results] == [["before", "after"], ["before", "after"]]
     assert script.named("checkpoint", "complete", "aborted") == [
         ("checkpoint", 1),
@@ -265,7 +265,7 @@ def test_a_retry_restores_what_its_mode_says(spark: SparkSession, mode: RestoreM
         script.say(["three", "raise"])
         script.wait_for(lambda story: len([callback for callback in story if callback[0] == "event"]) == 2)
         script.say(["stop"])
-        action.join(60)
+        action.join(300)
     checkpoint_id, count = restored
     assert script.named("reset") == [("reset", 0, checkpoint_id)]
     assert [callback[3] for callback in script.named("event")][1] == ["restored", checkpoint_id, count]

@@ -11,18 +11,26 @@ import struct
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
 
-from actors.coordination import CoordinatorContext, SubtaskGateway
+from actors.coordination import (
+    CoordinatorContext,
+    OperatorCoordinator,
+    SourceCoordinator,
+    StaticSplitEnumerator,
+    SubtaskGateway,
+)
 from protocol.attempts import FailureReason
 from spark_bridge import CoordinatorStartError, Sidecar, SidecarConfig, SidecarError
 from spark_bridge.relay import RelayError
 from spark_bridge.server import ServerStartError
-from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
 from spark_bridge.task_entry import NotInsideTask
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.leftovers import nothing_left
@@ -241,10 +249,26 @@ def test_an_operator_that_cannot_be_pickled_is_told_so_before_any_task_runs(spar
     assert recorder.story == [("start",), ("close",)]
 
 
+class AsyncOperator(SubtaskOperator):
+    async def process(self, records: Iterator[Any]) -> Any:
+        yield 1
+
+
+class MisspeltOperator(SubtaskOperator):
+    def process(self, records: Iterator[Any]) -> list[Any]:
+        return []
+
+    def snapshots_state(self, checkpoint_id: int) -> bytes:
+        return b"state"
+
+
 @pytest.mark.parametrize(
     ("operator", "text"),
     [
-        (Recorder, "Recorder.* is no SubtaskOperator"),
+        (Recorder, "Recorder.* is not a SubtaskOperator"),
+        (AsyncOperator, r"AsyncOperator.process\(\) is an async generator, .*: write `def process`"),
+        (partial(AsyncOperator), r"AsyncOperator.process\(\) is an async generator, .*: write `def process`"),
+        (MisspeltOperator, r"MisspeltOperator.snapshots_state\(\) is never called: did you mean snapshot_state\(\)\?"),
         (Listening(), r"pass the class and its arguments"),
         ("Listening", r"pass the class and its arguments"),
     ],
@@ -264,11 +288,127 @@ def test_a_function_that_makes_no_operator_is_told_so_in_the_task(spark: SparkSe
     assert "made a int; a subtask needs a SubtaskOperator" in text
 
 
+def test_what_a_function_makes_is_checked_in_the_task(spark: SparkSession) -> None:
+    # H59
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Recorder(), parallelism=1)
+
+        def make() -> SubtaskOperator:
+            return AsyncOperator()
+
+        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(make)).collect)
+    assert "AsyncOperator.process() is an async generator" in text
+
+
 def test_a_subtask_that_is_called_by_hand_says_what_it_is_for(spark: SparkSession) -> None:
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", Recorder(), parallelism=1)
         with pytest.raises(NotInsideTask, match="pass it to mapPartitions"):
             handle.subtask(Listening)(iter([1]))
+
+
+class NamesOnly(SplitReader):
+    """Has an ``__init__`` of its own, and does not call that of ``SplitReader``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def read_split(self, split: Any) -> list[str]:
+        return [f"{self.name}-{split}"]
+
+
+def test_a_split_reader_needs_no_call_of_its_base_class(spark: SparkSession) -> None:
+    source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(3), state))
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", source, parallelism=2)
+        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(NamesOnly, "row"))
+        assert sorted(rdd.collect()) == ["row-0", "row-1", "row-2"]
+
+
+class ForgetsTheContext(NamesOnly):
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        pass
+
+
+def test_a_split_reader_without_its_context_says_which_call_is_missing(spark: SparkSession) -> None:
+    source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(3), state))
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", source, parallelism=1)
+        rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(ForgetsTheContext, "row"))
+        text = what_the_user_reads(rdd.collect)
+    assert "ForgetsTheContext.open() has not kept its context: call super().open(context, state)" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "record", "text"),
+    [
+        ("map", 1, "a subtask takes the iterator over one partition, but Spark called it with int"),
+        ("flatMap", "words", "a subtask takes the iterator over one partition, but Spark called it with str"),
+        ("filter", (1, 2), "a subtask takes the iterator over one partition, but Spark called it with tuple"),
+        ("map", [1], "Spark takes all outputs of a subtask for one row"),
+    ],
+)
+def test_a_subtask_that_is_given_to_a_method_for_records_names_the_right_ones(
+    spark: SparkSession, method: str, record: Any, text: str
+) -> None:
+    recorder = Recorder()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", recorder, parallelism=1)
+        rdd = spark.sparkContext.parallelize([record], 1)
+        told = what_the_user_reads(getattr(rdd, method)(handle.subtask(Listening)).collect)
+    assert text in told
+    assert "pass it to mapPartitions" in told
+    assert recorder.story == [("start",), ("close",)]
+
+
+class Asks(SubtaskOperator):
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        list(records)
+        yield self.context.request("the price")
+
+
+class HasNoPrices(OperatorCoordinator):
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        return self._look_up({}, request)
+
+    def _look_up(self, prices: dict[str, int], name: str) -> int:
+        return prices[name]
+
+
+def test_a_failed_request_shows_the_task_where_the_coordinator_raised(spark: SparkSession) -> None:
+    # H33
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", HasNoPrices(), parallelism=1)
+        text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(Asks)).collect)
+    assert "The coordinator's traceback, on the driver:" in text
+    assert "in _look_up" in text
+    assert "return prices[name]" in text
+    assert "RequestFailed: KeyError: 'the price'" in text
+
+
+class Deaf(SubtaskOperator):
+    """Ends when an event has come, and does not look at it."""
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        yield self.context.wait_for_event()
+
+
+def test_events_that_no_operator_handles_are_counted_and_told_once(spark: SparkSession) -> None:
+    # H59
+    with capture_logs() as logs, Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Script({}, ["hello"]), parallelism=2)
+        for _ in range(2):
+            assert one_task_each(spark, 2).mapPartitions(handle.subtask(Deaf)).count() == 2
+            sidecar.run(lambda: None)  # waits until the run is over
+        assert handle.statistics()["events_unhandled_by_operator"] == handle.statistics()["events_confirmed"] > 0
+    (line,) = [line for line in logs if line["event"] == "events to subtasks not handled"]
+    assert line["hint"] == "override handle_event in Deaf, or do not send events to it"
 
 
 # --- the wrong arguments and the wrong order ------------------------------------------------------------------------
@@ -284,6 +424,34 @@ def test_a_name_that_is_taken_is_refused_and_the_first_one_lives(spark: SparkSes
         assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
 
 
+class SynchronousCoordinator(OperatorCoordinator):
+    def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        return request
+
+
+class MisspeltCoordinator(OperatorCoordinator):
+    async def handle_events_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("given", ["an instance", "a class", "a factory"])
+@pytest.mark.parametrize(
+    ("mistaken", "text"),
+    [
+        (SynchronousCoordinator, "SynchronousCoordinator.handle_request\\(\\) is a plain function, but it is awaited"),
+        (MisspeltCoordinator, r"did you mean handle_event_from_operator\(\)\?"),
+    ],
+)
+def test_a_mistake_in_a_coordinators_class_is_told_when_it_is_coordinated(
+    spark: SparkSession, mistaken: Any, text: str, given: str
+) -> None:
+    # H59
+    coordinator = {"an instance": mistaken(), "a class": mistaken, "a factory": lambda: mistaken()}[given]  # noqa: PLW0108
+    with Sidecar(spark) as sidecar:
+        with pytest.raises(CoordinatorStartError if given == "a factory" else TypeError, match=text):
+            sidecar.coordinate("op", coordinator, parallelism=1)
+
+
 @pytest.mark.parametrize(
     ("operator_id", "coordinator", "parallelism", "error", "text"),
     [
@@ -293,8 +461,9 @@ def test_a_name_that_is_taken_is_refused_and_the_first_one_lives(spark: SparkSes
         ("op", Recorder(), 0, ValueError, "at least 1, not 0"),
         ("op", Recorder(), 2.5, TypeError, "parallelism must be an int"),
         ("op", Recorder(), "2", TypeError, "parallelism must be an int"),
-        ("op", Recorder, 1, TypeError, "is a class: give an instance"),
-        ("op", object(), 1, TypeError, "is no OperatorCoordinator"),
+        ("op", object(), 1, TypeError, "is not an OperatorCoordinator"),
+        ("op", object, 1, TypeError, "is not an OperatorCoordinator"),
+        ("op", RaisesIn, 1, TypeError, "cannot be called without arguments"),
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(
@@ -324,13 +493,32 @@ def test_more_partitions_than_subtasks_are_refused_with_the_number_that_is_neede
         assert one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).count() == 2
 
 
-def test_fewer_partitions_than_subtasks_are_harmless(spark: SparkSession) -> None:
+def test_fewer_partitions_than_subtasks_are_refused_with_every_way_out(spark: SparkSession) -> None:
     coordinator = Script({}, ["stop"])
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", coordinator, parallelism=5)
+        text = what_the_user_reads(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+        assert "has parallelism=5, but the RDD of stage" in text
+        assert "parallelism=2, call repartition(5) before its subtasks, or pass allow_fewer=True" in text
+        assert one_task_each(spark, 5).mapPartitions(handle.subtask(Listening)).count() == 5
+
+
+def test_fewer_partitions_than_subtasks_are_taken_where_they_are_allowed(spark: SparkSession) -> None:
+    coordinator = Script({}, ["stop"])
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", coordinator, parallelism=5, allow_fewer=True)
         assert one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).count() == 2
         coordinator.wait_for(lambda story: ("run_ended", True) in story)
     assert {callback[1] for callback in coordinator.named("ready")} == {0, 1}
+
+
+@pytest.mark.parametrize("relay", ["jvm", "py4j"])
+def test_an_action_over_a_part_of_enough_partitions_is_not_refused(spark: SparkSession, relay: Any) -> None:
+    with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
+        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=3)
+        assert len(one_task_each(spark, 3).mapPartitions(handle.subtask(Listening)).take(1)) == 1
+        text = what_the_user_reads(one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).collect)
+        assert "allow_fewer=True" in text
 
 
 def test_a_second_action_at_the_same_time_is_refused_and_the_first_is_unharmed(spark: SparkSession) -> None:

@@ -42,7 +42,7 @@ async def test_a_checkpoint_that_cannot_be_cut_once_more_refuses_its_operator_an
         0: SubtaskSnapshot((SubtaskState(0, b"a"), SubtaskState(1, b"b"))),
         1: SubtaskSnapshot((SubtaskState(0, b"c"),)),
     }
-    storage.store("words", CompletedCheckpoint(3, 2, b"", both))
+    storage.store("words", CompletedCheckpoint(storage.reserve_ids(3)[-1], 2, b"", both))
     async with running_operators(storage) as operators:
         with pytest.raises(SidecarError, match=r"'words'.*Restore it with 2, take a checkpoint.*then change"):
             await operators.add(streaming("words", 1), OperatorCoordinator(), "latest")

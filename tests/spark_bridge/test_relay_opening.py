@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import structlog.testing
 
-from protocol.facts import FactsDropped, StatusReported
+from protocol.facts import FactsDropped, StageLook, StatusReported
 from spark_bridge.relay import OnLost, RelayedFact, RelayError, RelayRefused, RelayStatistics, RelayStopped
 from spark_bridge.relay.opening import _WithFallback
 
@@ -44,6 +44,9 @@ class StandIn:
 
     async def cancel_stage(self, stage_id: int, reason: str) -> None:
         await self.kill_task(stage_id, reason)
+
+    async def look_at_stage(self, stage_id: int) -> StageLook:
+        return StageLook()
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         return StatusReported()

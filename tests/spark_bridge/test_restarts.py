@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.coordination import CheckpointFailed
+from actors.coordination import CheckpointFailed, ResetNotSupported
 from protocol.restart import FixedDelay
 from spark_bridge import RestartsExhausted
 from spark_bridge.restarts import Restarter
@@ -95,3 +95,32 @@ async def test_whoever_is_fenced_is_not_started_again() -> None:
     runs.failed, runs.fenced = 1, StorageFenced("taken over by application number 2")
     with pytest.raises(StorageFenced, match="number 2"):
         await restarter.failed(RuntimeError("job aborted"))
+
+
+async def test_a_run_that_is_refused_for_its_coordinator_is_not_started_again() -> None:  # H68
+    runs = Runs()
+    restarter = Restarter(runs, FixedDelay(restarts_max=9, delay_s=0.0))
+    await restarter.begin()
+    runs.failed, runs.cause = 1, OSError("the first cause")
+    first = ValueError("the job failed")
+    assert await restarter.failed(first) == 0.0
+    await restarter.begin()
+    runs.failed, runs.cause = 2, ResetNotSupported("pass the class")
+    with pytest.raises(ResetNotSupported) as raised:
+        await restarter.failed(ValueError("the job was cancelled"))
+    assert raised.value.__cause__ is first
+
+
+async def test_the_text_names_what_failed_in_the_jvm_not_the_call_that_raised() -> None:
+    # H69: the cause of a failed job is the second line of what Py4J raises
+    runs = Runs()
+    restarter = Restarter(runs, FixedDelay(restarts_max=0))
+    await restarter.begin()
+    runs.failed = 1
+    error = RuntimeError(
+        "An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.\n"
+        ": org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 0 cancelled operator 'op': too many kills\n"
+        "\tat org.apache.spark.errors.SparkCoreErrors$.sparkJobCancelled\n"
+    )
+    with pytest.raises(RestartsExhausted, match=r"RuntimeError: org\.apache.*operator 'op': too many kills$"):
+        await restarter.failed(error)

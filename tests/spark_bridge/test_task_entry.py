@@ -10,7 +10,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.serializers import CloudPickleSerializer
 
-from protocol.messages import Register
+from protocol.messages import Register, StartProcessing
 from spark_bridge.subtask import SubtaskOperator, TaskEndpoint
 from spark_bridge.task_entry import NotInsideTask, SubtaskTask
 from tests.spark_bridge.subtask.peer import SECRET, Peer, RunningTask, registered
@@ -29,7 +29,11 @@ class Times(SubtaskOperator):
 @pytest.fixture
 def inside_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
     context = SimpleNamespace(
-        taskAttemptId=lambda: 71, partitionId=lambda: 2, stageId=lambda: 5, attemptNumber=lambda: 1
+        taskAttemptId=lambda: 71,
+        partitionId=lambda: 2,
+        stageId=lambda: 5,
+        attemptNumber=lambda: 1,
+        getLocalProperty={"headgate.action": "an action"}.get,
     )
     monkeypatch.setattr(TaskContext, "get", lambda: context)
 
@@ -40,7 +44,7 @@ def an_endpoint() -> TaskEndpoint:
 
 def test_called_by_hand_it_says_where_it_belongs() -> None:
     with pytest.raises(NotInsideTask, match="mapPartitions"):
-        SubtaskTask(Times, an_endpoint(), (2,))([1])
+        SubtaskTask(Times, an_endpoint(), (2,))(iter([1]))
 
 
 def test_its_text_names_the_operator_and_not_the_secret() -> None:  # H61
@@ -54,13 +58,14 @@ def test_after_the_journey_it_runs_its_operator_as_the_task_that_it_is_in() -> N
     with Peer() as peer:
         sparks_own: Any = CloudPickleSerializer
         packed = sparks_own().dumps(SubtaskTask(Times, peer.endpoint(), (2,), {"plus": 1}))
-        task = RunningTask(lambda: Times(0), peer.endpoint(), body=lambda: sparks_own().loads(packed)([1, 2, 3]))
+        task = RunningTask(lambda: Times(0), peer.endpoint(), body=lambda: sparks_own().loads(packed)(iter([1, 2, 3])))
         connection = peer.accept()
         register = connection.expect(Register)
-        assert (register.task_attempt_id, register.subtask) == (71, 2)
+        assert (register.task_attempt_id, register.subtask, register.action) == (71, 2, "an action")
         assert (register.run_id, register.attempt_number) == (5, 1)
         connection.send(registered())
         connection.receive()  # Opened
+        connection.send(StartProcessing(71, 1))
         connection.finish()
         assert task.outputs() == [3, 5, 7]
 
@@ -69,9 +74,27 @@ def test_after_the_journey_it_runs_its_operator_as_the_task_that_it_is_in() -> N
 def test_something_else_than_an_operator_is_refused_in_words() -> None:
     with Peer() as peer:
         entry = SubtaskTask(dict, peer.endpoint())  # type: ignore[arg-type]
-        task = RunningTask(lambda: Times(0), peer.endpoint(), body=lambda: entry([]))
+        task = RunningTask(lambda: Times(0), peer.endpoint(), body=lambda: entry(iter([])))
         connection = peer.accept()
         connection.expect(Register)
         connection.send(registered())
         assert "made a dict; a subtask needs a SubtaskOperator" in connection.finish().failure
         assert isinstance(task.error(), TypeError)
+
+
+@pytest.mark.usefixtures("inside_a_task")
+@pytest.mark.parametrize("arguments", [(7,), ("words",), (("a", 1),), ({"a": 1},), (0, iter([1])), (iter([1]), 3)])
+def test_called_with_something_else_than_a_partition_it_names_the_methods_that_pass_one(
+    arguments: tuple[Any, ...],
+) -> None:
+    with pytest.raises(TypeError, match=r"called it with \w+.*: pass it to mapPartitions, .* instead of map"):
+        SubtaskTask(Times, an_endpoint(), (2,))(*arguments)
+
+
+@pytest.mark.usefixtures("inside_a_task")
+@pytest.mark.parametrize("records", [range(2), [1, 2], iter([1, 2])])
+def test_a_partition_may_be_any_iterable_and_its_outputs_are_no_row(records: Any) -> None:
+    outputs = SubtaskTask(Times, an_endpoint(), (2,))(records)
+    sparks_own: Any = CloudPickleSerializer
+    with pytest.raises(Exception, match="takes all outputs of a subtask for one row: pass it to mapPartitions"):
+        sparks_own().dumps(outputs)

@@ -13,7 +13,7 @@ from actors import ActorRef
 from actors.coordination.messages import AttachConnection, ConnectionClosed, GatewayMessage, MessagesArrived
 from protocol.codec import decode_event, encode_event, encode_message
 from protocol.ids import ExecutionAttempt
-from protocol.messages import AttemptEnded, DownMessage, Registered, Resumed, UpMessage
+from protocol.messages import AttemptEnded, CoordinatorAwaited, Downward, Registered, Resumed, UpMessage
 from protocol.subtask import SubtaskMachine
 from protocol.subtask_types import (
     BarrierArrived,
@@ -26,6 +26,7 @@ from protocol.subtask_types import (
     MailboxCompleted,
     MailboxEvent,
     MailboxItem,
+    MailboxStart,
     MessageReceived,
     OperatorFinished,
     OperatorOpened,
@@ -46,14 +47,14 @@ class MemoryConnection:
 
     def __init__(self, connection_id: int) -> None:
         self._connection_id = connection_id
-        self.on_the_way: deque[DownMessage] = deque()
+        self.on_the_way: deque[Downward] = deque()
         self.closed = False
 
     @property
     def connection_id(self) -> int:
         return self._connection_id
 
-    def send(self, message: DownMessage, *, at_once: bool = False) -> None:
+    def send(self, message: Downward, *, at_once: bool = False) -> None:
         if not self.closed:
             encode_message(message)  # as the real one: raises for what is too large
             self.on_the_way.append(message)
@@ -76,7 +77,9 @@ class Task:
         self.mailbox: deque[MailboxItem] = deque()
         self.handled: list[Any] = []  # events and what checkpoints did, in the order of the mailbox
         self.answers: dict[int, Any] = {}
+        self.tracebacks: dict[int, bytes] = {}  # of the requests that failed
         self.ended: list[str] = []
+        self.notes: list[CoordinatorAwaited] = []
         self.unsaid: list[UpMessage] = []  # kept back while mute
         self.opens_at_once = True
         self.busy = False
@@ -128,6 +131,8 @@ class Task:
                     self.handled.append(("completed", checkpoint_id))
                 case MailboxAborted(checkpoint_id):
                     self.handled.append(("aborted", checkpoint_id))
+                case MailboxStart():
+                    self.handled.append(("start",))
 
     def acknowledge(self, checkpoint_id: int, state: bytes) -> None:
         self._drive(SnapshotTaken(checkpoint_id, state))
@@ -170,8 +175,10 @@ class Task:
             self.work()
         return moved
 
-    def _take(self, message: DownMessage) -> None:
+    def _take(self, message: Downward) -> None:
         match message:
+            case CoordinatorAwaited():
+                self.notes.append(message)
             case Registered():
                 self.registered = message
                 limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
@@ -203,6 +210,8 @@ class Task:
                 self.mailbox.append(item)
             case ResolveRequest(request_id, error, payload):
                 self.answers[request_id] = RuntimeError(error) if error else decode_event(payload)
+                if error:
+                    self.tracebacks[request_id] = payload
             case EndAttempt(reason):
                 self.ended.append(reason)
 

@@ -50,6 +50,7 @@ from protocol.attempts import (
     StartRun,
 )
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.facts import StageLook
 from protocol.gateway_types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.messages import RestoreMode
@@ -126,6 +127,9 @@ class RecordingCoordinator(OperatorCoordinator):
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         await self._called("notify_checkpoint_aborted", checkpoint_id)
 
+    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
+        await self._called("notify_checkpoint_discarded", checkpoint_id)
+
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         await self._called("reset_to_checkpoint", checkpoint_id, state)
 
@@ -177,8 +181,10 @@ class World:
         self.next_id = 1 if config.restored is None else config.restored.checkpoint_id + 1
         self.no_ids: Exception | None = None  # what the storage raises where an id is wanted
         self.discarded: list[int] = []
+        self.completed: list[int] = []
         self.on_store: Deed | None = None  # awaited in the storage, before it is written
         self.on_discard: Deed | None = None
+        self.look = StageLook()  # what a look at the run under way shows
         self.tasks: list[Task] = []
         self.task_type: type[Task] = Task
         self.gateways: dict[int, ActorRef[GatewayMessage]] = {}  # open ones, by task attempt id
@@ -194,10 +200,15 @@ class World:
             failed=self.failures.append,
             store_savepoint=self._store_savepoint,
             next_checkpoint_id=self._next_checkpoint_id,
+            completed=self.completed.append,
+            look_at_run=self._look_at_run,
         )
         self.tracker: ActorRef[TrackerMessage] = kit.system.spawn(
             lambda: BarrierTrackerActor(coordinator, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
         )
+
+    async def _look_at_run(self, run_id: int) -> StageLook:
+        return self.look
 
     # --- time and traffic -----------------------------------------------------------------------------------------
 

@@ -40,7 +40,7 @@ async def test_a_subtask_that_declines_aborts_the_checkpoint_on_both_sides() -> 
         answer = world.checkpoint()
         await world.settle()
         assert "declined: my files are open" in answer.reason()
-        assert coordinator.calls[-1] == ("notify_checkpoint_aborted", 1)
+        assert coordinator.calls[-2:] == [("notify_checkpoint_aborted", 1), ("notify_checkpoint_discarded", 1)]
         assert task.handled[-1] == ("aborted", 1)
         assert other.handled[-1] == ("aborted", 1)
         assert world.statistics.checkpoints_aborted == 1
@@ -75,8 +75,9 @@ async def test_an_attempt_that_fails_aborts_the_checkpoint_before_anybody_hears_
         await world.settle()
         world.fail(task)
         await world.settle()
-        assert [call[0] for call in coordinator.calls[-3:]] == [
+        assert [call[0] for call in coordinator.calls[-4:]] == [
             "notify_checkpoint_aborted",
+            "notify_checkpoint_discarded",
             "subtask_failed",
             "subtask_reset",
         ]

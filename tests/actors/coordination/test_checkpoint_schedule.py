@@ -200,7 +200,11 @@ async def test_a_run_that_failed_is_settled_when_the_coordinator_has_heard_of_it
         answer = world.await_settled()
         await world.settle()
         assert answer.values == [Settled(-1, "")]
-        assert coordinator.calls[-2:] == [("notify_checkpoint_aborted", 1), ("run_ended", 1, False, "")]
+        assert [call[0] for call in coordinator.calls[-3:]] == [
+            "notify_checkpoint_aborted",
+            "notify_checkpoint_discarded",
+            "run_ended",
+        ]
 
 
 async def test_a_final_checkpoint_that_failed_is_taken_again() -> None:  # H45

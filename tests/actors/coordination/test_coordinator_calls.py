@@ -128,7 +128,7 @@ async def provoke(world: World, method: str) -> None:
         world.reset()
     elif method == "run_ended":
         world.end_run()
-    elif method == "notify_checkpoint_aborted":
+    elif method in ("notify_checkpoint_aborted", "notify_checkpoint_discarded"):
         task.declines = "not now"
         world.checkpoint()
     elif method in ("checkpoint_coordinator", "notify_checkpoint_complete"):
@@ -144,6 +144,7 @@ METHODS = (
     "checkpoint_coordinator",
     "notify_checkpoint_complete",
     "notify_checkpoint_aborted",
+    "notify_checkpoint_discarded",
     "reset_to_checkpoint",
     "run_ended",
 )

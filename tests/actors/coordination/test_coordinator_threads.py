@@ -32,7 +32,7 @@ async def started(coordinator: RecordingCoordinator) -> AsyncIterator[None]:
             name="operator",
             mailbox=UNBOUNDED,
         )
-        await tracker.ask(StartOperator, timeout_s=5.0)
+        await tracker.ask(StartOperator, timeout_s=60.0)
         yield
 
 
@@ -49,7 +49,7 @@ async def test_blocking_work_runs_on_a_worker_thread_and_its_handler_on_the_loop
     coordinator = RecordingCoordinator()
     async with started(coordinator):
         coordinator.context.call_async(threading.get_ident, handler=take)
-        with anyio.fail_after(5.0):
+        with anyio.fail_after(60.0):
             await done.wait()
     assert threads[0] != threading.get_ident()
     assert threads[1] == threading.get_ident()
@@ -71,7 +71,7 @@ async def test_any_thread_may_call_the_coordinator_in_the_order_of_its_calls() -
     coordinator = RecordingCoordinator()
     async with started(coordinator):
         await anyio.to_thread.run_sync(call_often)
-        with anyio.fail_after(5.0):
+        with anyio.fail_after(60.0):
             await done.wait()
     assert heard == [(number, threading.get_ident()) for number in range(10)]
 

@@ -353,7 +353,17 @@ async def test_the_last_coordinator_cannot_act_after_its_close() -> None:  # G16
 # --- nothing is forgotten -----------------------------------------------------------------------------------------
 
 
-READ_ONLY = {"operator_id", "parallelism", "mode", "log", "clock", "store", "events_taken"}
+READ_ONLY = {
+    "operator_id",
+    "parallelism",
+    "mode",
+    "log",
+    "clock",
+    "store",
+    "checkpoints_in_doubt",
+    "events_taken",
+    "look_at_run",
+}
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "fail_job": (("cause",), {}),
     "call_async": ((print, "x"), {"handler": print}),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -199,11 +201,41 @@ async def test_a_loss_tolerant_event_fails_no_attempt() -> None:  # H28
         also = coordinator.gateways[0].send_event_nowait("another", loss_tolerant=True)
         await world.advance(100.0)
         assert not world.reports
-        assert not hint.done()
         task.deaf = False
         await world.settle()
-        assert hint.confirmed()
-        assert also.confirmed()
+        assert task.events == ["a hint", "another"]
+        assert [type(confirmation.error()) for confirmation in (hint, also)] == [ConfirmationTimeout] * 2
+
+
+async def test_who_awaits_a_loss_tolerant_event_waits_no_longer_than_for_any_other() -> None:  # H72
+    outcomes: list[BaseException | None] = []
+
+    async def send_and_wait(subtask: int, attempt: int, event: Any) -> None:
+        confirmation = await coordinator.gateways[0].send_event("a hint", loss_tolerant=True)
+        try:
+            await confirmation
+        except AttemptOver as error:
+            outcomes.append(error)
+
+    coordinator = RecordingCoordinator(handle_event_from_operator=send_and_wait)
+    async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
+        frozen, other = await world.running(0, 1)
+        frozen.deaf = True
+        other.send("go on")
+        await world.settle()
+        await world.advance(2.9)
+        assert outcomes == []
+        await world.advance(0.2)
+        (error,) = outcomes
+        assert isinstance(error, ConfirmationTimeout)
+        assert "loss-tolerant event 1" in str(error)
+        assert not world.reports  # H28
+        gateway = coordinator.gateways[0]
+        assert gateway.events_pending == 1  # H27: it is still on its way
+        frozen.deaf = False
+        await world.settle()
+        assert gateway.events_pending == 0
+        assert frozen.events == ["a hint"]
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------

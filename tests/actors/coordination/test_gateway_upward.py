@@ -7,7 +7,10 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from structlog.testing import capture_logs
 
+from actors.coordination import OperatorCoordinator, RecreateOnReset
+from actors.coordination.user_calls import TRACEBACK_BYTES_MAX, traceback_text
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
 
 # --- up ---------------------------------------------------------------------------------------------------------------
@@ -117,3 +120,56 @@ async def test_an_answer_to_an_attempt_that_is_over_is_dropped() -> None:  # H33
         await world.settle()
         assert "over" in str(task.answers[request_id])
         assert not world.failures
+
+
+async def test_a_failed_request_brings_the_end_of_its_traceback_to_the_task_and_the_log() -> None:  # H33
+    async def look_up(*args: Any) -> Any:
+        return dict[str, int]()["n\udce4chster " + "long " * 4000]  # no valid Unicode, and larger than what is sent
+
+    coordinator = RecordingCoordinator(handle_request=look_up)
+    with capture_logs() as logs:
+        async with running_operator(coordinator) as world:
+            (task,) = await world.running(0)
+            request_id = task.ask("please")
+            await world.settle()
+            assert not world.failures
+    traceback = task.tracebacks[request_id]
+    assert len(traceback) <= TRACEBACK_BYTES_MAX
+    assert traceback.decode().endswith("long '\n")
+    (line,) = [line for line in logs if line["event"] == "request failed"]
+    assert isinstance(line["exc_info"], KeyError)
+
+
+@pytest.mark.parametrize("text", ["short \udce4", "\N{EURO SIGN}" * 5000, "x\N{EURO SIGN}" * 5000])
+def test_the_text_of_a_traceback_can_always_be_encoded_and_has_a_bound(text: str) -> None:
+    try:
+        raise ValueError(text)
+    except ValueError as error:
+        encoded = traceback_text(error).encode()
+    assert len(encoded) <= TRACEBACK_BYTES_MAX
+    assert encoded.decode().rstrip().endswith(text.encode("utf-8", "backslashreplace").decode()[-100:])
+
+
+@pytest.mark.parametrize("recreated", [False, True])
+async def test_events_that_nothing_handles_are_counted_and_told_once(recreated: bool) -> None:  # H59
+    coordinator = RecreateOnReset(OperatorCoordinator) if recreated else OperatorCoordinator()
+    with capture_logs() as logs:
+        async with running_operator(coordinator) as world:
+            (task,) = await world.running(0)
+            task.send("anybody")
+            task.send("there?")
+            await world.settle()
+            assert world.statistics.events_unhandled == 2
+            assert not world.failures
+    (line,) = [line for line in logs if line["event"] == "events from subtasks not handled"]
+    assert "override handle_event_from_operator" in line["hint"]
+
+
+async def test_events_that_are_handled_are_not_told_as_unhandled() -> None:  # H59
+    for coordinator in (RecordingCoordinator(), RecreateOnReset(RecordingCoordinator)):
+        async with running_operator(coordinator) as world:
+            (task,) = await world.running(0)
+            task.send("here")
+            await world.settle()
+            assert world.statistics.events_received == 1
+            assert world.statistics.events_unhandled == 0

@@ -14,7 +14,7 @@ from protocol.messages import (
     CheckpointCompleted,
     CloseForCheckpoint,
     Confirm,
-    DownMessage,
+    Downward,
     EventMessage,
 )
 from tests.actors.coordination.executor import MemoryConnection, Task
@@ -26,9 +26,9 @@ class WatchedConnection(MemoryConnection):
 
     def __init__(self, connection_id: int) -> None:
         super().__init__(connection_id)
-        self.sent: list[tuple[DownMessage, bool]] = []
+        self.sent: list[tuple[Downward, bool]] = []
 
-    def send(self, message: DownMessage, *, at_once: bool = False) -> None:
+    def send(self, message: Downward, *, at_once: bool = False) -> None:
         self.sent.append((message, at_once))
         super().send(message, at_once=at_once)
 

@@ -100,6 +100,51 @@ async def test_with_another_parallelism_held_events_keep_their_sender_and_order(
         assert answer.values == [8]  # H4, H32: and both sides count the same
 
 
+def asked_in(checkpoint: CompletedCheckpoint, subtask: int, *places: int) -> CompletedCheckpoint:
+    """The same checkpoint; what the subtask's part holds at these places is a request."""
+    parts = dict(checkpoint.subtask_states)
+    held = tuple(event._replace(is_request=n in places) for n, event in enumerate(parts[subtask].held))
+    parts[subtask] = replace(parts[subtask], held=held)
+    return replace(checkpoint, subtask_states=parts)
+
+
+async def test_a_restored_request_is_a_request_again_and_nobody_gets_its_answer() -> None:  # H73, H31, H32
+    positions = Positions()
+    restored = asked_in(checkpoint(part(0, "event", "request", "more"), part(1)), 0, 1)
+    async with running_operator(positions.coordinator, restored=restored) as world:
+        task, _ = await world.running(0, 1)
+        calls = positions.coordinator.named("handle_event_from_operator", "handle_request")
+        assert [(call[0], call[3]) for call in calls] == [
+            ("handle_event_from_operator", "event"),
+            ("handle_request", "request"),
+            ("handle_event_from_operator", "more"),
+        ]
+        assert [position for _, _, position in positions.heard] == [1, 2, 3]
+        assert world.statistics.events_restored == 3
+        assert task.answers == {}
+        task.ask("a new one")
+        await world.settle()
+        assert list(task.answers) == [1]
+
+
+async def test_with_another_parallelism_held_requests_keep_their_sender_and_order() -> None:  # H73, H52
+    positions = Positions()
+    restored = asked_in(checkpoint(part(0), part(1, "a"), part(2), part(3, "c", "d")), 3, 0)
+    async with running_operator(positions.coordinator, restored=restored) as world:
+        await world.running(0, 1)
+        assert positions.heard == [(1, "a", 1), (3, "c", 2), (3, "d", 3)]
+        assert [call[3] for call in positions.coordinator.named("handle_request")] == ["c"]
+
+
+async def test_a_coordinator_that_answers_no_requests_bears_a_restored_one() -> None:  # H73
+    coordinator = RecordingCoordinator()
+    restored = asked_in(checkpoint(part(0, "request", "event"), part(1)), 0, 0)
+    async with running_operator(coordinator, restored=restored) as world:
+        await world.running(0, 1)
+        assert coordinator.events == ["event"]
+        assert (world.reports, world.failures) == ([], [])
+
+
 # --- positions ----------------------------------------------------------------------------------------------------
 
 
@@ -204,7 +249,7 @@ async def test_where_the_two_sides_count_differently_nothing_is_stored() -> None
         assert coordinator.events == ["heard"]
         assert "2" in answer.reason()
         assert world.stored == []
-        assert coordinator.calls[-1] == ("notify_checkpoint_aborted", 1)
+        assert coordinator.calls[-2:] == [("notify_checkpoint_aborted", 1), ("notify_checkpoint_discarded", 1)]
 
 
 async def test_parts_that_are_too_much_for_one_frame_fail_the_attempt_and_say_so() -> None:  # H48, H52

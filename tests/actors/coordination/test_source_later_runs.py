@@ -1,14 +1,18 @@
-"""Splits in a later run of a batch operator, of whose earlier output Spark may have kept a part (H55, H56)."""
+"""Splits in a later run: a new enumeration, unless Spark joins its output with that of an earlier run (H56, H68)."""
 
 from __future__ import annotations
 
-from actors.coordination import SourceCoordinator, StaticSplitEnumerator
-from protocol.attempts import FailureKind
+from actors.coordination import RecreateOnReset, SourceCoordinator, StaticSplitEnumerator
+from protocol.attempts import FailureKind, GlobalFailureRaised
+from protocol.facts import StageLook
 from protocol.messages import RestoreMode
 from tests.actors.coordination.operator_world import World, running_operator
 from tests.actors.coordination.reader import ReaderTask
 
 SPLITS = list(range(10))
+CACHE, OTHER_CACHE = 7, 9
+CACHED = StageLook(frozenset({0, 1}), 2, frozenset({CACHE}))  # the first action over an RDD that is persisted
+HALF_LOST = StageLook(frozenset({0, 1}), 2, frozenset({CACHE}), frozenset({CACHE}))
 
 
 def source() -> SourceCoordinator:
@@ -34,37 +38,65 @@ async def read(world: World, *tasks: ReaderTask, steps: int = 1000) -> None:
     await world.settle()
 
 
-async def next_run(world: World, *, succeeded: bool = True) -> None:
+async def next_run(world: World, look: StageLook | None = None, *, succeeded: bool = True) -> None:
     world.end_run(succeeded)
+    world.look = look or world.look
     world.reset("a new run")
     await world.settle()
 
 
-async def test_a_subtask_that_runs_again_alone_reads_what_it_had_read_and_nothing_else() -> None:
-    async with running_operator(source(), mode=RestoreMode.BATCH) as world:
-        first = await readers(world, 0, 1)
-        await read(world, *first)
-        await next_run(world)
-        (again,) = await readers(world, 1)
-        await read(world, again)
-        assert again.done == first[1].done
-        assert sorted(first[0].done + again.done) == SPLITS
+async def test_a_new_action_is_a_new_enumeration() -> None:  # H68
+    built: list[StaticSplitEnumerator] = []
 
+    def build(state: bytes | None) -> StaticSplitEnumerator:
+        built.append(StaticSplitEnumerator(SPLITS, state, batch_size=2))
+        return built[-1]
 
-async def test_a_run_of_all_subtasks_reads_every_split_once_each_where_it_was_read_before() -> None:
-    async with running_operator(source(), mode=RestoreMode.BATCH) as world:
+    async with running_operator(SourceCoordinator(build), mode=RestoreMode.BATCH) as world:
         first = await readers(world, 0, 1)
         await read(world, first[0])  # so that it gets all of them
         await read(world, first[1])
-        for _ in range(2):
-            await next_run(world)
-            again = await readers(world, 1, 0)
-            await read(world, *again)
-            assert {task.attempt.subtask: task.done for task in again} == {0: SPLITS, 1: []}
+        await next_run(world)
+        again = await readers(world, 1, 0)
+        await read(world, again[0])
+        await read(world, again[1])
+        assert {task.attempt.subtask: task.done for task in again} == {1: SPLITS, 0: []}
+    assert len(built) == 2
 
 
-async def test_of_a_failed_run_what_had_finished_keeps_its_splits_and_the_rest_is_for_anybody() -> None:
+async def test_what_is_computed_again_beside_kept_output_reads_what_it_had_read_and_nothing_else() -> None:  # H56
     async with running_operator(source(), mode=RestoreMode.BATCH) as world:
+        world.look = CACHED
+        first = await readers(world, 0, 1)
+        await read(world, *first)
+        assert sorted(first[0].done + first[1].done) == SPLITS
+        for _ in range(2):
+            await next_run(world, HALF_LOST)
+            (again,) = await readers(world, 1)
+            await read(world, again)
+            assert again.done == first[1].done
+
+
+async def test_what_fails_while_it_is_computed_again_keeps_its_splits() -> None:  # H56
+    async with running_operator(source(), mode=RestoreMode.BATCH) as world:
+        world.look = CACHED
+        first = await readers(world, 0, 1)
+        await read(world, *first)
+        await next_run(world, HALF_LOST)
+        (failing,) = await readers(world, 1)
+        failing.step()
+        world.fail(failing)
+        await world.settle()
+        (again,) = await readers(world, 1)
+        await read(world, again)
+        assert again.done == first[1].done
+
+
+async def test_of_a_failed_run_whose_output_is_kept_in_part_the_rest_is_for_anybody() -> None:  # H56
+    shuffle = -1
+    whole = StageLook(frozenset({0, 1}), 2, frozenset({shuffle}))
+    async with running_operator(source(), mode=RestoreMode.BATCH) as world:
+        world.look = whole
         done, failing = await readers(world, 0, 1)
         done.step()
         failing.step()
@@ -72,44 +104,82 @@ async def test_of_a_failed_run_what_had_finished_keeps_its_splits_and_the_rest_i
         await read(world, done)
         assert len(done.done) == 8
         world.fail(failing, FailureKind.RUN_ENDED, reset=False)
-        await next_run(world, succeeded=False)
+        await next_run(world, StageLook(frozenset({1}), 2, whole.outputs, whole.outputs), succeeded=False)
+        (again,) = await readers(world, 1)
+        await read(world, again)
+        assert sorted(done.done + again.done) == SPLITS
+
+
+async def test_partitions_that_an_action_takes_later_read_what_the_first_ones_left() -> None:  # H56
+    """``take``: a job for the first partition, and others for more where that has not enough."""
+    async with running_operator(source(), mode=RestoreMode.BATCH) as world:
+        world.look = StageLook(frozenset({0}), 2)
+        (early,) = await readers(world, 0)
+        early.step()
+        await world.settle()
+        world.finish(early)  # its consumer has enough of this partition
+        await next_run(world, StageLook(frozenset({1}), 2))
+        (later,) = await readers(world, 1)
+        await read(world, later)
+        assert later.done == SPLITS[2:]
+        await next_run(world, StageLook(frozenset({0}), 2))
+        (another,) = await readers(world, 0)
+        await read(world, another)
+        assert another.done == SPLITS
+
+
+async def test_output_whose_enumeration_is_forgotten_is_not_joined_with_another() -> None:  # H56, H68
+    async with running_operator(source(), mode=RestoreMode.BATCH) as world:
+        world.look = CACHED
+        await read(world, *await readers(world, 0, 1))
+        await next_run(world, StageLook(frozenset({0, 1}), 2))
+        await read(world, *await readers(world, 0, 1))
+        await next_run(world, HALF_LOST)
+        await readers(world, 1)
+        assert "call unpersist()" in failure_of(world)
+
+
+async def test_an_input_that_is_kept_in_part_is_no_output_of_an_earlier_run() -> None:  # H68
+    async with running_operator(source(), mode=RestoreMode.BATCH) as world:
+        world.look = CACHED
+        await read(world, *await readers(world, 0, 1))
+        other = frozenset({OTHER_CACHE})
+        await next_run(world, StageLook(frozenset({0, 1}), 2, other, other))
         again = await readers(world, 0, 1)
-        await read(world, *again)
-        by_subtask = {task.attempt.subtask: task.done for task in again}
-        assert by_subtask[0][:8] == done.done
-        assert sorted(by_subtask[0] + by_subtask[1]) == SPLITS
+        await read(world, again[1])
+        assert again[1].done == SPLITS
 
 
-async def test_a_reader_that_left_early_goes_on_behind_what_it_had() -> None:
-    """``take(1)`` ends the task well before its input has."""
-    async with running_operator(source(), parallelism=1, mode=RestoreMode.BATCH) as world:
-        (early,) = await readers(world, 0)
-        early.step()
-        await world.settle()
-        world.finish(early)
-        await world.settle()
-        await next_run(world)
-        (again,) = await readers(world, 0)
-        await read(world, again)
-        assert again.done == SPLITS
+async def test_an_enumerator_that_has_failed_is_good_for_no_other_run() -> None:  # H7, H56
+    class Failing(StaticSplitEnumerator):
+        async def handle_split_request(self, subtask: int) -> None:
+            if self.pending_count == 4:
+                raise ValueError("half changed")
+            await super().handle_split_request(subtask)
+
+    coordinator = SourceCoordinator(lambda state: Failing(SPLITS, state, batch_size=2))
+    async with running_operator(coordinator, mode=RestoreMode.BATCH) as world:
+        world.look = CACHED
+        first = await readers(world, 0, 1)
+        await read(world, *first, steps=4)
+        assert "half changed" in failure_of(world)
+        for task in first:
+            world.fail(task, FailureKind.GLOBAL_FAILURE, reset=False)
+        await next_run(world, HALF_LOST, succeeded=False)
+        await readers(world, 1)
+        assert "half changed" in failure_of(world)
+        assert "inside the action" in failure_of(world)
 
 
-async def test_an_attempt_that_fails_in_the_later_run_gives_back_only_what_it_got_beyond_its_own() -> None:
-    async with running_operator(source(), parallelism=1, mode=RestoreMode.BATCH) as world:
-        (early,) = await readers(world, 0)
-        early.step()
-        await world.settle()
-        world.finish(early)
-        await next_run(world)
-        for _ in range(3):
-            (failing,) = await readers(world, 0)
-            await read(world, failing, steps=5)
-            assert failing.batches[0] == [0, 1]
-            world.fail(failing)
-            await world.settle()
-        (again,) = await readers(world, 0)
-        await read(world, again)
-        assert again.done == SPLITS
+async def test_a_source_that_is_built_anew_refuses_to_complete_what_it_does_not_know() -> None:  # H56, H68
+    async with running_operator(RecreateOnReset(source), mode=RestoreMode.BATCH) as world:
+        for look in (CACHED, StageLook(frozenset({0, 1}), 2)):
+            world.look = look
+            await read(world, *await readers(world, 0, 1))
+            await next_run(world, StageLook(frozenset({0, 1}), 2))
+        world.look = HALF_LOST
+        await readers(world, 1)
+        assert "as an instance" in failure_of(world)
 
 
 async def test_in_streaming_mode_nothing_is_kept() -> None:
@@ -121,10 +191,7 @@ async def test_in_streaming_mode_nothing_is_kept() -> None:
         assert again.batches == []
 
 
-async def test_the_books_of_what_is_withheld_do_not_grow_with_the_splits_of_an_endless_input() -> None:  # H27
-    coordinator = source()
-    async with running_operator(coordinator, parallelism=1) as world:
-        (reader,) = await readers(world, 0)
-        await read(world, reader)
-        assert reader.done == SPLITS
-        assert not coordinator._withheld
+def failure_of(world: World) -> str:
+    failure = world.reports[-1]
+    assert isinstance(failure, GlobalFailureRaised)
+    return failure.cause

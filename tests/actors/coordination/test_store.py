@@ -81,11 +81,11 @@ def test_nobody_comes_between_reading_and_writing() -> None:  # R100
 
     def add_slowly(count: Any) -> int:
         inside.set()
-        assert asked.wait(10.0)
+        assert asked.wait(60.0)
         return int(count or 0) + 1
 
     def put() -> Any:
-        assert inside.wait(10.0)
+        assert inside.wait(60.0)
         asked.set()
         return store.put_if_absent("count", 100)
 

@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """To start a cluster and a session may take longer than a test on a machine with much to do: it is not counted."""
     for item in items:
         if item.path.parent.name == "faults":
-            item.add_marker(pytest.mark.timeout(120, func_only=True))
+            item.add_marker(pytest.mark.timeout(600, func_only=True))
             if item.path.name not in IN_EVERY_RUN:
                 item.add_marker(pytest.mark.long)
 

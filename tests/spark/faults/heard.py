@@ -16,7 +16,7 @@ from spark_bridge.relay import Relay, open_relay
 
 FactT = TypeVar("FactT")
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 class Heard:

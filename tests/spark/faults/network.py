@@ -20,7 +20,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from spark_bridge import SidecarConfig
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 LINES_HOST = "127.0.0.1"
 SIDECARS_HOST = "127.0.0.9"
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # linger for no time: whoever closes such a socket resets the connection

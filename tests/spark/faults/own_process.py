@@ -39,6 +39,17 @@ class RemoteCounting(CountingCoordinator):
         return None
 
 
+class CannotCommit(RemoteCounting):
+    """Fails at each completed checkpoint, the final one among them."""
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        raise OSError("cannot publish")
+
+
+async def not_committing(sidecar: SidecarRuntime) -> None:
+    await sidecar.coordinate(OPERATOR, CannotCommit(), parallelism=2, mode=RestoreMode.STREAMING)
+
+
 async def streaming(sidecar: SidecarRuntime) -> None:
     await sidecar.coordinate(OPERATOR, RemoteCounting(), parallelism=2, mode=RestoreMode.STREAMING)
 
@@ -102,7 +113,7 @@ class SidecarProgram:
         if self._process is None:
             return 0
         process, self._process = self._process, None
-        status = process.wait(60)
+        status = process.wait(300)
         assert process.stdout is not None
         process.stdout.close()
         return status

@@ -278,13 +278,27 @@ def shuffled_frame(bench: Bench) -> DataFrame:
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_adaptive_execution_chooses_the_number_of_partitions(bench: Bench, adaptive: str) -> None:
-    """H10: of a split reader's subtasks only so many ever begin, and they read all."""
+    """H10: of a split reader's subtasks only so many ever begin, and they read all, where that is allowed."""
     squares = Squares()
     with settings(bench.spark, spark_sql_adaptive_enabled=adaptive, spark_sql_shuffle_partitions="4"):
-        with bench.coordinated(squares, 4) as handle:
+        with bench.coordinated(squares, 4, allow_fewer=True) as handle:
             rows = shuffled_frame(bench).mapInArrow(handle.subtask(ArrowSquares), "square long").collect()
     assert sorted(row.square for row in rows) == [n * n for n in range(10)]
     assert squares.ready == ({0} if adaptive == "true" else {0, 1, 2, 3})
+
+
+def test_fewer_partitions_that_adaptive_execution_makes_are_refused_with_every_way_out(bench: Bench) -> None:
+    """H58: ``repartition`` before the subtask fixes the number."""
+    squares = Squares()
+    with settings(bench.spark, spark_sql_adaptive_enabled="true", spark_sql_shuffle_partitions="4"):
+        with bench.coordinated(squares, 4) as handle:
+            frame = shuffled_frame(bench)
+            text = what_the_user_reads(frame.mapInArrow(handle.subtask(ArrowSquares), "square long").collect)
+            rows = frame.repartition(4).mapInArrow(handle.subtask(ArrowSquares), "square long").collect()
+    assert "only 1 partition" in text
+    assert "repartition(4)" in text
+    assert "allow_fewer=True" in text
+    assert sorted(row.square for row in rows) == [n * n for n in range(10)]
 
 
 def test_more_partitions_than_adaptive_execution_had_are_refused_with_the_mend(bench: Bench) -> None:

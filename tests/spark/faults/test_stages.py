@@ -236,7 +236,7 @@ def test_map_output_is_lost_when_half_of_the_reducers_have_read_it(bench: Bench,
 
     assert 0 < len(done) < SUBTASKS
     assert outputs == rows_of(splits)
-    assert StageSubmitted(mapped[0].stage_id, 1, len(lost)) in heard.facts
+    assert StageSubmitted(mapped[0].stage_id, 1, len(lost), partitions=SUBTASKS) in heard.facts
     for subtask in ALL:
         if subtask in lost:
             check_failed_over(source, subtask, "REVOKED")
@@ -274,7 +274,7 @@ def test_one_task_of_a_barrier_stage_fails(bench: Bench, fault: str) -> None:
 
     assert outputs == [(subtask, 1, ["hello"], [subtask]) for subtask in ALL]
     stages = heard.of(StageSubmitted, lambda fact: fact.stage_id == first[0].stage_id)
-    assert stages == [StageSubmitted(first[0].stage_id, attempt, SUBTASKS, barrier=True) for attempt in (0, 1)]
+    assert stages == [StageSubmitted(first[0].stage_id, attempt, SUBTASKS, True, SUBTASKS) for attempt in (0, 1)]
     story = director.named("ready", "failed", "reset", "reset_to_checkpoint")
     at = story.index(("reset_to_checkpoint", -1, None))
     assert {callback[:3] for callback in story[:at] if callback[0] == "failed"} == {("failed", s, 0) for s in ALL}

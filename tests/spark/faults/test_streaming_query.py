@@ -195,7 +195,7 @@ def test_the_driver_is_killed_in_a_batch(spark: SparkSession, stream: Stream, mo
     """H50, H52: a new driver with both checkpoints goes on; a batch that is committed is not run again."""
     stream.feed(3)
     with Program("-m", "tests.spark.faults.streaming_program", str(stream.folder), moment) as driver:
-        driver.ends_with(-signal.SIGKILL, within_s=100)
+        driver.ends_with(-signal.SIGKILL, within_s=400)
         wait_until_nobody_is_left(driver)
     assert stream.noted_by_spark() == [0]
     newest = stream.labels()[-1]

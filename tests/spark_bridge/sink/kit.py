@@ -14,6 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from actors.coordination import CoordinatorContext
 from actors.coordination.store import CoordinatorStore
 from protocol.messages import RestoreMode
+from spark_bridge.sink.journal import is_journal
 from spark_bridge.subtask import SubtaskContext
 
 _roots = itertools.count()
@@ -79,8 +80,8 @@ def visible(url: str) -> dict[str, bytes]:
 
 
 def staged(url: str) -> list[str]:
-    """The paths that such a reader does not see."""
-    return [path for path in files_under(url) if path not in visible(url)]
+    """The paths that such a reader does not see; the journal is not one of them."""
+    return [path for path in files_under(url) if path not in visible(url) and not is_journal(path.rpartition("/")[2])]
 
 
 def take_visible(url: str) -> dict[str, bytes]:
@@ -115,11 +116,16 @@ class DriverContext:
     parallelism: int = 2
     log: Any = field(default_factory=structlog.get_logger)
     store: CoordinatorStore = field(default_factory=CoordinatorStore)
+    checkpoints_in_doubt: frozenset[int] = frozenset()
 
 
 def a_driver(**fields: Any) -> CoordinatorContext:
     """A context for ``start``."""
-    return cast(CoordinatorContext, DriverContext(**fields))
+    return as_driver(DriverContext(**fields))
+
+
+def as_driver(context: DriverContext) -> CoordinatorContext:
+    return cast(CoordinatorContext, context)
 
 
 @dataclass

@@ -7,12 +7,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from protocol.messages import RestoreMode
 from spark_bridge.sink import SinkCommitter, SinkFileLost, SinkMisused, SinkPublishError, SinkWriter
+from spark_bridge.sink.journal import is_journal
 from tests.spark_bridge.sink.kit import (
     BreakingFileSystem,
+    DriverContext,
     TaskContext,
     a_driver,
     as_context,
@@ -147,6 +150,103 @@ async def test_a_sealed_file_that_somebody_else_deletes_is_an_error(url: str) ->
     delete_staged(url)
     with pytest.raises(SinkFileLost, match="never published"):
         await committer.complete(1)
+
+
+@pytest.mark.parametrize("restored", [False, True], ids=["at-once", "after-a-restore"])
+async def test_a_lost_file_is_never_taken_for_one_that_a_reader_took(restored: bool, url: str) -> None:
+    """H64: not by a new driver either, and not after a failed try: the journal does not claim what was not there."""
+    committer = await a_committer(url)
+    await committer.sealed(0, 0, Task(url).seal("a", 1))
+    await committer.sealed(1, 0, Task(url, subtask=1).seal("b", 1))
+    state = committer.snapshot(2)
+    lost = staged(url)[0]
+    filesystem, root = fsspec.core.url_to_fs(url)
+    filesystem.rm_file(f"{root}/{lost}")
+    if not restored:
+        with pytest.raises(SinkFileLost):
+            await committer.complete(2)
+    assert visible(url) == {}
+    for _ in range(2):
+        with pytest.raises(SinkFileLost, match="never published"):
+            await a_committer(url, (2, state))
+
+
+async def test_a_move_that_reports_a_failure_after_it_was_done_loses_nothing() -> None:
+    """H64: not even if a reader takes the file before the next try."""
+    url = new_url()
+    committer = await a_committer(url)
+    await committer.sealed(0, 0, Task(url).seal("a", 1))
+    taken: dict[str, bytes] = {}
+
+    def fail(what: str, path: str) -> None:
+        if what == "after remove" and not taken:
+            taken.update(take_visible(url))
+            raise TimeoutError("the answer was lost")
+
+    BreakingFileSystem.on_operation = fail
+    await committer.complete(1)
+    assert rows_of(taken) == ["a"]
+    assert committer.files_pending == 0
+
+
+async def test_a_driver_that_dies_between_the_journal_and_the_move_loses_nothing() -> None:  # H64
+    url = new_url()
+    committer = await a_committer(url)
+    await committer.sealed(0, 0, Task(url).seal("a", 1))
+    state = committer.snapshot(2)
+
+    def die(what: str, path: str) -> None:
+        if what == "before copy":
+            raise KeyboardInterrupt
+
+    BreakingFileSystem.on_operation = die
+    with pytest.raises(KeyboardInterrupt):
+        await committer.complete(2)
+    BreakingFileSystem.on_operation = None
+    await a_committer(url, (2, state))
+    assert rows_of(take_visible(url)) == ["a"]
+    await a_committer(url, (2, state))
+    assert visible(url) == {}
+
+
+@pytest.mark.parametrize("ends", ["discarded", "completed", "restored"])
+async def test_nothing_is_deleted_while_a_checkpoint_is_in_doubt(ends: str, url: str) -> None:
+    """H64: neither by the reset of a subtask, nor by that of the job, nor by a sweep."""
+    context = DriverContext()
+    committer = await a_committer(url, context=context)
+    await committer.complete(1)
+    for subtask in range(2):
+        await committer.sealed(subtask, 0, Task(url, subtask=subtask, after=1).seal("row", 2))
+    Task(url, after=1).writer.write("open")
+    state = committer.snapshot(2)
+    before = staged(url)
+    context.checkpoints_in_doubt = frozenset({2})
+    committer.subtask_failed(0, 0)
+    await committer.subtask_reset(0, 1)
+    committer.subtask_failed(1, 0)
+    await committer.restore(1, None)
+    await committer.close()
+    assert staged(url) == before
+    if ends == "discarded":
+        context.checkpoints_in_doubt = frozenset()
+        await committer.discarded(2)
+        assert staged(url) == []
+    elif ends == "completed":  # a coordinator that does not hand on the discard
+        await committer.complete(3)
+        assert staged(url) == []
+    else:
+        await a_committer(url, (2, state))
+        assert rows_of(visible(url)) == ["row", "row"]
+
+
+async def test_a_checkpoint_in_doubt_above_the_completed_one_keeps_its_files(url: str) -> None:  # H64, H43
+    context = DriverContext(checkpoints_in_doubt=frozenset({3}))
+    committer = await a_committer(url, context=context)
+    await committer.sealed(0, 0, Task(url).seal("row", 3))
+    committer.subtask_failed(0, 0)
+    await committer.subtask_reset(0, -1)
+    await committer.complete(2)
+    assert len(staged(url)) == 1
 
 
 async def test_a_reset_deletes_what_the_dead_attempt_wrote_and_nothing_else(url: str) -> None:
@@ -373,7 +473,9 @@ async def test_what_is_published_is_on_the_disk_before_the_next_cut(
         "os.fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)
     )
     await committer.complete(1)
-    assert synced == ["out", ".headgate-out"]
+    journal, *others = synced
+    assert is_journal(journal.removesuffix(".tmp"))
+    assert others == [".headgate-out", "out", ".headgate-out"]
 
 
 async def test_the_staging_directory_goes_when_it_is_empty_and_stays_while_a_list_may_name_its_files(
@@ -381,13 +483,18 @@ async def test_the_staging_directory_goes_when_it_is_empty_and_stays_while_a_lis
 ) -> None:
     url = str(tmp_path / "out")
     committer = await a_committer(url)
+    await committer.close()
+    assert list((tmp_path / "out").iterdir()) == []
+    committer = await a_committer(url)
     event = Task(url).seal("a", 1)
     await committer.close()
     assert len(staged(url)) == 1
     await committer.sealed(0, 0, event)
     await committer.complete(1)
     await committer.close()
-    assert [path.name.startswith("part-") for path in (tmp_path / "out").iterdir()] == [True]
+    assert len(visible(url)) == 1
+    (journal,) = (tmp_path / "out" / ".headgate-out").iterdir()
+    assert is_journal(journal.name)  # a restored checkpoint may list what it names
 
 
 async def test_a_file_where_the_directory_should_be_fails_the_start(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from spark_bridge.sink import SinkFileLost
+from tests.mutants.mutant import Edit
 from tests.spark_bridge.sink.kit import BreakingFileSystem, new_url
 from tests.spark_bridge.sink.world import World
 
@@ -78,6 +80,26 @@ TROUBLES: dict[str, Step] = {
 }
 
 
+WRITES: dict[str, list[Step]] = {
+    "fails, and the checkpoint is there": [lambda world: world.store_and_fail(there=True)],
+    "fails, and the checkpoint is not there": [lambda world: world.store_and_fail(there=False)],
+    "fails, and the checkpoint appears": [
+        lambda world: world.store_and_fail(there=False),
+        lambda world: world.appear(),
+    ],
+    "hangs, and is given up": [lambda world: world.hang(), lambda world: world.abort()],
+    "hangs, and is given up when it is done": [World.hang, World.appear, lambda world: world.abort()],
+    "hangs, and is carried out later": [World.hang, lambda world: world.abort(), World.appear],
+}
+LATER: dict[str, list[Step]] = {
+    "nothing": [],
+    "the discard succeeds": [lambda world: world.discard()],
+    "the driver dies": [lambda world: world.boot()],
+    "the checkpoint appears, and the driver dies": [World.appear, lambda world: world.boot()],
+    "the discard succeeds, and the driver dies": [lambda world: world.discard(), lambda world: world.boot()],
+}
+
+
 class Crash(Exception):
     """The process that did this is no more."""
 
@@ -102,20 +124,51 @@ async def test_trouble_between_any_two_steps_neither_loses_nor_doubles_a_row(tro
             world.check_end()
 
 
-async def run_until_operation(number: int) -> tuple[World, str]:
-    """Run the script on a filesystem that breaks at its change ``number``; returns what it was, "" for none."""
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("write", WRITES)
+async def test_whatever_a_storage_answers_no_row_is_lost_or_doubled(write: str, trouble: str) -> None:  # H64
+    """A checkpoint of which the answer is wrong, then trouble, then what becomes of the checkpoint; and a reader."""
+    stores = [place for place, step in enumerate(SCRIPT) if "store" in step.__code__.co_names]
+    assert len(stores) == 4
+    for place in stores:
+        for later in LATER.values():
+            for reads in (TROUBLES["nothing"], World.read):
+                world = World(new_url())
+                await world.boot()
+                before, between, after = SCRIPT[:place], SCRIPT[place + 1 : place + 3], SCRIPT[place + 3 :]
+                for step in [*before, *WRITES[write], TROUBLES[trouble], reads, *between, *later, reads, *after]:
+                    await take(world, step)
+                await world.end()
+                world.check_end()
+
+
+IN_DOUBT = next(place for place, step in enumerate(SCRIPT) if "store" in step.__code__.co_names)
+SCRIPT_IN_DOUBT = [*SCRIPT[:IN_DOUBT], *WRITES["fails, and the checkpoint is there"], *SCRIPT[IN_DOUBT + 1 :]]
+"""The first checkpoint is in doubt until another one completes."""
+SCRIPT_IN_DOUBT.insert(IN_DOUBT + 1, TROUBLES["the job fails"])
+
+
+async def run_until_operation(script: list[Step], number: int, *, reads: bool) -> tuple[World, str]:
+    """Run the script on a filesystem that breaks at its change ``number``; returns what it was, "" for none.
+
+    ``reads``: a reader takes each file as soon as it is moved to where readers look.
+    """
     world = World(new_url())
     seen: list[str] = []
 
     def count(what: str, path: str) -> None:
         seen.append(what)
+        if reads and what == "after remove":
+            BreakingFileSystem.on_operation = None  # what the reader does is not the sink's
+            world.read()
+            BreakingFileSystem.on_operation = count
         if len(seen) == number:
             raise Crash(what)
 
     BreakingFileSystem.on_operation = count
     try:
         await world.boot()
-        for step in SCRIPT:
+        for step in script:
             await take(world, step)
         await world.end()
     except Crash as crash:
@@ -125,13 +178,17 @@ async def run_until_operation(number: int) -> tuple[World, str]:
     return world, ""
 
 
-async def test_a_crash_at_any_change_of_the_filesystem_neither_loses_nor_doubles_a_row() -> None:
+@pytest.mark.parametrize("reads", [False, True], ids=["nobody reads", "a reader takes everything at once"])
+@pytest.mark.parametrize("script", [SCRIPT, SCRIPT_IN_DOUBT], ids=["all completes", "one is in doubt"])
+async def test_a_crash_at_any_change_of_the_filesystem_neither_loses_nor_doubles_a_row(
+    script: list[Step], reads: bool
+) -> None:  # H64
     """Between the copy and the removal too, where publishing is not one step; the whole application starts again."""
     kinds = set()
     number = 0
     while True:
         number += 1
-        world, broken_at = await run_until_operation(number)
+        world, broken_at = await run_until_operation(script, number, reads=reads)
         if not broken_at:
             break
         kinds.add(broken_at)
@@ -145,6 +202,24 @@ async def test_a_crash_at_any_change_of_the_filesystem_neither_loses_nor_doubles
     assert kinds >= {"before create", "after create", "before copy", "after copy", "before remove", "after remove"}
 
 
+async def test_a_journal_that_is_written_behind_the_move_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:  # H64
+    where = "spark_bridge.sink.committer:SinkCommitter._publish_all"
+    record = "self._journal.record(file.part for file in left)"
+    late = f"self._directory.sync_published(); {record.replace('in left', 'in all_of_them')}"
+    Edit(where, record, "all_of_them = list(left)").apply(monkeypatch)
+    Edit(where, "self._directory.sync_published()", late).apply(monkeypatch)
+    with pytest.raises((AssertionError, SinkFileLost)):
+        await test_a_crash_at_any_change_of_the_filesystem_neither_loses_nor_doubles_a_row(SCRIPT, reads=True)
+
+
+async def test_a_reset_that_deletes_in_doubt_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:  # H64
+    Edit("spark_bridge.sink.committer:SinkCommitter._delete", "if in_doubt:", "if False:").apply(monkeypatch)
+    with pytest.raises((AssertionError, SinkFileLost)):
+        await test_whatever_a_storage_answers_no_row_is_lost_or_doubled(
+            "fails, and the checkpoint is there", "the job fails"
+        )
+
+
 def a_step(dice: random.Random, subtasks: int) -> Step:
     subtask, which = dice.randrange(subtasks), dice.randrange(2)
     most, told_first = dice.choice([0, 1, 100]), dice.choice([True, False])
@@ -154,6 +229,10 @@ def a_step(dice: random.Random, subtasks: int) -> Step:
         (10, lambda world: world.cut(most)),
         (25, lambda world: world.snapshot(subtask)),
         (10, lambda world: world.store()),
+        (3, lambda world: world.store_and_fail(there=told_first)),
+        (2, lambda world: world.hang()),
+        (4, lambda world: world.appear(which)),
+        (4, lambda world: world.discard(which)),
         (10, lambda world: world.notify()),
         (4, lambda world: world.abort()),
         (6, lambda world: world.finish(subtask)),

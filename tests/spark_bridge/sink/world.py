@@ -3,16 +3,30 @@
 What is modelled: the valves (what a subtask sends between the close and its snapshot is held and is part of it, H31),
 checkpoints from the cut to the completion, their abort, attempts that fail, copies, global failures, and drivers that
 die. Rows are ``subtask:number``; a subtask's position is the number of its next row.
+
+What a storage says of a write need not be true: a checkpoint that is reported as failed may be there, or appear later.
+It is *in doubt* until its discard succeeds or a later one completes (H64), and a new driver starts from the newest
+that is there.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from spark_bridge.sink import SinkCommitter, SinkWriter
-from tests.spark_bridge.sink.kit import TaskContext, a_driver, as_context, rows_of, staged, take_visible, visible
+from tests.spark_bridge.sink.kit import (
+    DriverContext,
+    TaskContext,
+    as_context,
+    as_driver,
+    rows_of,
+    staged,
+    take_visible,
+    visible,
+)
 
 
 @dataclass
@@ -59,12 +73,30 @@ class Attempt:
         return Part(self.position, tuple(self.channel))
 
 
+class Written(Enum):
+    """How far the storage has come with a checkpoint."""
+
+    NOT_BEGUN = "not begun"
+    UNDER_WAY = "under way"
+    TOLD = "there, and reported as written"
+
+
 @dataclass
 class Pending:
+    """``there``: a new driver would find it."""
+
     checkpoint_id: int
     state: bytes
     parts: dict[int, Part] = field(default_factory=dict)
-    stored: bool = False
+    written: Written = Written.NOT_BEGUN
+    there: bool = False
+
+    @property
+    def told(self) -> bool:
+        return self.written is Written.TOLD
+
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.checkpoint_id, self.state, self.parts)
 
 
 class World:
@@ -79,18 +111,25 @@ class World:
         self.committer: SinkCommitter
         self.attempts: dict[int, list[Attempt]]
         self.pending: Pending | None = None
+        self.in_doubt: dict[int, Pending] = {}
         self.taken_away: dict[str, bytes] = {}
 
     async def boot(self) -> None:
-        """A driver starts, and with it everything else, from the last checkpoint that is durable."""
-        if self.pending is not None and self.pending.stored:
-            self._become(self.pending)
+        """A driver starts, and with it everything else, from the newest checkpoint that is there.
+
+        What its predecessor was writing, and is not there by now, will never count.
+        """
+        newest = self._newest()
+        if newest is not None:
+            self.completed = newest.checkpoint()
         self._attempts_begun: Counter[int] = Counter()
         self.pending = None
+        self.in_doubt.clear()
         self.committer = SinkCommitter(self.url, retry_delays_s=())
         if self.completed.checkpoint_id != -1:
             await self.committer.restore(self.completed.checkpoint_id, self.completed.state)
-        await self.committer.start(a_driver())
+        self.context = DriverContext()
+        await self.committer.start(as_driver(self.context))
         self.attempts = {subtask: [self._begin(subtask)] for subtask in self.subtasks}
 
     # --- subtasks -----------------------------------------------------------------------------------------
@@ -178,24 +217,52 @@ class World:
             self.pending.parts[subtask] = attempt.snapshot(self.pending.checkpoint_id)
 
     def store(self) -> None:
-        """Everybody has acknowledged: the checkpoint becomes durable."""
-        if self.pending is not None and len(self.pending.parts) == len(self.subtasks):
-            self.pending.stored = True
+        """Everybody has acknowledged: the checkpoint is written, and the storage says so."""
+        if self._begin_write():
+            assert self.pending is not None
+            self.pending.written, self.pending.there = Written.TOLD, True
+
+    async def store_and_fail(self, *, there: bool) -> None:
+        """The storage reports a failure. ``there``: the checkpoint is durable all the same, or else may be later."""
+        if self._begin_write():
+            assert self.pending is not None
+            self.pending.there = there
+            await self.abort()
+
+    def hang(self) -> None:
+        """The write takes long; nobody has an answer."""
+        self._begin_write()
+
+    def appear(self, which: int = 0) -> None:
+        """A write that was given up, or has no answer, is carried out after all."""
+        open_ones = [one for one in self._unanswered() if not one.there]
+        if open_ones:
+            open_ones[which % len(open_ones)].there = True
+
+    async def discard(self, which: int = 0) -> None:
+        """The storage promises that no driver will start from a checkpoint in doubt."""
+        if self.in_doubt:
+            await self._discarded(sorted(self.in_doubt)[which % len(self.in_doubt)])
 
     async def notify(self) -> None:
-        """Tell the coordinator of what is durable."""
-        if (pending := self.pending) is not None and pending.stored:
+        """Tell the coordinator of what is reported as durable; what was in doubt before it is so no more."""
+        if (pending := self.pending) is not None and pending.told:
             await self.committer.complete(pending.checkpoint_id)
-            self._become(pending)
-            self.pending = None
+            self.completed, self.pending = pending.checkpoint(), None
+            for checkpoint_id in sorted(self.in_doubt):
+                await self._discarded(checkpoint_id)
 
     async def abort(self) -> None:
-        """Give up what is not durable yet."""
-        if self.pending is not None and not self.pending.stored:
-            self.pending = None
-            for attempts in self.attempts.values():
-                for attempt in attempts:
-                    attempt.closed_for = None
+        """Give up what is not reported as durable yet; if its write has begun, it is in doubt."""
+        if (pending := self.pending) is None or pending.told:
+            return
+        self.pending = None
+        if pending.written is Written.UNDER_WAY:
+            self.in_doubt[pending.checkpoint_id] = pending
+            self.context.checkpoints_in_doubt = frozenset(self.in_doubt)
+        for attempts in self.attempts.values():
+            for attempt in attempts:
+                attempt.closed_for = None
 
     async def end(self) -> None:
         """Every subtask ends well, the run too, and a final checkpoint completes."""
@@ -222,7 +289,7 @@ class World:
         """No visible row twice, none that a restore would write again."""
         rows = rows_of(self.taken_away) + rows_of(visible(self.url))
         assert len(set(rows)) == len(rows), f"doubled: {rows}"
-        durable = self.pending if self.pending is not None and self.pending.stored else self.completed
+        durable = self._newest() or self.completed
         for row in rows:
             subtask, number = map(int, row.split(":"))
             assert number < durable.parts[subtask].position, f"{row} is visible too early"
@@ -240,14 +307,33 @@ class World:
         self._attempts_begun[subtask] += 1
         return attempt
 
-    def _become(self, pending: Pending) -> None:
-        self.completed = Checkpoint(pending.checkpoint_id, pending.state, pending.parts)
+    def _unanswered(self) -> list[Pending]:
+        """What is being written, or was when it was given up."""
+        pending = [] if self.pending is None or self.pending.written is Written.NOT_BEGUN else [self.pending]
+        return [*self.in_doubt.values(), *pending]
+
+    def _newest(self) -> Pending | None:
+        """What a new driver would start from; None for what is complete."""
+        there = [one for one in self._unanswered() if one.there]
+        return max(there, key=lambda one: one.checkpoint_id, default=None)
+
+    def _begin_write(self) -> bool:
+        pending = self.pending
+        if pending is None or len(pending.parts) < len(self.subtasks) or pending.told:
+            return False
+        pending.written = Written.UNDER_WAY
+        return True
+
+    async def _discarded(self, checkpoint_id: int) -> None:
+        del self.in_doubt[checkpoint_id]
+        self.context.checkpoints_in_doubt = frozenset(self.in_doubt)
+        await self.committer.discarded(checkpoint_id)
 
     def _report_failed(self, attempts: list[Attempt]) -> None:
         for attempt in attempts:
             self.committer.subtask_failed(attempt.subtask, attempt.number)
 
     async def _notify_or_abort(self) -> None:
-        """Before a reset, what is durable is told, and what is not is aborted (H16, H18)."""
+        """Before a reset, what is reported as durable is told, and what is not is aborted (H16, H18)."""
         await self.notify()
         await self.abort()

@@ -9,7 +9,12 @@ from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 
 
 class Recorder(SubtaskOperator):
-    """Yields each record, and every call that it gets, in their order."""
+    """Yields each record, and every call that it gets, in their order.
+
+    It does not wait for the coordinator's ``subtask_ready``: the peer of these tests numbers its items by hand.
+    """
+
+    waits_for_subtask_ready = False
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

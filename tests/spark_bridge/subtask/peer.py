@@ -31,7 +31,7 @@ from protocol.messages import (
 from spark_bridge.subtask import SubtaskOperator, TaskEndpoint, TaskIdentity, run_subtask
 
 SECRET = b"s" * 32
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 TASK_ID = 71
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -127,7 +127,7 @@ class Peer:
             "secret": SECRET,
             "operator_id": "words",
             "parallelism": 4,
-            "connect_timeout_s": 5.0,
+            "connect_timeout_s": PATIENCE_S,
             "register_timeout_s": PATIENCE_S,
             "send_timeout_s": PATIENCE_S,
             "finish_timeout_s": PATIENCE_S,

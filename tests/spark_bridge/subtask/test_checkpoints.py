@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from protocol.codec import decode_event
+from protocol.codec import decode_event, encode_event
 from protocol.errors import LocalProtocolError
 from protocol.messages import (
+    AnswerMessage,
+    AttemptEnded,
     BarrierMessage,
     CheckpointAborted,
     CheckpointAcknowledged,
@@ -21,11 +23,16 @@ from protocol.messages import (
     Confirm,
     EventMessage,
     Finished,
+    Opened,
+    Register,
+    RequestMessage,
+    RestoredRequestMessage,
     SavepointTaken,
+    SubtaskState,
 )
 from spark_bridge.subtask import TimedOut
 from tests.spark_bridge.subtask.operators import EventSource, Recorder
-from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask
+from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask, registered
 
 FRAME_BYTES = 64 * 2**20
 End = SavepointTaken | CheckpointCompleted | CheckpointAborted
@@ -36,7 +43,7 @@ def close_for(connection: PeerConnection, seq: int, checkpoint_id: int) -> None:
     assert connection.next_item(ClosedForCheckpoint).checkpoint_id == checkpoint_id
 
 
-def put_into_mailbox(connection: PeerConnection, *words: BarrierMessage | End) -> None:
+def put_into_mailbox(connection: PeerConnection, *words: BarrierMessage | AnswerMessage | End) -> None:
     """What concerns a checkpoint is confirmed later, but the second time it comes at once (H22)."""
     connection.send(*words, words[-1])
     connection.confirmed(words[-1].seq)
@@ -333,3 +340,83 @@ def test_a_final_state_that_fits_no_frame_ends_the_attempt_badly_on_both_sides()
         assert "the final state is too large" in finished.failure
         assert finished.state == b""
         assert isinstance(task.error(), LocalProtocolError)
+
+
+# --- snapshots while a request waits ----------------------------------------------------------------------
+
+
+def test_an_answer_that_lies_ahead_of_a_barrier_is_in_the_snapshot_of_that_barrier() -> None:
+    """H33, H41: even if the task was taking another snapshot when both came."""
+    snapshotting, go_on = threading.Event(), threading.Event()
+
+    class Asking(Recorder):
+        snapshot_anywhere = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.answer = "none yet"
+
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            self.answer = self.context.request("which?", PATIENCE_S)
+            while self.context.wait_for_event(PATIENCE_S) and ("complete", 7) not in self.calls:
+                pass
+            yield self.answer
+
+        def snapshot_state(self, checkpoint_id: int) -> bytes:
+            if checkpoint_id == 6:
+                snapshotting.set()
+                assert go_on.wait(PATIENCE_S)
+            return self.answer.encode()
+
+    with Peer() as peer:
+        task = RunningTask(Asking, peer.endpoint())
+        connection = peer.take_task()
+        request = connection.next_item(RequestMessage)
+        close_for(connection, 1, 6)
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        assert snapshotting.wait(PATIENCE_S)
+        close_for(connection, 3, 7)
+        answer = AnswerMessage(TASK_ID, 4, request.request_id, "", encode_event("the answer"))
+        put_into_mailbox(connection, answer, BarrierMessage(TASK_ID, 5, 7, 4))
+        go_on.set()
+        assert connection.next_item(CheckpointAcknowledged).state == b"none yet"
+        assert connection.next_item(CheckpointAcknowledged).state == b"the answer"
+        connection.send(CheckpointCompleted(TASK_ID, 6, 7))
+        say_goodbye(connection)
+        assert task.outputs() == ["the answer"]
+
+
+def test_a_request_that_a_snapshot_holds_is_not_asked_a_second_time_after_the_restore() -> None:  # H73
+    may_ask = threading.Event()
+
+    class AskingOnce(Recorder):
+        snapshot_anywhere = True
+
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            if "which?" not in self.context.restored_requests:
+                assert may_ask.wait(PATIENCE_S)
+                yield self.context.request("which?", PATIENCE_S)
+
+        def snapshot_state(self, checkpoint_id: int) -> bytes:
+            return b""
+
+    with Peer() as peer:
+        task = RunningTask(AskingOnce, peer.endpoint())
+        connection = peer.take_task()
+        close_for(connection, 1, 6)
+        may_ask.set()
+        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        snapshot = connection.next_item(CheckpointAcknowledged)
+        assert [held.is_request for held in snapshot.held] == [True]
+        connection.next_item(RequestMessage)
+        connection.send(AttemptEnded(TASK_ID, "killed"))
+        task.error()
+    with Peer() as peer:
+        task = RunningTask(AskingOnce, peer.endpoint())
+        connection = peer.accept()
+        connection.expect(Register)
+        connection.send(registered(checkpoint_id=6, states=(SubtaskState(2, snapshot.state),), held=snapshot.held))
+        assert decode_event(connection.next_item(RestoredRequestMessage).payload) == "which?"
+        connection.next_item(Opened)
+        assert say_goodbye(connection).events_sent == 1
+        assert task.outputs() == []

@@ -27,6 +27,7 @@ from protocol.messages import (
     Opened,
     Register,
     RestoredEventMessage,
+    RestoredRequestMessage,
     SubtaskState,
 )
 from spark_bridge.subtask import (
@@ -200,6 +201,21 @@ def test_an_exception_of_the_operator_is_told_and_passes_unchanged() -> None:  #
     assert operator.calls[-1] == "close"
 
 
+def test_a_failure_that_the_driver_answers_by_ending_the_attempt_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # H59: Spark shows a worker's warnings on standard error
+    def fail(context: SubtaskContext) -> None:
+        raise ValueError("no")
+
+    with Peer() as peer:
+        task = RunningTask(lambda: Calling(fail), peer.endpoint())
+        connection = peer.take_task()
+        connection.expect(Finished)
+        connection.send(AttemptEnded(TASK_ID, "failed: ValueError: no"))
+        assert isinstance(task.error(), ValueError)
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 def test_an_exception_does_not_wait_long_for_a_silent_sidecar() -> None:  # H48
     def fail(context: SubtaskContext) -> None:
         raise ValueError("no")
@@ -253,7 +269,7 @@ def test_a_generator_that_was_never_started_leaves_nothing_and_connects_to_nobod
         from spark_bridge.subtask import TaskIdentity
 
         identity = TaskIdentity(task_attempt_id=1, subtask=0, run_id=0, attempt_number=0)
-        run_subtask(Recorder, peer.endpoint(), identity, []).close()  # type: ignore[attr-defined]
+        run_subtask(Recorder, peer.endpoint(), identity, []).close()
 
 
 def test_the_end_of_the_attempt_wakes_a_waiting_task() -> None:  # H26; spark-facts 16
@@ -356,6 +372,34 @@ def test_restored_held_events_are_sent_first_under_their_senders_name() -> None:
         connection.next_item(Opened)
         assert connection.finish().events_sent == 9
         task.outputs()
+
+
+def test_restored_requests_leave_as_requests_and_the_operator_can_see_them() -> None:  # H73, H31, H52
+    asked: list[object] = []
+
+    class Asking(Recorder):
+        def open(self, context: SubtaskContext, state: bytes | None) -> None:
+            super().open(context, state)
+            asked.append(context.restored_requests)
+
+    with Peer() as peer:
+        task = RunningTask(Asking, peer.endpoint())
+        connection = peer.accept()
+        connection.expect(Register)
+        held = (
+            HeldEvent(6, encode_event(["which", 1]), is_request=True),
+            HeldEvent(2, encode_event("an event")),
+            HeldEvent(2, encode_event(["which", 2]), is_request=True),
+        )
+        connection.send(registered(held=held, events_sent=7))
+        first = connection.next_item(RestoredRequestMessage)
+        assert (first.sender, decode_event(first.payload)) == (6, ["which", 1])
+        connection.next_item(RestoredEventMessage)
+        assert connection.next_item(RestoredRequestMessage).sender == 2
+        connection.next_item(Opened)
+        assert connection.finish().events_sent == 10
+        task.outputs()
+    assert asked == [(["which", 1], ["which", 2])]
 
 
 def test_an_operator_may_decline_a_checkpoint_and_go_on() -> None:  # H45

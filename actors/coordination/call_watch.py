@@ -1,0 +1,195 @@
+"""The calls of one coordinator's methods that have not returned, and the report of one that stays awaited (H70).
+
+A call that returns soon costs an entry in a list. One timer runs at most, and only while, or shortly after, a call is
+open: it looks whether one is due. So a busy coordinator pays for one timer in ``report_s``, and an idle one for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from actors.clock import Clock
+from actors.exits import Abandoned
+from actors.waiting_at import raised_at, waiting_at
+from protocol.messages import describe_wait
+
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "handle_event_from_operator": ("subtask", "attempt"),
+    "handle_request": ("subtask", "attempt"),
+    "subtask_failed": ("subtask", "attempt"),
+    "subtask_reset": ("subtask", "checkpoint_id"),
+    "checkpoint_coordinator": ("checkpoint_id",),
+    "notify_checkpoint_complete": ("checkpoint_id",),
+    "notify_checkpoint_aborted": ("checkpoint_id",),
+    "notify_checkpoint_discarded": ("checkpoint_id",),
+    "reset_to_checkpoint": ("checkpoint_id",),
+    "run_ended": ("run_id", "succeeded"),
+}
+"""What of a method's arguments is told: numbers alone, never what the user has sent."""
+
+_EPSILON_S = 1e-9
+
+
+class Handle(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Call:
+    """One call of a user's method that has not returned. ``began_at`` is a reading of the watch's clock."""
+
+    __slots__ = ("_args", "awaited", "began_at", "cancelled", "method", "report_due_s", "reported")
+
+    def __init__(self, method: str, args: tuple[Any, ...], awaited: object, began_at: float, report_s: float) -> None:
+        self.method = method
+        self.awaited = awaited
+        self.began_at = began_at
+        self.report_due_s = report_s
+        self.reported = False
+        self.cancelled = False
+        self._args = args
+
+    @property
+    def arguments(self) -> dict[str, int]:
+        """The numbers among the arguments, by name."""
+        if self.method == "subtask_ready" and len(self._args) == 2:
+            subtask, gateway = self._args
+            attempt = getattr(gateway, "attempt", None)
+            return {"subtask": subtask, **({} if attempt is None else {"attempt": attempt.attempt})}
+        return dict(zip(_ARGUMENTS.get(self.method, ()), self._args, strict=False))
+
+    @property
+    def name(self) -> str:
+        """Say ``handle_request(subtask=1, attempt=0)``."""
+        return f"{self.method}({', '.join(f'{name}={value}' for name, value in self.arguments.items())})"
+
+    @property
+    def place(self) -> str:
+        """Where it waits now: file, line and function."""
+        return waiting_at(self.awaited) or "a place that is not known"
+
+
+class CallWatch:
+    """Of one operator's coordinator. Loop only.
+
+    It begins to watch with ``attach``.
+    """
+
+    def __init__(self) -> None:
+        self._report_s = 0.0
+        self._open: list[Call] = []
+        self._clock: Clock | None = None
+        self._log: Any = None
+        self._on_report: Callable[[Call | None], None] = _tell_nobody
+        self._timer: Handle | None = None
+        self._timer_at = 0.0
+        self._closed = True
+
+    def attach(self, clock: Clock, log: Any, report_s: float, on_report: Callable[[Call | None], None]) -> None:
+        """Watch the calls of this task, and of the tasks that it starts, from here on.
+
+        A call is reported in ``log`` once it has been awaited for ``report_s`` seconds of ``clock``, then at twice that
+        time, and so on. After each report ``on_report`` is called with the oldest open call. It is called with None
+        once no call that was reported is open any more.
+        """
+        self._clock, self._log, self._report_s, self._on_report = clock, log, report_s, on_report
+        self._closed = False
+        current_watch.set(self)
+
+    def begin(self, method: str, args: tuple[Any, ...], awaited: object) -> Call:
+        """A method is about to be awaited."""
+        clock = self._clock
+        assert clock is not None
+        now = clock.now()
+        call = Call(method, args, awaited, now, self._report_s)
+        self._open.append(call)
+        if not self._closed and (self._timer is None or self._timer_at > now + self._report_s):
+            self._look_at(now + self._report_s, now)  # the timer may be set for a later report of another call
+        return call
+
+    def end(self, call: Call) -> None:
+        """It has returned, or raised."""
+        self._open.remove(call)
+        if call.reported and not call.cancelled:
+            awaited_s = round(self.age_s(call), 3)
+            self._log.info("coordinator method returned", method=call.method, **call.arguments, awaited_s=awaited_s)
+        if call.reported and not any(other.reported for other in self._open):
+            self._on_report(None)
+
+    def cancelled(self, call: Call, error: BaseException) -> None:
+        """It did not return in time, say when its operator was stopped, and was cancelled, or ignored that too."""
+        call.cancelled = True
+        self._log.warning(
+            "coordinator method abandoned" if isinstance(error, Abandoned) else "coordinator method cancelled",
+            method=call.method,
+            **call.arguments,
+            awaited_s=round(self.age_s(call), 3),
+            waiting_at=raised_at(error),
+        )
+
+    def age_s(self, call: Call) -> float:
+        assert self._clock is not None
+        return self._clock.now() - call.began_at
+
+    @property
+    def oldest(self) -> Call | None:
+        """The call that has been open for longest."""
+        return self._open[0] if self._open else None
+
+    def describe(self) -> str:
+        """What the coordinator is doing, for the text of a timeout; empty if no method is being awaited."""
+        call = self.oldest
+        if call is None:
+            return ""
+        return describe_wait(call.name, self.age_s(call), call.place)
+
+    def close(self) -> None:
+        """Report nothing any more."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._on_report = _tell_nobody
+
+    def _look(self) -> None:
+        clock = self._clock
+        assert clock is not None
+        self._timer = None
+        now = clock.now()
+        reported = False
+        for call in self._open:
+            if now - call.began_at >= call.report_due_s - _EPSILON_S:
+                self._report(call, now)
+                reported = True
+        if self._open:
+            self._look_at(min(call.began_at + call.report_due_s for call in self._open), now)
+        if reported:
+            self._on_report(self.oldest)
+
+    def _look_at(self, due: float, now: float) -> None:
+        assert self._clock is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self._clock.call_later(max(due - now, 0.0), self._look), due
+
+    def _report(self, call: Call, now: float) -> None:
+        call.reported = True
+        while now - call.began_at >= call.report_due_s - _EPSILON_S:
+            call.report_due_s *= 2
+        self._log.warning(
+            "coordinator method has not returned",
+            method=call.method,
+            **call.arguments,
+            awaited_s=round(now - call.began_at, 3),
+            waiting_at=call.place,
+        )
+
+
+def _tell_nobody(call: Call | None) -> None:
+    pass
+
+
+current_watch: ContextVar[CallWatch | None] = ContextVar("headgate_call_watch", default=None)
+
+__all__ = ["Call", "CallWatch", "current_watch"]

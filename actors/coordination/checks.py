@@ -1,0 +1,51 @@
+"""What can be said about a coordinator before it is started: mistakes in its class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from actors.coordination.interface import OperatorCoordinator
+from actors.coordination.recreate_on_reset import RecreateOnReset
+from protocol.overrides import errors_in_overrides, names_never_called
+
+__all__ = ["check_coordinator", "handles_events"]
+
+log = structlog.get_logger("headgate.coordinator")
+
+_MISTAKEN = {
+    "handle_event": "handle_event_from_operator",
+    "snapshot_state": "checkpoint_coordinator",
+    "restore_state": "reset_to_checkpoint",
+}
+
+
+def handles_events(coordinator: OperatorCoordinator) -> bool:
+    """Whether the events of subtasks reach anybody: the coordinator, or the one that it hands them on to, overrides
+    ``handle_event_from_operator``.
+    """
+    if isinstance(coordinator, RecreateOnReset):
+        inner = coordinator.current
+        return inner is None or handles_events(inner)
+    method = coordinator.handle_event_from_operator
+    return getattr(method, "__func__", None) is not OperatorCoordinator.handle_event_from_operator
+
+
+def check_coordinator(coordinator: Any) -> None:
+    """Check a coordinator, or the class of one, for what would fail or be ignored later.
+
+    Raises ``TypeError`` for anything else than an ``OperatorCoordinator``, for a method that must be ``async def`` and
+    is not, or is an async generator, and for a method whose name is unmistakably a misspelling of one of
+    ``OperatorCoordinator``. A name that is only similar is logged as a warning.
+    """
+    if not issubclass(coordinator if isinstance(coordinator, type) else type(coordinator), OperatorCoordinator):
+        raise TypeError(f"{coordinator!r} is not an OperatorCoordinator: derive its class from OperatorCoordinator")
+    errors = errors_in_overrides(coordinator)
+    for finding in names_never_called(coordinator, OperatorCoordinator, _MISTAKEN):
+        if finding.certain:
+            errors.append(str(finding))
+        else:
+            log.warning("method never called", method=finding.method, did_you_mean=finding.meant)
+    if errors:
+        raise TypeError("; ".join(errors))

@@ -1,0 +1,96 @@
+"""How a coordinator is given to an operator, and whether it can serve a second run (H68).
+
+A class or a factory is built anew for each reset, by ``RecreateOnReset``. An instance stays; so it must say itself, in
+``reset_to_checkpoint``, how it forgets the run before. One that does not serves one run, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import iscoroutine, iscoroutinefunction, signature
+
+from actors.coordination.checks import check_coordinator
+from actors.coordination.interface import OperatorCoordinator
+from actors.coordination.recreate_on_reset import RecreateOnReset
+
+__all__ = ["GivenCoordinator", "ResetNotSupported", "built_anew_or_kept", "why_not_resettable"]
+
+GivenCoordinator = OperatorCoordinator | Callable[[], OperatorCoordinator]
+"""An instance; or a class or a factory, which is called without arguments for each new coordinator."""
+
+
+class ResetNotSupported(Exception):
+    """A second run of an operator whose coordinator is an instance that does not override ``reset_to_checkpoint``."""
+
+
+def built_anew_or_kept(given: GivenCoordinator) -> OperatorCoordinator:
+    """The coordinator that serves all runs. Nothing is built yet: a class or factory is called when it starts.
+
+    Raises ``TypeError``, with the way out, for anything else, for a factory that is async or needs arguments, and for
+    what ``check_coordinator`` finds.
+    """
+    if isinstance(given, OperatorCoordinator):
+        check_coordinator(given)
+        return given
+    if isinstance(given, type) and not issubclass(given, OperatorCoordinator):
+        raise TypeError(f"{given!r} is not an OperatorCoordinator: derive it from that class")
+    if isinstance(given, type):
+        check_coordinator(given)
+    if not callable(given):
+        raise TypeError(f"{given!r} is not an OperatorCoordinator: pass an instance, a class, or a factory of one")
+    if iscoroutinefunction(given):
+        raise TypeError(
+            f"the factory {given!r} must not be async: return the coordinator from a plain function, and do what awaits"
+            " in the coordinator's start"
+        )
+    try:
+        signature(given).bind()
+    except TypeError as error:
+        raise TypeError(
+            f"{given!r} cannot be called without arguments ({error}): pass a factory that knows them, such as"
+            " lambda: MyCoordinator(argument)"
+        ) from None
+    except ValueError:
+        pass  # written in C, and does not say what it takes
+    factory = _CheckedFactory(given)
+    return RecreateOnReset(factory, name=factory.name)
+
+
+class _CheckedFactory:
+    """Calls the user's class or factory, and refuses what is not a new coordinator."""
+
+    def __init__(self, given: Callable[[], OperatorCoordinator]) -> None:
+        self.name = getattr(given, "__qualname__", type(given).__name__)
+        self._given = given
+        self._latest: object = None
+        self._checked = given if isinstance(given, type) else None  # the class of which mistakes were told already
+
+    def __call__(self) -> OperatorCoordinator:
+        built: object = self._given()
+        if not isinstance(built, OperatorCoordinator):
+            if iscoroutine(built):
+                built.close()
+            raise TypeError(f"the factory {self.name} returned {built!r}, which is not an OperatorCoordinator")
+        if built is self._latest:
+            raise TypeError(
+                f"the factory {self.name} returned the same coordinator again: it must build a new one at each call"
+            )
+        if type(built) is not self._checked:
+            check_coordinator(built)
+            self._checked = type(built)
+        self._latest = built
+        return built
+
+
+def why_not_resettable(operator_id: str, coordinator: OperatorCoordinator) -> str:
+    """Why ``coordinator`` must not see a second run, with both ways out, or nothing."""
+    method = coordinator.reset_to_checkpoint
+    if getattr(method, "__func__", None) is not OperatorCoordinator.reset_to_checkpoint:
+        return ""
+    name = type(coordinator).__name__
+    return (
+        f"the coordinator cannot serve a second run: it is an instance of {name}, which does not override"
+        f" reset_to_checkpoint, so this run would see the state of the run before. Either pass the class or a factory,"
+        f" coordinate({operator_id!r}, {name}, ...), and each run gets a new coordinator; or override"
+        f" reset_to_checkpoint in {name} so that it forgets that state"
+    )

@@ -1,0 +1,79 @@
+"""Keep an exception that would end the loop, or a task, inside the call that raised it.
+
+``SystemExit`` and ``KeyboardInterrupt`` out of any task stop the whole event loop; ``CancelledError`` and
+``GeneratorExit`` look like the end of a task that nobody ended. Code that an actor calls for others may raise any of
+them. ``contained`` makes an ordinary exception of each, so that it fails the actor that made the call and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import anyio
+
+from actors.errors import ExitRaised
+
+__all__ = ["Abandoned", "as_exception", "contained", "describe", "forget_cancellations"]
+
+
+def describe(error: BaseException) -> str:
+    """The type and text of ``error``, also where its ``__str__`` raises."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except BaseException as broken:  # whatever it is, it must not replace the error that is described
+        return f"{name}: <its __str__ raised {type(broken).__name__}>"
+    return f"{name}: {text}"
+
+
+def as_exception(what: str, error: BaseException) -> Exception:
+    """``error`` itself, or an ``ExitRaised`` with ``error`` as its cause; ``what`` names the call."""
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        exit_raised = ExitRaised(what, "awaited something that was cancelled")
+    else:
+        exit_raised = ExitRaised(what, f"raised {describe(error)}")
+    exit_raised.__cause__ = error
+    return exit_raised
+
+
+class Abandoned(BaseException):
+    """Thrown into code that ignores its cancellation, before it is left where it stands for good.
+
+    It is not a ``GeneratorExit``: that would close what a coroutine awaits instead of being raised there.
+    """
+
+
+def contained(what: str, error: BaseException) -> Exception:
+    """As ``as_exception``, for use in the task that made the call.
+
+    A cancellation of this task by a cancel scope is raised again: that is how the runtime ends actors and their work.
+    Any other cancellation comes from the code that was called, also where that cancelled the task itself. A
+    ``GeneratorExit`` is raised again where no task runs, since the coroutine is then being closed. So is
+    ``Abandoned``.
+    """
+    if isinstance(error, Abandoned):
+        raise error
+    if isinstance(error, asyncio.CancelledError):
+        if anyio.current_effective_deadline() == -math.inf:
+            raise error
+        forget_cancellations()
+    elif isinstance(error, GeneratorExit) and not _in_a_task():
+        raise error
+    return as_exception(what, error)
+
+
+def forget_cancellations() -> None:
+    """Take back the requests to cancel this task, which did not come from the runtime."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+
+
+def _in_a_task() -> bool:
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:  # no running event loop
+        return False

@@ -1,0 +1,192 @@
+"""Mistakes in the methods that a user's class overrides, found by reading the class.
+
+Such a mistake would show only when the method is called, or never: a plain function where an ``async def`` is awaited,
+an ``async def`` where a plain function is called, a name that is nearly right. Nothing is called here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from difflib import SequenceMatcher
+from types import CodeType, FunctionType
+
+from protocol.values import value
+
+__all__ = ["NeverCalled", "errors_in_overrides", "names_never_called"]
+
+_OUR_PACKAGES = ("protocol", "actors", "spark_bridge")
+_GENERATOR_COROUTINE = inspect.CO_ITERABLE_COROUTINE  # decorated with types.coroutine
+_LIKELY = 0.8
+_UNMISTAKABLE = 0.9
+_SHORT_NAME = 8  # of names so short, many differ by one letter
+
+
+@value
+class NeverCalled:
+    """A public method that nobody calls, and the one that was perhaps meant.
+
+    ``certain``: it takes the same arguments, in the same way, under a long name that is almost the same.
+    """
+
+    method: str
+    meant: str
+    certain: bool
+
+    def __str__(self) -> str:
+        return f"{self.method}() is never called: did you mean {self.meant}()? Give a method of your own another name"
+
+
+def errors_in_overrides(subject: object) -> list[str]:
+    """What is wrong with the methods that ``subject``, a class or an instance of it, overrides of ours.
+
+    Each text names the class and the method, says what is wrong, and what to write. A plain function may stand for an
+    ``async def`` if its annotation says that it returns an ``Awaitable`` or a ``Coroutine``.
+    """
+    found = []
+    for name, base in _interface(_class_of(subject)).items():
+        where, member = _definition(subject, name)
+        if where is None or (isinstance(where, type) and _is_ours(where)):
+            continue
+        functions = list(_functions(member))
+        problem = _problem(name, base, functions) if functions else _not_a_method(member)
+        if problem:
+            found.append(f"{_class_of(subject).__qualname__}.{name}() {problem}")
+    return found
+
+
+def names_never_called(
+    subject: object, interface: type, mistaken: Mapping[str, str] | None = None
+) -> list[NeverCalled]:
+    """Public methods of the user's that look like a misspelt method of ``interface``.
+
+    A method that the class itself mentions anywhere is none of them, nor is one beside the method that it resembles.
+    ``mistaken``: names that people write by mistake although they are not alike, with the right one for each.
+    """
+    subject_class = _class_of(subject)
+    theirs = [one for one in subject_class.__mro__ if not _is_ours(one)]
+    overridden = {name for one in theirs for name in vars(one)}
+    hooks = {name: base for name, base in _interface(interface).items() if name not in overridden}
+    known = _interface(subject_class)
+    mentioned = {name for one in theirs for name in _mentioned(one)}
+    found = []
+    for one in theirs:
+        if not issubclass(one, interface):
+            continue  # what a base class of another kind defines is called by its own code
+        for name, member in vars(one).items():
+            if name.startswith("_") or not isinstance(member, FunctionType) or name in known or name in mentioned:
+                continue
+            method = f"{one.__qualname__}.{name}"
+            if (mistaken or {}).get(name) in hooks:
+                found.append(NeverCalled(method, (mistaken or {})[name], certain=False))
+            elif alike := max(((_likeness(name, hook), hook) for hook in hooks), default=None):
+                ratio, hook = alike
+                if ratio >= _LIKELY and _takes_the_same(member, hooks[hook]):
+                    long = len(hook) > _SHORT_NAME
+                    certain = long and ratio >= _UNMISTAKABLE and not _problem(hook, hooks[hook], [member])
+                    found.append(NeverCalled(method, hook, certain))
+    return found
+
+
+# --- classes and their methods ------------------------------------------------------------------------------------
+
+
+def _class_of(subject: object) -> type:
+    return subject if isinstance(subject, type) else type(subject)
+
+
+def _is_ours(one: type) -> bool:
+    return one.__module__.partition(".")[0] in _OUR_PACKAGES
+
+
+def _interface(subject_class: type) -> dict[str, FunctionType]:
+    """The public methods of those of its classes that are ours; the most derived definition of each."""
+    return {
+        name: member
+        for one in reversed(subject_class.__mro__)
+        if _is_ours(one)
+        for name, member in vars(one).items()
+        if isinstance(member, FunctionType) and not name.startswith("_")
+    }
+
+
+def _definition(subject: object, name: str) -> tuple[object, object]:
+    """Where it is defined, and what it is there: the instance itself comes first."""
+    if not isinstance(subject, type) and name in getattr(subject, "__dict__", ()):
+        return subject, subject.__dict__[name]
+    for one in _class_of(subject).__mro__:
+        if name in vars(one):
+            return one, vars(one)[name]
+    return None, None
+
+
+def _functions(member: object) -> Iterator[FunctionType]:
+    """The function, and those that it wraps. None for any other callable, whose kind does not show."""
+    inner = getattr(member, "__func__", member)  # of a bound method, a staticmethod or a classmethod
+    while isinstance(inner, FunctionType):
+        yield inner
+        inner = getattr(inner, "__wrapped__", None)
+
+
+def _not_a_method(member: object) -> str:
+    if callable(member) or hasattr(member, "__get__"):
+        return ""
+    return f"is {type(member).__name__}, not a method: remove it, or define the method"
+
+
+def _takes_the_same(member: FunctionType, base: FunctionType) -> bool:
+    arguments = [None] * len(inspect.signature(base).parameters)
+    try:
+        inspect.signature(member).bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _likeness(name: str, hook: str) -> float:
+    return SequenceMatcher(None, name, hook).ratio()
+
+
+def _mentioned(one: type) -> Iterator[str]:
+    """Every name that the code of this class uses."""
+    codes = []
+    for member in vars(one).values():
+        if isinstance(member, property):
+            parts: tuple[object, ...] = (member.fget, member.fset, member.fdel)
+        else:
+            parts = (member,)
+        codes += [function.__code__ for part in parts for function in _functions(part)]
+    while codes:
+        code = codes.pop()
+        yield from code.co_names
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+# --- kinds of functions -------------------------------------------------------------------------------------------
+
+
+def _problem(name: str, base: FunctionType, functions: list[FunctionType]) -> str:
+    """Why a method that is one of ``functions``, each of which wraps the next, cannot stand for ``base``."""
+    must_be_async = inspect.iscoroutinefunction(base)
+    if any(map(inspect.isasyncgenfunction, functions)):
+        return (
+            f"has a `yield`, so it cannot be awaited: write `async def {name}` without `yield`"
+            if must_be_async
+            else f"is an async generator, but it is called without `await`: write `def {name}`"
+        )
+    if must_be_async:
+        if any(inspect.iscoroutinefunction(one) or one.__code__.co_flags & _GENERATOR_COROUTINE for one in functions):
+            return ""
+        if any(_returns(one, "Awaitable", "Coroutine", "Future") for one in functions):
+            return ""
+        return f"is a plain function, but it is awaited: write `async def {name}`"
+    if any(map(inspect.iscoroutinefunction, functions)):
+        return f"is `async def`, but it is called without `await`: write `def {name}`"
+    if inspect.isgeneratorfunction(functions[-1]) and not _returns(base, "Iterable", "Iterator"):
+        return "has a `yield`, so calling it runs nothing: remove the `yield`"
+    return ""
+
+
+def _returns(function: Callable[..., object], *names: str) -> bool:
+    annotation = str(getattr(function, "__annotations__", {}).get("return", ""))
+    return any(name in annotation for name in names)

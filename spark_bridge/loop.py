@@ -1,0 +1,75 @@
+"""The event loop of a sidecar that has a thread of its own: no code that runs on it can end it.
+
+asyncio lets ``SystemExit`` and ``KeyboardInterrupt`` out of any task or callback end the whole loop, and a
+``GeneratorExit`` that a future carries closes the task that awaits the future. Headgate contains these where it calls a
+coordinator; the loop contains them in the tasks, callbacks and futures that a coordinator makes by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Generator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import structlog
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from actors.exits import as_exception
+
+__all__ = ["SidecarLoop", "start_sidecar_loop"]
+
+log = structlog.get_logger("headgate.loop")
+
+
+class SidecarLoop(asyncio.SelectorEventLoop):
+    """Goes on after a ``SystemExit`` or ``KeyboardInterrupt`` of the code on it; those who await the task get it.
+
+    On the main thread a ``KeyboardInterrupt`` may be a real Ctrl-C, so there it ends the loop.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set_task_factory(_make_task)
+
+    def run_forever(self) -> None:
+        while True:
+            try:
+                super().run_forever()
+                return
+            except (SystemExit, KeyboardInterrupt) as error:
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise
+                log.error("task or callback raised an exit, the loop goes on", error=repr(error), exc_info=error)
+
+
+class _Steps:
+    """A coroutine that is never closed by what it awaits: a ``GeneratorExit`` arrives as an ``ExitRaised``."""
+
+    __slots__ = ("_coroutine", "close", "send")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self.send = coroutine.send
+        self.close = coroutine.close
+
+    def throw(self, error: BaseException) -> Any:
+        if isinstance(error, GeneratorExit):
+            error = as_exception("an awaited future", error)
+        return self._coroutine.throw(error)
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coroutine.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)  # cr_frame and the like, for those who look at tasks
+
+
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+    return asyncio.Task(_Steps(coroutine), loop=loop, **options)  # type: ignore[arg-type]
+
+
+def start_sidecar_loop() -> AbstractContextManager[BlockingPortal]:
+    """A thread with such a loop, and the portal to it."""
+    return start_blocking_portal("asyncio", backend_options={"loop_factory": SidecarLoop}, name="headgate-sidecar")

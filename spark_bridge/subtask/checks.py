@@ -1,0 +1,42 @@
+"""What can be said about an operator before it runs: mistakes in its class."""
+
+from __future__ import annotations
+
+from protocol.overrides import NeverCalled, errors_in_overrides, names_never_called
+from spark_bridge.subtask.operator import SubtaskOperator
+
+__all__ = ["check_operator", "overrides_handle_event"]
+
+_MISTAKEN = {
+    "handle_event_from_operator": "handle_event",
+    "handle_event_from_coordinator": "handle_event",
+    "handle_operator_event": "handle_event",
+    "checkpoint_coordinator": "snapshot_state",
+    "reset_to_checkpoint": "open",
+}
+
+
+def overrides_handle_event(operator_class: type) -> bool:
+    """Whether events of the coordinator reach anybody."""
+    return getattr(operator_class, "handle_event", None) is not SubtaskOperator.handle_event
+
+
+def check_operator(operator: object) -> list[NeverCalled]:
+    """Check an operator, or the class of one; return the methods that are perhaps misspelt.
+
+    Raises ``TypeError`` for anything else than a ``SubtaskOperator``, for a method that is ``async def`` or has a
+    ``yield`` where that cannot work, and for a method whose name is unmistakably a misspelling of one of ours.
+    """
+    subject_class = operator if isinstance(operator, type) else type(operator)
+    if not issubclass(subject_class, SubtaskOperator):
+        raise TypeError(f"{operator!r} is not a SubtaskOperator: derive its class from SubtaskOperator")
+    errors, doubtful = errors_in_overrides(operator), []
+    interface = next(one for one in subject_class.__mro__ if one.__module__.startswith("spark_bridge."))
+    for finding in names_never_called(operator, interface, _MISTAKEN):
+        if finding.certain:
+            errors.append(str(finding))
+        else:
+            doubtful.append(finding)
+    if errors:
+        raise TypeError("; ".join(errors))
+    return doubtful

@@ -1,0 +1,307 @@
+"""A coordinator method that stays awaited is reported by name, and the tasks that wait are told (H70)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, cast
+
+import anyio
+import pytest
+from structlog.testing import capture_logs
+
+from actors import Reply
+from actors.coordination import OperatorConfig
+from actors.coordination.call_watch import CallWatch, current_watch
+from actors.coordination.messages import StartOperator
+from actors.coordination.recreate_on_reset import RecreateOnReset
+from actors.coordination.user_calls import call_user
+from protocol.attempts import FailureKind
+from tests.actors.coordination.executor import Task
+from tests.actors.coordination.operator_world import Answer, RecordingCoordinator, World, running_operator
+
+Reports = list[MutableMapping[str, Any]]
+
+
+def reports(logged: Reports) -> list[dict[str, Any]]:
+    """What was reported, without the place."""
+    hidden = {"event", "log_level", "waiting_at", "actor", "system", "operator_id"}
+    return [
+        {key: value for key, value in line.items() if key not in hidden}
+        for line in logged
+        if line["event"] == "coordinator method has not returned"
+    ]
+
+
+class Meeting:
+    """Waits for somebody who does not come before the test says so."""
+
+    def __init__(self) -> None:
+        self.over = anyio.Event()
+
+    async def __call__(self, *args: Any) -> Any:
+        await self.over.wait()
+        return b""
+
+    async def end(self, world: World) -> None:
+        """Let the operator stop without a wait for its time limit, which is in real seconds."""
+        self.over.set()
+        await world.settle()
+
+
+class Gates:
+    """A handler that holds each event until its gate is opened."""
+
+    def __init__(self) -> None:
+        self.made: list[anyio.Event] = []
+
+    async def __call__(self, subtask: int, attempt: int, event: Any) -> None:
+        self.made.append(gate := anyio.Event())
+        await gate.wait()
+
+    def open_last(self) -> None:
+        self.made[-1].set()
+
+
+MEET = f"{__file__}:{Meeting.__call__.__code__.co_firstlineno + 1} in Meeting.__call__ (inside "
+
+
+async def until_ready(world: World) -> Task:
+    (task,) = await world.running(0)
+    return task
+
+
+async def begin_event(world: World, task: Task) -> None:
+    task.send("an event")
+
+
+async def begin_request(world: World, task: Task) -> None:
+    task.ask("a request")
+
+
+async def begin_checkpoint(world: World, task: Task) -> None:
+    world.checkpoint()
+
+
+async def begin_failure(world: World, task: Task) -> None:
+    world.fail(task, FailureKind.FAILED, reset=False)
+
+
+async def begin_reset_of_one(world: World, task: Task) -> None:
+    world.fail(task)
+
+
+async def begin_reset(world: World, task: Task) -> None:
+    world.reset()
+
+
+async def begin_end(world: World, task: Task) -> None:
+    world.finish(task)
+    world.end_run()
+
+
+async def begin_client_request(world: World, task: Task) -> None:
+    world.ask_client_request("a request")
+
+
+async def begin_abort(world: World, task: Task) -> None:
+    task.declines = "not now"
+    world.checkpoint()
+
+
+async def nothing(world: World, task: Task) -> None:
+    pass
+
+
+METHODS: dict[str, tuple[Callable[[World, Task], Awaitable[None]], dict[str, Any]]] = {
+    "subtask_ready": (nothing, {"subtask": 0, "attempt": 0}),
+    "handle_event_from_operator": (begin_event, {"subtask": 0, "attempt": 0}),
+    "handle_request": (begin_request, {"subtask": 0, "attempt": 0}),
+    "handle_client_request": (begin_client_request, {}),
+    "checkpoint_coordinator": (begin_checkpoint, {"checkpoint_id": 1}),
+    "notify_checkpoint_complete": (begin_checkpoint, {"checkpoint_id": 1}),
+    "notify_checkpoint_aborted": (begin_abort, {"checkpoint_id": 1}),
+    "subtask_failed": (begin_failure, {"subtask": 0, "attempt": 0}),
+    "subtask_reset": (begin_reset_of_one, {"subtask": 0, "checkpoint_id": -1}),
+    "reset_to_checkpoint": (begin_reset, {"checkpoint_id": -1}),
+    "run_ended": (begin_end, {"run_id": 1, "succeeded": True}),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_method_that_stays_awaited_is_reported_by_name_at_growing_intervals(method: str) -> None:  # H70
+    begin, arguments = METHODS[method]
+    meet = Meeting()
+    coordinator = RecordingCoordinator(**{method: meet})
+    with capture_logs() as logged:
+        async with running_operator(coordinator, snapshot_timeout_s=1000.0, checkpoint_timeout_s=1000.0) as world:
+            task = await until_ready(world)
+            await begin(world, task)
+            await world.settle()
+            await world.advance(9.9)
+            assert reports(logged) == []
+            await world.advance(0.2)
+            assert reports(logged) == [{"method": method, "awaited_s": 10.0, **arguments}]
+            await world.advance(70.0)
+            assert [report["awaited_s"] for report in reports(logged)] == [10.0, 20.0, 40.0, 80.0]
+            (place,) = {line["waiting_at"] for line in logged if "waiting_at" in line}
+            assert place.startswith(MEET)
+            await meet.end(world)
+
+
+async def test_start_is_watched_too() -> None:  # H70
+    meet = Meeting()
+    coordinator = RecordingCoordinator(start=meet)
+    with capture_logs() as logged:
+        async with running_operator(coordinator, started=False) as world:
+            world.tracker.tell(StartOperator(cast("Reply[None]", Answer())))
+            await world.advance(15.0)
+            await meet.end(world)
+    assert reports(logged) == [{"method": "start", "awaited_s": 10.0}]
+
+
+async def test_a_handler_of_the_context_is_watched_too() -> None:  # H70
+    meet = Meeting()
+    coordinator = RecordingCoordinator()
+    with capture_logs() as logged:
+        async with running_operator(coordinator) as world:
+            await world.settle()
+            coordinator.context.call_later(1.0, meet)
+            await world.advance(12.0)
+            await meet.end(world)
+    assert [report["awaited_s"] for report in reports(logged)] == [10.0]
+
+
+async def test_many_calls_that_each_return_are_never_reported() -> None:  # H70
+    gates = Gates()
+    coordinator = RecordingCoordinator(handle_event_from_operator=gates)
+    with capture_logs() as logged:
+        async with running_operator(coordinator) as world:
+            task = await until_ready(world)
+            for number in range(10):
+                task.send(number)
+                await world.advance(6.0)
+                gates.open_last()
+                await world.settle()
+    assert len(gates.made) == 10
+    assert reports(logged) == []
+
+
+async def test_a_call_after_one_that_took_long_is_reported_in_time() -> None:  # H70
+    gates = Gates()
+    coordinator = RecordingCoordinator(handle_event_from_operator=gates)
+    with capture_logs() as logged:
+        async with running_operator(coordinator) as world:
+            task = await until_ready(world)
+            for awaited_s in (45.0, 15.0):
+                task.send("an event")
+                await world.advance(awaited_s)
+                gates.open_last()
+                await world.settle()
+    assert [report["awaited_s"] for report in reports(logged)] == [10.0, 20.0, 40.0, 10.0]
+
+
+async def test_a_call_beside_one_that_still_hangs_is_reported_in_time() -> None:  # H70
+    meet = Meeting()
+    made: list[RecordingCoordinator] = []
+
+    def make() -> RecordingCoordinator:
+        made.append(RecordingCoordinator(**({} if made else {"close": meet})))
+        return made[-1]
+
+    with capture_logs() as logged:
+        async with running_operator(RecreateOnReset(make, close_timeout_s=3600.0)) as world:
+            world.reset()
+            await world.settle()
+            await world.advance(45.0)  # the next report about the close of the first one is due after 80 s
+            await until_ready(world)
+            await world.advance(10.0)
+            await meet.end(world)
+    assert [(report["method"], report["awaited_s"]) for report in reports(logged)] == [
+        ("close", 10.0),
+        ("close", 20.0),
+        ("close", 40.0),
+        ("subtask_ready", 10.0),
+    ]
+
+
+async def test_the_tasks_are_told_what_the_coordinator_waits_for_and_when_that_is_over() -> None:  # H70
+    gate = anyio.Event()
+
+    async def until_open(subtask: int, attempt: int, request: Any) -> str:
+        await gate.wait()
+        return "at last"
+
+    coordinator = RecordingCoordinator(handle_request=until_open)
+    with capture_logs() as logged:
+        async with running_operator(coordinator) as world:
+            first, other = await world.running(0, 1)
+            other.ask("a request")
+            await world.settle()
+            await world.advance(21.0)
+            for task in (first, other):
+                assert [(note.call, note.awaited_s) for note in task.notes] == [
+                    ("handle_request(subtask=1, attempt=0)", 10.0),
+                    ("handle_request(subtask=1, attempt=0)", 20.0),
+                ]
+                assert " in " in task.notes[0].place
+            gate.set()
+            await world.settle()
+            assert other.answers == {1: "at last"}
+            for task in (first, other):
+                assert task.notes[-1].call == ""
+    (returned,) = [line for line in logged if line["event"] == "coordinator method returned"]
+    assert (returned["method"], returned["awaited_s"]) == ("handle_request", 21.0)
+
+
+async def test_the_start_of_a_coordinator_that_was_recreated_is_what_is_blamed() -> None:  # H70
+    meet = Meeting()
+    made: list[RecordingCoordinator] = []
+
+    def make() -> RecordingCoordinator:
+        made.append(RecordingCoordinator(**({"start": meet} if made else {})))
+        return made[-1]
+
+    with capture_logs() as logged:
+        async with running_operator(RecreateOnReset(make)) as world:
+            world.reset()
+            task = await until_ready(world)
+            await world.advance(10.0)
+            assert {report["method"] for report in reports(logged)} == {"start", "subtask_ready"}
+            assert task.notes[-1].call == "start()"
+            assert task.notes[-1].place.startswith(MEET)
+            await meet.end(world)
+
+
+async def test_a_snapshot_that_takes_too_long_says_where_it_waits() -> None:  # H46, H70
+    coordinator = RecordingCoordinator(checkpoint_coordinator=Meeting())
+    async with running_operator(coordinator, snapshot_timeout_s=5.0) as world:
+        await world.running(0)
+        answer = world.checkpoint()
+        await world.advance(5.0)
+        assert f"checkpoint_coordinator took longer than 5 s, waiting at {MEET}" in answer.reason()
+
+
+async def test_no_timer_is_left_when_the_operator_has_stopped() -> None:  # H57, H70
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        await world.running(0)
+        await world.stop()
+        with capture_logs() as logged:
+            await world.advance(100.0)
+    assert reports(logged) == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_time_after_which_nothing_can_be_reported_is_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="method_report_s must be a positive number of seconds"):
+        OperatorConfig("words", 1, method_report_s=seconds)
+
+
+async def test_a_call_outside_of_any_coordinator_is_not_watched() -> None:
+    assert current_watch.get() is None
+
+    async def answer() -> int:
+        return 7
+
+    assert await call_user("answer", answer) == 7
+    assert CallWatch().oldest is None

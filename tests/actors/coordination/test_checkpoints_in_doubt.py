@@ -1,0 +1,166 @@
+"""What a coordinator is told of a checkpoint that was aborted while it was being written (H64)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors.coordination import RecreateOnReset
+from actors.coordination.operator_config import DiscardRefused
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+
+NOTIFICATIONS = ("notify_checkpoint_complete", "notify_checkpoint_aborted", "notify_checkpoint_discarded")
+
+
+async def fail(*args: Any) -> None:
+    raise OSError("the storage does not answer")
+
+
+async def leave_one_in_doubt(world: World) -> None:
+    """Checkpoint 1 is aborted, and the storage neither stores nor discards it."""
+    await world.running(0)
+    world.on_store, world.on_discard = fail, fail
+    world.checkpoint()
+    await world.settle()
+
+
+async def test_a_coordinator_is_told_that_a_checkpoint_is_discarded_only_when_that_is_durable() -> None:  # H64
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        await leave_one_in_doubt(world)
+        assert coordinator.named(*NOTIFICATIONS) == [("notify_checkpoint_aborted", 1)]
+        assert coordinator.context.checkpoints_in_doubt == {1}
+        world.on_discard = None
+        await world.advance(1.1)
+        assert coordinator.named(*NOTIFICATIONS)[1:] == [("notify_checkpoint_discarded", 1)]
+        assert coordinator.context.checkpoints_in_doubt == frozenset()
+
+
+async def test_a_checkpoint_is_in_doubt_from_its_abort_until_its_discard() -> None:  # H64
+    seen: list[tuple[str, frozenset[int]]] = []
+
+    async def look(method: str) -> None:
+        seen.append((method, coordinator.context.checkpoints_in_doubt))
+
+    coordinator = RecordingCoordinator(
+        notify_checkpoint_aborted=lambda _: look("aborted"), notify_checkpoint_discarded=lambda _: look("discarded")
+    )
+    async with running_operator(coordinator) as world:
+        await leave_one_in_doubt(world)
+        world.on_discard = None
+        await world.advance(1.1)
+    assert seen == [("aborted", frozenset({1})), ("discarded", frozenset())]
+
+
+async def test_a_discard_that_fails_is_tried_again_and_again_with_growing_delays() -> None:  # H64, H48
+    async with running_operator(RecordingCoordinator()) as world:
+        await leave_one_in_doubt(world)
+        tries = []
+        for _ in range(4):
+            tries.append(len(world.discarded))
+            await world.advance(10.0)
+        assert tries[0] == 1
+        assert tries[1] - tries[0] > tries[2] - tries[1] >= 1
+        await world.advance(600.0)
+        assert len(world.discarded) >= 10
+        assert world.tracker.is_alive
+
+
+async def test_no_further_try_is_made_once_the_storage_refuses() -> None:  # H64
+    async def refuse(checkpoint_id: int) -> None:
+        raise DiscardRefused("a later application has taken over")
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        await leave_one_in_doubt(world)
+        world.on_discard = refuse
+        await world.advance(600.0)
+        assert len(world.discarded) == 2
+        assert coordinator.context.checkpoints_in_doubt == {1}
+        assert not coordinator.named("notify_checkpoint_discarded")
+
+
+async def test_a_later_completion_ends_the_doubt_and_the_tries() -> None:  # H64
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        await leave_one_in_doubt(world)
+        world.on_store = None
+        world.checkpoint()
+        await world.settle()
+        assert coordinator.named(*NOTIFICATIONS)[1:] == [
+            ("notify_checkpoint_complete", 2),
+            ("notify_checkpoint_discarded", 1),
+        ]
+        assert coordinator.context.checkpoints_in_doubt == frozenset()
+        assert world.completed == [2]
+        tries = len(world.discarded)
+        await world.advance(600.0)
+        assert len(world.discarded) == tries
+
+
+async def test_a_reset_leaves_checkpoints_in_doubt() -> None:  # H64, H16
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        await leave_one_in_doubt(world)
+        world.reset()
+        await world.settle()
+        assert coordinator.calls[-1] == ("reset_to_checkpoint", -1, None)
+        assert coordinator.context.checkpoints_in_doubt == {1}
+        world.on_discard = None
+        await world.advance(10.0)
+        assert coordinator.named("notify_checkpoint_discarded") == [("notify_checkpoint_discarded", 1)]
+
+
+async def test_a_coordinator_that_is_built_anew_finds_what_is_in_doubt() -> None:  # H64, R101
+    made: list[RecordingCoordinator] = []
+
+    def make() -> RecordingCoordinator:
+        made.append(RecordingCoordinator())
+        return made[-1]
+
+    async with running_operator(RecreateOnReset(make)) as world:
+        await leave_one_in_doubt(world)
+        world.reset()
+        await world.settle()
+        assert made[1].context.checkpoints_in_doubt == {1}
+        world.on_discard = None
+        await world.advance(10.0)
+        assert made[1].calls[-1] == ("notify_checkpoint_discarded", 1)
+        assert not made[0].named("notify_checkpoint_discarded")
+
+
+async def test_nobody_waits_for_a_discard_that_hangs() -> None:  # H64, H48
+    async def hang(checkpoint_id: int) -> None:
+        await asyncio.Event().wait()
+
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        world.on_store, world.on_discard = fail, hang
+        world.checkpoint()
+        await world.settle()
+        world.fail(task)
+        world.end_run(False)
+        settled = world.await_settled()
+        await world.settle()
+        assert settled.values
+        await world.stop()
+    assert coordinator.calls[-1] == ("close",)
+
+
+@pytest.mark.parametrize("reached", ["closing", "storing"])
+async def test_a_savepoint_that_may_exist_is_named_to_the_one_who_asked_for_it(reached: str) -> None:  # H64, H49
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator) as world:
+        (task,) = await world.running(0)
+        world.on_store = fail
+        task.declines = "not now" if reached == "closing" else ""
+        answer = world.checkpoint("backup/monday")
+        await world.settle()
+        assert ("may exist in backup/monday" in answer.reason()) == (reached == "storing")
+        assert coordinator.named(*NOTIFICATIONS) == [
+            ("notify_checkpoint_aborted", 1),
+            ("notify_checkpoint_discarded", 1),
+        ]

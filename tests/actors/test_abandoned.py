@@ -1,0 +1,91 @@
+"""Code that ignores its cancellation is named, and left where it stands: the system ends all the same (H70)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from structlog.testing import capture_logs
+
+from actors import Actor, ActorContext, ActorSystem
+
+RELEASES = [threading.Event()]
+"""The last one is that of the test that runs: it ends what nothing else can end."""
+
+
+async def swallows_its_cancellation() -> None:
+    while True:
+        try:
+            await anyio.sleep(1000.0)
+        except anyio.get_cancelled_exc_class():
+            pass
+
+
+async def swallows_whatever_comes() -> None:
+    release = RELEASES[-1]
+    while not release.is_set():  # so that it can be collected, after the test
+        with suppress(BaseException):
+            await anyio.sleep(1000.0)
+
+
+async def waits_for_a_thread() -> None:
+    await anyio.to_thread.run_sync(RELEASES[-1].wait)
+
+
+class Hanging(Actor[str]):
+    """Hangs where the test says."""
+
+    def __init__(self, where: str, how: Callable[[], Awaitable[None]]) -> None:
+        self.where = where
+        self.how = how
+        self.hangs = anyio.Event()
+        self.received = anyio.Event()
+
+    async def hang_in(self, where: str) -> None:
+        if where == self.where:
+            self.hangs.set()
+            await self.how()
+
+    async def receive(self, context: ActorContext[str], message: str) -> None:
+        self.received.set()
+        if self.where == "background":
+            context.run(self.hang_in, "background")
+        await self.hang_in("receive")
+
+    async def stopped(self, context: ActorContext[str], cause: BaseException | None) -> None:
+        await self.hang_in("stopped")
+
+
+class Parent(Actor[str]):
+    def __init__(self, child: Actor[str]) -> None:
+        self.child = child
+
+    async def receive(self, context: ActorContext[str], message: str) -> None:
+        context.spawn(lambda: self.child, name="child").tell(message)
+
+
+@pytest.mark.parametrize("below", [False, True], ids=["an actor", "a child"])
+@pytest.mark.parametrize("where", ["receive", "stopped", "background"])
+@pytest.mark.parametrize("how", [swallows_its_cancellation, swallows_whatever_comes, waits_for_a_thread])
+async def test_a_system_ends_though_code_ignores_its_cancellation(  # H48, H70
+    how: Callable[[], Awaitable[None]], where: str, below: bool
+) -> None:
+    RELEASES.append(threading.Event())
+    actor = Hanging(where, how)
+    with capture_logs() as logged:
+        try:
+            async with ActorSystem("abandoning", shutdown_timeout_s=0.1) as system:
+                factory: Callable[[], Actor[Any]] = (lambda: Parent(actor)) if below else (lambda: actor)
+                ref = system.spawn(factory, name="one")
+                ref.tell("hang")
+                await (actor.received if where == "stopped" else actor.hangs).wait()
+        finally:
+            RELEASES[-1].set()
+    named = [line for line in logged if "ignored its cancellation" in line["event"]]
+    assert named, logged
+    assert any(how.__name__ in line["waiting_at"] for line in named), named

@@ -1,0 +1,113 @@
+"""An exception that would end the loop fails the actor whose code raised it, and no other (H65)."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+
+from actors import Actor, ActorContext, DirectActor, Directive, ExitRaised, Supervision
+from actors.testing import TestProbe
+from tests.actors.actors_under_test import running_system
+
+EXITS: list[BaseException] = [
+    SystemExit(3),
+    KeyboardInterrupt(),
+    GeneratorExit(),
+    BaseExceptionGroup("", [SystemExit()]),
+]
+exits = pytest.mark.parametrize("error", EXITS, ids=[type(error).__name__ for error in EXITS])
+STOP = Supervision(Directive.STOP)
+
+
+class Raising(Actor[object]):
+    """Raises in ``where``."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        self._where = where
+        self._error = error
+
+    def _raise(self, here: str) -> None:
+        if here == self._where:
+            raise self._error
+
+    async def started(self, context: ActorContext[object]) -> None:
+        self._raise("started")
+
+    async def receive(self, context: ActorContext[object], message: object) -> None:
+        self._raise("receive")
+        if self._where == "background":
+            context.run(self._in_background)
+        if self._where == "thread":
+            context.run_in_thread(self._raise, "thread")
+
+    async def _in_background(self) -> None:
+        raise self._error
+
+    async def signal(self, context: ActorContext[object], signal: Any) -> None:
+        self._raise("signal")
+
+    async def stopped(self, context: ActorContext[object], cause: BaseException | None) -> None:
+        self._raise("stopped")
+
+
+@exits
+@pytest.mark.parametrize("where", ["started", "receive", "background", "thread"])
+async def test_an_exit_is_a_failure_of_its_actor_and_of_no_other(where: str, error: BaseException) -> None:
+    async with running_system() as system:
+        neighbour: TestProbe[object] = TestProbe(system)
+        ref = system.spawn(lambda: Raising(where, error), supervision=STOP)
+        neighbour.watch(ref)
+        ref.tell("go")
+        cause = await neighbour.expect_terminated(ref)
+        assert isinstance(cause, ExitRaised)
+        assert cause.__cause__ is error
+
+
+@exits
+@pytest.mark.parametrize("where", ["signal", "stopped"])
+async def test_an_exit_while_an_actor_stops_goes_no_further(where: str, error: BaseException) -> None:
+    async with running_system() as system:
+        await system.stop(system.spawn(lambda: Raising(where, error)))
+
+
+@exits
+async def test_an_exit_of_an_actor_that_is_told_directly_stays_with_it(error: BaseException) -> None:
+    class Direct(DirectActor[object]):
+        def handle(self, context: ActorContext[object], message: object) -> None:
+            raise error
+
+    async with running_system() as system:
+        neighbour: TestProbe[object] = TestProbe(system)
+        ref = system.spawn(Direct, supervision=STOP)
+        neighbour.watch(ref)
+        await asyncio.sleep(0)
+        ref.tell_direct("go")
+        cause = await neighbour.expect_terminated(ref)
+        assert cause is not None
+        assert cause.__cause__ is error
+
+
+@exits
+async def test_an_exit_of_a_call_from_a_thread_is_the_outcome_of_that_call(error: BaseException) -> None:
+    async def call() -> None:
+        raise error
+
+    async with running_system() as system:
+        future = await asyncio.to_thread(partial(system.run_from_thread, call))
+        with pytest.raises(ExitRaised):
+            await asyncio.wrap_future(future)
+        assert system.spawn(lambda: Raising("nowhere", error)).is_alive
+
+
+@exits
+async def test_an_unhandled_exit_comes_out_of_the_system_as_an_ordinary_exception(error: BaseException) -> None:
+    async def run() -> None:
+        async with running_system() as system:
+            system.spawn(lambda: Raising("receive", error)).tell("go")
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExitRaised):
+        await run()

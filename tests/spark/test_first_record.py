@@ -1,0 +1,105 @@
+"""What a coordinator sends inside ``subtask_ready`` holds for the first record (H66)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from actors.coordination import OperatorCoordinator, SubtaskGateway
+from protocol.messages import RestoreMode
+from spark_bridge import Sidecar
+from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+
+pytestmark = pytest.mark.spark
+
+RULES = 50
+RECORDS = 2000
+
+
+class RuleBook(OperatorCoordinator):
+    """Takes its time, and waits for the confirmation of its last rule."""
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        """There is no state."""
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        for rule in range(RULES - 1):
+            await anyio.lowlevel.checkpoint()
+            await gateway.send_event(rule)
+        await (await gateway.send_event("the last one"))
+
+
+class Careless(RuleBook):
+    """Does not mind whether a rule arrives."""
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        await gateway.send_event("rule")
+
+
+class NoRules(RuleBook):
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        raise ValueError("the rules are lost")
+
+
+class Obeys(SubtaskOperator):
+    """Yields how many rules it knows at each record, and one more line at the end."""
+
+    def __init__(self) -> None:
+        self.rules: list[Any] = []
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        """Nothing is restored."""
+
+    def handle_event(self, event: Any) -> None:
+        self.rules.append(event)
+
+    def process(self, records: Iterator[int]) -> Iterator[int]:
+        for _ in records:
+            yield len(self.rules)
+        yield len(self.rules)
+
+
+class Hasty(Obeys):
+    waits_for_subtask_ready = False
+
+
+@pytest.mark.parametrize("mode", [RestoreMode.BATCH, RestoreMode.STREAMING])
+@pytest.mark.parametrize("records", [RECORDS, 0])
+def test_no_record_comes_before_the_initial_values(spark: SparkSession, records: int, mode: RestoreMode) -> None:
+    with Sidecar(spark) as sidecar:
+        rules = sidecar.coordinate("rules", RuleBook(), parallelism=2, mode=mode)
+        known = spark.sparkContext.parallelize(range(records), 2).mapPartitions(rules.subtask(Obeys)).collect()
+    assert known == [RULES] * (records + 2)
+
+
+def test_a_frame_of_data_gets_them_too(spark: SparkSession) -> None:
+    class OfFrames(Obeys):
+        def process(self, records: Iterator[Any]) -> Iterator[Any]:
+            for batch in records:
+                yield batch.assign(id=len(self.rules))
+
+    with Sidecar(spark) as sidecar:
+        rules = sidecar.coordinate("rules", RuleBook(), parallelism=2)
+        frame = spark.range(0, 100, 1, 2).mapInPandas(rules.subtask(OfFrames), "id long")
+        assert {row.id for row in frame.collect()} == {RULES}
+
+
+def test_an_operator_that_does_not_wait_ends_well(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        rules = sidecar.coordinate("rules", Careless(), parallelism=2)
+        known = spark.sparkContext.parallelize(range(100), 2).mapPartitions(rules.subtask(Hasty)).collect()
+    assert len(known) == 102
+
+
+def test_a_subtask_ready_that_raises_fails_the_job_and_no_task_begins(spark: SparkSession) -> None:  # H7
+    with Sidecar(spark) as sidecar:
+        rules = sidecar.coordinate("rules", NoRules(), parallelism=2)
+        with pytest.raises(Py4JJavaError):
+            spark.sparkContext.parallelize(range(100), 2).mapPartitions(rules.subtask(Obeys)).collect()
+        assert str(rules.failure) == "the rules are lost"

@@ -1,0 +1,335 @@
+"""Two operators of one sidecar, each in the action of its own thread: neither sees what becomes of the other (H65)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+import pytest
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from actors.coordination import OperatorCoordinator, SubtaskGateway
+from protocol.messages import RestoreMode
+from protocol.restart import FixedDelay
+from spark_bridge import RestartsExhausted, Sidecar, SidecarConfig
+from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from tests.spark.actions import Action
+
+pytestmark = pytest.mark.spark
+
+PATIENCE_S = 60.0
+QUICKLY = FixedDelay(restarts_max=2, delay_s=0.0)
+IMPATIENT = SidecarConfig(settle_timeout_s=10.0)
+"""A wait for a neighbour's end shows soon, as ``NotSettled``."""
+
+ESCAPES: list[BaseException] = [
+    SystemExit(3),
+    KeyboardInterrupt("by hand"),
+    GeneratorExit("by hand"),
+    MemoryError("by hand"),
+    RecursionError("by hand"),
+    asyncio.CancelledError("by hand"),
+]
+
+
+class Asking(SubtaskOperator):
+    """Asks one question, and yields the answer."""
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        yield from records
+        yield self.context.request("go on?")
+
+
+class Answering(OperatorCoordinator):
+    """Answers each question, and counts its runs."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        return "yes"
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        pass
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        return b""
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        self.runs += 1
+
+
+class Neighbour(Answering):
+    """``reached`` is set when it is in the state that the test is about, and ``over`` ends that state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+        self.over = threading.Event()
+
+    async def _wait(self) -> None:
+        self.reached.set()
+        await asyncio.to_thread(self.over.wait, PATIENCE_S)
+
+
+class Failing(Neighbour):
+    """Fails each of its runs, but the one that begins after ``over``."""
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        if not self.over.is_set():
+            raise_failure(self)
+        return "yes"
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        await super().run_ended(run_id, succeeded, reason)
+        if self.runs == 2:
+            self.reached.set()
+
+
+def raise_failure(coordinator: Failing) -> None:
+    raise MemoryError("the neighbour's own")
+
+
+class Hanging(Neighbour):
+    """Leaves its task without an answer."""
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        await self._wait()
+        return "yes"
+
+
+class SlowToCommit(Neighbour):
+    """Its run is over long before its last output is committed."""
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        await self._wait()
+
+
+class Finished(Neighbour):
+    """Has nothing to do any more."""
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        await super().run_ended(run_id, succeeded, reason)
+        self.reached.set()
+
+
+def action_of(spark: SparkSession, handle: Any) -> Callable[[], list[Any]]:
+    rdd = spark.sparkContext.parallelize([0], 1)
+    return lambda: rdd.mapPartitions(handle.subtask(Asking)).collect()
+
+
+class Counted:
+    """A healthy action, which waits in its middle until the neighbour is in its state."""
+
+    def __init__(self, action: Callable[[], list[Any]], reached: threading.Event) -> None:
+        self._action = action
+        self._reached = reached
+        self.calls = 0
+
+    def __call__(self) -> list[Any]:
+        self.calls += 1
+        assert self._reached.wait(PATIENCE_S)
+        return self._action()
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        *product((Failing, Hanging, Finished), RestoreMode),
+        (SlowToCommit, RestoreMode.STREAMING),  # in batch mode nothing is committed
+    ],
+    ids=lambda value: value.name.lower() if isinstance(value, RestoreMode) else value.__name__,
+)
+def test_an_action_sees_nothing_of_what_becomes_of_a_neighbour(  # H65
+    spark: SparkSession, kind: type[Neighbour], mode: RestoreMode
+) -> None:
+    neighbour, healthy = kind(), Answering()
+    with Sidecar(spark, IMPATIENT) as sidecar:
+        its_action = action_of(spark, sidecar.coordinate("neighbour", neighbour, parallelism=1, mode=mode))
+        counted = Counted(
+            action_of(spark, sidecar.coordinate("healthy", healthy, parallelism=1, mode=mode)), neighbour.reached
+        )
+        other = Action(lambda: sidecar.run(its_action, restart=FixedDelay(restarts_max=None, delay_s=0.05)))
+        try:
+            assert sidecar.run(counted, restart=QUICKLY) == [0, "yes"]
+            assert (counted.calls, healthy.runs) == (1, 1)
+        finally:
+            neighbour.over.set()
+        assert other.result() == [0, "yes"]
+
+
+@pytest.mark.parametrize("error", ESCAPES, ids=[type(error).__name__ for error in ESCAPES])
+def test_an_exit_of_one_coordinator_fails_its_own_job_and_no_other(  # H65
+    spark: SparkSession, error: BaseException
+) -> None:
+    healthy, hanging = Answering(), Hanging()
+
+    class Leaving(Answering):
+        async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+            raise error
+
+        async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+            raise error
+
+    with Sidecar(spark, IMPATIENT) as sidecar:
+        # The neighbour's job runs while the other one fails.
+        other = Action(action_of(spark, sidecar.coordinate("hanging", hanging, parallelism=1)))
+        assert hanging.reached.wait(PATIENCE_S)
+        leaving = sidecar.coordinate("leaving", Leaving(), parallelism=1)
+        with pytest.raises(Exception, match=type(error).__name__.replace("CancelledError", "cancelled")):
+            action_of(spark, leaving)()
+        assert error in (leaving.failure, leaving.failure and leaving.failure.__cause__)
+        hanging.over.set()
+        assert other.result() == [0, "yes"]
+        handle = sidecar.coordinate("healthy", healthy, parallelism=1)
+        assert action_of(spark, handle)() == [0, "yes"]  # the sidecar takes new operators, too
+
+
+def test_a_failure_that_restarts_can_not_help_ends_its_own_action_alone(spark: SparkSession) -> None:  # H65
+    neighbour, healthy = Failing(), Answering()
+    with Sidecar(spark, IMPATIENT) as sidecar:
+        its_action = action_of(spark, sidecar.coordinate("neighbour", neighbour, parallelism=1))
+        action = action_of(spark, sidecar.coordinate("healthy", healthy, parallelism=1))
+        counted = Counted(action, neighbour.reached)
+        other = Action(lambda: sidecar.run(its_action, restart=QUICKLY))
+        assert sidecar.run(counted, restart=QUICKLY) == [0, "yes"]
+        with pytest.raises(RestartsExhausted):
+            other.result()
+        assert counted.calls == 1
+
+
+def test_a_job_of_a_neighbour_without_run_is_nobodys_business(spark: SparkSession) -> None:  # H65
+    """Its failure restarts no action, and its end is not waited for."""
+    failing, hanging, healthy = Failing(), Hanging(), Answering()
+    with Sidecar(spark, IMPATIENT) as sidecar:
+        its_action = action_of(spark, sidecar.coordinate("failing", failing, parallelism=1))
+        hangs = Action(action_of(spark, sidecar.coordinate("hanging", hanging, parallelism=1)))
+        assert hanging.reached.wait(PATIENCE_S)
+        action, calls = action_of(spark, sidecar.coordinate("healthy", healthy, parallelism=1)), []
+
+        def while_it_fails() -> list[Any]:
+            calls.append(1)
+            with pytest.raises(Exception, match="the neighbour's own"):
+                Action(its_action).result()
+            return action()
+
+        assert sidecar.run(while_it_fails, restart=QUICKLY) == [0, "yes"]
+        assert len(calls) == 1
+        hanging.over.set()
+        assert hangs.result() == [0, "yes"]
+
+
+async def test_actions_of_an_async_sidecar_do_not_see_each_other(spark: SparkSession) -> None:  # H65
+    neighbour, healthy = Failing(), Answering()
+    async with Sidecar(spark, IMPATIENT) as sidecar:
+        its_action = action_of(spark, await sidecar.coordinate("neighbour", neighbour, parallelism=1))
+        handle = await sidecar.coordinate("healthy", healthy, parallelism=1)
+        counted = Counted(action_of(spark, handle), neighbour.reached)
+        async with asyncio.TaskGroup() as tasks:
+            restart = FixedDelay(restarts_max=None, delay_s=0.05)
+            other = tasks.create_task(sidecar.run(its_action, restart=restart))
+            assert await sidecar.run(counted, restart=QUICKLY) == [0, "yes"]
+            neighbour.over.set()
+        assert other.result() == [0, "yes"]
+        assert counted.calls == 1
+
+
+async def test_a_run_that_is_cancelled_leaves_the_job_of_its_neighbour_alone(spark: SparkSession) -> None:  # H65
+    cancelled, healthy = Hanging(), Hanging()
+    async with Sidecar(spark, IMPATIENT) as sidecar:
+        its_action = action_of(spark, await sidecar.coordinate("cancelled", cancelled, parallelism=1))
+        action = action_of(spark, await sidecar.coordinate("healthy", healthy, parallelism=1))
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(sidecar.run(its_action, restart=QUICKLY))
+            second = tasks.create_task(sidecar.run(action, restart=QUICKLY))
+            assert await asyncio.to_thread(cancelled.reached.wait, PATIENCE_S)
+            assert await asyncio.to_thread(healthy.reached.wait, PATIENCE_S)
+            first.cancel()
+            await asyncio.wait([first])
+            cancelled.over.set()
+            healthy.over.set()
+        assert second.result() == [0, "yes"]
+        assert healthy.runs == 1
+
+
+class FailsOnce(Answering):
+    """Fails its first run after the last answer, when the job may have ended well already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures = 0
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        if not self.failures:
+            self.failures += 1
+            raise MemoryError("once")
+        return "yes"
+
+
+@pytest.mark.parametrize("thread", [InheritableThread, threading.Thread])
+def test_an_action_owns_what_its_own_threads_run(spark: SparkSession, thread: type[threading.Thread]) -> None:
+    """Whether or not they inherit what Spark keeps for a thread: a failure is followed by a restart."""
+    coordinator = FailsOnce()
+    with Sidecar(spark, IMPATIENT) as sidecar:
+        action = action_of(spark, sidecar.coordinate("op", coordinator, parallelism=1))
+        results: list[list[Any]] = []
+
+        def collect() -> None:
+            with suppress(Exception):
+                results.append(action())
+
+        def in_a_thread() -> None:
+            worker = thread(target=collect)
+            worker.start()
+            worker.join()
+            if not results:
+                raise RuntimeError("the thread has failed")
+
+        sidecar.run(in_a_thread, restart=QUICKLY)
+        assert results == [[0, "yes"]]
+
+
+def test_operators_that_are_named_are_those_of_the_action(spark: SparkSession) -> None:  # H65
+    coordinator, healthy = FailsOnce(), Answering()
+    with Sidecar(spark, IMPATIENT) as sidecar:
+        named = sidecar.coordinate("named", coordinator, parallelism=1)
+        action = action_of(spark, named)
+        healthy_action = action_of(spark, sidecar.coordinate("healthy", healthy, parallelism=1))
+        calls: list[int] = []
+
+        def swallow() -> list[Any]:
+            calls.append(1)
+            result = healthy_action()
+            worker = Action(action)  # a thread that does not inherit, and an action of this thread besides
+            try:
+                result += worker.result()
+            except Exception as error:
+                result.append(type(error).__name__)
+            return result
+
+        assert sidecar.run(swallow, restart=QUICKLY, operators=[named]) == [0, "yes", 0, "yes"]
+        assert len(calls) == 2
+        with pytest.raises(Exception, match="'unknown'"):
+            sidecar.run(swallow, restart=QUICKLY, operators=["unknown"])
+
+
+def test_the_mark_of_an_action_leaves_the_users_job_group_and_properties_alone(spark: SparkSession) -> None:
+    context = spark.sparkContext
+    with Sidecar(spark, IMPATIENT) as sidecar:
+        action = action_of(spark, sidecar.coordinate("op", Answering(), parallelism=1))
+        context.setJobGroup("mine", "a group of the user's")
+        try:
+            sidecar.run(action)
+            assert context.getLocalProperty("spark.jobGroup.id") == "mine"
+            assert context.getLocalProperty("headgate.action") is None
+            assert context.statusTracker().getJobIdsForGroup("mine")
+        finally:
+            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]

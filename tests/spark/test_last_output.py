@@ -1,0 +1,148 @@
+"""H71: whoever leaves a sidecar learns that the last output is not committed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from actors.coordination import OperatorCoordinator
+from protocol.messages import RestoreMode
+from protocol.restart import NO_RESTART
+from spark_bridge import AttachedSidecar, OutputNotCommitted, RestartsExhausted, Sidecar, SidecarConfig
+from spark_bridge.subtask import SubtaskOperator
+from tests.spark.actions import Action, one_task_each
+from tests.spark.counting import Counting
+from tests.spark.faults.own_process import OPERATOR, SidecarProgram, callbacks
+from tests.spark.faults.waiting import wait_until
+
+pytestmark = pytest.mark.spark
+
+
+class Copying(SubtaskOperator):
+    def process(self, records: Any) -> Any:
+        yield from records
+
+
+class Committing(OperatorCoordinator):
+    """Loses the storage when its run has ended, or cannot commit what is complete."""
+
+    def __init__(self, fault: str, storage: Path) -> None:
+        self._fault = fault
+        self._storage = storage
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        if self._fault == "storage":
+            self._storage.rename(self._storage.with_name("gone"))
+            self._storage.write_text("no directory any more")
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        return b""
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        if self._fault == "commit":
+            raise OSError("cannot publish")
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        pass
+
+
+FAULTS = pytest.mark.parametrize(("fault", "why"), [("storage", "checkpoint 1"), ("commit", "cannot publish")])
+
+
+class Job:
+    """A streaming operator whose last output cannot be committed."""
+
+    def __init__(self, spark: SparkSession, tmp_path: Path, fault: str) -> None:
+        self._rdd = spark.sparkContext.parallelize([7], 1)
+        storage = tmp_path / "checkpoints"
+        storage.mkdir()
+        self.config = SidecarConfig(storage=str(storage))
+        self.coordinator = Committing(fault, storage)
+        self.options: Any = {"parallelism": 1, "mode": RestoreMode.STREAMING}
+
+    def run(self, handle: Any) -> list[Any]:
+        return self._rdd.mapPartitions(handle.subtask(Copying)).collect()
+
+
+@FAULTS
+def test_leaving_raises_if_the_last_output_is_not_committed(
+    spark: SparkSession, tmp_path: Path, fault: str, why: str
+) -> None:  # H71
+    job = Job(spark, tmp_path, fault)
+
+    def whole() -> list[Any]:
+        with Sidecar(spark, job.config) as sidecar:
+            return job.run(sidecar.coordinate("op", job.coordinator, **job.options))
+
+    with pytest.raises(OutputNotCommitted, match=why):
+        whole()
+
+
+@FAULTS
+async def test_leaving_an_async_sidecar_raises_too(spark: SparkSession, tmp_path: Path, fault: str, why: str) -> None:
+    # H71
+    job = Job(spark, tmp_path, fault)
+
+    async def whole() -> None:
+        async with Sidecar(spark, job.config) as sidecar:
+            handle = await sidecar.coordinate("op", job.coordinator, **job.options)
+            await asyncio.to_thread(job.run, handle)
+
+    with pytest.raises(OutputNotCommitted, match=why):
+        await whole()
+
+
+@FAULTS
+def test_an_exception_on_its_way_gets_a_note(spark: SparkSession, tmp_path: Path, fault: str, why: str) -> None:  # H71
+    job = Job(spark, tmp_path, fault)
+
+    def whole() -> None:
+        with Sidecar(spark, job.config) as sidecar:
+            job.run(sidecar.coordinate("op", job.coordinator, **job.options))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine") as raised:
+        whole()
+    (note,) = raised.value.__notes__
+    assert note.startswith("OutputNotCommitted: ")
+    assert why in note
+
+
+@FAULTS
+def test_what_run_has_raised_is_not_raised_again(spark: SparkSession, tmp_path: Path, fault: str, why: str) -> None:
+    # H71
+    job = Job(spark, tmp_path, fault)
+    with Sidecar(spark, job.config) as sidecar:
+        handle = sidecar.coordinate("op", job.coordinator, **job.options)
+        with pytest.raises(RestartsExhausted, match=why):
+            sidecar.run(lambda: job.run(handle), restart=NO_RESTART)
+
+
+def test_leaving_an_attached_sidecar_raises_and_does_not_end_it(spark: SparkSession, tmp_path: Path) -> None:  # H71
+    program = SidecarProgram(tmp_path, "not_committing")
+    program.start()
+
+    def whole() -> None:
+        with AttachedSidecar(spark, program.address, secret_file=program.secret_file) as sidecar:
+            operator = sidecar.operator(OPERATOR)
+            action = Action(one_task_each(spark, 2).mapPartitions(operator.subtask(Counting)).collect)
+            wait_until(lambda: len(callbacks(sidecar, "ready")) == 2, "every subtask ready")
+            sidecar.request(OPERATOR, "stop")
+            action.result()
+
+    try:
+        with pytest.raises(OutputNotCommitted, match="cannot publish"):
+            whole()
+        assert program.terminate() == 0
+    finally:
+        program.kill()
+
+
+def test_leaving_after_a_commit_that_went_well_raises_nothing(spark: SparkSession, tmp_path: Path) -> None:  # H71
+    job = Job(spark, tmp_path, "none")
+    with Sidecar(spark, job.config) as sidecar:
+        assert job.run(sidecar.coordinate("op", job.coordinator, **job.options)) == [7]

@@ -1,0 +1,236 @@
+"""A sidecar is left, also by Ctrl-C, while user code hangs: within its limits, and the code that hangs is named (H70).
+
+``settle_timeout_s`` is so long that a test which waits for it fails by its own time limit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
+
+from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
+from protocol.messages import RestoreMode
+from spark_bridge import OutputNotCommitted, Sidecar, SidecarConfig, SidecarError
+from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from tests.spark.actions import Action, one_task_each
+from tests.spark.leftovers import nothing_left
+
+pytestmark = pytest.mark.spark
+
+CONFIG = SidecarConfig(shutdown_timeout_s=2.0, settle_timeout_s=1000.0, method_report_s=0.5)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing(spark: SparkSession) -> Iterator[None]:
+    with nothing_left():
+        yield
+
+
+class Asking(SubtaskOperator):
+    """Sends an event, and asks, in this order; then it ends."""
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        yield from records
+        self.context.send_event("an event")
+        self.context.request("a request", timeout_s=300.0)
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        return b""
+
+
+# --- how user code hangs ----------------------------------------------------------------------------------------------
+
+
+async def waits(release: threading.Event) -> None:
+    await anyio.sleep_forever()
+
+
+async def swallows_its_cancellation_once(release: threading.Event) -> None:
+    try:
+        await anyio.sleep_forever()
+    except anyio.get_cancelled_exc_class():
+        await anyio.sleep_forever()
+
+
+async def swallows_its_cancellation_for_ever(release: threading.Event) -> None:
+    while True:
+        try:
+            await anyio.sleep(1.0)
+        except anyio.get_cancelled_exc_class():
+            pass
+
+
+async def waits_for_a_thread(release: threading.Event) -> None:
+    await anyio.to_thread.run_sync(release.wait)
+
+
+HOW: list[Callable[[threading.Event], Awaitable[None]]] = [
+    waits,
+    swallows_its_cancellation_once,
+    swallows_its_cancellation_for_ever,
+    waits_for_a_thread,
+]
+
+METHODS = [
+    "start",
+    "subtask_ready",
+    "handle_event_from_operator",
+    "handle_request",
+    "checkpoint_coordinator",
+    "notify_checkpoint_complete",
+    "run_ended",
+    "close",
+]
+
+
+class Hanging(OperatorCoordinator):
+    """Hangs in one of its methods. ``hangs`` is set once it does; ``release`` ends what nothing else can end."""
+
+    def __init__(self, method: str, how: Callable[[threading.Event], Awaitable[None]], *, press: bool) -> None:
+        self.method = method
+        self.hangs, self.release = threading.Event(), threading.Event()
+        self.closed = 0
+        self._how = how
+        self._press = press
+
+    async def _in(self, method: str) -> None:
+        if method == self.method:
+            self.hangs.set()
+            if self._press:
+                os.kill(os.getpid(), signal.SIGINT)
+            await self._how(self.release)
+
+    async def start(self, context: CoordinatorContext) -> None:
+        await self._in("start")
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        await self._in("subtask_ready")
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        await self._in("handle_event_from_operator")
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        await self._in("handle_request")
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        await self._in("checkpoint_coordinator")
+        return b""
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        await self._in("notify_checkpoint_complete")
+
+    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
+        await self._in("run_ended")
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        pass
+
+    async def close(self) -> None:
+        self.closed += 1
+        await self._in("close")
+
+
+def enter_and_leave(spark: SparkSession, coordinator: Hanging) -> list[Action]:
+    """A ``with`` block that is left as soon as the coordinator hangs; or by the Ctrl-C that it presses then."""
+    actions: list[Action] = []
+    with Sidecar(spark, CONFIG) as sidecar:
+        if coordinator.method == "start":
+            actions.append(Action(lambda: sidecar.coordinate("op", coordinator, parallelism=1)))
+        else:
+            handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=RestoreMode.STREAMING)
+            rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Asking))
+            actions.append(Action(rdd.collect))
+        if coordinator.method != "close":
+            assert coordinator.hangs.wait(300.0)
+            if coordinator._press:
+                threading.Event().wait(300.0)  # for the Ctrl-C
+    return actions
+
+
+def told(logged: list[Any], *events: str) -> list[Any]:
+    return [line for line in logged if line["event"] in events]
+
+
+AFTER_THE_RUN = ("checkpoint_coordinator", "notify_checkpoint_complete", "run_ended")
+
+CASES = [
+    *[(method, waits, left_by) for method in METHODS for left_by in ("its end", "ctrl-c")],
+    *[("handle_request", how, "its end") for how in HOW[1:]],
+    *[("close", how, "ctrl-c") for how in HOW[1:]],
+]
+
+
+@pytest.mark.parametrize(("method", "how", "left_by"), CASES, ids=lambda value: getattr(value, "__name__", value))
+def test_a_sidecar_is_left_while_a_method_hangs(
+    spark: SparkSession, method: str, how: Callable[[threading.Event], Awaitable[None]], left_by: str
+) -> None:
+    coordinator = Hanging(method, how, press=left_by == "ctrl-c")
+    with capture_logs() as logged:
+        try:
+            if left_by == "ctrl-c":
+                with pytest.raises(KeyboardInterrupt):
+                    enter_and_leave(spark, coordinator)
+            elif method in AFTER_THE_RUN:  # what it has to do for the last output is not done (H71)
+                with pytest.raises(OutputNotCommitted, match=rf"the coordinator has been in {method}\("):
+                    enter_and_leave(spark, coordinator)
+            else:
+                enter_and_leave(spark, coordinator)
+        finally:
+            coordinator.release.set()
+    named = told(logged, "coordinator method cancelled", "coordinator method abandoned")
+    assert [(line["method"], how.__name__ in line["waiting_at"]) for line in named] == [(method, True)], logged
+    assert coordinator.closed == (0 if method != "close" and how in HOW[2:] else 1)
+
+
+def blocks_the_loop(release: threading.Event) -> None:
+    release.wait(600.0)
+
+
+class Blocking(Hanging):
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        self.hangs.set()
+        blocks_the_loop(self.release)
+
+
+@pytest.mark.parametrize("raising", [False, True])
+def test_a_sidecar_whose_loop_is_blocked_is_left_and_the_code_is_named(spark: SparkSession, raising: bool) -> None:
+    coordinator = Blocking("handle_request", waits, press=False)
+    sidecar_threads = {thread for thread in threading.enumerate() if thread.name.startswith("headgate")}
+
+    def body() -> None:
+        enter_and_leave(spark, coordinator)
+
+    def body_that_raises() -> None:
+        with Sidecar(spark, CONFIG) as sidecar:
+            handle = sidecar.coordinate("op", coordinator, parallelism=1)
+            Action(one_task_each(spark, 1).mapPartitions(handle.subtask(Asking)).collect)
+            assert coordinator.hangs.wait(300.0)
+            raise ZeroDivisionError
+
+    with capture_logs() as logged:
+        try:
+            if raising:
+                with pytest.raises(ZeroDivisionError):
+                    body_that_raises()
+            else:
+                with pytest.raises(SidecarError, match=r"its event loop has been blocked .* in blocks_the_loop"):
+                    body()
+        finally:
+            coordinator.release.set()
+    (line,) = told(logged, "event loop abandoned")
+    assert "blocks_the_loop" in line["why"]
+    for thread in set(threading.enumerate()) - sidecar_threads:
+        if thread.name.startswith("headgate"):
+            thread.join(300.0)

@@ -1,0 +1,206 @@
+"""Several actions over one operator: no run sees the state of the run before it by accident (H68)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark import RDD
+from pyspark.sql import SparkSession
+
+from actors.coordination import OperatorCoordinator, ResetNotSupported
+from protocol.restart import FixedDelay
+from spark_bridge import Sidecar, SidecarConfig
+from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from tests.spark.growing import NODES, TreeReader, TreeSource
+
+pytestmark = pytest.mark.spark
+
+ITEMS = list(range(10))
+BOTH_WAYS_OUT = r"pass the class or a factory, .* or override reset_to_checkpoint"
+
+
+class Queue(OperatorCoordinator):
+    """Hands out each item once. Nothing says how to forget that."""
+
+    def __init__(self) -> None:
+        self.items = list(ITEMS)
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        return self.items.pop(0) if self.items else None
+
+
+class Holding(Queue):
+    def __init__(self, items: list[int]) -> None:
+        self.items = list(items)
+
+
+class FillsUpAgain(Queue):
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        self.items = list(ITEMS)
+
+
+class BreaksOnce(Queue):
+    """Fails the first run in which it is asked for a sixth item."""
+
+    broken = False
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        if len(self.items) == 5 and not type(self).broken:
+            type(self).broken = True
+            self.context.fail_job(RuntimeError("the queue broke"))
+        return await super().handle_request(subtask, attempt, request)
+
+    async def start(self, context: Any) -> None:
+        self.context = context
+
+
+class Takes(SubtaskOperator):
+    """Yields what the queue has for it."""
+
+    def __init__(self) -> None:
+        self.context: SubtaskContext
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def process(self, records: Iterator[Any]) -> Iterator[int]:
+        for _ in records:
+            pass
+        while (item := self.context.request("next")) is not None:
+            yield item
+
+
+def taking(spark: SparkSession, sidecar: Sidecar, given: Any) -> RDD[int]:
+    handle = sidecar.coordinate("queue", given, parallelism=2)
+    return spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(Takes))
+
+
+@pytest.mark.parametrize(
+    "given", [Queue, partial(Holding, ITEMS), FillsUpAgain()], ids=["class", "factory", "instance"]
+)
+def test_each_action_begins_with_a_coordinator_that_remembers_nothing(
+    spark: SparkSession, given: OperatorCoordinator | Callable[[], OperatorCoordinator]
+) -> None:  # H68
+    with Sidecar(spark) as sidecar:
+        rdd = taking(spark, sidecar, given)
+        assert [sorted(rdd.collect()) for _ in range(3)] == [ITEMS] * 3
+
+
+def test_the_second_action_over_an_instance_that_cannot_forget_is_refused(spark: SparkSession) -> None:  # H68
+    with Sidecar(spark) as sidecar:
+        rdd = taking(spark, sidecar, Queue())
+        assert sorted(rdd.collect()) == ITEMS
+        for _ in range(2):
+            with pytest.raises(Py4JJavaError, match=BOTH_WAYS_OUT):
+                rdd.collect()
+        sidecar.release("queue")
+        assert sorted(taking(spark, sidecar, Queue()).collect()) == ITEMS
+
+
+def test_a_restart_is_a_second_run_for_a_class_too(spark: SparkSession) -> None:  # H68, H15
+    BreaksOnce.broken = False
+    with Sidecar(spark) as sidecar:
+        rdd = taking(spark, sidecar, BreaksOnce)
+        assert sorted(sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=3, delay_s=0.0))) == ITEMS
+    assert BreaksOnce.broken
+
+
+def test_a_restart_of_an_instance_that_cannot_forget_is_refused_once(spark: SparkSession) -> None:  # H68, H15
+    BreaksOnce.broken = False
+    with Sidecar(spark) as sidecar:
+        rdd = taking(spark, sidecar, BreaksOnce())
+        with pytest.raises(ResetNotSupported, match=BOTH_WAYS_OUT) as raised:
+            sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=100, delay_s=0.0))
+    assert "the queue broke" in str(raised.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (Holding, "without arguments"),
+        (object, "not an OperatorCoordinator"),
+        (dict, "not an OperatorCoordinator"),
+        (partial(dict, a=1), "not an OperatorCoordinator"),
+    ],
+)
+def test_a_factory_that_makes_no_coordinator_is_refused(spark: SparkSession, given: Any, text: str) -> None:
+    with Sidecar(spark) as sidecar, pytest.raises(Exception, match=text):
+        sidecar.coordinate("queue", given, parallelism=2)
+
+
+def test_an_async_factory_is_refused(spark: SparkSession) -> None:
+    async def factory() -> Queue:
+        return Queue()
+
+    given: Any = factory
+    with Sidecar(spark) as sidecar, pytest.raises(TypeError, match="must not be async"):
+        sidecar.coordinate("queue", given, parallelism=2)
+
+
+def test_a_factory_that_gives_the_same_coordinator_again_is_refused(spark: SparkSession) -> None:  # H68
+    queue = Queue()
+    with Sidecar(spark) as sidecar:
+        rdd = taking(spark, sidecar, lambda: queue)
+        assert sorted(rdd.collect()) == ITEMS
+        with pytest.raises(Py4JJavaError, match="the same coordinator again"):
+            rdd.collect()
+
+
+# --- splits that are found as they are read -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("relay", ["jvm", "py4j"])
+def test_each_action_enumerates_its_splits_anew(spark: SparkSession, relay: Any) -> None:  # H68
+    source = TreeSource()
+    with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
+        handle = sidecar.coordinate("tree", source, parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(TreeReader))
+        for _ in range(3):
+            assert sorted(rdd.collect()) == list(range(NODES))
+    assert [len(enumerator.read) for enumerator in source.built] == [NODES] * 3
+
+
+def test_a_source_given_as_a_class_enumerates_anew_in_each_action(spark: SparkSession) -> None:  # H68
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("tree", TreeSource, parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(TreeReader))
+        assert [sorted(rdd.collect()) for _ in range(3)] == [list(range(NODES))] * 3
+
+
+def test_an_action_that_takes_partitions_one_after_the_other_reads_each_split_once(spark: SparkSession) -> None:  # H56
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("tree", TreeSource(), parallelism=4)
+        rdd = spark.sparkContext.parallelize(range(4), 4).mapPartitions(handle.subtask(TreeReader))
+        assert sorted(rdd.take(2 * NODES)) == list(range(NODES))
+        assert len(rdd.take(1)) == 1
+        assert sorted(rdd.take(2 * NODES)) == list(range(NODES))
+        assert sorted(rdd.collect()) == list(range(NODES))
+
+
+class BreaksInTheMiddle(TreeSource):
+    """Fails the job when it is told of the tenth node, in each of the first two runs."""
+
+    broken = 0
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        await super().handle_event_from_operator(subtask, attempt, event)
+        if self.broken < 2 and len(self.built[-1].read) == 10:
+            self.broken += 1
+            raise RuntimeError("in the middle of the tree")
+
+
+@pytest.mark.parametrize("behind", ["the result", "a shuffle"])
+def test_a_restart_enumerates_anew(spark: SparkSession, behind: str) -> None:  # H68, H15
+    source = BreaksInTheMiddle()
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("tree", source, parallelism=2)
+        rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(TreeReader))
+        if behind == "a shuffle":
+            rdd = rdd.keyBy(lambda node: node).partitionBy(2).values()
+        rows = sidecar.run(rdd.collect, restart=FixedDelay(restarts_max=2, delay_s=0.0))
+    assert sorted(rows) == list(range(NODES))
+    assert source.broken == 2

@@ -1,0 +1,322 @@
+"""No row is lost or doubled, whatever the storage answers and whenever the driver dies: real storage, sink and actors.
+
+One subtask writes thirty rows, ten for each checkpoint, and the second checkpoint gets into doubt (H64).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from actors.coordination import OperatorConfig
+from actors.testing import deterministic_system
+from protocol.attempts import FailureKind
+from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.messages import Registered, RestoreMode
+from protocol.subtask_types import SnapshotTaken
+from spark_bridge.sink import FileSinkCoordinator, SinkFileLost, SinkWriter
+from spark_bridge.storage import CheckpointStorage, StorageError, StorageFenced, read_file
+from tests.actors.coordination.executor import Task
+from tests.actors.coordination.operator_world import World
+from tests.spark_bridge.sink.kit import rows_of, staged, take_visible, visible
+from tests.spark_bridge.storage.checkpoints import HookedFileSystem
+
+fsspec.register_implementation("hooked", HookedFileSystem, clobber=True)
+
+ROWS = [f"{number:02d}" for number in range(30)]
+IN_DOUBT = "checkpoint-2.hgc"
+
+
+@pytest.fixture(autouse=True)
+def without_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    async def run_here(function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    monkeypatch.setattr("spark_bridge.sink.committer.run_sync", run_here)
+    HookedFileSystem.hook = staticmethod(lambda call, path: None)
+    yield
+    HookedFileSystem.hook = staticmethod(lambda call, path: None)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+class SinkTask(Task):
+    """An attempt that writes rows; its state is the number of the next one."""
+
+    output: str
+    position: int
+    writer: SinkWriter
+
+    def restore(self, registered: Registered) -> None:
+        self.position = int(registered.states[0].state) if registered.states else 0
+        number, after = self.attempt.attempt, registered.checkpoint_id
+        self.writer = SinkWriter(self.output, name="words", subtask=0, attempt=number, after=after)
+
+    def write(self) -> None:
+        """The rows up to the next checkpoint."""
+        for row in ROWS[self.position : self.position + 10]:
+            self.writer.write(row)
+        self.position = min(self.position + 10, len(ROWS))
+
+    def acknowledge(self, checkpoint_id: int, state: bytes) -> None:
+        self.writer.send_sealed(self, checkpoint_id)  # type: ignore[arg-type] # it can send events, which is all
+        self._drive(SnapshotTaken(checkpoint_id, str(self.position).encode()))
+
+    def send_event(self, event: Any) -> None:
+        self.send(event)
+
+
+class Driver(World):
+    """One application. ``on_store`` is awaited when a write is done, ``on_discard`` before a discard."""
+
+    storage: CheckpointStorage
+    task: SinkTask
+
+    async def _store(self, checkpoint: CompletedCheckpoint) -> None:
+        self.storage.store("words", checkpoint, completed_id=max(self.completed, default=-1))
+        if self.on_store is not None:
+            await self.on_store(checkpoint)
+
+    async def _discard(self, checkpoint_id: int) -> None:
+        await super()._discard(checkpoint_id)
+        self.storage.discard("words", checkpoint_id)
+
+    async def _store_savepoint(self, checkpoint: CompletedCheckpoint, directory: str) -> None:
+        self.storage.store_savepoint(directory, "words", checkpoint)
+
+    async def begin(self) -> None:
+        """The next attempt of the only subtask runs."""
+        (task,) = await self.running(0)
+        assert isinstance(task, SinkTask)
+        self.task = task
+
+    async def write_and_checkpoint(self) -> Any:
+        self.task.write()
+        answer = self.checkpoint()
+        await self.settle()
+        return answer
+
+
+@asynccontextmanager
+async def a_driver(place: Path, *, savepoint: str = "", allow_older: bool = False) -> AsyncIterator[Driver]:
+    """An application starts, restores what there is, and ends."""
+    storage = CheckpointStorage(f"hooked://{place}/checkpoints")
+    storage.prepare()
+    ids = storage.reserve_ids(10)
+    if savepoint:
+        restored: CompletedCheckpoint | None = read_file(savepoint).checkpoint
+        assert restored is not None
+        storage.start_from("words", restored.checkpoint_id, first=ids[0])
+    else:
+        restored = storage.restore_latest("words", first=ids[0], allow_older=allow_older)
+    checkpoint = CheckpointConfig(tolerated_failures=10)
+    config = OperatorConfig("words", 1, RestoreMode.STREAMING, checkpoint=checkpoint, restored=restored)
+    SinkTask.output = str(place / "out")
+    async with deterministic_system() as kit:
+        driver = Driver(kit, FileSinkCoordinator(SinkTask.output), config)
+        driver.storage, driver.task_type, driver.next_id = storage, SinkTask, ids[0]
+        await driver.start()
+        await driver.begin()
+        yield driver
+
+
+class Storm:
+    """The storage answers nothing from the moment at which the second checkpoint has its name."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    def __enter__(self) -> Storm:
+        HookedFileSystem.hook = staticmethod(self.call)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        HookedFileSystem.hook = staticmethod(lambda call, path: None)
+
+    def call(self, call: str, path: str) -> None:
+        self.on = self.on or (call == "moved" and path.endswith(IN_DOUBT))
+        if self.on:
+            raise ConnectionError("the storage does not answer")
+
+
+async def write_the_rest(driver: Driver, *, until: int = len(ROWS)) -> None:
+    while driver.task.position < until:
+        answer = await driver.write_and_checkpoint()
+        assert answer.values, answer.errors
+
+
+def rows(place: Path, taken: dict[str, bytes]) -> list[str]:
+    return sorted(rows_of(taken | visible(str(place / "out"))))
+
+
+def take(place: Path, reader: bool) -> dict[str, bytes]:
+    return take_visible(str(place / "out")) if reader else {}
+
+
+READERS = pytest.mark.parametrize("reader", [False, True], ids=["nobody-reads", "a-reader-takes-files"])
+
+
+@READERS
+async def test_no_row_is_lost_if_the_storage_is_lost_right_after_the_rename(place: Path, reader: bool) -> None:
+    """H64: the checkpoint and the job fail, one reset, the driver ends; the next driver restores it all the same."""
+    async with a_driver(place) as driver:
+        await write_the_rest(driver, until=10)
+        taken = take(place, reader)
+        with Storm():
+            answer = await driver.write_and_checkpoint()
+            assert "does not answer" in answer.reason()
+            driver.fail(driver.task, FailureKind.FAILED, reset=False)
+            driver.reset("the job has failed")
+            await driver.settle()
+            await driver.begin()
+            assert driver.task.position == 10
+            driver.task.write()
+            await driver.stop()
+    async with a_driver(place) as driver:
+        assert driver.config.restored is not None
+        assert driver.config.restored.checkpoint_id == 2
+        taken |= take(place, reader)
+        await write_the_rest(driver)
+        assert rows(place, taken) == ROWS
+
+
+@READERS
+@pytest.mark.parametrize("discard", ["hangs", "fails"])
+async def test_no_row_is_lost_if_an_executor_dies_during_the_write_and_then_the_driver(
+    discard: str, place: Path, reader: bool
+) -> None:  # H64
+    async def never(_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def fail(_: Any) -> None:
+        raise StorageError("no answer")
+
+    async with a_driver(place) as driver:
+        await write_the_rest(driver, until=10)
+        taken = take(place, reader)
+        driver.on_store, driver.on_discard = never, never if discard == "hangs" else fail
+        answer = await driver.write_and_checkpoint()
+        assert answer.open
+        driver.fail(driver.task)
+        await driver.begin()
+        assert answer.errors
+        assert driver.task.position == 10
+        driver.task.write()
+        await driver.stop()
+    async with a_driver(place) as driver:
+        taken |= take(place, reader)
+        await write_the_rest(driver)
+        assert rows(place, taken) == ROWS
+
+
+@READERS
+async def test_what_was_kept_for_a_checkpoint_in_doubt_goes_when_it_is_discarded(place: Path, reader: bool) -> None:
+    """H64: the storage answers again; the driver goes on, and its successor restores the checkpoint before."""
+    async with a_driver(place) as driver:
+        await write_the_rest(driver, until=10)
+        taken = take(place, reader)
+        with Storm():
+            await driver.write_and_checkpoint()
+            driver.fail(driver.task)
+            await driver.begin()
+            assert len(staged(str(place / "out"))) == 1
+        await driver.advance(2.0)
+        assert staged(str(place / "out")) == []
+        driver.task.write()
+        await driver.stop()
+    async with a_driver(place) as driver:
+        assert driver.config.restored is not None
+        assert driver.config.restored.checkpoint_id == 1
+        await write_the_rest(driver)
+        assert rows(place, taken) == ROWS
+
+
+async def test_what_was_kept_for_a_checkpoint_in_doubt_goes_when_a_later_one_completes(place: Path) -> None:  # H64
+    async def fail(_: Any) -> None:
+        raise StorageError("no answer")
+
+    async with a_driver(place) as driver:
+        await write_the_rest(driver, until=10)
+        driver.on_store = driver.on_discard = fail
+        await driver.write_and_checkpoint()
+        driver.fail(driver.task)
+        await driver.begin()
+        driver.on_store = None
+        await write_the_rest(driver)
+        assert staged(str(place / "out")) == []
+        assert rows(place, {}) == ROWS
+
+
+@READERS
+@pytest.mark.parametrize("moment", ["pipe_file", "mv", "moved", "void", "after"])
+async def test_no_row_is_lost_if_a_successor_takes_over_during_a_write(moment: str, place: Path, reader: bool) -> None:
+    """H64: the fencing window. The earlier driver fails over before it ends; the later one has restored by then."""
+    chosen: list[CompletedCheckpoint | None] = []
+
+    def choose() -> None:
+        HookedFileSystem.hook = staticmethod(lambda call, path: None)
+        successor = CheckpointStorage(f"hooked://{place}/checkpoints")
+        successor.prepare()
+        (first,) = successor.reserve_ids(1)
+        chosen.append(successor.restore_latest("words", first=first))
+
+    def hook(call: str, path: str) -> None:
+        if (moment == "void" and "/void-2-" in path) or (moment == call and IN_DOUBT in path):
+            choose()
+
+    async def fail(_: Any) -> None:
+        raise StorageError("the answer was lost")
+
+    async with a_driver(place) as driver:
+        await write_the_rest(driver, until=10)
+        taken = take(place, reader)
+        HookedFileSystem.hook = staticmethod(hook)
+        if moment in ("void", "after"):
+            driver.on_store = fail
+        if moment == "after":
+            driver.on_discard = fail
+        answer = await driver.write_and_checkpoint()
+        assert answer.errors
+        if moment == "after":
+            choose()
+        assert len(chosen) == 1
+        driver.fail(driver.task, reset=False)
+        driver.reset("fenced")
+        await driver.settle()
+        with pytest.raises(StorageFenced):
+            driver.storage.store("words", CompletedCheckpoint(3, 1, b""))
+        await driver.stop()
+    async with a_driver(place) as driver:
+        assert driver.config.restored == chosen[0]
+        taken |= take(place, reader)
+        await write_the_rest(driver)
+        assert rows(place, taken) == ROWS
+
+
+async def test_a_savepoint_whose_files_are_gone_is_refused_and_never_taken_for_read(place: Path) -> None:  # H64, H49
+    async with a_driver(place) as driver:
+        await write_the_rest(driver, until=10)
+        driver.task.write()
+        driver.checkpoint(str(place / "saved"))
+        await driver.settle()
+        driver.fail(driver.task)  # what was sealed for the savepoint dies: no checkpoint covers it
+        await driver.settle()
+        await driver.stop()
+    (file,) = (place / "saved").iterdir()
+    with pytest.raises(SinkFileLost, match="savepoint"):
+        await restore_and_hear(place, str(file))
+
+
+async def restore_and_hear(place: Path, savepoint: str) -> None:
+    async with a_driver(place, savepoint=savepoint) as driver:
+        await driver.settle()
+        raise driver.failures[0]

@@ -1,0 +1,65 @@
+"""No code that runs on a sidecar's own loop can end that loop (H65)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn
+
+import pytest
+
+from spark_bridge.loop import start_sidecar_loop
+
+EXITS: list[BaseException] = [SystemExit(3), KeyboardInterrupt("by hand")]
+exits = pytest.mark.parametrize("error", EXITS, ids=[type(error).__name__ for error in EXITS])
+
+
+@exits
+def test_a_task_that_raises_an_exit_does_not_end_the_loop(error: BaseException) -> None:
+    async def leave() -> NoReturn:
+        raise error
+
+    async def wait_for_one() -> BaseException | None:
+        task = asyncio.get_running_loop().create_task(leave())
+        await asyncio.wait([task])
+        return task.exception()
+
+    with start_sidecar_loop() as portal:
+        assert portal.call(wait_for_one) is error
+        assert portal.call(asyncio.sleep, 0, "alive") == "alive"
+
+
+@exits
+def test_a_callback_that_raises_an_exit_ends_neither_the_loop_nor_other_callbacks(error: BaseException) -> None:
+    called: list[str] = []
+
+    def leave() -> NoReturn:
+        raise error
+
+    async def schedule() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(leave)
+        loop.call_soon(called.append, "after it")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    with start_sidecar_loop() as portal:
+        portal.call(schedule)
+        assert portal.call(asyncio.sleep, 0, "alive") == "alive"
+    assert called == ["after it"]
+
+
+def test_a_future_that_carries_a_generator_exit_does_not_close_who_awaits_it() -> None:
+    error = GeneratorExit("by hand")
+
+    async def wait() -> BaseException | None:
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(future.set_exception, error)
+        try:
+            await future
+        except RuntimeError as raised:
+            await asyncio.sleep(0)  # it can still wait for something
+            return raised.__cause__
+        return None
+
+    with start_sidecar_loop() as portal:
+        assert portal.call(wait) is error
