@@ -1,6 +1,7 @@
 # One word for each thing one does here. Every target makes .venv and finds Java by itself.
 #   PYTHON=/path/to/python3.12   the interpreter to build .venv with
 #   ARGS="--parallelism 4"       options for run, bench and test
+#   WORKERS=4                    how many processes share the tests; 0 runs them in one
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 
@@ -17,6 +18,7 @@ SCOPE ?=
 SECONDS ?= 60
 MINUTES ?= 30
 RUNS ?= 100
+WORKERS ?= 2
 ARGS ?=
 
 # The lock pins the Spark that is used: another one that happens to be installed must not be picked up.
@@ -41,7 +43,7 @@ run: $(STAMP) ## the example job on a real Spark: two attempts are lost, every r
 
 .PHONY: test
 test: $(STAMP) ## the test suite, real Spark included; the longer faults are left to make spark
-	@$(with_java) && exec $(PY) -m pytest $(ARGS)
+	@$(with_java) && exec $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: spark
 spark: $(STAMP) ## every fault of docs/spark-faults.md, on real clusters

@@ -110,7 +110,8 @@ class OperatorLedger:
             f"operator {self.operator_id!r} has parallelism={self.parallelism}, but the RDD of stage {stage_id} has "
             f"only {partitions}: coordinate it with parallelism={stage.partitions}, call "
             f"repartition({self.parallelism}) before its subtasks, or pass allow_fewer=True to coordinate() if some "
-            "subtasks may be missing. Without repartition, adaptive execution chooses a number for each run"
+            "subtasks may be missing. Without repartition, adaptive execution chooses a number for each run. After its "
+            "subtasks, use repartition() in place of coalesce(), which puts several subtasks into one task"
         )
 
     def _mint(self, subtask: int, task_attempt_id: int) -> ExecutionAttempt:

@@ -126,7 +126,9 @@ class SubtaskContext:
         """Wait until at least one mailbox item came, and handle all that are there.
 
         Returns how many that were: 0 if none came within ``timeout_s``; without it, waits as long as the attempt
-        lives. An item may be a checkpoint or a notification, so look for what you wait for, and wait again.
+        lives. An item may be a checkpoint or a notification, and an event may have been handled before this call (one
+        that ``subtask_ready`` sends is handled before ``process`` begins). So wait in a loop that checks for what you
+        need: ``while not self.rules: context.wait_for_event()``.
         Raises ``LocalProtocolError`` inside ``open`` and inside a handler, and on another thread.
         """
         self._enter("wait_for_event")

@@ -8,6 +8,7 @@ can overtake here, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -320,6 +321,11 @@ class Driver:
         self.threads.die()
         self.loop.kill()
         demand(self._life.done(), "H48: a killed sidecar goes on")
+
+    def abandon(self) -> None:
+        """End all tasks of a world that broke the contract: anyio keeps each one that is pending, with all it knows."""
+        with suppress(Exception):  # it is broken, and may break once more
+            self.die()
 
     def close(self) -> None:
         """The user leaves the sidecar: nothing of it may be left (H57)."""

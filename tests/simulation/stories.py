@@ -75,13 +75,16 @@ def tell(
     """
     choices = RecordedChoices(record, beyond or tame(), steps_max)
     world, error = run_world(record.seed, record.eager, choices)
+    given, lines = choices.given(), tuple(world.story)
+    if error is not None:
+        world.driver.abandon()
     stopped = isinstance(error, StoryTooLong)
     if stopped and endless:
         error = Violation(RESTLESS)
     elif error is None or stopped:
         return world, None
     restless = stopped or world.steps >= STEPS_MAX
-    return world, Story(choices.given(), tuple(world.story), world.steps, error, restless)
+    return world, Story(given, lines, world.steps, error, restless)
 
 
 def tell_seed(seed: int, eager: float | None = None) -> tuple[World, Story | None]:

@@ -389,14 +389,11 @@ def test_a_failed_request_shows_the_task_where_the_coordinator_raised(spark: Spa
     assert "RequestFailed: KeyError: 'the price'" in text
 
 
-class Deaf(SubtaskOperator):
-    """Ends when an event has come, and does not look at it."""
-
-    def open(self, context: SubtaskContext, state: bytes | None) -> None:
-        self.context = context
+class HandlesNoEvents(SubtaskOperator):
+    """What ``subtask_ready`` sends has come before ``process`` begins; nothing here looks at it."""
 
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
-        yield self.context.wait_for_event()
+        yield "done"
 
 
 def test_events_that_no_operator_handles_are_counted_and_told_once(spark: SparkSession) -> None:
@@ -404,11 +401,11 @@ def test_events_that_no_operator_handles_are_counted_and_told_once(spark: SparkS
     with capture_logs() as logs, Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", Script({}, ["hello"]), parallelism=2)
         for _ in range(2):
-            assert one_task_each(spark, 2).mapPartitions(handle.subtask(Deaf)).count() == 2
+            assert one_task_each(spark, 2).mapPartitions(handle.subtask(HandlesNoEvents)).count() == 2
             sidecar.run(lambda: None)  # waits until the run is over
         assert handle.statistics()["events_unhandled_by_operator"] == handle.statistics()["events_confirmed"] > 0
     (line,) = [line for line in logs if line["event"] == "events to subtasks not handled"]
-    assert line["hint"] == "override handle_event in Deaf, or do not send events to it"
+    assert line["hint"] == "override handle_event in HandlesNoEvents, or do not send events to it"
 
 
 # --- the wrong arguments and the wrong order ------------------------------------------------------------------------
@@ -549,9 +546,19 @@ def test_one_operator_in_two_stages_of_one_job_is_refused(spark: SparkSession) -
     assert "coordinate two operators, or cache what the two stages share" in text
 
 
-def test_two_subtasks_in_one_task_are_refused(spark: SparkSession) -> None:
+def test_a_coalesce_behind_the_subtasks_is_refused_as_too_few_partitions(spark: SparkSession) -> None:
+    # H58
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=2)
+        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).coalesce(1)
+        text = what_the_user_reads(rdd.collect)
+    assert "parallelism=2, but the RDD of stage" in text
+    assert "After its subtasks, use repartition() in place of coalesce(), which puts several subtasks" in text
+
+
+def test_two_subtasks_in_one_task_are_refused(spark: SparkSession) -> None:
+    with Sidecar(spark) as sidecar:
+        handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=2, allow_fewer=True)
         rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(Listening)).coalesce(1)
         text = what_the_user_reads(rdd.collect)
     assert "coalesce() or union() has put two subtasks into one task" in text
