@@ -7,8 +7,10 @@ work.
 
 from __future__ import annotations
 
+from protocol.errors import HeadgateError
 
-class ActorError(Exception):
+
+class ActorError(HeadgateError):
     """The base of every error that this package raises on its own account."""
 
 
@@ -78,7 +80,7 @@ class HandlerCancelled(ActorError):
         return f"actor {self.actor!r}: {self.what} awaited something that was cancelled from outside"
 
 
-class ExitRaised(RuntimeError):
+class ExitRaised(HeadgateError, RuntimeError):
     """Code raised something that is not an ``Exception``, such as ``SystemExit``; that is the ``__cause__``.
 
     It would have ended the event loop or the task, so it fails only the call that raised it.

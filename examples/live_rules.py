@@ -13,11 +13,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from protocol.attempts import FailureReason
-from spark_bridge import Sidecar
-from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from headgate import (
+    CoordinatorContext,
+    FailureReason,
+    OperatorCoordinator,
+    Sidecar,
+    SubtaskContext,
+    SubtaskGateway,
+    SubtaskOperator,
+)
 
 LIMIT = 500
 BLOCKED = "dam"  # from the beginning

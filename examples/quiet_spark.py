@@ -16,7 +16,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark_bridge.interrupts import interrupts_held_back
+from headgate import interrupts_held_back
 
 SPARK_ERRORS = (PySparkException, Py4JError)
 SETTINGS = {

@@ -11,10 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from actors.coordination import OperatorCoordinator
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from spark_bridge import Sidecar
-from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from headgate import OperatorCoordinator, Sidecar, SubtaskContext, SubtaskOperator
 
 SUBTASKS = 3
 CALLS = 60

@@ -16,9 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from protocol.messages import RestoreMode
-from spark_bridge import OperatorHandle, Sidecar, SidecarConfig
-from spark_bridge.sink import FileSinkCoordinator, FileSinkOperator
+from headgate import FileSinkCoordinator, FileSinkOperator, OperatorHandle, RestoreMode, Sidecar, SidecarConfig
 
 SUBTASKS = 2
 FILES = 3

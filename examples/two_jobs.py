@@ -14,11 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from actors.coordination import OperatorCoordinator
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from protocol.restart import FixedDelay
-from spark_bridge import Sidecar
-from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from headgate import FixedDelay, OperatorCoordinator, Sidecar, SubtaskContext, SubtaskOperator
 
 FAILURES = 3
 NUMBERS = 100

@@ -29,14 +29,21 @@ from typing import Any, TextIO
 
 from pyspark.sql import SparkSession
 
-from actors.coordination import LatencyRecorder, SourceCoordinator, StaticSplitEnumerator
 from examples.progress_bar import ProgressBar
 from examples.quiet_spark import SPARK_ERRORS, JobFailed, SparkDidNotStart, start_spark, was_interrupted
-from protocol.attempts import FailureReason
-from protocol.gateway_types import GatewayLimits
-from spark_bridge import OperatorHandle, Sidecar, SidecarConfig, SidecarError
-from spark_bridge.relay import RelayError
-from spark_bridge.subtask import SplitReader
+from headgate import (
+    FailureReason,
+    GatewayLimits,
+    LatencyRecorder,
+    OperatorHandle,
+    RelayError,
+    Sidecar,
+    SidecarConfig,
+    SidecarError,
+    SourceCoordinator,
+    SplitReader,
+    StaticSplitEnumerator,
+)
 
 WORD = re.compile(r"\w+")
 KILL, DEAF = "kill", "deaf"

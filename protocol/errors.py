@@ -7,8 +7,12 @@ closes one connection or fails one attempt; it never harms anybody else (H62).
 from __future__ import annotations
 
 
-class ProtocolError(Exception):
-    """Base of everything that this package raises."""
+class HeadgateError(Exception):
+    """Base of all errors of Headgate. Wrong arguments raise ``TypeError`` or ``ValueError`` instead."""
+
+
+class ProtocolError(HeadgateError):
+    """Base of what goes wrong between a task and its coordinator."""
 
 
 class LocalProtocolError(ProtocolError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from protocol.errors import HeadgateError
 
-class SidecarError(Exception):
+
+class SidecarError(HeadgateError):
     """The sidecar cannot do what was asked."""
 
 

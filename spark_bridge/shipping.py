@@ -30,9 +30,16 @@ from spark_bridge.subtask.bootstrap import VENDORED
 __all__ = ["archive_contents", "ship_packages", "write_archive"]
 
 _ROOT = Path(__file__).resolve().parent.parent
-_PACKAGES = ("protocol/", "actors/", "spark_bridge/")
+_PACKAGES = ("protocol/", "actors/", "spark_bridge/", "headgate/")
 _VENDORED_PACKAGES = ("msgpack", "fsspec")
-_COMPILED = ("protocol/", "spark_bridge/__init__", "spark_bridge/sink/", "spark_bridge/subtask/", "spark_bridge/task_")
+_COMPILED = (
+    "headgate/__init__",
+    "protocol/",
+    "spark_bridge/__init__",
+    "spark_bridge/sink/",
+    "spark_bridge/subtask/",
+    "spark_bridge/task_",
+)
 _UNCHECKED_HASH = (1).to_bytes(4, "little")  # a .pyc that counts whatever the date of its source (PEP 552)
 
 _lock = threading.Lock()

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from protocol.errors import HeadgateError
+
 if TYPE_CHECKING:
     from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
     from spark_bridge.subtask.operator import SubtaskOperator
@@ -26,7 +28,7 @@ _HINT = (
 )
 
 
-class NotInsideTask(RuntimeError):
+class NotInsideTask(HeadgateError, RuntimeError):
     """The function was called by hand; only a Spark task has an identity."""
 
 

@@ -1,4 +1,4 @@
-"""What `pip install` brings: the three packages whole, and nothing of what is for development."""
+"""What `pip install` brings: the packages whole, and nothing of what is for development."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("actors", "protocol", "spark_bridge")
+PACKAGES = ("actors", "headgate", "protocol", "spark_bridge")
 TRAVELS = {".py", ".java", ".typed"}
 
 
@@ -26,7 +26,7 @@ def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
 
 
-def test_the_wheel_holds_the_three_packages_and_no_others(wheel_names: set[str]) -> None:
+def test_the_wheel_holds_the_packages_and_no_others(wheel_names: set[str]) -> None:
     assert {name.split("/")[0] for name in wheel_names} == set(PACKAGES)
 
 

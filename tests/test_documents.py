@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-FOLDERS = ("actors", "protocol", "spark_bridge", "tests", "benchmarks", "examples")
+FOLDERS = ("actors", "headgate", "protocol", "spark_bridge", "tests", "benchmarks", "examples")
 
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 RULE = re.compile(r"^- \*\*(H\d+)\*\*", re.MULTILINE)

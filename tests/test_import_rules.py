@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("actors", "protocol", "spark_bridge")
+PACKAGES = ("actors", "headgate", "protocol", "spark_bridge")
 
 # What a machine may use of the standard library: values, types and arithmetic. A further module needs a
 # reason, and a clock, a die, a socket or a log never has one.
@@ -60,6 +60,9 @@ class Layer:
 
 # The first row that fits a file is the one that holds.
 LAYERS = (
+    # The front door loads lazily; what it names lies in any layer.
+    Layer("headgate/__main__.py", STDLIB | {"spark_bridge.command"}),
+    Layer("headgate/", STDLIB | {"actors", "protocol", "spark_bridge"}),
     Layer("protocol/codec.py", PURE_STDLIB | {"protocol", "msgpack"}),
     Layer("protocol/checkpoint_format.py", PURE_STDLIB | {"protocol", "msgpack"}),
     Layer("protocol/", PURE_STDLIB | {"protocol"}),
@@ -72,7 +75,10 @@ LAYERS = (
         "spark_bridge/storage/",
         STDLIB | {"spark_bridge.storage", "spark_bridge.errors", "protocol", "anyio", "fsspec", "structlog"},
     ),
-    Layer("spark_bridge/__main__.py", STDLIB | {"spark_bridge.storage", "spark_bridge.standalone.command"}),
+    Layer(
+        "spark_bridge/command.py",
+        STDLIB | {"spark_bridge.installation", "spark_bridge.storage", "spark_bridge.standalone.command"},
+    ),
     # The sink: two files of the driver's, which write nothing; the others go into tasks.
     Layer("spark_bridge/sink/committer.py", SINK | {"actors", "anyio"}),
     Layer("spark_bridge/sink/coordinator.py", SINK | {"actors"}),
@@ -164,7 +170,7 @@ def test_every_package_is_there_and_has_modules(package: str) -> None:
         ("spark_bridge/storage/store.py", "import pyspark"),
         ("spark_bridge/storage/store.py", "from spark_bridge.sidecar import Sidecar"),
         ("spark_bridge/storage/store.py", "from actors import Actor"),
-        ("spark_bridge/__main__.py", "from spark_bridge.sidecar import Sidecar"),
+        ("spark_bridge/command.py", "from spark_bridge.sidecar import Sidecar"),
         ("spark_bridge/sink/writer.py", "from actors.coordination import OperatorCoordinator"),
         ("spark_bridge/sink/writer.py", "import anyio"),
         ("spark_bridge/sink/committer.py", "import pyspark"),
@@ -204,7 +210,9 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
         ("actors.coordination", ["spark_bridge", "pyspark", "py4j"]),
         ("actors.testing", ["spark_bridge", "pyspark", "py4j"]),
         ("spark_bridge.storage", ["actors", "pyspark", "py4j"]),
-        ("spark_bridge.__main__", ["actors", "pyspark", "py4j"]),
+        ("spark_bridge.command", ["actors", "pyspark", "py4j"]),
+        ("headgate", ["actors", "protocol", "spark_bridge", "pyspark", "anyio", "structlog", "msgpack"]),
+        ("headgate.__main__", ["actors", "pyspark", "py4j"]),
         ("protocol", ["actors", "spark_bridge", "pyspark", "anyio", "structlog", "asyncio"]),
     ],
 )

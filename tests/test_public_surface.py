@@ -15,6 +15,7 @@ FRONT_DOORS = (
     "actors",
     "actors.coordination",
     "actors.testing",
+    "headgate",
     "spark_bridge",
     "spark_bridge.sink",
     "spark_bridge.subtask",
@@ -22,7 +23,7 @@ FRONT_DOORS = (
 
 
 def every_module() -> list[str]:
-    files = (file for top in ("actors", "protocol", "spark_bridge") for file in (ROOT / top).rglob("*.py"))
+    files = (file for top in ("actors", "headgate", "protocol", "spark_bridge") for file in (ROOT / top).rglob("*.py"))
     paths = sorted(file.relative_to(ROOT).with_suffix("").parts for file in files)
     return [".".join(path[:-1] if path[-1] == "__init__" else path) for path in paths]
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from actors import Reply
 from actors.coordination.statistics import OperatorStatistics
+from protocol.errors import HeadgateError
 
 
-class CheckpointFailed(Exception):
+class CheckpointFailed(HeadgateError):
     """A checkpoint was aborted, or never began; the message says why."""
 
 

@@ -12,6 +12,7 @@ from inspect import iscoroutine, iscoroutinefunction, signature
 from actors.coordination.checks import check_coordinator
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.recreate_on_reset import RecreateOnReset
+from protocol.errors import HeadgateError
 
 __all__ = ["GivenCoordinator", "ResetNotSupported", "built_anew_or_kept", "why_not_resettable"]
 
@@ -19,7 +20,7 @@ GivenCoordinator = OperatorCoordinator | Callable[[], OperatorCoordinator]
 """An instance; or a class or a factory, which is called without arguments for each new coordinator."""
 
 
-class ResetNotSupported(Exception):
+class ResetNotSupported(HeadgateError):
     """A second run of an operator whose coordinator is an instance that does not override ``reset_to_checkpoint``."""
 
 

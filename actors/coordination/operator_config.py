@@ -13,6 +13,7 @@ from actors.coordination.messages import GatewayMessage
 from actors.coordination.store import CoordinatorStore
 from protocol.attempts import LedgerInput
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.errors import HeadgateError
 from protocol.facts import StageLook
 from protocol.gateway_types import GatewayLimits
 from protocol.ids import ExecutionAttempt
@@ -22,7 +23,7 @@ UNBOUNDED = MailboxConfig(capacity=None)
 """What the protocol itself bounds (H27) needs no second bound in the mailbox."""
 
 
-class DiscardRefused(Exception):
+class DiscardRefused(HeadgateError):
     """What ``OperatorPorts.discard`` raises if no further try can succeed: the checkpoint stays in doubt for good."""
 
 

@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from protocol.errors import HeadgateError
+
 T = TypeVar("T")
 
 
-class StoreRevoked(RuntimeError):
+class StoreRevoked(HeadgateError, RuntimeError):
     """A write through a handle that was revoked; nothing was changed."""
 
 

@@ -21,11 +21,7 @@ from examples.exactly_once.faults import STORAGE, Fault, FaultyCoordinator, Faul
 from examples.exactly_once.faulty_storage import PROTOCOL
 from examples.exactly_once.pipeline import OPERATOR_ID
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from protocol.barrier_tracker import CheckpointConfig
-from protocol.gateway_types import GatewayLimits
-from protocol.messages import RestoreMode
-from protocol.restart import FixedDelay
-from spark_bridge import Sidecar, SidecarConfig
+from headgate import CheckpointConfig, FixedDelay, GatewayLimits, RestoreMode, Sidecar, SidecarConfig
 
 CHECKPOINT = CheckpointConfig(
     interval_s=0.1, timeout_s=3.0, tolerated_failures=1000, mode=RestoreMode.STREAMING

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from examples.exactly_once.faulty_storage import TROUBLES, FaultyFileSystem
 from examples.exactly_once.pipeline import NumberCoordinator, NumberSubtask
-from protocol.attempts import FailureKind, FailureReason
+from headgate import FailureKind, FailureReason
 
 FAULT = "fault"
 TASK, DEAF, COORDINATOR, DRIVER, STORAGE = "task", "deaf", "coordinator", "driver", "storage"

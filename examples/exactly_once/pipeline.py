@@ -14,11 +14,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
-from protocol.attempts import FailureReason
-from protocol.errors import GatewayFull
-from spark_bridge.sink import SinkCommitter, SinkWriter
-from spark_bridge.subtask import SubtaskContext, SubtaskOperator
+from headgate import (
+    CoordinatorContext,
+    FailureReason,
+    GatewayFull,
+    OperatorCoordinator,
+    SinkCommitter,
+    SinkWriter,
+    SubtaskContext,
+    SubtaskGateway,
+    SubtaskOperator,
+)
 
 OPERATOR_ID = "numbers"
 NUMBER, WRONG = "number", "wrong"

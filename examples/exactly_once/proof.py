@@ -14,8 +14,7 @@ from typing import NamedTuple
 import fsspec
 
 from examples.exactly_once.pipeline import OPERATOR_ID, Position, read_state
-from protocol.barrier_tracker import CompletedCheckpoint
-from spark_bridge.storage import CheckpointStorage, StorageError
+from headgate import CheckpointStorage, CompletedCheckpoint, StorageError
 
 DIRECTIONS = ("down", "up")
 PROBLEMS_SHOWN = 10

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from protocol.errors import HeadgateError
 from protocol.facts import StageLook, StatusReported
 from spark_bridge.facts import RelayedFact
 
 OnFact = Callable[[RelayedFact], None]
 
 
-class RelayError(Exception):
+class RelayError(HeadgateError):
     """The relay cannot do what was asked; the text says why and, where there is one, what mends it."""
 
 

@@ -1,4 +1,4 @@
-"""``python -m spark_bridge sidecar module:factory``: the sidecar in a process of its own."""
+"""``python -m headgate sidecar module:factory``: the sidecar in a process of its own."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _connect(address: ControlAddress, timeout_s: float) -> socket.socket:
             if time.monotonic() + pause_s > deadline:
                 raise SidecarUnreachable(
                     f"no sidecar answers at {address} ({error}) since {timeout_s:g} s; start it with "
-                    "`python -m spark_bridge sidecar MODULE:FACTORY`, or check host and port"
+                    "`python -m headgate sidecar MODULE:FACTORY`, or check host and port"
                 ) from error
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, PAUSE_MAX_S)

@@ -1,4 +1,4 @@
-"""``python -m spark_bridge checkpoints``: what lies in a storage, and whether it is whole."""
+"""``python -m headgate checkpoints``: what lies in a storage, and whether it is whole."""
 
 from __future__ import annotations
 

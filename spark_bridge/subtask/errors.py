@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from protocol.errors import ProtocolError
+from protocol.errors import HeadgateError, ProtocolError
 from protocol.messages import RefusalCode
 
 __all__ = [
@@ -62,5 +62,5 @@ class TimedOut(ProtocolError, TimeoutError):
     """Room for an event, an answer, or the last confirmation did not come within its deadline (H48)."""
 
 
-class CheckpointDeclinedByOperator(Exception):
+class CheckpointDeclinedByOperator(HeadgateError):
     """Raise it in ``snapshot_state`` to decline this checkpoint without failing the task (H45)."""

@@ -26,7 +26,7 @@ def in_bare_python(program: str) -> subprocess.CompletedProcess[str]:
 def test_the_packages_travel_and_no_tests() -> None:
     names = set(archive_contents())
     assert {"protocol/subtask.py", "spark_bridge/task_entry.py", "spark_bridge/subtask/runner.py"} <= names
-    assert {name.split("/")[0] for name in names} <= {"actors", "protocol", "spark_bridge", VENDORED}
+    assert {name.split("/")[0] for name in names} <= {"actors", "headgate", "protocol", "spark_bridge", VENDORED}
 
 
 def test_the_same_content_makes_the_same_archive(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from actors.coordination import CheckpointFailed
-from spark_bridge.__main__ import main
+from spark_bridge.command import main
 from spark_bridge.errors import SidecarError
 from spark_bridge.standalone.command import find
 from spark_bridge.standalone.control import ControlAddress, SidecarUnreachable, ask
@@ -88,7 +88,7 @@ def test_a_port_in_use_is_one_line_that_says_so(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         arguments = ["json:loads", "--secret-file", str(tmp_path / "secret"), "--port", str(port)]
-        command = [sys.executable, "-m", "spark_bridge", "sidecar", *arguments]
+        command = [sys.executable, "-m", "headgate", "sidecar", *arguments]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith("sidecar: cannot listen: ")
@@ -154,5 +154,5 @@ async def test_an_answer_that_does_not_come_in_time_is_an_error() -> None:  # H4
 def test_a_sidecar_that_is_not_there_is_an_error_that_says_how_to_start_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(SidecarUnreachable, match="python -m spark_bridge sidecar"):
+    with pytest.raises(SidecarUnreachable, match="python -m headgate sidecar"):
         ask(ControlAddress("127.0.0.1", port, SECRET), "twice", timeout_s=1.0, connect_timeout_s=0.2)

@@ -74,14 +74,14 @@ def free_ports(count: int) -> list[int]:
 
 
 class SidecarProgram:
-    """``python -m spark_bridge sidecar``, always with the same arguments. ``kill`` and ``start`` it at will."""
+    """``python -m headgate sidecar``, always with the same arguments. ``kill`` and ``start`` it at will."""
 
     def __init__(self, folder: Path, factory: str = "streaming", *more: str) -> None:
         self.secret_file = folder / "secret"
         control, relay, tasks = free_ports(3)
         self.address = f"127.0.0.1:{control}"
         self._command = [
-            *(sys.executable, "-m", "spark_bridge", "sidecar", f"tests.spark.faults.own_process:{factory}"),
+            *(sys.executable, "-m", "headgate", "sidecar", f"tests.spark.faults.own_process:{factory}"),
             *("--secret-file", str(self.secret_file), "--storage", str(folder / "checkpoints")),
             *("--port", str(control), "--relay-port", str(relay), "--task-port", str(tasks), *more),
         ]

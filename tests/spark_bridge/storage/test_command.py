@@ -1,4 +1,4 @@
-"""``python -m spark_bridge checkpoints``: what a person sees of a directory."""
+"""``python -m headgate checkpoints``: what a person sees of a directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_bridge.__main__ import main
+from spark_bridge.command import main
 from tests.spark_bridge.storage.checkpoints import a_checkpoint, a_prepared_storage, a_storage_with
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protocol.messages import RestoreMode
-from spark_bridge.__main__ import main
+from spark_bridge.command import main
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageError, StorageFenced, StorageSession
 from spark_bridge.storage.layout import ID_MAX, Owner, RestoreRecord, parse_record, parse_void, void_name
 from spark_bridge.storage.validity import NOTHING, Validity, no_longer_kept

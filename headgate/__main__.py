@@ -1,0 +1,8 @@
+"""``python -m headgate COMMAND``: look at checkpoints, run a sidecar, check the installation."""
+
+import sys
+
+from spark_bridge.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

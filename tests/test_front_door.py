@@ -1,0 +1,103 @@
+"""``import headgate``: one place to import from, which loads nothing that is not asked for."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headgate
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/guide.md", "docs/streaming.md", "docs/checkpoints.md")
+LAYERS = ("actors", "protocol", "spark_bridge")
+
+
+def run(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", headgate.__all__)
+def test_every_name_of_the_front_door_can_be_loaded_and_is_explained(name: str) -> None:
+    assert (getattr(headgate, name).__doc__ or "").strip()
+
+
+def test_the_static_imports_and_the_lazy_table_agree() -> None:
+    tree = ast.parse((ROOT / "headgate" / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    static = {
+        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert static == headgate._MODULES
+    assert set(headgate.__all__) == static.keys()
+
+
+def test_completion_shows_the_names_and_nothing_of_the_machinery() -> None:
+    shown = {name for name in dir(headgate) if not name.startswith("__")}
+    assert shown == set(headgate.__all__)
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'headgate' has no attribute 'Sidecars'"):
+        headgate.Sidecars  # noqa: B018
+
+
+def test_importing_it_loads_no_layer() -> None:
+    loaded = json.loads(run("import headgate, json, sys; print(json.dumps(sorted(sys.modules)))"))
+    assert [name for name in loaded if name.partition(".")[0] in (*LAYERS, "pyspark", "anyio", "structlog")] == []
+
+
+def test_what_a_task_needs_loads_no_code_of_the_driver() -> None:
+    names = "SubtaskOperator, SplitReader, FileSinkOperator, AttemptOver, RequestFailed, RestoreMode"
+    program = "import sys\n" + "".join(f"sys.modules[{n!r}] = None\n" for n in ("actors", "anyio", "pyspark", "py4j"))
+    run(program + f"from headgate import {names}")
+
+
+def test_every_error_of_the_front_door_has_the_one_base() -> None:
+    values = (getattr(headgate, name) for name in headgate.__all__)
+    errors = [value for value in values if isinstance(value, type) and issubclass(value, BaseException)]
+    assert len(errors) > 20
+    assert [error.__name__ for error in errors if not issubclass(error, headgate.HeadgateError)] == []
+
+
+def test_every_public_error_of_the_layers_has_the_one_base() -> None:
+    program = (
+        "import importlib, pathlib\n"
+        f"for top in {LAYERS!r}:\n"
+        "    for file in sorted(pathlib.Path(top).rglob('*.py')):\n"
+        "        path = file.with_suffix('')\n"
+        "        parts = path.parts[:-1] if path.name == '__init__' else path.parts\n"
+        "        module = importlib.import_module('.'.join(parts))\n"
+        "        for name, value in vars(module).items():\n"
+        "            own = isinstance(value, type) and value.__module__ == module.__name__\n"
+        "            if own and issubclass(value, Exception) and not name.startswith('_'):\n"
+        "                print(module.__name__, name, [base.__name__ for base in value.__mro__])\n"
+    )
+    # Each of these is caught where it is raised, or only ever seen as the cause of another.
+    internal = {
+        "CheckFailed", "ConnectionBroken", "CoordinatorTraceback", "Interrupted", "RecordDecodeError",
+    }  # fmt: skip
+    strays = {line.split()[1] for line in run(program).splitlines() if "HeadgateError" not in line}
+    assert strays <= internal, f"without the base HeadgateError: {sorted(strays - internal)}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_for_users_imports_from_the_front_door_alone(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.findall(rf"^\s*(?:from|import) (?:{'|'.join(LAYERS)})\b.*", text, re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("file", sorted(str(f.relative_to(ROOT)) for f in (ROOT / "examples").rglob("*.py")))
+def test_an_example_imports_from_the_front_door_alone(file: str) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    found = re.findall(rf"^\s*(?:from|import) (?:{'|'.join(LAYERS)})\b.*", text, re.MULTILINE)
+    assert found == []
