@@ -16,7 +16,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from headgate import FileSinkCoordinator, FileSinkOperator, OperatorHandle, RestoreMode, Sidecar, SidecarConfig
+from headgate import FileSinkCoordinator, FileSinkOperator, OperatorHandle, Sidecar, SidecarConfig
 
 SUBTASKS = 2
 FILES = 3
@@ -84,9 +84,7 @@ def run_query(spark: SparkSession, folder: Path, function: BatchFunction) -> boo
 def run(spark: SparkSession, folder: Path) -> None:
     output = str(folder / "out")
     with Sidecar(spark, SidecarConfig(storage=folder / "checkpoints")) as sidecar:
-        handle = sidecar.coordinate(
-            "lines", FileSinkCoordinator(output), parallelism=SUBTASKS, mode=RestoreMode.STREAMING
-        )
+        handle = sidecar.coordinate("lines", FileSinkCoordinator(output), parallelism=SUBTASKS, mode="streaming")
         write_lines = FailingOnce(lines_to(output, handle), ahead=True)
         for_each_batch = FailingOnce(sidecar.for_each_batch(handle, write_lines), ahead=False)
         while not run_query(spark, folder, for_each_batch):

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from actors.coordination.statistics import LatencyRecorder, OperatorStatistics
     from actors.coordination.store import CoordinatorStore
     from actors.errors import AskTimeout
-    from protocol.attempts import FailureKind, FailureReason
+    from protocol.attempts import FailureKind, FailureReason, LedgerConfig
     from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
     from protocol.errors import (
         AttemptOver,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from protocol.gateway_types import GatewayLimits
     from protocol.ids import ExecutionAttempt
     from protocol.messages import RestoreMode
-    from protocol.restart import ExponentialDelay, FixedDelay
+    from protocol.restart import NO_RESTART, ExponentialDelay, FixedDelay
     from spark_bridge.config import SidecarConfig
     from spark_bridge.errors import (
         BatchFailed,
@@ -117,9 +117,11 @@ _MODULES = {
     # Settings
     "CheckpointConfig": "protocol.barrier_tracker",
     "GatewayLimits": "protocol.gateway_types",
+    "LedgerConfig": "protocol.attempts",
     "RestoreMode": "protocol.messages",
     "FixedDelay": "protocol.restart",
     "ExponentialDelay": "protocol.restart",
+    "NO_RESTART": "protocol.restart",
     # Looking at what there is
     "CheckpointStorage": "spark_bridge.storage",
     "OperatorStatistics": "actors.coordination.statistics",
@@ -189,6 +191,8 @@ __all__ = [  # noqa: RUF022 - grouped by use
     "ExponentialDelay",
     "FixedDelay",
     "GatewayLimits",
+    "LedgerConfig",
+    "NO_RESTART",
     "RestoreMode",
     # Looking at what there is
     "CheckpointStorage",

@@ -72,6 +72,14 @@ class RestoreMode(IntEnum):
     BATCH = 0  # Spark owns it: a retry restarts from the virtual empty checkpoint
     STREAMING = 1  # it is committed with checkpoints: a retry restores the last completed one
 
+    @classmethod
+    def named(cls, mode: RestoreMode | str) -> RestoreMode:
+        """The mode itself, or the one of this name, in lower case. Raises ``ValueError`` for anything else."""
+        for one in cls:
+            if mode == one.name.lower() or mode is one:
+                return one
+        raise ValueError(f"mode must be 'batch' or 'streaming', not {mode!r}")
+
 
 @value
 class Register:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import anyio
 import structlog
@@ -188,7 +188,7 @@ class SidecarRuntime:
         coordinator: GivenCoordinator,
         *,
         parallelism: int,
-        mode: RestoreMode = RestoreMode.BATCH,
+        mode: RestoreMode | Literal["batch", "streaming"] = "batch",
         gateway: GatewayLimits | None = None,
         checkpoint: CheckpointConfig | None = None,
         restore: str = "latest",
@@ -198,6 +198,7 @@ class SidecarRuntime:
         """See ``Sidecar.coordinate``."""
         self._require_running()
         _check_arguments(operator_id, parallelism)
+        mode = RestoreMode.named(mode)
         config = OperatorConfig(
             operator_id,
             parallelism,

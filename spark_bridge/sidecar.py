@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
@@ -94,7 +94,7 @@ class Sidecar:
         coordinator: GivenCoordinator,
         *,
         parallelism: int,
-        mode: RestoreMode = RestoreMode.BATCH,
+        mode: RestoreMode | Literal["batch", "streaming"] = "batch",
         gateway: GatewayLimits | None = None,
         checkpoint: CheckpointConfig | None = None,
         restore: str = "latest",
@@ -108,9 +108,10 @@ class Sidecar:
         runs: then it must override ``reset_to_checkpoint`` to forget the run before, or its second run fails with
         ``ResetNotSupported``. The coordinator lives on the sidecar's loop until ``release`` or the sidecar's end.
 
-        ``mode`` says who owns the operator's output; ``gateway`` replaces the sidecar's own limits.
-        ``checkpoint`` says when checkpoints are taken, and how many failures of them are borne; without it there are
-        only those that ``checkpoint()`` asks for, and the last one of each streaming run.
+        ``mode`` says who owns the operator's output: Spark (``"batch"``), or the operator, which commits it with
+        checkpoints (``"streaming"``). ``gateway`` replaces the sidecar's own limits. ``checkpoint`` says when they
+        are taken, and how many failures are tolerated; without it there are only those that ``checkpoint()`` asks for,
+        and the last one of each streaming run.
 
         In streaming mode the operator goes on from the newest checkpoint of this name that the sidecar's storage holds,
         also with another parallelism (H52): the coordinator hears ``reset_to_checkpoint`` before ``start``.

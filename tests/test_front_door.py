@@ -101,3 +101,14 @@ def test_an_example_imports_from_the_front_door_alone(file: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     found = re.findall(rf"^\s*(?:from|import) (?:{'|'.join(LAYERS)})\b.*", text, re.MULTILINE)
     assert found == []
+
+
+@pytest.mark.parametrize("mode", list(headgate.RestoreMode))
+def test_a_mode_may_be_given_by_its_name(mode: headgate.RestoreMode) -> None:
+    assert headgate.RestoreMode.named(mode.name.lower()) is headgate.RestoreMode.named(mode) is mode
+
+
+@pytest.mark.parametrize("wrong", ["", "stream", "STREAMING", 1, None])
+def test_another_mode_is_refused_with_the_ones_that_exist(wrong: object) -> None:
+    with pytest.raises(ValueError, match="mode must be 'batch' or 'streaming', not "):
+        headgate.RestoreMode.named(wrong)  # type: ignore[arg-type]

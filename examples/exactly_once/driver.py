@@ -21,10 +21,10 @@ from examples.exactly_once.faults import STORAGE, Fault, FaultyCoordinator, Faul
 from examples.exactly_once.faulty_storage import PROTOCOL
 from examples.exactly_once.pipeline import OPERATOR_ID
 from examples.quiet_spark import SparkDidNotStart, start_spark
-from headgate import CheckpointConfig, FixedDelay, GatewayLimits, RestoreMode, Sidecar, SidecarConfig
+from headgate import CheckpointConfig, FixedDelay, GatewayLimits, Sidecar, SidecarConfig
 
 CHECKPOINT = CheckpointConfig(
-    interval_s=0.1, timeout_s=3.0, tolerated_failures=1000, mode=RestoreMode.STREAMING
+    interval_s=0.1, timeout_s=3.0, tolerated_failures=1000
 )  # a checkpoint that meets a fault fails; the fault itself is what fails somebody over
 CONFIRM_TIMEOUT_S = 1.0
 RESTART = FixedDelay(restarts_max=20, delay_s=0.2)
@@ -94,7 +94,7 @@ def run(options: DriverOptions) -> None:
                 OPERATOR_ID,
                 coordinator,
                 parallelism=options.parallelism,
-                mode=RestoreMode.STREAMING,
+                mode="streaming",
                 checkpoint=CHECKPOINT,
             )
             task = handle.subtask(FaultySubtask, options.numbers, options.sink_url)

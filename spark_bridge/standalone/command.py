@@ -19,7 +19,7 @@ __all__ = ["add_command"]
 DEFAULT_PORT = 7650
 EPILOG = """\
 MODULE:FACTORY names an async function that coordinates the operators: `async def factory(sidecar): await
-sidecar.coordinate("words", WordCoordinator, parallelism=4, mode=RestoreMode.STREAMING)`. Drivers attach with
+sidecar.coordinate("words", WordCoordinator, parallelism=4, mode="streaming")`. Drivers attach with
 `AttachedSidecar(spark, "HOST:PORT", secret_file=FILE)`. Killed and started again with the same arguments it goes on
 from its storage, also while a job runs."""
 

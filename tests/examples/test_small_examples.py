@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 
@@ -51,6 +52,14 @@ def test_a_job_that_fails_again_and_again_leaves_its_neighbour_alone(run_example
     assert "unlucky: called 4 times, 3 failures, then 'at last'" in ended.stdout
     assert "steady: called 1 time, 0 resets, 100 different numbers" in ended.stdout
     assert "the steady job ran on untouched" in ended.stdout
+
+
+@pytest.mark.spark
+def test_the_example_of_the_readme_squares_each_number_once(run_example: RunExample) -> None:
+    ended = run_example("squares", PYSPARK_PYTHON=sys.executable)
+
+    assert ended.returncode == 0, ended.stderr
+    assert "[0, 1, 4, 9, 16, 25, 36, 49, 64, 81]" in ended.stdout.splitlines()
 
 
 async def test_an_empty_bucket_says_how_long_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:

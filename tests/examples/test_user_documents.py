@@ -1,4 +1,4 @@
-"""What README and guide show is what the examples do, and what `make` offers."""
+"""The snippets of README and guide are parts of the examples, and every `make` target is documented."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_every_snippet_is_a_part_of_an_example(document: str) -> None:
     assert [part for part in parts if not any(without_indents(part) in example for example in examples)] == []
 
 
-def test_the_readme_lists_what_make_offers() -> None:
+def test_the_contributors_page_lists_every_make_target() -> None:
     targets = TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8"))
-    listed = ROW.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    listed = ROW.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
 
     assert sorted(listed) == sorted(target for target in targets if target != "help")

@@ -1,0 +1,23 @@
+"""Tasks that fetch their work from the driver, one number at a time: whoever is free takes the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark.sql import SparkSession
+
+from headgate import Sidecar, SourceCoordinator, SplitReader, StaticSplitEnumerator
+
+
+class Squares(SplitReader):
+    def read_split(self, number: int) -> Iterator[int]:
+        yield number * number
+
+
+spark = SparkSession.builder.master("local[2,4]").getOrCreate()
+with Sidecar(spark) as sidecar:
+    source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(10), state))
+    job = sidecar.coordinate("squares", source, parallelism=2)
+    slots = spark.sparkContext.parallelize(range(2), 2)
+    print(sorted(slots.mapPartitions(job.subtask(Squares)).collect()))
+spark.stop()
