@@ -286,7 +286,7 @@ def encode_event(value: object, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
     An event is None, a bool, an int of 64 bits, a float, a str, bytes, or a list, tuple or dict of these; the
     keys of a dict are no containers. A tuple arrives as a list. Subclasses (an enum, a numpy number, a named
     tuple) are refused rather than turned into something else on the way. Raises ``EventEncodeError`` that
-    names the place in the event, the cause and the mend.
+    names the place in the event, the cause and the fix.
     """
     if type(value) not in _SCALARS:
         _check_value(value, limits)

@@ -227,7 +227,7 @@ class Resumed:
 
 
 class RefusalCode(IntEnum):
-    """Why a task was not taken. The message says it in words, with the mend."""
+    """Why a task was refused. The message states the cause and the fix."""
 
     UNKNOWN_OPERATOR = 1
     SUBTASK_OUT_OF_RANGE = 2

@@ -68,29 +68,29 @@ def check_worker_python(context: Any) -> None:
     Only workers on this machine can be looked at; elsewhere Spark itself refuses another Python version, and the task
     entry says what else is wrong.
 
-    Raises ``SidecarError`` naming both interpreters and the mend.
+    Raises ``SidecarError`` naming both interpreters and the fix.
     """
     worker = str(context.pythonExec)
     if not is_local(context) or worker == sys.executable:
         return
-    mend = (
+    fix = (
         f"set PYSPARK_PYTHON={sys.executable} (in the environment, or os.environ before the session is built) "
-        "and build the session anew"
+        "and recreate the session"
     )
     path = shutil.which(worker)
     if path is None:
-        raise SidecarError(f"Spark's workers would run {worker!r}, which is not there: {mend}")
+        raise SidecarError(f"cannot start Spark's workers: Python {worker!r} was not found: {fix}")
     if Path(path).absolute() == Path(sys.executable).absolute():
         return
     try:
         probe = subprocess.run([path, "-c", _PROBE], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SidecarError(f"Spark's workers would run {path}, which does not run ({error}): {mend}") from error
+        raise SidecarError(f"cannot start Spark's workers: {path} does not run ({error}): {fix}") from error
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     if probe.returncode != 0:
         why = (probe.stderr.strip().splitlines() or ["it failed"])[-1]
-        raise SidecarError(f"Spark's workers would run {path}, which lacks what a subtask needs ({why}): {mend}")
+        raise SidecarError(f"Spark's workers use {path}, which lacks what a subtask needs ({why}): {fix}")
     if probe.stdout.strip() != here:
         raise SidecarError(
-            f"Spark's workers would run {path} (Python {probe.stdout.strip()}), not Python {here}: {mend}"
+            f"Spark's workers use {path} (Python {probe.stdout.strip()}), but the driver runs Python {here}: {fix}"
         )

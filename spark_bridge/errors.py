@@ -1,4 +1,4 @@
-"""What the driver half raises. Each message names the cause and the mend."""
+"""Exceptions raised on the driver. Each message states the cause and the fix."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CoordinatorStartError(SidecarError):
 
 
 class RestartsExhausted(SidecarError):
-    """The action of ``Sidecar.run`` failed more often than its restart strategy bears; the last cause is chained."""
+    """The action of ``Sidecar.run`` failed more often than its restart strategy allows; the last cause is chained."""
 
 
 class NotSettled(SidecarError):
@@ -33,7 +33,7 @@ class OutputNotCommitted(SidecarError):
 
 
 class BatchRefused(SidecarError):
-    """The micro-batch that Spark asks for does not follow the operator's last completed checkpoint; says the mend."""
+    """The micro-batch that Spark asks for does not follow the operator's last completed checkpoint."""
 
 
 class BatchFailed(SidecarError):

@@ -10,7 +10,7 @@ placed:
 |---|---|---|
 | behind batch k - 1, or there is none and k is 0 | as usual, or again after a death | it runs |
 | in the midst of batch k | again: the driver died, or the run failed | it runs, from that checkpoint |
-| behind batch k | again: the driver died before Spark noted the end | it is passed over, for it is committed |
+| behind batch k | again: the driver died before Spark noted the end | it is skipped, because it is committed |
 | behind or in the midst of a later batch | Spark's directory is older than our storage | refused |
 | older than batch k - 1, or none and k > 0 | our storage is older than Spark's directory | refused, or adopted |
 | of another query | it has a new directory, or two queries use one operator | refused, or adopted |
@@ -95,7 +95,7 @@ class MicroBatches:
             found = BatchPosition.read((await self._work(operator)).completed)
             verdict = judge(found, batch.query_id, batch.batch_id)
             if verdict is Verdict.SKIP:
-                log.info("passed over: this batch is committed already", batch=str(batch))
+                log.info("committed batch skipped", batch=str(batch))
                 operator.batch_turn.release()
                 return None
             if verdict is not Verdict.RUN:

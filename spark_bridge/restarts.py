@@ -1,4 +1,4 @@
-"""Runs the user's Spark action, and again after a failure that a restart may mend (H15).
+"""Runs the user's Spark action, and again after a failure that a restart may fix (H15).
 
 Spark restarts tasks and stages by itself; a job that has failed it does not. The coordinators are reset to the last
 completed checkpoint before the first task of the next start is ready (H55), so all that is left to do is to call the
@@ -96,10 +96,10 @@ class Restarter:
         if delay_s is None:
             log.error("the action failed, and is given up", restarts=restarts, error=text)
             raise RestartsExhausted(
-                f"the action failed again after {restarts} restarts, and {self._strategy} grants no more; "
+                f"the action failed again after {restarts} restarts, and {self._strategy} allows no more; "
                 f"the last failure was {text}"
             ) from error
-        log.warning("the action failed, and is run again", delay_s=delay_s, restart=restarts, error=text)
+        log.warning("action failed, restart scheduled", delay_s=delay_s, restart=restarts, error=text)
         return delay_s
 
 

@@ -38,7 +38,7 @@ honest ones too, before the loop has read what they sent; and it could use up th
 
 
 class ServerStartError(SidecarError):
-    """The server cannot listen where it was told to. The message names the address, the cause and the mend."""
+    """The server cannot listen where it was told to. The message names the address, the cause and the fix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,7 +213,7 @@ class Sidecar:
         ``function`` runs one Spark action over the tasks of ``operator``, which is in streaming mode and belongs to
         this one query; or none where the batch has nothing for it. It returns when the action has. Then this waits for
         the final checkpoint of that run, which holds the batch and is labelled with it, and lets Spark note the end of
-        the batch. So when Spark asks for a batch again, it runs from the checkpoint that matches, or is passed over if
+        the batch. So when Spark asks for a batch again, it runs from the checkpoint that matches, or is skipped if
         it is committed. What else ``function`` does comes before the action, and may be done again.
 
         ``adopt``: take the first batch from whatever state there is, for an operator that is new in a query which has
@@ -264,7 +264,7 @@ class Sidecar:
 
     def _require_idle(self) -> None:
         if self._runtime is not None or self._stack is not None:
-            raise SidecarError("this sidecar is entered already: leave it first, or make a second one")
+            raise SidecarError("this sidecar is already running: exit its `with` block or create another Sidecar")
 
     def _entered(self) -> tuple[BlockingPortal, SidecarRuntime]:
         if self._portal is None or self._runtime is None:

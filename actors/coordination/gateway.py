@@ -237,7 +237,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._hang_up(reason)
 
     def _hang_up(self, reason: str) -> None:
-        """The machine has given the attempt up and confirms nothing more: tell the task at once, lest it waits."""
+        """The machine has given the attempt up and confirms nothing more: notify the task so that it stops waiting."""
         if self._connection is not None:
             self._connection.send(AttemptEnded(self._attempt.task_attempt_id, reason))
             self._connection.close()

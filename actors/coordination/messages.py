@@ -245,7 +245,7 @@ CoordinatorMessage = (
 
 @value
 class LedgerDecided:
-    """An effect of the attempt ledger that concerns this operator, with the connection where one is meant."""
+    """An effect of the attempt ledger that concerns this operator, with the connection that it concerns, if any."""
 
     effect: LedgerEffect
     callback_us: int | None = None

@@ -61,7 +61,7 @@ def open_relay(
     if kind == "jvm":
         first = partial(_janino, spark, on_fact, buffer_capacity)
         return _WithFallback(first, Py4jRelay(spark, on_fact), on_fact, on_lost or _nobody_asked)
-    raise ValueError(f"relay kind {kind!r}: one of 'jvm' and 'py4j' is meant")
+    raise ValueError(f"invalid relay kind {kind!r}: expected 'jvm' or 'py4j'")
 
 
 def _janino(spark: Any, on_fact: OnFact, buffer_capacity: int, on_lost: OnLost) -> Relay:

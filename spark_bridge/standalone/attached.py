@@ -53,7 +53,7 @@ class AttachedSidecar:
         self._context = driver_context(spark)
         host, colon, port = address.rpartition(":")
         if not colon or not host or not port.isdigit():
-            raise ValueError(f"{address!r} is no address: HOST:PORT is meant, as the sidecar says when it starts")
+            raise ValueError(f"invalid sidecar address {address!r}: expected HOST:PORT, for example 127.0.0.1:7650")
         self._address = ControlAddress(host, int(port), read_secret(secret_file))
         self._connect_timeout_s = connect_timeout_s
         self._listener: Any = None

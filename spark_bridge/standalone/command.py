@@ -110,7 +110,7 @@ def find(name: str) -> Any:
     """What ``module:object`` names. Raises ``ValueError`` that says what is wrong with it."""
     module, colon, path = name.partition(":")
     if not (module and colon and path):
-        raise ValueError(f"{name!r} does not name anything: MODULE:NAME is meant, say my_job.sidecar:factory")
+        raise ValueError(f"invalid name {name!r}: expected MODULE:NAME, for example my_job.sidecar:factory")
     try:
         found = importlib.import_module(module)
         for step in path.split("."):

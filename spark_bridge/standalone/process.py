@@ -96,7 +96,7 @@ class SidecarProcess:
             try:
                 stages = await relay.join()
             except RelayStopped as error:
-                log.warning("a driver came and went", error=str(error))
+                log.warning("driver disconnected during startup", error=str(error))
                 return
             if stages:
                 log.warning("taking over a driver whose jobs are under way", stages=len(stages), resume=self._resume)

@@ -1,4 +1,4 @@
-"""What storage raises. Each message names the file or directory, the cause and the mend."""
+"""Exceptions raised by the storage. Each message names the file or directory, the cause and the fix."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class CheckpointUnreadable(StorageError):
     ``too_new``: it is whole, but a later release wrote it, so no older checkpoint may stand in for it.
     """
 
-    def __init__(self, file: str, problem: str, mend: str = "", *, too_new: bool = False) -> None:
-        super().__init__(file, problem, mend)
+    def __init__(self, file: str, problem: str, hint: str = "", *, too_new: bool = False) -> None:
+        super().__init__(file, problem, hint)
         self.file = file
         self.problem = problem
-        self.mend = mend
+        self.hint = hint
         self.too_new = too_new
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.problem}" + (f"; {self.mend}" if self.mend else "")
+        return f"{self.file}: {self.problem}" + (f"; {self.hint}" if self.hint else "")

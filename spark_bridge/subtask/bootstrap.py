@@ -17,7 +17,7 @@ VENDORED = "headgate_vendored"
 
 
 def ensure_msgpack() -> None:
-    """Make ``msgpack`` importable. Raises ``ModuleNotFoundError`` with the mend when that cannot be done."""
+    """Make ``msgpack`` importable. Raises ``ModuleNotFoundError`` with the fix when that cannot be done."""
     ensure_importable("msgpack")
 
 

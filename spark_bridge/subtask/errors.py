@@ -1,4 +1,4 @@
-"""What a task may raise by itself. Each message names the cause and the mend, for it is read in Spark's log."""
+"""Exceptions raised in a task. Each message states the cause and the fix, because it is read in Spark's log."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_a_sidecar_can_be_entered_again_after_it_was_left(spark: SparkSession) -
 
 def test_a_sidecar_cannot_be_entered_twice_at_once(spark: SparkSession) -> None:
     with Sidecar(spark) as sidecar:
-        with pytest.raises(SidecarError, match="entered already: leave it first, or make a second one"):
+        with pytest.raises(SidecarError, match="already running: exit its `with` block or create another Sidecar"):
             sidecar.__enter__()
         handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
         assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
@@ -65,7 +65,7 @@ def test_a_sidecar_cannot_be_entered_twice_at_once(spark: SparkSession) -> None:
 async def test_a_sidecar_cannot_be_entered_in_both_ways_at_once(spark: SparkSession) -> None:
     sidecar = Sidecar(spark)
     async with sidecar:
-        with pytest.raises(SidecarError, match="entered already"):
+        with pytest.raises(SidecarError, match="already running"):
             sidecar.__enter__()
         with pytest.raises(SidecarNotRunning, match="entered with `async with`: await the methods"):
             sidecar.coordinate("op", Recorder(), parallelism=1)

@@ -645,7 +645,7 @@ def test_a_worker_python_that_is_not_there_is_told_before_any_task(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nowhere/python3")
-    with pytest.raises(SidecarError, match=r"'/nowhere/python3', which is not there: set PYSPARK_PYTHON=/"):
+    with pytest.raises(SidecarError, match=r"'/nowhere/python3' was not found: set PYSPARK_PYTHON=/"):
         Sidecar(spark).__enter__()
 
 
@@ -666,5 +666,5 @@ def test_a_worker_python_of_another_version_is_told_before_any_task(
     other.chmod(0o755)
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(other))
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
-    with pytest.raises(SidecarError, match=rf"\(Python 3\.9\), not Python {here}: set PYSPARK_PYTHON="):
+    with pytest.raises(SidecarError, match=rf"\(Python 3\.9\), but the driver runs Python {here}: set PYSPARK_PYTHON="):
         Sidecar(spark).__enter__()

@@ -90,4 +90,7 @@ def test_check_names_a_worker_python_that_does_not_exist() -> None:
     assert shutil.which("python-that-is-missing") is None
     done = check(PYSPARK_PYTHON="python-that-is-missing")
     assert done.returncode == 1
-    assert "workers' Python:  FAILED: Spark's workers would run 'python-that-is-missing'" in done.stdout
+    assert (
+        "workers' Python:  FAILED: cannot start Spark's workers: Python 'python-that-is-missing' was not found"
+        in done.stdout
+    )

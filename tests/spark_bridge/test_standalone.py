@@ -65,7 +65,7 @@ def test_a_secret_that_is_not_there_is_said_to_be_made_by_the_sidecar(tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["nothing"], "MODULE:NAME is meant"),
+        (["nothing"], "expected MODULE:NAME"),
         (["no.such.module:factory"], "cannot be found"),
         (["json:no_such_name"], "cannot be found"),
         (["json:__name__"], "is no function"),
