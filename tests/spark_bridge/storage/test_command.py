@@ -103,8 +103,8 @@ def test_it_runs_where_neither_spark_nor_java_is(root: Path) -> None:
     program = (
         "import runpy, sys\n"
         "for name in ('pyspark', 'py4j', 'actors'): sys.modules[name] = None\n"
-        f"sys.argv = ['spark_bridge', 'checkpoints', {str(root)!r}]\n"
-        "runpy.run_module('spark_bridge', run_name='__main__')\n"
+        f"sys.argv = ['headgate', 'checkpoints', {str(root)!r}]\n"
+        "runpy.run_module('headgate', run_name='__main__')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
