@@ -274,5 +274,5 @@ async def test_a_connect_session_is_refused_with_a_word_on_what_to_do() -> None:
 
 
 async def test_a_kind_that_does_not_exist_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(ValueError, match="'jvm' and 'py4j'"):
+    with pytest.raises(ValueError, match="expected 'jvm' or 'py4j'"):
         open_relay(spark, FactsLog().receive, kind="smoke signals")  # type: ignore[arg-type]
