@@ -18,6 +18,7 @@ from protocol.barrier_tracker import BarrierTracker
 from protocol.gateway import GatewayMachine
 from protocol.subtask import SubtaskMachine
 from tests.exploration import SCOPES, explore
+from tests.mutants.lost_facts import check_lost_facts
 from tests.mutants.mutant import Mutant
 from tests.mutants.second_runs import check_history
 from tests.simulation.world import World, run_world
@@ -27,7 +28,7 @@ EAGER = (0.1, None, 0.0)
 FEW = 150
 """So many worlds come before the exploration, the others behind it."""
 HISTORIES = 10
-"""So many histories of second runs come first."""
+"""So many histories of second runs come first, and as many of lost facts."""
 MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
 
 Report = Callable[[int], None]
@@ -93,16 +94,16 @@ def simulate(seeds: range, report: Report, before: int = 0) -> Finding:
     return Finding("simulation", f"seeds {seeds.start}..", looked, time.monotonic() - began, "")
 
 
-def run_again(report: Report) -> Finding:
-    """History after history of second runs, until one goes wrong. Call it within ``changed``."""
+def tell_histories(hunter: str, check: Callable[[int], None]) -> Finding:
+    """History after history, until ``check`` objects to one. Call it within ``changed``."""
     began = time.monotonic()
     for seed in range(HISTORIES):
         try:
-            check_history(seed)
+            check(seed)
         except Exception as error:
             seen = f"{type(error).__name__}: {error}"
-            return Finding("second runs", f"seed {seed}", seed + 1, time.monotonic() - began, seen)
-    return Finding("second runs", f"{HISTORIES} seeds", HISTORIES, time.monotonic() - began, "")
+            return Finding(hunter, f"seed {seed}", seed + 1, time.monotonic() - began, seen)
+    return Finding(hunter, f"{HISTORIES} seeds", HISTORIES, time.monotonic() - began, "")
 
 
 def explore_scopes(budget: Budget, report: Report) -> Finding:
@@ -123,7 +124,7 @@ def explore_scopes(budget: Budget, report: Report) -> Finding:
 
 
 def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -> Finding:
-    """A few worlds, second runs, the small scopes, then many worlds, until one of them shows the mutant.
+    """A few worlds, second runs, lost facts, the small scopes, then many worlds, until one of them shows the mutant.
 
     One that is argued for is not hunted for long. A survivor's finding tells of all that was done.
     """
@@ -132,7 +133,8 @@ def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -
     with changed(mutant):
         hunts: tuple[Callable[[], Finding], ...] = (
             lambda: simulate(range(budget.first, middle), report),
-            lambda: run_again(report),
+            lambda: tell_histories("second runs", check_history),
+            lambda: tell_histories("lost facts", check_lost_facts),
             lambda: explore_scopes(budget, report),
             lambda: simulate(range(middle, end), report, before=few),
         )

@@ -80,6 +80,7 @@ def test_a_change_reaches_methods_tables_properties_and_importers() -> None:
         "attempt-numbers-start-again",  # H2
         "complete-before-durable",  # H50
         "failure-without-reset",  # H10
+        "audit-never-comes",  # H19
         "second-run-not-refused",  # H68
         "class-kept-over-runs",  # H68
         "action-goes-on-with-old-splits",  # H68
