@@ -34,14 +34,14 @@ from protocol.facts import (
     TaskStarted,
     TaskState,
 )
-from protocol.gateway_types import GatewayLimits
-from protocol.messages import RestoreMode
-from spark_bridge.config import SidecarConfig
-from spark_bridge.facts import RelayedFact
-from spark_bridge.inherited import InheritedRuns
-from spark_bridge.relay import OnFact, OnLost, Relay
-from spark_bridge.relay.interface import RelayStatistics
-from spark_bridge.runtime import SidecarRuntime
+from protocol.gateway.types import GatewayLimits
+from protocol.wire.messages import RestoreMode
+from spark_bridge.bridge.facts import RelayedFact
+from spark_bridge.bridge.relay import OnFact, OnLost, Relay
+from spark_bridge.bridge.relay.interface import RelayStatistics
+from spark_bridge.bridge.takeover import InheritedRuns
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.storage import MemoryStorage, Storage
 from spark_bridge.storage.interface import Permit, always_permitted
 

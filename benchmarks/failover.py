@@ -29,7 +29,7 @@ from benchmarks.spark_fact import MASTER, BareEnds, bare_relay
 from benchmarks.spark_session import spark_session
 from benchmarks.spark_tasks import ThrowingOperator
 from protocol.attempts import FailureReason
-from spark_bridge import Sidecar
+from spark_bridge.driver.sidecar import Sidecar
 
 PAUSE_S = 0.03
 CASES = ("failed", "ready")

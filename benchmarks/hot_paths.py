@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 
 from actors import Actor, ActorContext, ActorSystem, MailboxConfig, Reply
-from protocol import gateway_types as g
-from protocol import subtask_types as s
 from protocol.attempts import (
     AttemptLedger,
     LedgerConfig,
@@ -35,12 +33,14 @@ from protocol.barrier_tracker import (
     SubtaskClosed,
     TrackerInput,
 )
-from protocol.codec import FrameDecoder, decode_event, decode_message, encode_event, encode_message
 from protocol.facts import JobStarted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
-from protocol.gateway import GatewayMachine
+from protocol.gateway import types as g
+from protocol.gateway.machine import GatewayMachine
 from protocol.ids import ExecutionAttempt
-from protocol.messages import Confirm, EventMessage, Message, Opened, Register, RestoreMode
-from protocol.subtask import SubtaskMachine
+from protocol.subtask import types as s
+from protocol.subtask.machine import SubtaskMachine
+from protocol.wire.codec import FrameDecoder, decode_event, decode_message, encode_event, encode_message
+from protocol.wire.messages import Confirm, EventMessage, Message, Opened, Register, RestoreMode
 
 Step = Callable[[int], object]
 AsyncStep = Callable[[int], Awaitable[object]]

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from benchmarks.harness import Figure, Progress, interleave
 from benchmarks.plain_tasks import read
 from benchmarks.spark_session import spark_session
-from spark_bridge import Sidecar
+from spark_bridge.driver.sidecar import Sidecar
 
 MASTER = "local[2]"
 TASKS = 2_000

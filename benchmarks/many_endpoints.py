@@ -27,10 +27,8 @@ from typing import Any
 
 import msgpack
 
-from protocol.codec import decode_event, encode_event
 from protocol.errors import RemoteProtocolError
-from protocol.messages import CheckpointAcknowledged, ClosedForCheckpoint, Confirm, Downward, Registered
-from protocol.subtask_types import (
+from protocol.subtask.types import (
     MailboxBarrier,
     MailboxCompleted,
     MailboxEvent,
@@ -38,6 +36,8 @@ from protocol.subtask_types import (
     SendToCoordinator,
     SubtaskEffect,
 )
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import CheckpointAcknowledged, ClosedForCheckpoint, Confirm, Downward, Registered
 from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.registration import register

@@ -22,9 +22,9 @@ from actors.coordination import OperatorCoordinator
 from benchmarks.crowd import PretendedSpark
 from benchmarks.harness import Figure, Progress, interleave_async
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
-from protocol.messages import RestoreMode, SubtaskState
-from spark_bridge.config import SidecarConfig
-from spark_bridge.runtime import SidecarRuntime
+from protocol.wire.messages import RestoreMode, SubtaskState
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.storage import CheckpointStorage
 
 STATE_BYTES = 1024

@@ -39,13 +39,13 @@ from benchmarks.spark_session import spark_session
 from benchmarks.spark_tasks import Pausing, PausingOperator
 from protocol.attempts import FailureReason
 from protocol.facts import TaskEnded, TaskOutcome
-from protocol.handshake import NONCE_BYTES, ServerHandshake
-from spark_bridge import SidecarConfig
-from spark_bridge.driver_side import DriverHere
-from spark_bridge.facts import RelayedFact, decode_record
-from spark_bridge.relay import OnFact, OnLost, Relay, RelayKind
-from spark_bridge.relay.janino import close_listener, open_listener
-from spark_bridge.runtime import SidecarRuntime
+from protocol.wire.handshake import NONCE_BYTES, ServerHandshake
+from spark_bridge.bridge.facts import RelayedFact, decode_record
+from spark_bridge.bridge.relay import OnFact, OnLost, Relay, RelayKind
+from spark_bridge.bridge.relay.janino import close_listener, open_listener
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.driver_side import DriverHere
+from spark_bridge.driver.runtime import SidecarRuntime
 
 MASTER = "local[2,1000000]"
 """Two cores, and a task may fail as often as it likes."""

@@ -19,8 +19,8 @@ from actors.coordination import OperatorCoordinator, SubtaskGateway
 from benchmarks.cores import this_thread_on, two_cores
 from benchmarks.raw_frames import RawProtocol
 from benchmarks.task_side import STOP, BusyOperator, EchoOperator, endless
-from spark_bridge import Sidecar
-from spark_bridge.handle import OperatorHandle
+from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.sidecar import Sidecar
 
 MASTER = "local[2]"
 READY_TIMEOUT_S = 60.0

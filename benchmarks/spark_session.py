@@ -16,7 +16,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark_bridge.interrupts import interrupts_held_back
+from spark_bridge.driver.interrupts import interrupts_held_back
 
 SETTINGS = {
     "spark.ui.enabled": "false",

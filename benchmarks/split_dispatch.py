@@ -19,7 +19,7 @@ from benchmarks.harness import Figure, Progress, interleave
 from benchmarks.plain_tasks import read
 from benchmarks.spark_session import spark_session
 from benchmarks.spark_tasks import AddingReader
-from spark_bridge import Sidecar
+from spark_bridge.driver.sidecar import Sidecar
 
 SUBTASKS = 2
 BATCH_SIZES = (1, 32)

@@ -44,11 +44,16 @@ if TYPE_CHECKING:
         LocalProtocolError,
         ProtocolError,
     )
-    from protocol.gateway_types import GatewayLimits
+    from protocol.gateway.types import GatewayLimits
     from protocol.ids import ExecutionAttempt
-    from protocol.messages import RestoreMode
     from protocol.restart import NO_RESTART, ExponentialDelay, FixedDelay
-    from spark_bridge.config import SidecarConfig
+    from protocol.wire.messages import RestoreMode
+    from spark_bridge.bridge.relay import RelayError
+    from spark_bridge.driver.config import SidecarConfig
+    from spark_bridge.driver.handle import OperatorHandle
+    from spark_bridge.driver.interrupts import interrupts_held_back
+    from spark_bridge.driver.runtime import SidecarRuntime
+    from spark_bridge.driver.sidecar import Sidecar
     from spark_bridge.errors import (
         BatchFailed,
         BatchRefused,
@@ -58,11 +63,6 @@ if TYPE_CHECKING:
         SidecarError,
         SidecarNotRunning,
     )
-    from spark_bridge.handle import OperatorHandle
-    from spark_bridge.interrupts import interrupts_held_back
-    from spark_bridge.relay import RelayError
-    from spark_bridge.runtime import SidecarRuntime
-    from spark_bridge.sidecar import Sidecar
     from spark_bridge.sink.committer import SinkCommitter
     from spark_bridge.sink.coordinator import FileSinkCoordinator
     from spark_bridge.sink.errors import SinkFileLost
@@ -85,12 +85,12 @@ if TYPE_CHECKING:
 
 _MODULES = {
     # Running
-    "Sidecar": "spark_bridge.sidecar",
+    "Sidecar": "spark_bridge.driver.sidecar",
     "AttachedSidecar": "spark_bridge.standalone.attached",
-    "SidecarConfig": "spark_bridge.config",
-    "SidecarRuntime": "spark_bridge.runtime",
-    "OperatorHandle": "spark_bridge.handle",
-    "interrupts_held_back": "spark_bridge.interrupts",
+    "SidecarConfig": "spark_bridge.driver.config",
+    "SidecarRuntime": "spark_bridge.driver.runtime",
+    "OperatorHandle": "spark_bridge.driver.handle",
+    "interrupts_held_back": "spark_bridge.driver.interrupts",
     # Writing the driver's half
     "OperatorCoordinator": "actors.coordination.interface",
     "CoordinatorContext": "actors.coordination.interface",
@@ -116,9 +116,9 @@ _MODULES = {
     "SinkWriter": "spark_bridge.sink.writer",
     # Settings
     "CheckpointConfig": "protocol.barrier_tracker",
-    "GatewayLimits": "protocol.gateway_types",
+    "GatewayLimits": "protocol.gateway.types",
     "LedgerConfig": "protocol.attempts",
-    "RestoreMode": "protocol.messages",
+    "RestoreMode": "protocol.wire.messages",
     "FixedDelay": "protocol.restart",
     "ExponentialDelay": "protocol.restart",
     "NO_RESTART": "protocol.restart",
@@ -151,7 +151,7 @@ _MODULES = {
     "BatchRefused": "spark_bridge.errors",
     "StorageError": "spark_bridge.storage.errors",
     "SidecarUnreachable": "spark_bridge.standalone.control",
-    "RelayError": "spark_bridge.relay",
+    "RelayError": "spark_bridge.bridge.relay",
     "SinkFileLost": "spark_bridge.sink.errors",
 }
 

@@ -167,7 +167,7 @@ class _WithSpark:
         return f"ok, {pyspark.__version__}"
 
     def check_workers(self) -> str:
-        from spark_bridge.driver import check_worker_python
+        from spark_bridge.driver.environment import check_worker_python
         from spark_bridge.errors import SidecarError
 
         context = self._spark.sparkContext
@@ -178,9 +178,9 @@ class _WithSpark:
         return f"ok, {sys.version_info.major}.{sys.version_info.minor} ({context.pythonExec})"
 
     def ask_from_a_task(self) -> str:
+        from spark_bridge.bridge.relay import RelayError
+        from spark_bridge.driver.sidecar import Sidecar
         from spark_bridge.errors import SidecarError
-        from spark_bridge.relay import RelayError
-        from spark_bridge.sidecar import Sidecar
 
         try:
             with Sidecar(self._spark) as sidecar:

@@ -41,7 +41,7 @@ def test_every_source_of_the_packages_is_in_the_wheel(wheel_names: set[str]) -> 
 
 
 def test_the_java_source_of_the_relay_travels(wheel_names: set[str]) -> None:
-    assert any(name.startswith("spark_bridge/relay/") and name.endswith(".java") for name in wheel_names)
+    assert any(name.startswith("spark_bridge/bridge/relay/") and name.endswith(".java") for name in wheel_names)
 
 
 def test_each_package_says_that_it_is_typed(wheel_names: set[str]) -> None:

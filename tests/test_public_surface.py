@@ -16,8 +16,6 @@ FRONT_DOORS = (
     "actors.coordination",
     "actors.testing",
     "headgate",
-    "spark_bridge",
-    "spark_bridge.sink",
     "spark_bridge.subtask",
 )
 

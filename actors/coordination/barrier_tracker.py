@@ -96,7 +96,7 @@ from protocol.barrier_tracker import (
     TrackerInput,
     TriggerCheckpoint,
 )
-from protocol.gateway_types import BarrierRequested, CheckpointOutcome, CheckpointOver, CloseRequested
+from protocol.gateway.types import BarrierRequested, CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.machine import TimePassed
 
 

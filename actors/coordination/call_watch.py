@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from actors.clock import Clock
 from actors.exits import Abandoned
 from actors.waiting_at import raised_at, waiting_at
-from protocol.messages import describe_wait
+from protocol.wire.messages import describe_wait
 
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "handle_event_from_operator": ("subtask", "attempt"),

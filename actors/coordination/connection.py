@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from protocol.messages import Downward
+from protocol.wire.messages import Downward
 
 
 class AttemptConnection(Protocol):

@@ -50,12 +50,12 @@ from actors.coordination.user_calls import call_user, is_fatal, traceback_text, 
 from actors.exits import as_exception, describe
 from protocol.attempts import AttemptCondemned, LedgerInput
 from protocol.barrier_tracker import CoordinatorSnapshotFailed, CoordinatorSnapshotTaken
-from protocol.codec import decode_event, encode_event
 from protocol.errors import ProtocolError
 from protocol.facts import StageLook
-from protocol.gateway_types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
+from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
-from protocol.messages import RestoreMode
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import RestoreMode
 
 PLACE_CHARS_MAX = 1000
 

@@ -13,7 +13,7 @@ from actors.coordination.messages import CallHandler, CoordinatorMessage
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.user_calls import is_fatal
 from protocol.facts import StageLook
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 
 if TYPE_CHECKING:
     from actors.coordination.coordinator import CoordinatorActor

@@ -22,11 +22,11 @@ from actors.coordination.confirmation import Confirmation
 from actors.coordination.interface import CoordinatorContext, SubtaskGateway
 from actors.coordination.store import CoordinatorStore
 from actors.coordination.unawaited import AwaitCheck
-from protocol.codec import encode_event
 from protocol.errors import AttemptOver
 from protocol.facts import StageLook
 from protocol.ids import ExecutionAttempt
-from protocol.messages import RestoreMode
+from protocol.wire.codec import encode_event
+from protocol.wire.messages import RestoreMode
 
 T = TypeVar("T")
 

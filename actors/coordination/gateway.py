@@ -42,8 +42,8 @@ from protocol.barrier_tracker import (
     SubtaskFinalState,
 )
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
-from protocol.gateway import GatewayMachine
-from protocol.gateway_types import (
+from protocol.gateway.machine import GatewayMachine
+from protocol.gateway.types import (
     AttemptIsOver,
     BarrierRequested,
     CheckpointOver,
@@ -70,8 +70,8 @@ from protocol.gateway_types import (
 )
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.messages import AttemptEnded, CoordinatorAwaited, Registered, Resumed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
+from protocol.wire.messages import AttemptEnded, CoordinatorAwaited, Registered, Resumed
 
 _UNBOUNDED = 2**63
 TAKEN_EVERY = 64

@@ -12,9 +12,9 @@ from actors import ActorRef
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.messages import GatewayMessage, SendEvent
 from actors.coordination.unawaited import AwaitCheck, check_thread
-from protocol.codec import encode_event
 from protocol.errors import AttemptOver, GatewayFull
 from protocol.ids import ExecutionAttempt
+from protocol.wire.codec import encode_event
 
 
 class SendBudget:

@@ -20,7 +20,7 @@ from actors.coordination.store import CoordinatorStore
 from protocol.attempts import FailureReason
 from protocol.facts import StageLook
 from protocol.ids import ExecutionAttempt
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 
 T = TypeVar("T")
 

@@ -15,10 +15,10 @@ from actors.coordination.connection import AttemptConnection
 from actors.coordination.interface import SubtaskGateway
 from protocol.attempts import FailureReason, LedgerEffect
 from protocol.barrier_tracker import TrackerInput
-from protocol.gateway_types import GatewayInput
+from protocol.gateway.types import GatewayInput
 from protocol.ids import ExecutionAttempt
-from protocol.messages import UpMessage
 from protocol.values import value
+from protocol.wire.messages import UpMessage
 
 # --- to a gateway -------------------------------------------------------------------------------------------------
 

@@ -20,9 +20,9 @@ from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, Opera
 from actors.coordination.statistics import OperatorStatistics
 from protocol.barrier_tracker import RestoreAttempt
 from protocol.errors import AttemptOver
-from protocol.gateway_types import AttemptIsOver
+from protocol.gateway.types import AttemptIsOver
 from protocol.ids import ExecutionAttempt
-from protocol.messages import Registered
+from protocol.wire.messages import Registered
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from protocol.attempts import LedgerInput
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.errors import HeadgateError
 from protocol.facts import StageLook
-from protocol.gateway_types import GatewayLimits
+from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 
 UNBOUNDED = MailboxConfig(capacity=None)
 """What the protocol itself bounds (H27) needs no second bound in the mailbox."""

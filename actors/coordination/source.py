@@ -25,11 +25,9 @@ from typing import Any
 
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from protocol.attempts import FailureKind, FailureReason
-from protocol.codec import decode_event, encode_event
 from protocol.enumerations import CurrentEnumeration
 from protocol.facts import StageLook
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
-from protocol.messages import RestoreMode
 from protocol.overrides import errors_in_overrides
 from protocol.source_events import (
     SplitRequested,
@@ -38,6 +36,8 @@ from protocol.source_events import (
     splits_event,
 )
 from protocol.splits import SplitAssignmentTracker
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import RestoreMode
 
 _Assigned = tuple[int, bytes]
 """One assignment: its number, which tells equal splits apart, and the encoded split."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.facts import JobStarted, StageCompleted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
-from protocol.messages import Register
+from protocol.wire.messages import Register
 
 STRANGE_STAGES_MAX = 512
 """How many stages without an operator are kept at most; the oldest goes first."""

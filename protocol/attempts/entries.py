@@ -8,7 +8,7 @@ from enum import Enum
 
 from protocol.attempts.types import FailureKind
 from protocol.ids import ExecutionAttempt
-from protocol.messages import Register
+from protocol.wire.messages import Register
 
 
 class AttemptState(Enum):

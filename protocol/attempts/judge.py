@@ -11,7 +11,7 @@ from protocol.attempts.entries import AttemptEntry, AttemptState, HeldRegistrati
 from protocol.attempts.operator import OperatorLedger
 from protocol.attempts.types import FailureKind
 from protocol.facts import StatusReported, TaskOutcome, TaskState
-from protocol.messages import RefusalCode, RestoreMode
+from protocol.wire.messages import RefusalCode, RestoreMode
 
 
 class Wait(Enum):

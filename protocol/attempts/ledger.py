@@ -42,7 +42,7 @@ from protocol.facts import (
     TaskState,
 )
 from protocol.machine import TimePassed
-from protocol.messages import RefusalCode, RestoreMode
+from protocol.wire.messages import RefusalCode, RestoreMode
 
 _INPUTS = frozenset(get_args(LedgerInput))
 

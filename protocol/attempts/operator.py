@@ -33,7 +33,7 @@ from protocol.attempts.types import (
 )
 from protocol.facts import TaskOutcome
 from protocol.ids import ExecutionAttempt
-from protocol.messages import RefusalCode, RestoreMode
+from protocol.wire.messages import RefusalCode, RestoreMode
 
 _KINDS = {
     TaskOutcome.FAILED: FailureKind.FAILED,

@@ -12,8 +12,8 @@ from enum import Enum
 from protocol.facts import EngineFact
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.messages import RefusalCode, Register, RestoreMode
 from protocol.values import value
+from protocol.wire.messages import RefusalCode, Register, RestoreMode
 
 
 @value

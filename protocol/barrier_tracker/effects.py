@@ -5,8 +5,8 @@ from __future__ import annotations
 from protocol.attempts.types import FailureReason
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint
 from protocol.ids import ExecutionAttempt
-from protocol.messages import HeldEvent, SubtaskState
 from protocol.values import value
+from protocol.wire.messages import HeldEvent, SubtaskState
 
 # --- the steps of a checkpoint -------------------------------------------------------------------
 

@@ -107,7 +107,7 @@ from protocol.barrier_tracker.vocabulary import (
 from protocol.errors import LocalProtocolError
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.machine import TimePassed
-from protocol.messages import RestoreMode, SubtaskState
+from protocol.wire.messages import RestoreMode, SubtaskState
 
 
 class BarrierTracker:

@@ -61,7 +61,7 @@ from protocol.barrier_tracker.vocabulary import (
 )
 from protocol.errors import LocalProtocolError
 from protocol.ids import ExecutionAttempt
-from protocol.messages import SubtaskState
+from protocol.wire.messages import SubtaskState
 
 Effects = list[TrackerEffect]
 

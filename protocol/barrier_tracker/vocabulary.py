@@ -7,8 +7,8 @@ from dataclasses import field
 from protocol.attempts.types import FailureReason
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.messages import HeldEvent, RestoreMode, SubtaskState
 from protocol.values import value
+from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 
 
 @value

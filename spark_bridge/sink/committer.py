@@ -14,7 +14,7 @@ import anyio
 from anyio.to_thread import run_sync
 
 from actors.coordination import CoordinatorContext
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from spark_bridge.sink.books import SinkBooks
 from spark_bridge.sink.directory import Published, SinkDirectory
 from spark_bridge.sink.errors import SinkFileLost, SinkMisused, SinkPublishError

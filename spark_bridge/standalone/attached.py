@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 import structlog
 from anyio.from_thread import start_blocking_portal
 
-from protocol.messages import RestoreMode
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
-from spark_bridge.actions import names_of, run_with_restarts
-from spark_bridge.driver import check_worker_python, driver_context
+from protocol.wire.messages import RestoreMode
+from spark_bridge.bridge.relay.janino import close_listener, open_listener
+from spark_bridge.driver.actions import names_of, run_with_restarts
+from spark_bridge.driver.environment import check_worker_python, driver_context
+from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.runtime import complain_of_output
+from spark_bridge.driver.shipping import ship_packages
 from spark_bridge.errors import SidecarError, SidecarNotRunning
-from spark_bridge.handle import OperatorHandle
-from spark_bridge.relay.janino import close_listener, open_listener
-from spark_bridge.runtime import complain_of_output
-from spark_bridge.shipping import ship_packages
 from spark_bridge.standalone.control import ControlAddress, SidecarUnreachable, ask
 from spark_bridge.standalone.secret_file import read_secret
 from spark_bridge.storage import StorageFenced

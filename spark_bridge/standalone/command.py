@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_bridge.config import SidecarConfig
+    from spark_bridge.driver.config import SidecarConfig
     from spark_bridge.standalone.process import SidecarProcess
 
 __all__ = ["add_command"]
@@ -97,7 +97,7 @@ def make_process(options: argparse.Namespace) -> SidecarProcess:
 
 def config_of(options: argparse.Namespace, task_port: int) -> SidecarConfig:
     """The given configuration with what the other arguments say."""
-    from spark_bridge.config import SidecarConfig
+    from spark_bridge.driver.config import SidecarConfig
 
     config = SidecarConfig() if options.config is None else find(options.config)
     if not isinstance(config, SidecarConfig):

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors.coordination import CheckpointFailed
-from protocol.codec import DEFAULT_LIMITS, decode_event, encode_event
 from protocol.errors import RemoteProtocolError
-from protocol.framing import FrameDecoder, frame
-from protocol.handshake import NONCE_BYTES, ClientHandshake
+from protocol.wire.codec import DEFAULT_LIMITS, decode_event, encode_event
+from protocol.wire.framing import FrameDecoder, frame
+from protocol.wire.handshake import NONCE_BYTES, ClientHandshake
 from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError, SidecarNotRunning
 from spark_bridge.storage import StorageFenced
 

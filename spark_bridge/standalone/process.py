@@ -11,13 +11,13 @@ import anyio
 import structlog
 
 from actors import ActorError
-from spark_bridge.config import SidecarConfig
-from spark_bridge.driver_side import DriverElsewhere
+from spark_bridge.bridge.relay import RelayStopped
+from spark_bridge.bridge.relay.awaited import AwaitedRelay
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.driver_side import DriverElsewhere
+from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
-from spark_bridge.handle import OperatorHandle
-from spark_bridge.relay import RelayStopped
-from spark_bridge.relay.awaited import AwaitedRelay
-from spark_bridge.runtime import SidecarRuntime
 from spark_bridge.standalone.server import serve_control
 
 __all__ = ["Factory", "Ports", "SidecarProcess"]

@@ -10,10 +10,10 @@ import anyio
 import structlog
 from anyio.abc import SocketAttribute, SocketStream, TaskStatus
 
-from protocol.codec import DEFAULT_LIMITS, decode_event, encode_event
 from protocol.errors import RemoteProtocolError
-from protocol.framing import FrameDecoder, frame
-from protocol.handshake import NONCE_BYTES, ServerHandshake
+from protocol.wire.codec import DEFAULT_LIMITS, decode_event, encode_event
+from protocol.wire.framing import FrameDecoder, frame
+from protocol.wire.handshake import NONCE_BYTES, ServerHandshake
 
 __all__ = ["serve_control"]
 

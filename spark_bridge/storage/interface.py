@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.checkpoint_format import StoredCheckpoint
-from protocol.messages import RestoreMode
+from protocol.wire.checkpoint_format import StoredCheckpoint
+from protocol.wire.messages import RestoreMode
 
 Permit = Callable[[], None]
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from threading import Lock
 
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.checkpoint_format import StoredCheckpoint
-from protocol.messages import RestoreMode
+from protocol.wire.checkpoint_format import StoredCheckpoint
+from protocol.wire.messages import RestoreMode
 from spark_bridge.storage import single_files
 from spark_bridge.storage.errors import StorageError
 from spark_bridge.storage.interface import CheckpointInfo, Permit, always_permitted, describe

@@ -20,7 +20,7 @@ import structlog
 
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from spark_bridge.storage.errors import StorageError, StorageFenced
 from spark_bridge.storage.interface import Storage
 from spark_bridge.storage.writes import PendingWrite, WriteStopped

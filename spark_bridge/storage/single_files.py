@@ -10,14 +10,14 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.checkpoint_format import (
+from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
+from protocol.wire.checkpoint_format import (
     CHECKPOINT_BYTES_MAX,
     StoredCheckpoint,
     decode_checkpoint,
     encode_checkpoint,
 )
-from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 from spark_bridge.storage.files import Files
 from spark_bridge.storage.interface import always_permitted

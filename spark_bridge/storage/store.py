@@ -14,8 +14,8 @@ from urllib.parse import unquote
 import structlog
 
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.checkpoint_format import StoredCheckpoint
-from protocol.messages import RestoreMode
+from protocol.wire.checkpoint_format import StoredCheckpoint
+from protocol.wire.messages import RestoreMode
 from spark_bridge.storage import single_files
 from spark_bridge.storage.claims import Claims
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError, StorageFenced

@@ -1,8 +1,8 @@
 """Packages on an executor that has none of them.
 
-The archive that the driver ships (``spark_bridge.shipping``) carries msgpack's pure-Python half and fsspec in a folder
-of its own, so that they are never preferred to installed ones: that msgpack is faster, and that fsspec is the one which
-the installed filesystems were made for.
+The archive that the driver ships (``spark_bridge.driver.shipping``) carries msgpack's pure-Python half and fsspec in a
+separate folder, so that installed ones come first: an installed msgpack is faster, and the installed filesystems were
+made for the installed fsspec.
 """
 
 from __future__ import annotations

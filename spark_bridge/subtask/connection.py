@@ -13,11 +13,11 @@ import socket
 import time
 from typing import cast, get_args
 
-from protocol.codec import decode_message
 from protocol.errors import HandshakeFailed, RemoteProtocolError
-from protocol.framing import FrameDecoder
-from protocol.handshake import ClientHandshake
-from protocol.messages import Downward, Message
+from protocol.wire.codec import decode_message
+from protocol.wire.framing import FrameDecoder
+from protocol.wire.handshake import ClientHandshake
+from protocol.wire.messages import Downward, Message
 from spark_bridge.subtask.waker import Waker
 
 __all__ = ["Connection", "ConnectionBroken"]

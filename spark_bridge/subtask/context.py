@@ -7,10 +7,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from protocol.codec import decode_event, encode_event
 from protocol.errors import GatewayFull, LocalProtocolError
-from protocol.messages import Registered
-from protocol.subtask_types import (
+from protocol.subtask.types import (
     MailboxAborted,
     MailboxBarrier,
     MailboxCompleted,
@@ -18,6 +16,8 @@ from protocol.subtask_types import (
     MailboxItem,
     MailboxStart,
 )
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import Registered
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CheckpointDeclinedByOperator
 from spark_bridge.subtask.operator import SubtaskOperator

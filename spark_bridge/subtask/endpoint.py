@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 
 __all__ = ["TaskEndpoint", "TaskIdentity"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.errors import HeadgateError, ProtocolError
-from protocol.messages import RefusalCode
+from protocol.wire.messages import RefusalCode
 
 __all__ = [
     "CannotReachSidecar",

@@ -7,9 +7,9 @@ import selectors
 import time
 from typing import TYPE_CHECKING, Final
 
-from protocol.codec import encode_message
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
-from protocol.messages import AttemptEnded, Refused, Resumed
+from protocol.wire.codec import encode_message
+from protocol.wire.messages import AttemptEnded, Refused, Resumed
 from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.waker import Interrupted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from protocol.subtask_types import MailboxAborted, MailboxBarrier, MailboxEvent, MailboxItem
+from protocol.subtask.types import MailboxAborted, MailboxBarrier, MailboxEvent, MailboxItem
 
 __all__ = ["Mailbox"]
 

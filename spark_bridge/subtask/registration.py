@@ -8,9 +8,9 @@ import platform
 import socket
 import time
 
-from protocol.codec import encode_message
 from protocol.errors import AttemptOver, RemoteProtocolError
-from protocol.messages import AttemptEnded, Downward, Refused, Register, Registered
+from protocol.wire.codec import encode_message
+from protocol.wire.messages import AttemptEnded, Downward, Refused, Register, Registered
 from spark_bridge.subtask.connection import Connection, ConnectionBroken
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.errors import CannotReachSidecar, RegistrationFailed, RegistrationRefused

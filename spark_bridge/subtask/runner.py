@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 from protocol.errors import AttemptOver
-from protocol.messages import SubtaskState
+from protocol.wire.messages import SubtaskState
 from spark_bridge.subtask.context import SubtaskContext, checked_state
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.operator import SubtaskOperator

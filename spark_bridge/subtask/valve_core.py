@@ -15,22 +15,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.codec import encode_message
 from protocol.errors import ProtocolError, RemoteProtocolError
 from protocol.machine import TimePassed
-from protocol.messages import (
-    Confirm,
-    CoordinatorAwaited,
-    DownMessage,
-    Downward,
-    Finished,
-    Registered,
-    Resume,
-    describe_wait,
-)
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
-from protocol.subtask import SubtaskMachine
-from protocol.subtask_types import (
+from protocol.subtask.machine import SubtaskMachine
+from protocol.subtask.types import (
     EndAttempt,
     MailboxEvent,
     PutInMailbox,
@@ -39,6 +28,17 @@ from protocol.subtask_types import (
     SubtaskEffect,
     SubtaskInput,
     SubtaskLimits,
+)
+from protocol.wire.codec import encode_message
+from protocol.wire.messages import (
+    Confirm,
+    CoordinatorAwaited,
+    DownMessage,
+    Downward,
+    Finished,
+    Registered,
+    Resume,
+    describe_wait,
 )
 from spark_bridge.subtask.attached import detach
 from spark_bridge.subtask.connection import Connection

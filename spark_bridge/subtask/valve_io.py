@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Final
 
 from protocol.errors import AttemptOver, GatewayFull, RemoteProtocolError
-from protocol.messages import Registered
-from protocol.subtask_types import (
+from protocol.subtask.types import (
     BarrierArrived,
     EventSubmitted,
     MailboxItem,
@@ -28,6 +27,7 @@ from protocol.subtask_types import (
     SnapshotTaken,
     SubtaskInput,
 )
+from protocol.wire.messages import Registered
 from spark_bridge.subtask.attached import attach
 from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 
-from protocol.messages import Downward
+from protocol.wire.messages import Downward
 from spark_bridge.subtask.connection import READ_BYTES, Connection
 
 __all__ = ["Wire"]

@@ -32,12 +32,12 @@ from protocol.facts import (
     TaskStarted,
 )
 from protocol.ids import ExecutionAttempt
-from protocol.messages import Downward, Refused, Register, Registered, RestoreMode
-from spark_bridge.bridge import BridgeActor
-from spark_bridge.bridge_messages import BridgeMessage, RegistrationReceived
-from spark_bridge.config import SidecarConfig
-from spark_bridge.facts import RelayedFact
-from spark_bridge.operators import Operators
+from protocol.wire.messages import Downward, Refused, Register, Registered, RestoreMode
+from spark_bridge.bridge.actor import BridgeActor
+from spark_bridge.bridge.facts import RelayedFact
+from spark_bridge.bridge.messages import BridgeMessage, RegistrationReceived
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.operators import Operators
 from tests.actors.coordination.executor import MemoryConnection, Task
 from tests.actors.coordination.operator_world import Answer
 

@@ -11,9 +11,8 @@ import asyncio
 from typing import Any
 
 from protocol.barrier_tracker import AbortRequested
-from protocol.codec import decode_event, encode_event
-from protocol.gateway import GatewayMachine
-from protocol.gateway_types import (
+from protocol.gateway.machine import GatewayMachine
+from protocol.gateway.types import (
     AttemptIsOver,
     CheckpointOutcome,
     CheckpointOver,
@@ -31,7 +30,8 @@ from protocol.gateway_types import (
     SendToAttempt,
 )
 from protocol.ids import ExecutionAttempt
-from protocol.messages import Confirm, DownItem, EventMessage, Opened, UpItem
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import Confirm, DownItem, EventMessage, Opened, UpItem
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import Answer, RecordingCoordinator, World
 

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.attempts import FailureKind
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.messages import RefusalCode
+from protocol.wire.messages import RefusalCode
 from spark_bridge.errors import CoordinatorStartError, SidecarError
 from tests.actors.coordination.operator_world import RecordingCoordinator
 from tests.conformance.application import application

@@ -10,7 +10,7 @@ import pytest
 
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.facts import TaskOutcome
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import Call, RecordingCoordinator
 from tests.conformance.application import OPERATOR, Application, application
 

@@ -15,8 +15,8 @@ import anyio.lowlevel
 import pytest
 
 from protocol.attempts import AttemptCondemned, FailureKind, GlobalFailureRaised
-from protocol.codec import decode_event
-from protocol.subtask_types import MailboxEvent
+from protocol.subtask.types import MailboxEvent
+from protocol.wire.codec import decode_event
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
 from tests.conformance.harness import SlowSnapshot, abort, acknowledge, cut, send

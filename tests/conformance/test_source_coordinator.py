@@ -13,8 +13,8 @@ import pytest
 from actors.coordination import SourceCoordinator, SplitEnumerator, SplitEnumeratorContext, StaticSplitEnumerator
 from actors.coordination.messages import StartOperator
 from protocol.attempts import FailureKind, FailureReason, GlobalFailureRaised
-from protocol.codec import decode_event
-from protocol.messages import RestoreMode
+from protocol.wire.codec import decode_event
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import World, running_operator
 from tests.actors.coordination.reader import ReaderTask
 

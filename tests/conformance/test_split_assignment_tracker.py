@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
-from protocol.codec import decode_event, encode_event
 from protocol.splits import SplitAssignmentTracker
+from protocol.wire.codec import decode_event, encode_event
 
 
 def assign(tracker: SplitAssignmentTracker[int], subtasks: int, first: int) -> None:

@@ -28,7 +28,7 @@ from protocol.attempts import FailureKind, FailureReason
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.errors import GatewayFull
 from protocol.ids import ExecutionAttempt
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from spark_bridge.storage import CheckpointStorage, StorageError
 
 NUMBERS = 10

@@ -26,7 +26,7 @@ from examples.exactly_once.proof import Proof, judge, prove, table
 from examples.exactly_once.trial import Trial, TrialOptions
 from examples.quiet_spark import SparkDidNotStart
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
-from protocol.messages import SubtaskState
+from protocol.wire.messages import SubtaskState
 from spark_bridge.storage import CheckpointStorage
 
 # --- the proof ----------------------------------------------------------------------------------------------------

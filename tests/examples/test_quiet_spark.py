@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from examples.quiet_spark import interrupt_quietly
-from spark_bridge.interrupts import interrupts_held_back
+from spark_bridge.driver.interrupts import interrupts_held_back
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 from actors.coordination.taken_events import TakenEvents
 from protocol.barrier_tracker import CoordinatorSnapshotTaken
-from protocol.gateway_types import AnswerSubmitted, CutReached, EventSubmitted, ItemTaken, ReadyAnnounced
+from protocol.gateway.types import AnswerSubmitted, CutReached, EventSubmitted, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.exploration.scopes import Scope
 from tests.exploration.subtask_end import REQUEST, event_down, event_up, is_event_up
 from tests.exploration.vocabulary import (

@@ -53,7 +53,7 @@ from protocol.barrier_tracker import (
 )
 from protocol.barrier_tracker import AttemptFinished as FinishedFact
 from protocol.facts import JobStarted, StageSubmitted
-from protocol.gateway_types import (
+from protocol.gateway.types import (
     AttemptIsOver,
     BarrierRequested,
     CheckpointOutcome,

@@ -15,8 +15,8 @@ from protocol.barrier_tracker import (
     SubtaskFinalState,
 )
 from protocol.errors import RemoteProtocolError
-from protocol.gateway import GatewayMachine, GatewayState
-from protocol.gateway_types import (
+from protocol.gateway.machine import GatewayMachine, GatewayState
+from protocol.gateway.types import (
     AttemptIsOver,
     ConfirmEvent,
     CutReached,
@@ -40,8 +40,8 @@ from protocol.gateway_types import (
 )
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.messages import AttemptEnded, BarrierMessage, Registered, Resumed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
+from protocol.wire.messages import AttemptEnded, BarrierMessage, Registered, Resumed
 from tests.exploration.vocabulary import (
     OPERATOR,
     Attached,

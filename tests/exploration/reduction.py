@@ -34,7 +34,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from protocol.barrier_tracker import RestoreAttempt
-from protocol.gateway_types import (
+from protocol.gateway.types import (
     AnswerSubmitted,
     BarrierRequested,
     CheckpointOutcome,
@@ -44,7 +44,7 @@ from protocol.gateway_types import (
     ItemTaken,
     ReadyAnnounced,
 )
-from protocol.messages import AttemptEnded, Refused
+from protocol.wire.messages import AttemptEnded, Refused
 from tests.exploration.coordinator_end import Failed, Reset
 from tests.exploration.interning import Broken, Link, Numbered
 from tests.exploration.steps import Step, Steps

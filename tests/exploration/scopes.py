@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 
 BATCH = RestoreMode.BATCH
 

@@ -9,20 +9,11 @@ from typing import Any, NamedTuple
 
 from protocol.attempts import RegistrationArrived
 from protocol.facts import TaskEnded, TaskOutcome, TaskStarted
+from protocol.gateway.inbound import OF_CHECKPOINT
 from protocol.machine import TimePassed
-from protocol.messages import (
-    AttemptEnded,
-    Confirm,
-    Refused,
-    Register,
-    Registered,
-    RestoreMode,
-    Resume,
-    Resumed,
-)
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
-from protocol.subtask import SubtaskMachine
-from protocol.subtask_types import (
+from protocol.subtask.machine import SubtaskMachine
+from protocol.subtask.types import (
     BarrierArrived,
     EndAttempt,
     EventSubmitted,
@@ -44,7 +35,16 @@ from protocol.subtask_types import (
     SubtaskEffect,
     SubtaskLimits,
 )
-from protocol.upward_intake import OF_CHECKPOINT
+from protocol.wire.messages import (
+    AttemptEnded,
+    Confirm,
+    Refused,
+    Register,
+    Registered,
+    RestoreMode,
+    Resume,
+    Resumed,
+)
 from tests.exploration.vocabulary import (
     OPERATOR,
     CameApart,

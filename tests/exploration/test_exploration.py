@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from protocol.barrier_tracker.under_way import CheckpointsUnderWay
-from protocol.downward_intake import DownwardIntake
-from protocol.downward_valve import DownwardValve
 from protocol.errors import ConfirmationTimeout, RemoteProtocolError
-from protocol.gateway import GatewayMachine
-from protocol.gateway_types import ExpireEvent
+from protocol.gateway.inbound import UpwardIntake
+from protocol.gateway.machine import GatewayMachine
+from protocol.gateway.outbound import DownwardValve
+from protocol.gateway.types import ExpireEvent
 from protocol.streams import IncomingStream
-from protocol.upward_intake import UpwardIntake
-from protocol.upward_valve import UpwardValve
+from protocol.subtask.inbound import DownwardIntake
+from protocol.subtask.outbound import UpwardValve
 from tests.exploration import SCOPES, Scope, explore
 from tests.exploration.__main__ import main
 from tests.exploration.freezing import freeze

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from protocol.messages import DownMessage, UpMessage
+from protocol.wire.messages import DownMessage, UpMessage
 
 OPERATOR = "words"
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from protocol.gateway_types import ItemTaken
-from protocol.messages import Confirm, Resume
+from protocol.gateway.types import ItemTaken
+from protocol.wire.messages import Confirm, Resume
 from tests.exploration.coordinator_end import CoordinatorEnd, CoordinatorFacts
 from tests.exploration.driver_ends import LedgerEnd, TrackerEnd, TrackerFacts
 from tests.exploration.gateway_end import GatewayEnd, GatewayFacts

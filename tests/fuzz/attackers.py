@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from protocol.codec import encode_message
-from protocol.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
-from protocol.messages import (
+from protocol.wire.codec import encode_message
+from protocol.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
+from protocol.wire.messages import (
     AttemptEnded,
     Confirm,
     Opened,

@@ -22,7 +22,7 @@ from typing import Any
 import structlog
 
 from protocol.facts import TaskOutcome
-from spark_bridge.server import ServerConfig
+from spark_bridge.server.server import ServerConfig
 from tests.fuzz.driver_half import DriverHalf, running_driver_half
 
 _ABOUT_A_LINE = ("event", "log_level", "peer", "why", "reason", "exception")

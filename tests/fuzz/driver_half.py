@@ -36,13 +36,13 @@ from protocol.facts import (
     TaskStarted,
     TaskState,
 )
-from protocol.gateway_types import GatewayLimits
-from spark_bridge.bridge import BridgeActor, ConnectionRouter
-from spark_bridge.bridge_messages import AddOperator, BridgeMessage
-from spark_bridge.facts import RelayedFact
-from spark_bridge.relay.interface import RelayStatistics
-from spark_bridge.runs import RunningJobs
-from spark_bridge.server import ServerConfig, SubtaskServer
+from protocol.gateway.types import GatewayLimits
+from spark_bridge.bridge.actor import BridgeActor, ConnectionRouter
+from spark_bridge.bridge.facts import RelayedFact
+from spark_bridge.bridge.messages import AddOperator, BridgeMessage
+from spark_bridge.bridge.relay.interface import RelayStatistics
+from spark_bridge.driver.runs import RunningJobs
+from spark_bridge.server.server import ServerConfig, SubtaskServer
 
 HONEST, VICTIM = "honest", "victim"
 STAGES = {HONEST: 1, VICTIM: 2}

@@ -11,7 +11,7 @@ import hmac
 from random import Random
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
-from protocol.handshake import (
+from protocol.wire.handshake import (
     NONCE_BYTES,
     PROOF_BYTES,
     PROTOCOL_VERSION,

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from random import Random
 
-from protocol.codec import encode_event
-from protocol.messages import (
+from protocol.wire.codec import encode_event
+from protocol.wire.messages import (
     CheckpointAcknowledged,
     CheckpointDeclined,
     ClosedForCheckpoint,

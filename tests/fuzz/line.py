@@ -7,10 +7,10 @@ import socket
 import struct
 from contextlib import suppress
 
-from protocol.codec import decode_message, encode_message
-from protocol.framing import FrameDecoder
-from protocol.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
-from protocol.messages import Message
+from protocol.wire.codec import decode_message, encode_message
+from protocol.wire.framing import FrameDecoder
+from protocol.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
+from protocol.wire.messages import Message
 
 PATIENCE_S = 120.0
 HELLO_BYTES = 38

@@ -6,12 +6,12 @@ from dataclasses import fields, replace
 from random import Random
 from typing import Any
 
-from protocol.checkpoint_format import decode_checkpoint, encode_checkpoint
-from protocol.codec import decode_event, decode_message, encode_event, encode_message
 from protocol.errors import CheckpointCorrupt, EventEncodeError, LocalProtocolError, RemoteProtocolError
-from protocol.framing import FrameDecoder
-from protocol.messages import Message
-from spark_bridge.facts import RecordDecodeError, decode_record
+from protocol.wire.checkpoint_format import decode_checkpoint, encode_checkpoint
+from protocol.wire.codec import decode_event, decode_message, encode_event, encode_message
+from protocol.wire.framing import FrameDecoder
+from protocol.wire.messages import Message
+from spark_bridge.bridge.facts import RecordDecodeError, decode_record
 from tests.fuzz import mutations, samples
 from tests.fuzz.reseal import resealed
 from tests.fuzz.samples import LIMITS

@@ -13,9 +13,9 @@ from random import Random
 from typing import Any, get_args
 
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
-from protocol.checkpoint_format import StoredCheckpoint
-from protocol.framing import WireLimits
-from protocol.messages import HeldEvent, Message, RefusalCode, RestoreMode, SubtaskState, UpMessage
+from protocol.wire.checkpoint_format import StoredCheckpoint
+from protocol.wire.framing import WireLimits
+from protocol.wire.messages import HeldEvent, Message, RefusalCode, RestoreMode, SubtaskState, UpMessage
 
 LIMITS = WireLimits(
     frame_bytes_max=64 * 1024,

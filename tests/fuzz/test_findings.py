@@ -12,15 +12,22 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.codec import decode_event, decode_message, encode_message
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.gateway import GatewayMachine
-from protocol.gateway_types import CheckpointOutcome, CheckpointOver, CloseRequested, GatewayLimits, RefuseMessage
-from protocol.handshake import PROTOCOL_VERSION
+from protocol.gateway.machine import GatewayMachine
+from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested, GatewayLimits, RefuseMessage
 from protocol.ids import ExecutionAttempt
-from protocol.messages import CheckpointAcknowledged, ClosedForCheckpoint, Confirm, EventMessage, Registered, UpMessage
 from protocol.streams import ConnectionAttached
-from spark_bridge.server import Connection, ServerConfig, SubtaskServer
+from protocol.wire.codec import decode_event, decode_message, encode_message
+from protocol.wire.handshake import PROTOCOL_VERSION
+from protocol.wire.messages import (
+    CheckpointAcknowledged,
+    ClosedForCheckpoint,
+    Confirm,
+    EventMessage,
+    Registered,
+    UpMessage,
+)
+from spark_bridge.server.server import Connection, ServerConfig, SubtaskServer
 from tests.fuzz.line import Line
 
 

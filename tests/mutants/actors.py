@@ -8,7 +8,7 @@ COORDINATOR = "actors.coordination.coordinator:CoordinatorActor."
 GATEWAY = "actors.coordination.gateway:GatewayActor."
 GATEWAYS = "actors.coordination.open_gateways:OpenGateways."
 TRACKER = "actors.coordination.barrier_tracker:BarrierTrackerActor."
-ROUTER = "spark_bridge.bridge:ConnectionRouter."
+ROUTER = "spark_bridge.bridge.actor:ConnectionRouter."
 
 ACTORS = (
     Mutant(
@@ -52,7 +52,13 @@ ACTORS = (
         "After subtask_ready, nobody tells the operator to begin.",
         "feared",
         ("H66", "H48"),
-        (Edit("protocol.gateway:GatewayMachine._announce_ready", "self._valve.start_processing(effects)", "pass"),),
+        (
+            Edit(
+                "protocol.gateway.machine:GatewayMachine._announce_ready",
+                "self._valve.start_processing(effects)",
+                "pass",
+            ),
+        ),
     ),
     Mutant(
         "dead-gateway-takes-events",

@@ -276,12 +276,12 @@ CHECKPOINTS = (
         ("H44",),
         (
             Edit(
-                "protocol.downward_valve:DownwardValve.end_checkpoint",
+                "protocol.gateway.outbound:DownwardValve.end_checkpoint",
                 "if self._checkpoints.pop(checkpoint_id, None) is None:",
                 "if self._checkpoints.pop(checkpoint_id, None) is False:",
             ),
             Edit(
-                "protocol.downward_intake:DownwardIntake.take",
+                "protocol.subtask.inbound:DownwardIntake.take",
                 "if self._valve.phase(item.checkpoint_id) is not None:",
                 "if True:",
             ),

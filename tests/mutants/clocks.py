@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant
 
-GATEWAY = "protocol.gateway:GatewayMachine."
-VALVE = "protocol.downward_valve:DownwardValve."
+GATEWAY = "protocol.gateway.machine:GatewayMachine."
+VALVE = "protocol.gateway.outbound:DownwardValve."
 UNDER_WAY = "protocol.barrier_tracker.under_way:CheckpointsUnderWay."
 
 CLOCKS = (
@@ -30,7 +30,7 @@ CLOCKS = (
         ("H24", "H48"),
         (
             Edit(
-                "protocol.subtask:SubtaskMachine.next_deadline",
+                "protocol.subtask.machine:SubtaskMachine.next_deadline",
                 "return None if self._detached_at is None else",
                 "return None if True else",
             ),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant
 
-GATEWAY = "protocol.gateway:GatewayMachine."
-VALVE = "protocol.downward_valve:DownwardValve."
-INTAKE = "protocol.downward_intake:DownwardIntake."
+GATEWAY = "protocol.gateway.machine:GatewayMachine."
+VALVE = "protocol.gateway.outbound:DownwardValve."
+INTAKE = "protocol.subtask.inbound:DownwardIntake."
 
 DOWNWARD = (
     Mutant(
@@ -271,7 +271,7 @@ DOWNWARD = (
         ("H10", "H11"),
         (
             Edit(
-                "protocol.upward_intake:UpwardIntake._take_item",
+                "protocol.gateway.inbound:UpwardIntake._take_item",
                 "if not self._ready and (self._kept or isinstance(item, PAYLOAD)):",
                 "if False:",
             ),

@@ -15,8 +15,8 @@ import pytest
 
 from protocol.attempts import AttemptLedger
 from protocol.barrier_tracker import BarrierTracker
-from protocol.gateway import GatewayMachine
-from protocol.subtask import SubtaskMachine
+from protocol.gateway.machine import GatewayMachine
+from protocol.subtask.machine import SubtaskMachine
 from tests.exploration import SCOPES, explore
 from tests.mutants.lost_facts import check_lost_facts
 from tests.mutants.mutant import Mutant

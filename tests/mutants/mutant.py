@@ -30,7 +30,7 @@ class DoesNotFit(Exception):
 
 @dataclass(frozen=True)
 class Edit:
-    """``old`` becomes ``new`` in a function of the product, say ``protocol.gateway:GatewayMachine._take``.
+    """``old`` becomes ``new`` in a function of the product, say ``protocol.gateway.machine:GatewayMachine._take``.
 
     ``old`` is a fragment of the source that stands there exactly once; indentation counts from the ``def``.
     """

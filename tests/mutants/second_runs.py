@@ -14,7 +14,7 @@ from actors.coordination.given import built_anew_or_kept
 from actors.coordination.interface import OperatorCoordinator
 from protocol.attempts import FailureKind
 from protocol.facts import StageLook
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import World, running_operator
 from tests.actors.coordination.reader import ReaderTask
 from tests.simulation.checkers import demand

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import tests.mutants.hunt as hunting
-from protocol.gateway import GatewayMachine
+from protocol.gateway.machine import GatewayMachine
 from protocol.streams import IncomingStream
 from tests.mutants import runner
 from tests.mutants.__main__ import main
@@ -37,10 +37,10 @@ def test_each_mutant_has_a_name_of_its_own_and_says_what_it_breaks() -> None:
 
 
 def test_a_mutant_that_does_not_fit_any_more_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = Edit("protocol.gateway:GatewayMachine._take", "what never stood there", "pass")
-    nowhere = Edit("protocol.gateway:GatewayMachine._no_such_method", "x", "y")
+    gone = Edit("protocol.gateway.machine:GatewayMachine._take", "what never stood there", "pass")
+    nowhere = Edit("protocol.gateway.machine:GatewayMachine._no_such_method", "x", "y")
     for edit in (gone, nowhere):
-        with pytest.raises(DoesNotFit, match=r"mutant 'old one': .*protocol\.gateway:GatewayMachine\._"):
+        with pytest.raises(DoesNotFit, match=r"mutant 'old one': .*protocol\.gateway\.machine:GatewayMachine\._"):
             Mutant("old one", "It is gone.", "feared", ("H1",), (edit,)).apply(monkeypatch)
 
 
@@ -51,8 +51,8 @@ def test_a_change_reaches_methods_tables_properties_and_importers() -> None:
         BY_NAME["confirms-before-taken"].apply(monkeypatch)
         BY_NAME["rescale-loses-held-events"].apply(monkeypatch)
         from protocol.barrier_tracker import rescale, rescaled, tracker
-        from protocol.gateway import _ACTS, _DISPATCH, GatewayState
-        from protocol.gateway_types import ItemTaken
+        from protocol.gateway.machine import _ACTS, _DISPATCH, GatewayState
+        from protocol.gateway.types import ItemTaken
 
         changed = GatewayMachine._take
         assert changed is not take
@@ -95,7 +95,7 @@ def test_a_bug_is_caught(name: str) -> None:
 
 
 def test_a_healthy_product_is_not_accused() -> None:
-    same = Edit("protocol.gateway:GatewayMachine._ignore", "pass", "pass  # all is well")
+    same = Edit("protocol.gateway.machine:GatewayMachine._ignore", "pass", "pass  # all is well")
     finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), Budget(worlds=10, states=100))
     assert (finding.seen, finding.looked) == ("", 10)
 
@@ -103,7 +103,7 @@ def test_a_healthy_product_is_not_accused() -> None:
 def test_a_slow_machine_hunts_as_far_as_a_fast_one(monkeypatch: pytest.MonkeyPatch) -> None:
     hours = itertools.count(step=3600.0)
     monkeypatch.setattr(hunting, "time", SimpleNamespace(monotonic=lambda: next(hours)))
-    same = Edit("protocol.gateway:GatewayMachine._ignore", "pass", "pass  # all is well")
+    same = Edit("protocol.gateway.machine:GatewayMachine._ignore", "pass", "pass  # all is well")
     finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), Budget(worlds=160, states=10))
     assert (finding.seen, finding.looked) == ("", 160)
 
@@ -123,7 +123,7 @@ def test_a_mutant_that_takes_its_process_with_it_has_shown_itself(
     instead: str, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "STUCK_S", 2.0)
-    edit = Edit("protocol.gateway:GatewayMachine._take", "self._in.take(input.seq)", instead)
+    edit = Edit("protocol.gateway.machine:GatewayMachine._take", "self._in.take(input.seq)", instead)
     found: dict[str, Finding] = {}
     mutant = Mutant("fatal", "Nothing comes back.", "feared", ("H1",), (edit,))
     runner.run([mutant], SMALL, 1, lambda mutant, finding: found.update({mutant.name: finding}), lambda running: None)

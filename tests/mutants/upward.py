@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant
 
-VALVE = "protocol.upward_valve:UpwardValve."
+VALVE = "protocol.subtask.outbound:UpwardValve."
 NOBODY_COMPARES = Edit("protocol.barrier_tracker.pending:Part.why_torn", "if self.snapshot is None or", "if True or")
 """The tracker would give a torn checkpoint up (H32); the checkers have to see it without that."""
 
@@ -89,14 +89,14 @@ UPWARD = (
         "The gateway does not hear that the coordinator has taken an event.",
         "feared",
         ("H27", "H48"),
-        (Edit("protocol.gateway:GatewayMachine._take", "self._in.take(input.seq)", "pass"),),
+        (Edit("protocol.gateway.machine:GatewayMachine._take", "self._in.take(input.seq)", "pass"),),
     ),
     Mutant(
         "taken-items-are-not-told",
         "The subtask does not hear that the coordinator has taken an event.",
         "feared",
         ("H27", "H48"),
-        (Edit("protocol.gateway:GatewayMachine._take", "self._send_confirm(effects, _NOW)", "pass"),),
+        (Edit("protocol.gateway.machine:GatewayMachine._take", "self._send_confirm(effects, _NOW)", "pass"),),
     ),
     Mutant(
         "held-request-becomes-an-event",
@@ -123,7 +123,11 @@ UPWARD = (
         "What a subtask has said of a checkpoint is not confirmed with the end of the checkpoint.",
         "feared",
         ("H30",),
-        (Edit("protocol.gateway:GatewayMachine._end_checkpoint", "self._send_confirm(effects, _LATER)", "pass"),),
+        (
+            Edit(
+                "protocol.gateway.machine:GatewayMachine._end_checkpoint", "self._send_confirm(effects, _LATER)", "pass"
+            ),
+        ),
         argued=(
             "it only costs memory: nobody waits for this confirmation, the next close or any other confirmation takes "
             "it along, and a resume covers it; until then the task keeps its acknowledgement, state and all. "

@@ -29,7 +29,7 @@ from protocol.attempts import (
 )
 from protocol.facts import JobEnded, JobStarted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
 from protocol.machine import TimePassed
-from protocol.messages import Register, RestoreMode
+from protocol.wire.messages import Register, RestoreMode
 
 
 def short(effect: LedgerEffect) -> str:

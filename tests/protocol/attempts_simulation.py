@@ -47,7 +47,7 @@ from protocol.facts import (
     TaskState,
 )
 from protocol.machine import TimePassed
-from protocol.messages import Register, RestoreMode
+from protocol.wire.messages import Register, RestoreMode
 
 OPERATOR = "words"
 

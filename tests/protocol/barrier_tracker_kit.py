@@ -26,7 +26,7 @@ from protocol.barrier_tracker import (
     TrackerInput,
 )
 from protocol.ids import ExecutionAttempt
-from protocol.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 
 FAILED = FailureReason(FailureKind.FAILED, "it broke")
 

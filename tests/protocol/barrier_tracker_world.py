@@ -61,7 +61,7 @@ from protocol.barrier_tracker import (
     TriggerCheckpoint,
 )
 from protocol.ids import ExecutionAttempt
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 
 KILLED = FailureReason(FailureKind.KILLED, "")
 

@@ -11,14 +11,14 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-from protocol import gateway_types as g
-from protocol import subtask_types as s
 from protocol.errors import GatewayFull
-from protocol.gateway import GatewayMachine
+from protocol.gateway import types as g
+from protocol.gateway.machine import GatewayMachine
 from protocol.ids import ExecutionAttempt
-from protocol.messages import DownMessage, HeldEvent, UpMessage
 from protocol.streams import ConnectionAttached, ConnectionLost, RefuseMessage, RoomAvailable
-from protocol.subtask import SubtaskMachine
+from protocol.subtask import types as s
+from protocol.subtask.machine import SubtaskMachine
+from protocol.wire.messages import DownMessage, HeldEvent, UpMessage
 
 __all__ = ["ATTEMPT", "World"]
 

@@ -32,7 +32,7 @@ from protocol.facts import (
     TaskOutcome,
     TaskState,
 )
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
 
 OK = TaskOutcome.SUCCESS

@@ -35,7 +35,7 @@ from protocol.facts import (
     TaskState,
 )
 from protocol.machine import TimePassed
-from protocol.messages import Register
+from protocol.wire.messages import Register
 
 few = st.integers(0, 2)
 tasks = st.integers(0, 5)

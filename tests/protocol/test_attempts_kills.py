@@ -15,7 +15,7 @@ from protocol.attempts import (
     ResetOperator,
 )
 from protocol.facts import StageCompleted, StatusReported, TaskOutcome, TaskState
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
 
 KILLED, OK = TaskOutcome.KILLED, TaskOutcome.SUCCESS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.facts import StageCompleted, StatusReported, TaskOutcome, TaskState
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
 
 OK = TaskOutcome.SUCCESS

@@ -37,7 +37,7 @@ from protocol.barrier_tracker import (
     TellRunEnded,
 )
 from protocol.errors import LocalProtocolError
-from protocol.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, held_by, kinds, snapshot_of, stored
 
 # --- the order of one checkpoint -------------------------------------------------------------------------

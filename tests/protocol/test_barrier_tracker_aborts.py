@@ -38,7 +38,7 @@ from protocol.barrier_tracker import (
     TrackerInput,
 )
 from protocol.errors import LocalProtocolError
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds, snapshot_of, stored
 
 # --- abort -----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from protocol.barrier_tracker import (
     SubtaskAcknowledged,
     SubtaskFinalState,
 )
-from protocol.messages import RestoreMode, SubtaskState
+from protocol.wire.messages import RestoreMode, SubtaskState
 from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds, snapshot_of, stored
 
 

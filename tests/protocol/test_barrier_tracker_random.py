@@ -47,7 +47,7 @@ from protocol.barrier_tracker import (
 )
 from protocol.errors import LocalProtocolError
 from protocol.ids import ExecutionAttempt
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 
 ATTEMPTS = [
     ExecutionAttempt("words", subtask, number, 10 * number + subtask) for number in range(3) for subtask in (0, 1)

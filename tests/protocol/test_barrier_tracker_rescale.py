@@ -15,7 +15,7 @@ from protocol.barrier_tracker import (
 )
 from protocol.barrier_tracker.vocabulary import OperatorResetRequired
 from protocol.errors import LocalProtocolError
-from protocol.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 from tests.protocol.barrier_tracker_kit import A, B, Dialogue, snapshot_of
 
 

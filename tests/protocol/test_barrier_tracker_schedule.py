@@ -30,7 +30,7 @@ from protocol.barrier_tracker import (
     TellRunEnded,
     TriggerCheckpoint,
 )
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds
 
 DUE = [TriggerCheckpoint()]

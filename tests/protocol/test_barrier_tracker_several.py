@@ -41,7 +41,7 @@ from protocol.barrier_tracker import (
     TellRunEnded,
     TrackerInput,
 )
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds, snapshot_of, stored
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.gateway_types import (
+from protocol.gateway.types import (
     BarrierRequested,
     CheckpointOutcome,
     CheckpointOver,
@@ -13,17 +13,8 @@ from protocol.gateway_types import (
     InjectBarrier,
     ReportAcknowledged,
 )
-from protocol.messages import (
-    AttemptEnded,
-    BarrierMessage,
-    CheckpointAborted,
-    CheckpointAcknowledged,
-    CloseForCheckpoint,
-    Confirm,
-    EventMessage,
-)
-from protocol.subtask import SubtaskMachine
-from protocol.subtask_types import (
+from protocol.subtask.machine import SubtaskMachine
+from protocol.subtask.types import (
     BarrierArrived,
     ConnectionAttached,
     ConnectionLost,
@@ -34,6 +25,15 @@ from protocol.subtask_types import (
     RefuseMessage,
     SnapshotTaken,
     SubtaskEffect,
+)
+from protocol.wire.messages import (
+    AttemptEnded,
+    BarrierMessage,
+    CheckpointAborted,
+    CheckpointAcknowledged,
+    CloseForCheckpoint,
+    Confirm,
+    EventMessage,
 )
 from tests.protocol.snapshots import snapshot
 from tests.protocol.test_gateway import hear as hear_up

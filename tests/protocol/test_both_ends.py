@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from protocol import gateway_types as g
-from protocol import subtask_types as s
-from protocol.gateway import GatewayState
-from protocol.messages import HeldEvent
+from protocol.gateway import types as g
+from protocol.gateway.machine import GatewayState
+from protocol.subtask import types as s
+from protocol.wire.messages import HeldEvent
 from tests.protocol.both_ends import World
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from protocol import gateway_types as g
-from protocol import subtask_types as s
-from protocol.messages import HeldEvent
+from protocol.gateway import types as g
+from protocol.subtask import types as s
+from protocol.wire.messages import HeldEvent
 from tests.protocol.both_ends import World
 
 

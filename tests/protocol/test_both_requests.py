@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from protocol import gateway_types as g
-from protocol import subtask_types as s
-from protocol.messages import (
+from protocol.gateway import types as g
+from protocol.subtask import types as s
+from protocol.subtask.machine import SubtaskMachine
+from protocol.wire.messages import (
     AnswerMessage,
     BarrierMessage,
     CheckpointAcknowledged,
@@ -14,7 +15,6 @@ from protocol.messages import (
     HeldEvent,
     RequestMessage,
 )
-from protocol.subtask import SubtaskMachine
 from tests.protocol.both_ends import World
 from tests.protocol.test_gateway import hear as hear_up
 from tests.protocol.test_gateway import sent as sent_down

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.gateway_types import BarrierRequested, CheckpointOutcome, CheckpointOver, CloseRequested
-from protocol.messages import (
+from protocol.gateway.types import BarrierRequested, CheckpointOutcome, CheckpointOver, CloseRequested
+from protocol.subtask.types import OperatorFinished, SnapshotTaken
+from protocol.wire.messages import (
     BarrierMessage,
     CheckpointAcknowledged,
     ClosedForCheckpoint,
@@ -15,7 +16,6 @@ from protocol.messages import (
     EventMessage,
     SavepointTaken,
 )
-from protocol.subtask_types import OperatorFinished, SnapshotTaken
 from tests.protocol.snapshots import snapshot
 from tests.protocol.test_gateway import hear as hear_up
 from tests.protocol.test_gateway import sent as sent_down

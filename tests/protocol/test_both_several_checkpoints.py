@@ -6,8 +6,8 @@ from itertools import permutations
 
 import pytest
 
-from protocol.gateway import GatewayMachine
-from protocol.gateway_types import (
+from protocol.gateway.machine import GatewayMachine
+from protocol.gateway.types import (
     BarrierRequested,
     CheckpointOutcome,
     CheckpointOver,
@@ -16,7 +16,7 @@ from protocol.gateway_types import (
     RefuseMessage,
     ReportAcknowledged,
 )
-from protocol.messages import (
+from protocol.wire.messages import (
     BarrierMessage,
     CheckpointAborted,
     CheckpointAcknowledged,

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import gateway, subtask
-from protocol import gateway_types as g
-from protocol import messages as m
-from protocol import subtask_types as s
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
-from protocol.gateway import GatewayMachine, GatewayState
+from protocol.gateway import machine as gateway
+from protocol.gateway import types as g
+from protocol.gateway.machine import GatewayMachine, GatewayState
 from protocol.ids import ExecutionAttempt
-from protocol.subtask import SubtaskMachine, SubtaskState
+from protocol.subtask import machine as subtask
+from protocol.subtask import types as s
+from protocol.subtask.machine import SubtaskMachine, SubtaskState
+from protocol.wire import messages as m
 from tests.protocol.snapshots import snapshot
 
 ATTEMPT = ExecutionAttempt("words", 2, 1, 7)

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
-from protocol.checkpoint_format import FORMAT_VERSION, StoredCheckpoint, decode_checkpoint, encode_checkpoint
 from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
-from protocol.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.wire.checkpoint_format import FORMAT_VERSION, StoredCheckpoint, decode_checkpoint, encode_checkpoint
+from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 
 SMALL = StoredCheckpoint(
     "words",

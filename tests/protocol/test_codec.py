@@ -16,8 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol import codec
-from protocol.codec import (
+from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
+from protocol.wire import codec
+from protocol.wire.codec import (
     DEFAULT_LIMITS,
     FrameDecoder,
     WireLimits,
@@ -26,8 +27,8 @@ from protocol.codec import (
     encode_event,
     encode_message,
 )
-from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
-from protocol.messages import (
+from protocol.wire.format import BY_KIND
+from protocol.wire.messages import (
     AnswerMessage,
     AttemptEnded,
     BarrierMessage,
@@ -58,7 +59,6 @@ from protocol.messages import (
     StartProcessing,
     SubtaskState,
 )
-from protocol.wire_format import BY_KIND
 
 SMALL = WireLimits(
     frame_bytes_max=4096,

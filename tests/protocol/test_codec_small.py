@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol import codec
-from protocol.codec import DEFAULT_LIMITS, WireLimits, decode_message, encode_message
 from protocol.errors import RemoteProtocolError
-from protocol.messages import CheckpointAcknowledged, Message
-from protocol.wire_format import BY_TAG
+from protocol.wire import codec
+from protocol.wire.codec import DEFAULT_LIMITS, WireLimits, decode_message, encode_message
+from protocol.wire.format import BY_TAG
+from protocol.wire.messages import CheckpointAcknowledged, Message
 from tests.fuzz import mutations, samples
 from tests.fuzz.target import about_input, within_memory
 from tests.protocol.test_codec import SAMPLES, SMALL, body_of, either_msgpack, packed

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from protocol import gateway_types as g
 from protocol.attempts import AttemptLedger
 from protocol.barrier_tracker import BarrierTracker, CheckpointConfig
 from protocol.errors import LocalProtocolError
-from protocol.gateway import GatewayMachine
+from protocol.gateway import types as g
+from protocol.gateway.machine import GatewayMachine
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.splits import SplitAssignmentTracker

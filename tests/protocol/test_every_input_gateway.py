@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from hypothesis import given as hypothesis_given
 from hypothesis import settings
 
-from protocol import gateway_types as g
-from protocol import messages as m
-from protocol.downward_valve import _Phase as Phase
 from protocol.errors import GatewayFull, LocalProtocolError, RemoteProtocolError
-from protocol.gateway import LEGAL, GatewayMachine, GatewayState, Verdict
+from protocol.gateway import types as g
+from protocol.gateway.inbound import _Peer as Peer
+from protocol.gateway.machine import LEGAL, GatewayMachine, GatewayState, Verdict
+from protocol.gateway.outbound import _Phase as Phase
 from protocol.ids import ExecutionAttempt
-from protocol.upward_intake import _Peer as Peer
+from protocol.wire import messages as m
 from tests.protocol.every_input import (
     HUGE,
     WANDERINGS,

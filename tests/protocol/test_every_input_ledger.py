@@ -19,7 +19,7 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import TaskOutcome, TaskState
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.messages import Register, RestoreMode
+from protocol.wire.messages import Register, RestoreMode
 from tests.protocol.every_input import HUGE, WANDERINGS, Cell, Given, Walk, explore, members, wander
 
 OPERATOR, OTHER, PARALLELISM = "words", "other", 2

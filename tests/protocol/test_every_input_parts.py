@@ -12,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import HandshakeFailed, LocalProtocolError, RemoteProtocolError, VersionMismatch
-from protocol.framing import FrameDecoder, frame
-from protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeState, ServerHandshake
 from protocol.restart import ExponentialDelay, FixedDelay, RestartBackoff, RestartStrategy
 from protocol.source_events import (
     NoMoreSplits,
@@ -26,6 +24,8 @@ from protocol.source_events import (
 )
 from protocol.splits import SplitAssignmentTracker
 from protocol.streams import IncomingStream, OutgoingStream
+from protocol.wire.framing import FrameDecoder, frame
+from protocol.wire.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeState, ServerHandshake
 from tests.protocol.every_input import HUGE, freeze
 
 SECRET, CLIENT_NONCE, SERVER_NONCE = b"s" * 32, bytes(range(32)), bytes(range(100, 132))

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from hypothesis import given as hypothesis_given
 from hypothesis import settings
 
-from protocol import messages as m
-from protocol import subtask_types as s
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
-from protocol.subtask import LEGAL, SubtaskMachine, SubtaskState, Verdict
-from protocol.upward_valve import Phase
+from protocol.subtask import types as s
+from protocol.subtask.machine import LEGAL, SubtaskMachine, SubtaskState, Verdict
+from protocol.subtask.outbound import Phase
+from protocol.wire import messages as m
 from tests.protocol.every_input import (
     HUGE,
     WANDERINGS,

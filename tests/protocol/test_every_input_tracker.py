@@ -14,7 +14,7 @@ from protocol.attempts.types import FailureKind, FailureReason
 from protocol.barrier_tracker.pending import LEGAL, STEP_OF, PendingCheckpoint, Step, Verdict
 from protocol.errors import LocalProtocolError
 from protocol.ids import ExecutionAttempt
-from protocol.messages import HeldEvent, RestoreMode, SubtaskState
+from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 from tests.protocol.every_input import HUGE, WANDERINGS, Cell, Given, Walk, explore, members, wander
 
 PARALLELISM = 3

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from protocol import gateway_types as g
-from protocol import subtask_types as s
 from protocol.errors import RemoteProtocolError
-from protocol.gateway import GatewayMachine
-from protocol.messages import (
+from protocol.gateway import types as g
+from protocol.gateway.machine import GatewayMachine
+from protocol.streams import ConnectionAttached, ConnectionLost
+from protocol.subtask import types as s
+from protocol.subtask.machine import SubtaskMachine
+from protocol.wire.messages import (
     CheckpointAcknowledged,
     ClosedForCheckpoint,
     Confirm,
@@ -16,8 +18,6 @@ from protocol.messages import (
     Opened,
     StartProcessing,
 )
-from protocol.streams import ConnectionAttached, ConnectionLost
-from protocol.subtask import SubtaskMachine
 from tests.protocol.both_ends import World
 from tests.protocol.test_gateway import a_gateway, hear, sent
 from tests.protocol.test_subtask import hear as hear_down

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import RemoteProtocolError
-from protocol.framing import FrameDecoder, WireLimits, frame
+from protocol.wire.framing import FrameDecoder, WireLimits, frame
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=20), st.lists(st.integers(1, 500), max_size=60))

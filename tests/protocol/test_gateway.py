@@ -8,8 +8,8 @@ from dataclasses import fields
 import pytest
 
 from protocol.errors import AttemptOver, ConfirmationTimeout, GatewayFull, LocalProtocolError, RemoteProtocolError
-from protocol.gateway import GatewayMachine, GatewayState
-from protocol.gateway_types import (
+from protocol.gateway.machine import GatewayMachine, GatewayState
+from protocol.gateway.types import (
     AnswerSubmitted,
     AttemptIsOver,
     CheckpointOutcome,
@@ -41,7 +41,7 @@ from protocol.gateway_types import (
     TimePassed,
 )
 from protocol.ids import ExecutionAttempt
-from protocol.messages import (
+from protocol.wire.messages import (
     AnswerMessage,
     Confirm,
     EventMessage,

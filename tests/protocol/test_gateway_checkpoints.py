@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import GatewayFull, LocalProtocolError
-from protocol.gateway import GatewayMachine
-from protocol.gateway_types import (
+from protocol.gateway.machine import GatewayMachine
+from protocol.gateway.types import (
     AnswerSubmitted,
     AttemptIsOver,
     BarrierRequested,
@@ -31,7 +31,7 @@ from protocol.gateway_types import (
     SendToAttempt,
     TimePassed,
 )
-from protocol.messages import (
+from protocol.wire.messages import (
     AnswerMessage,
     BarrierMessage,
     CheckpointAborted,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
-from protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeState, ServerHandshake
+from protocol.wire.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeState, ServerHandshake
 
 SECRET = b"s" * 32
 CLIENT_NONCE = bytes(range(32))

@@ -11,10 +11,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from protocol import gateway_types as g
-from protocol import subtask_types as s
-from protocol.gateway import GatewayMachine
-from protocol.messages import (
+from protocol.gateway import types as g
+from protocol.gateway.machine import GatewayMachine
+from protocol.streams import ConnectionAttached, ConnectionLost
+from protocol.subtask import types as s
+from protocol.subtask.machine import SubtaskMachine
+from protocol.wire.messages import (
     BarrierMessage,
     CheckpointAborted,
     CheckpointAcknowledged,
@@ -34,8 +36,6 @@ from protocol.messages import (
     UpItem,
     UpMessage,
 )
-from protocol.streams import ConnectionAttached, ConnectionLost
-from protocol.subtask import SubtaskMachine
 from tests.protocol import test_gateway as gateways
 from tests.protocol import test_subtask as subtasks
 from tests.protocol.both_ends import World

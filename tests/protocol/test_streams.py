@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import RemoteProtocolError
-from protocol.messages import EventMessage
 from protocol.streams import IncomingStream, OutgoingStream
+from protocol.wire.messages import EventMessage
 
 
 def a_stream_of(count: int) -> OutgoingStream[EventMessage]:

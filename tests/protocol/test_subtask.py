@@ -8,23 +8,8 @@ from dataclasses import fields
 import pytest
 
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
-from protocol.messages import (
-    AnswerMessage,
-    AttemptEnded,
-    Confirm,
-    DownMessage,
-    EventMessage,
-    Finished,
-    HeldEvent,
-    Opened,
-    Refused,
-    Registered,
-    RequestMessage,
-    RestoredEventMessage,
-    Resumed,
-)
-from protocol.subtask import SubtaskMachine, SubtaskState
-from protocol.subtask_types import (
+from protocol.subtask.machine import SubtaskMachine, SubtaskState
+from protocol.subtask.types import (
     ConnectionAttached,
     ConnectionLost,
     DropConnection,
@@ -44,6 +29,21 @@ from protocol.subtask_types import (
     SubtaskLimits,
     SubtaskStatistics,
     TimePassed,
+)
+from protocol.wire.messages import (
+    AnswerMessage,
+    AttemptEnded,
+    Confirm,
+    DownMessage,
+    EventMessage,
+    Finished,
+    HeldEvent,
+    Opened,
+    Refused,
+    Registered,
+    RequestMessage,
+    RestoredEventMessage,
+    Resumed,
 )
 from tests.protocol.snapshots import snapshot
 

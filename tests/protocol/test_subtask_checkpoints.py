@@ -5,7 +5,23 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.messages import (
+from protocol.subtask.machine import SubtaskMachine
+from protocol.subtask.types import (
+    ConnectionLost,
+    EventSubmitted,
+    MailboxAborted,
+    MailboxBarrier,
+    MailboxCompleted,
+    MailboxEvent,
+    OperatorFinished,
+    PutInMailbox,
+    RequestSubmitted,
+    SnapshotRefused,
+    SnapshotTaken,
+    SubtaskEffect,
+    SubtaskLimits,
+)
+from protocol.wire.messages import (
     AnswerMessage,
     BarrierMessage,
     CheckpointAborted,
@@ -21,22 +37,6 @@ from protocol.messages import (
     HeldEvent,
     RequestMessage,
     RestoredEventMessage,
-)
-from protocol.subtask import SubtaskMachine
-from protocol.subtask_types import (
-    ConnectionLost,
-    EventSubmitted,
-    MailboxAborted,
-    MailboxBarrier,
-    MailboxCompleted,
-    MailboxEvent,
-    OperatorFinished,
-    PutInMailbox,
-    RequestSubmitted,
-    SnapshotRefused,
-    SnapshotTaken,
-    SubtaskEffect,
-    SubtaskLimits,
 )
 from tests.protocol.snapshots import snapshot
 from tests.protocol.test_subtask import a_subtask, hear, sent

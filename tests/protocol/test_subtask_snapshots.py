@@ -4,23 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.codec import encode_message
 from protocol.errors import GatewayFull, LocalProtocolError
-from protocol.framing import DEFAULT_LIMITS, WireLimits
-from protocol.messages import (
-    BarrierMessage,
-    CheckpointAborted,
-    CheckpointAcknowledged,
-    CheckpointDeclined,
-    CloseForCheckpoint,
-    Confirm,
-    EventMessage,
-    Finished,
-    HeldEvent,
-    RestoredEventMessage,
-)
-from protocol.subtask import SubtaskMachine
-from protocol.subtask_types import (
+from protocol.subtask.machine import SubtaskMachine
+from protocol.subtask.outbound import HELD_OVERHEAD_BYTES
+from protocol.subtask.types import (
     ConnectionAttached,
     EventSubmitted,
     OperatorFinished,
@@ -32,7 +19,20 @@ from protocol.subtask_types import (
     SubtaskEffect,
     SubtaskLimits,
 )
-from protocol.upward_valve import HELD_OVERHEAD_BYTES
+from protocol.wire.codec import encode_message
+from protocol.wire.framing import DEFAULT_LIMITS, WireLimits
+from protocol.wire.messages import (
+    BarrierMessage,
+    CheckpointAborted,
+    CheckpointAcknowledged,
+    CheckpointDeclined,
+    CloseForCheckpoint,
+    Confirm,
+    EventMessage,
+    Finished,
+    HeldEvent,
+    RestoredEventMessage,
+)
 from tests.protocol.snapshots import snapshot
 from tests.protocol.test_subtask import hear, sent
 from tests.protocol.test_subtask_checkpoints import WIDE, events, send

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
-from protocol.codec import decode_event, encode_event
-from protocol.messages import RestoreMode
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import RestoreMode
 
 OPERATOR = "words"
 PARALLELISM_MAX = 4

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.messages import CloseForCheckpoint, Downward, EventMessage, Resumed
-from protocol.subtask_types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
+from protocol.subtask.types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
+from protocol.wire.messages import CloseForCheckpoint, Downward, EventMessage, Resumed
 from tests.simulation.application import RECONNECT_S, unpack
 
 SLACK_S = 0.1

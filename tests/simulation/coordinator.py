@@ -18,7 +18,7 @@ from actors.coordination.messages import SubtaskFailed
 from protocol.attempts import FailureReason
 from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.ids import ExecutionAttempt
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.simulation.application import CONFIRM_S, EVENTS_MAX, Application
 from tests.simulation.checkers import AttemptRecord, CallbackOrder, check_whole, demand, judged
 from tests.simulation.invariant import REQUEST, Log, read_coordinator, split_wire_form

@@ -25,14 +25,14 @@ from protocol.attempts import LedgerConfig
 from protocol.barrier_tracker import AbortRequested
 from protocol.errors import LocalProtocolError
 from protocol.facts import EngineFact
-from protocol.gateway_types import GatewayLimits
+from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
-from spark_bridge.bridge import BridgeActor
-from spark_bridge.config import SidecarConfig
+from spark_bridge.bridge.actor import BridgeActor
+from spark_bridge.bridge.facts import RelayedFact
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.operators import Operator, Operators
+from spark_bridge.driver.runs import RunningJobs
 from spark_bridge.errors import NotSettled, SidecarError
-from spark_bridge.facts import RelayedFact
-from spark_bridge.operators import Operator, Operators
-from spark_bridge.runs import RunningJobs
 from spark_bridge.storage import StorageError
 from tests.simulation.application import (
     CONFIRM_S,

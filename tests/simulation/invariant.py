@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
-from protocol.messages import HeldEvent
+from protocol.wire.messages import HeldEvent
 from tests.simulation.application import Application, unpack
 from tests.simulation.checkers import demand
 

@@ -8,7 +8,7 @@ from math import inf
 from random import Random
 from typing import Protocol
 
-from protocol.messages import Downward, UpMessage
+from protocol.wire.messages import Downward, UpMessage
 
 
 class Clock(Protocol):

@@ -34,10 +34,10 @@ from protocol.attempts import AttemptCondemned, ConnectionExpired, GlobalFailure
 from protocol.attempts import SubtaskFinished as LedgerSubtaskFinished
 from protocol.barrier_tracker import CompletedCheckpoint, GatewayDrained, rescaled
 from protocol.errors import LocalProtocolError
-from protocol.gateway import GatewayState
+from protocol.gateway.machine import GatewayState
 from protocol.ids import ExecutionAttempt
-from spark_bridge.bridge import BridgeActor
-from spark_bridge.bridge_messages import BridgeMessage
+from spark_bridge.bridge.actor import BridgeActor
+from spark_bridge.bridge.messages import BridgeMessage
 from tests.simulation.application import (
     CONFIRM_S,
     PARALLELISM_MAX,

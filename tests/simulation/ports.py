@@ -13,9 +13,9 @@ from unittest.mock import patch
 
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.facts import StageLook, StatusReported
-from protocol.messages import RestoreMode
-from spark_bridge.relay.interface import RelayError, RelayStatistics
-from spark_bridge.runs import RunningJobs
+from protocol.wire.messages import RestoreMode
+from spark_bridge.bridge.relay.interface import RelayError, RelayStatistics
+from spark_bridge.driver.runs import RunningJobs
 from spark_bridge.storage import StoragePort, StorageSession
 from spark_bridge.storage.writes import PendingWrite
 from tests.simulation.application import Application

@@ -10,20 +10,9 @@ from random import Random
 from typing import Protocol
 
 from protocol.errors import GatewayFull
-from protocol.messages import (
-    AttemptEnded,
-    CoordinatorAwaited,
-    DownMessage,
-    Downward,
-    Refused,
-    Register,
-    Registered,
-    Resume,
-    Resumed,
-)
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RoomAvailable
-from protocol.subtask import SubtaskMachine
-from protocol.subtask_types import (
+from protocol.subtask.machine import SubtaskMachine
+from protocol.subtask.types import (
     BarrierArrived,
     EndAttempt,
     EventSubmitted,
@@ -44,6 +33,17 @@ from protocol.subtask_types import (
     SubtaskEffect,
     SubtaskInput,
     SubtaskLimits,
+)
+from protocol.wire.messages import (
+    AttemptEnded,
+    CoordinatorAwaited,
+    DownMessage,
+    Downward,
+    Refused,
+    Register,
+    Registered,
+    Resume,
+    Resumed,
 )
 from tests.simulation.application import OPERATOR, Application, pack, unpack
 from tests.simulation.checkers import AttemptRecord, demand

@@ -8,8 +8,8 @@ from actors import ActorRef
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import GatewayMessage
 from protocol.ids import ExecutionAttempt
-from protocol.messages import DownMessage
-from spark_bridge.bridge import ConnectionRouter
+from protocol.wire.messages import DownMessage
+from spark_bridge.bridge.actor import ConnectionRouter
 from tests.simulation.network import Connection
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from protocol.barrier_tracker import BarrierTracker, TellReset
-from protocol.subtask import SubtaskMachine
-from protocol.subtask_types import PutInMailbox
+from protocol.subtask.machine import SubtaskMachine
+from protocol.subtask.types import PutInMailbox
 from tests.simulation import shrink as shrinking
 from tests.simulation import stories, world
 from tests.simulation.checkers import Violation

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from protocol.messages import AttemptEnded, Confirm, RestoreMode
+from protocol.wire.messages import AttemptEnded, Confirm, RestoreMode
 from tests.simulation.jobs import Faults
 from tests.simulation.network import Connection
 from tests.simulation.troubles import Trap, Troubles

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-from protocol.subtask_types import MailboxBarrier, MailboxEvent, MailboxItem
+from protocol.subtask.types import MailboxBarrier, MailboxEvent, MailboxItem
 from tests.simulation.network import Clock, Connection
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from protocol.messages import Registered
+from protocol.wire.messages import Registered
 from tests.simulation.application import Application, unpack
 from tests.simulation.checkers import AttemptRecord, check_whole, demand
 from tests.simulation.invariant import TAIL, Log, merge

@@ -11,8 +11,8 @@ from random import Random
 from protocol.barrier_tracker import CheckpointConfig
 from protocol.errors import LocalProtocolError
 from protocol.machine import TimePassed
-from protocol.messages import RestoreMode
-from protocol.subtask_types import BarrierArrived
+from protocol.subtask.types import BarrierArrived
+from protocol.wire.messages import RestoreMode
 from tests.simulation.application import PARALLELISM_MAX, Application, Settings
 from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand
 from tests.simulation.choices import Choices

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from protocol.codec import decode_event, encode_event
+from protocol.wire.codec import decode_event, encode_event
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 from tests.spark.recorder import Recorder
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator, SubtaskGateway
 from protocol.attempts import FailureReason
-from spark_bridge import Sidecar
+from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator, TimedOut
 
 MARKER = "--- from here on, nothing ---"

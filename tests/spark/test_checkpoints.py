@@ -16,10 +16,12 @@ from pyspark.sql import SparkSession
 
 from actors.coordination import CheckpointFailed
 from protocol.barrier_tracker import CheckpointConfig
-from protocol.codec import decode_event, encode_event
-from protocol.messages import RestoreMode
 from protocol.restart import FixedDelay
-from spark_bridge import RestartsExhausted, Sidecar, SidecarConfig
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
+from spark_bridge.errors import RestartsExhausted
 from spark_bridge.storage import CheckpointStorage, CheckpointUnreadable, StorageFenced
 from spark_bridge.subtask import CheckpointDeclinedByOperator
 from tests.spark.counting import Counting, CountingCoordinator

@@ -8,8 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from protocol.attempts import FailureReason
-from protocol.gateway_types import GatewayLimits
-from spark_bridge import Sidecar, SidecarConfig
+from protocol.gateway.types import GatewayLimits
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.conftest import SparkOn
 from tests.spark.operators import Listening
 from tests.spark.script import Script

@@ -12,8 +12,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator, SubtaskGateway
-from protocol.messages import RestoreMode
-from spark_bridge import Sidecar
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 
 pytestmark = pytest.mark.spark

@@ -14,9 +14,11 @@ from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator, SubtaskGateway
-from protocol.messages import RestoreMode
 from protocol.restart import FixedDelay
-from spark_bridge import RestartsExhausted, Sidecar, SidecarConfig
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
+from spark_bridge.errors import RestartsExhausted
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 from tests.spark.actions import Action
 

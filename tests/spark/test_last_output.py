@@ -10,9 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator
-from protocol.messages import RestoreMode
 from protocol.restart import NO_RESTART
-from spark_bridge import AttachedSidecar, OutputNotCommitted, RestartsExhausted, Sidecar, SidecarConfig
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
+from spark_bridge.errors import OutputNotCommitted, RestartsExhausted
+from spark_bridge.standalone.attached import AttachedSidecar
 from spark_bridge.subtask import SubtaskOperator
 from tests.spark.actions import Action, one_task_each
 from tests.spark.counting import Counting

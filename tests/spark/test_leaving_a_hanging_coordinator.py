@@ -18,8 +18,10 @@ from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from actors.coordination import CoordinatorContext, OperatorCoordinator, SubtaskGateway
-from protocol.messages import RestoreMode
-from spark_bridge import OutputNotCommitted, Sidecar, SidecarConfig, SidecarError
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
+from spark_bridge.errors import OutputNotCommitted, SidecarError
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 from tests.spark.actions import Action, one_task_each
 from tests.spark.leftovers import nothing_left

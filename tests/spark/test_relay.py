@@ -29,8 +29,8 @@ from protocol.facts import (
     TaskStarted,
     TaskState,
 )
-from spark_bridge.relay import Relay, RelayError, RelayStopped, open_relay
-from spark_bridge.relay import janino as janino_relay
+from spark_bridge.bridge.relay import Relay, RelayError, RelayStopped, open_relay
+from spark_bridge.bridge.relay import janino as janino_relay
 from tests.spark.conftest import SparkOn
 from tests.spark.facts_log import FactsLog
 

@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator, ResetNotSupported
 from protocol.restart import FixedDelay
-from spark_bridge import Sidecar, SidecarConfig
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 from tests.spark.growing import NODES, TreeReader, TreeSource
 

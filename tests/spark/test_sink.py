@@ -13,10 +13,13 @@ from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator
 from protocol.barrier_tracker import CheckpointConfig
-from protocol.messages import RestoreMode
 from protocol.restart import FixedDelay
-from spark_bridge import CoordinatorStartError, Sidecar, SidecarConfig
-from spark_bridge.sink import FileSinkCoordinator, FileSinkOperator
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
+from spark_bridge.errors import CoordinatorStartError
+from spark_bridge.sink.coordinator import FileSinkCoordinator
+from spark_bridge.sink.operator import FileSinkOperator
 
 pytestmark = pytest.mark.spark
 

@@ -9,9 +9,10 @@ import pytest
 import structlog.testing
 from pyspark.sql import SparkSession
 
-from protocol.gateway_types import GatewayLimits
+from protocol.gateway.types import GatewayLimits
 from protocol.restart import FixedDelay
-from spark_bridge import Sidecar, SidecarConfig
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import RestartsExhausted
 from tests.spark.actions import one_task_each
 from tests.spark.operators import Listening

@@ -13,8 +13,9 @@ import uvloop
 from pyspark.sql import SparkSession
 
 from actors.coordination import SourceCoordinator, StaticSplitEnumerator
-from protocol.messages import RestoreMode
-from spark_bridge import Sidecar, SidecarConfig
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
 from tests.spark.operators import Listening
 from tests.spark.recorder import Recorder

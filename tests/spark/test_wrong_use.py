@@ -27,9 +27,11 @@ from actors.coordination import (
     SubtaskGateway,
 )
 from protocol.attempts import FailureReason
-from spark_bridge import CoordinatorStartError, Sidecar, SidecarConfig, SidecarError
-from spark_bridge.relay import RelayError
-from spark_bridge.server import ServerStartError
+from spark_bridge.bridge.relay import RelayError
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
+from spark_bridge.errors import CoordinatorStartError, SidecarError
+from spark_bridge.server.server import ServerStartError
 from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
 from spark_bridge.task_entry import NotInsideTask
 from tests.spark.actions import Action, one_task_each, what_the_user_reads

@@ -6,8 +6,8 @@ import pytest
 
 from actors.coordination import ResetNotSupported
 from protocol.attempts import EndRun, StartRun
-from spark_bridge.actions import names_of
-from spark_bridge.runs import ACTIONS_KEPT, RunningJobs
+from spark_bridge.driver.actions import names_of
+from spark_bridge.driver.runs import ACTIONS_KEPT, RunningJobs
 
 
 class Story(RunningJobs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_bridge.batch_positions import BatchPosition, Verdict, judge, why_refused
+from spark_bridge.driver.batch_positions import BatchPosition, Verdict, judge, why_refused
 
 MINE, OTHER = "0d5c1b9e-0000-4000-8000-000000000001", "0d5c1b9e-0000-4000-8000-000000000002"
 

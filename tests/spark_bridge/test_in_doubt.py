@@ -18,9 +18,11 @@ from actors.coordination import OperatorConfig
 from actors.testing import deterministic_system
 from protocol.attempts import FailureKind
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
-from protocol.messages import Registered, RestoreMode
-from protocol.subtask_types import SnapshotTaken
-from spark_bridge.sink import FileSinkCoordinator, SinkFileLost, SinkWriter
+from protocol.subtask.types import SnapshotTaken
+from protocol.wire.messages import Registered, RestoreMode
+from spark_bridge.sink.coordinator import FileSinkCoordinator
+from spark_bridge.sink.errors import SinkFileLost
+from spark_bridge.sink.writer import SinkWriter
 from spark_bridge.storage import CheckpointStorage, StorageError, StorageFenced, read_file
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import World

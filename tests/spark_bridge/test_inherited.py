@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_bridge.inherited import ActiveStage, InheritedRuns
+from spark_bridge.bridge.takeover import ActiveStage, InheritedRuns
 
 
 def test_a_run_of_which_nothing_has_succeeded_goes_on() -> None:

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from spark_bridge.loop import start_sidecar_loop
+from spark_bridge.driver.loop import start_sidecar_loop
 
 EXITS: list[BaseException] = [SystemExit(3), KeyboardInterrupt("by hand")]
 exits = pytest.mark.parametrize("error", EXITS, ids=[type(error).__name__ for error in EXITS])

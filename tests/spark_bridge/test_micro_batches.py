@@ -12,13 +12,13 @@ from actors import ActorSystem
 from actors.coordination import OperatorConfig, OperatorCoordinator
 from protocol.attempts import LedgerConfig, StartRun
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.messages import RestoreMode
-from spark_bridge.bridge import BridgeActor, ConnectionRouter
-from spark_bridge.config import SidecarConfig
+from protocol.wire.messages import RestoreMode
+from spark_bridge.bridge.actor import BridgeActor, ConnectionRouter
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.micro_batches import MicroBatch, MicroBatches
+from spark_bridge.driver.operators import Operators
+from spark_bridge.driver.runs import RunningJobs
 from spark_bridge.errors import BatchFailed, BatchRefused, NotSettled, SidecarError
-from spark_bridge.micro_batches import MicroBatch, MicroBatches
-from spark_bridge.operators import Operators
-from spark_bridge.runs import RunningJobs
 from spark_bridge.storage import MemoryStorage, StorageSession
 
 pytestmark = pytest.mark.asyncio

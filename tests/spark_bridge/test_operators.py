@@ -12,11 +12,11 @@ from actors import ActorSystem
 from actors.coordination import OperatorConfig, OperatorCoordinator
 from protocol.attempts import LedgerConfig
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
-from protocol.messages import RestoreMode, SubtaskState
-from spark_bridge.bridge import BridgeActor, ConnectionRouter
-from spark_bridge.config import SidecarConfig
+from protocol.wire.messages import RestoreMode, SubtaskState
+from spark_bridge.bridge.actor import BridgeActor, ConnectionRouter
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.operators import Operators
 from spark_bridge.errors import SidecarError
-from spark_bridge.operators import Operators
 from spark_bridge.storage import MemoryStorage, Storage, StorageSession
 
 

@@ -11,11 +11,11 @@ import pytest
 import structlog.testing
 
 from protocol.facts import ApplicationEnded, FactsDropped, JobEnded
-from protocol.framing import frame
-from protocol.handshake import ClientHandshake
-from spark_bridge.facts import CommandAnswered
-from spark_bridge.relay.connection import UNPROVEN_LINKS_MAX, RelayServer
-from spark_bridge.relay.interface import RelayError, RelayStatistics, RelayStopped
+from protocol.wire.framing import frame
+from protocol.wire.handshake import ClientHandshake
+from spark_bridge.bridge.facts import CommandAnswered
+from spark_bridge.bridge.relay.connection import UNPROVEN_LINKS_MAX, RelayServer
+from spark_bridge.bridge.relay.interface import RelayError, RelayStatistics, RelayStopped
 from tests.spark.facts_log import FactsLog
 from tests.spark_bridge.test_facts import record, text
 

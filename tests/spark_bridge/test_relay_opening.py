@@ -8,8 +8,8 @@ import pytest
 import structlog.testing
 
 from protocol.facts import FactsDropped, StageLook, StatusReported
-from spark_bridge.relay import OnLost, RelayedFact, RelayError, RelayRefused, RelayStatistics, RelayStopped
-from spark_bridge.relay.opening import _WithFallback
+from spark_bridge.bridge.relay import OnLost, RelayedFact, RelayError, RelayRefused, RelayStatistics, RelayStopped
+from spark_bridge.bridge.relay.opening import _WithFallback
 
 
 class StandIn:

@@ -6,8 +6,8 @@ import pytest
 
 from actors.coordination import CheckpointFailed, ResetNotSupported
 from protocol.restart import FixedDelay
-from spark_bridge import RestartsExhausted
-from spark_bridge.restarts import Restarter
+from spark_bridge.driver.restarts import Restarter
+from spark_bridge.errors import RestartsExhausted
 from spark_bridge.storage import StorageFenced
 
 

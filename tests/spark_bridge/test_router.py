@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from actors.coordination.messages import AttachConnection, ConnectionClosed, MessagesArrived
 from protocol.ids import ExecutionAttempt
-from protocol.messages import Confirm, RefusalCode, Refused, Register, RestoreMode, Resume
-from spark_bridge.bridge import ConnectionRouter
-from spark_bridge.bridge_messages import RegistrationAbandoned, RegistrationReceived, StrangerResumed
+from protocol.wire.messages import Confirm, RefusalCode, Refused, Register, RestoreMode, Resume
+from spark_bridge.bridge.actor import ConnectionRouter
+from spark_bridge.bridge.messages import RegistrationAbandoned, RegistrationReceived, StrangerResumed
 
 ATTEMPT = ExecutionAttempt("words", 1, 0, 10)
 REGISTER = Register(10, "words", 1, 3, 0, RestoreMode.BATCH, 4, "host/1", "3.11.7")

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.codec import FrameDecoder, WireLimits, decode_message, encode_message
 from protocol.errors import HandshakeFailed, LocalProtocolError, VersionMismatch
-from protocol.handshake import PROTOCOL_VERSION, ClientHandshake
-from protocol.messages import AttemptEnded, Confirm, EventMessage, Message, Opened, Resumed, UpMessage
-from spark_bridge.connection import FRAMES_TOGETHER
-from spark_bridge.server import Connection, ServerConfig, ServerStartError, SubtaskServer
+from protocol.wire.codec import FrameDecoder, WireLimits, decode_message, encode_message
+from protocol.wire.handshake import PROTOCOL_VERSION, ClientHandshake
+from protocol.wire.messages import AttemptEnded, Confirm, EventMessage, Message, Opened, Resumed, UpMessage
+from spark_bridge.server.connection import FRAMES_TOGETHER
+from spark_bridge.server.server import Connection, ServerConfig, ServerStartError, SubtaskServer
 
 SECRET = b"a secret of this application!!!!"
 NONCE = b"n" * 32

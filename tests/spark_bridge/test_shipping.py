@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from pyspark import SparkContext
 
-from spark_bridge.shipping import archive_contents, ship_packages, write_archive
+from spark_bridge.driver.shipping import archive_contents, ship_packages, write_archive
 from spark_bridge.subtask.bootstrap import VENDORED
 
 # What a worker has beside the archive: the standard library. `-S` leaves out site-packages.
@@ -25,7 +25,7 @@ def in_bare_python(program: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_packages_travel_and_no_tests() -> None:
     names = set(archive_contents())
-    assert {"protocol/subtask.py", "spark_bridge/task_entry.py", "spark_bridge/subtask/runner.py"} <= names
+    assert {"protocol/subtask/machine.py", "spark_bridge/task_entry.py", "spark_bridge/subtask/runner.py"} <= names
     assert {name.split("/")[0] for name in names} <= {"actors", "headgate", "protocol", "spark_bridge", VENDORED}
 
 
@@ -39,14 +39,14 @@ def test_the_same_content_makes_the_same_archive(tmp_path: Path) -> None:
     assert zipfile.ZipFile(first).testzip() is None
 
 
-IMPORTS_A_TASK = "import spark_bridge.subtask, protocol.messages as module; print(module.__spec__.origin)"
+IMPORTS_A_TASK = "import spark_bridge.subtask, protocol.wire.messages as module; print(module.__spec__.origin)"
 
 
 def test_what_a_task_imports_need_not_be_compiled(tmp_path: Path) -> None:
     archive = write_archive(tmp_path)
     done = in_bare_python(f"import sys; sys.path.insert(1, {str(archive)!r}); {IMPORTS_A_TASK}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"{archive}/protocol/messages.pyc"
+    assert done.stdout.strip() == f"{archive}/protocol/wire/messages.pyc"
 
 
 def test_another_python_takes_the_sources(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_another_python_takes_the_sources(tmp_path: Path) -> None:
             other.writestr(name, b"\0\0" + content[2:] if name.endswith(".pyc") else content)
     done = in_bare_python(f"import sys; sys.path.insert(1, {str(theirs)!r}); {IMPORTS_A_TASK}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == f"{theirs}/protocol/messages.py"
+    assert done.stdout.strip() == f"{theirs}/protocol/wire/messages.py"
 
 
 def test_a_python_without_msgpack_uses_the_one_that_travels(tmp_path: Path) -> None:  # spark-facts 21, 27
@@ -65,7 +65,7 @@ def test_a_python_without_msgpack_uses_the_one_that_travels(tmp_path: Path) -> N
     done = in_bare_python(
         f"import sys; sys.path.insert(1, {str(archive)!r})\n"
         "import spark_bridge.subtask, msgpack\n"
-        "from protocol.codec import decode_event, encode_event\n"
+        "from protocol.wire.codec import decode_event, encode_event\n"
         "print(decode_event(encode_event({'a': [1, None]})), msgpack.__file__)\n"
     )
     assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ def test_a_python_without_fsspec_writes_files_with_the_one_that_travels(tmp_path
     archive = write_archive(tmp_path)
     done = in_bare_python(
         f"import sys; sys.path.insert(1, {str(archive)!r})\n"
-        "from spark_bridge.sink import SinkWriter\n"
+        "from spark_bridge.sink.writer import SinkWriter\n"
         f"writer = SinkWriter({str(tmp_path / 'out')!r}, name='out', subtask=0, attempt=0)\n"
         "writer.write('a row')\n"
         "import fsspec; print(writer.seal(1)[0].rows, fsspec.__file__)\n"

@@ -10,7 +10,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.serializers import CloudPickleSerializer
 
-from protocol.messages import Register, StartProcessing
+from protocol.wire.messages import Register, StartProcessing
 from spark_bridge.subtask import SubtaskOperator, TaskEndpoint
 from spark_bridge.task_entry import NotInsideTask, SubtaskTask
 from tests.spark_bridge.subtask.peer import SECRET, Peer, RunningTask, registered

@@ -11,11 +11,9 @@ from typing import Any
 
 from actors import ActorRef
 from actors.coordination.messages import AttachConnection, ConnectionClosed, GatewayMessage, MessagesArrived
-from protocol.codec import decode_event, encode_event, encode_message
 from protocol.ids import ExecutionAttempt
-from protocol.messages import AttemptEnded, CoordinatorAwaited, Downward, Registered, Resumed, UpMessage
-from protocol.subtask import SubtaskMachine
-from protocol.subtask_types import (
+from protocol.subtask.machine import SubtaskMachine
+from protocol.subtask.types import (
     BarrierArrived,
     ConnectionAttached,
     ConnectionLost,
@@ -40,6 +38,8 @@ from protocol.subtask_types import (
     SubtaskInput,
     SubtaskLimits,
 )
+from protocol.wire.codec import decode_event, encode_event, encode_message
+from protocol.wire.messages import AttemptEnded, CoordinatorAwaited, Downward, Registered, Resumed, UpMessage
 
 
 class MemoryConnection:

@@ -51,9 +51,9 @@ from protocol.attempts import (
 )
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.facts import StageLook
-from protocol.gateway_types import GatewayLimits
+from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.executor import MemoryConnection, Task
 
 C = TypeVar("C", bound=OperatorCoordinator)

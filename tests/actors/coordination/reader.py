@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from protocol.codec import decode_event, encode_event
-from protocol.messages import Registered
 from protocol.source_events import NoMoreSplits, SplitsAdded, parse_source_event, split_request_event
-from protocol.subtask_types import MailboxBarrier, MailboxEvent
+from protocol.subtask.types import MailboxBarrier, MailboxEvent
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import Registered
 from tests.actors.coordination.executor import Task
 
 

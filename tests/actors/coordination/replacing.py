@@ -16,7 +16,7 @@ from actors import Actor, ActorContext, ActorRef, Clock, MailboxConfig
 from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.coordination.store import CoordinatorStore
 from actors.testing import DeterministicKit, deterministic_system
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import Call, Deed, RecordingCoordinator
 
 T = TypeVar("T")

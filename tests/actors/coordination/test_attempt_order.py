@@ -10,7 +10,7 @@ import pytest
 from actors.coordination import Confirmation
 from protocol.attempts import FailureKind
 from protocol.errors import AttemptOver
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, the_turn_of
 
 

@@ -12,7 +12,7 @@ from actors import ActorStopped
 from actors.coordination.messages import AwaitSettled, RequestCheckpoint, TrackerMessage
 from protocol.attempts import GlobalFailureRaised
 from protocol.barrier_tracker import AbortRequested
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from actors.coordination.messages import LabelledWork
 from protocol.attempts import GlobalFailureRaised
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
 
 

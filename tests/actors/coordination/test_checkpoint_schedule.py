@@ -10,7 +10,7 @@ import pytest
 from actors.coordination import CheckpointFailed
 from actors.coordination.messages import Settled
 from protocol.attempts import GlobalFailureRaised
-from protocol.messages import RestoreMode, SubtaskState
+from protocol.wire.messages import RestoreMode, SubtaskState
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
 

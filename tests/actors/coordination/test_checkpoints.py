@@ -9,8 +9,8 @@ import pytest
 
 from protocol.attempts import AttemptCondemned
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.codec import decode_event, encode_event
-from protocol.messages import SubtaskState
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import SubtaskState
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
 
 

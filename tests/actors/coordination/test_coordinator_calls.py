@@ -11,7 +11,7 @@ import pytest
 from actors.coordination import CoordinatorContext
 from actors.coordination.messages import StartOperator
 from protocol.attempts import FailureKind, GlobalFailureRaised
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import Deed, RecordingCoordinator, World, running_operator
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.coordination import SubtaskGateway
-from protocol.subtask_types import OperatorOpened
+from protocol.subtask.types import OperatorOpened
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from actors.coordination.messages import ConnectionClosed, MessagesArrived
 from protocol.attempts import AttemptCondemned, ConnectionExpired
-from protocol.codec import encode_event
 from protocol.errors import AttemptOver
-from protocol.messages import EventMessage
+from protocol.wire.codec import encode_event
+from protocol.wire.messages import EventMessage
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
 
 

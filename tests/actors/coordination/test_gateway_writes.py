@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from actors.coordination.gateway import _EFFECTS, TAKEN_EVERY
 from actors.coordination.messages import MessagesArrived
-from protocol.gateway_types import DeliverEvent, GatewayEffect, SendToAttempt
-from protocol.messages import (
+from protocol.gateway.types import DeliverEvent, GatewayEffect, SendToAttempt
+from protocol.wire.messages import (
     BarrierMessage,
     CheckpointCompleted,
     CloseForCheckpoint,

@@ -11,8 +11,8 @@ from actors.coordination import OperatorConfig
 from actors.coordination.messages import StartOperator
 from protocol.attempts import AttemptCondemned, FailureKind
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
-from protocol.codec import encode_event
-from protocol.messages import CheckpointAcknowledged, HeldEvent, RestoreMode, SubtaskState, UpMessage
+from protocol.wire.codec import encode_event
+from protocol.wire.messages import CheckpointAcknowledged, HeldEvent, RestoreMode, SubtaskState, UpMessage
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
 

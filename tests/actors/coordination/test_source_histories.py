@@ -8,7 +8,7 @@ import pytest
 
 from actors.coordination import SourceCoordinator, StaticSplitEnumerator
 from protocol.attempts import FailureKind
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import World, running_operator
 from tests.actors.coordination.reader import ReaderTask
 

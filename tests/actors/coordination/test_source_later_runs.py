@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.coordination import RecreateOnReset, SourceCoordinator, StaticSplitEnumerator
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.facts import StageLook
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import World, running_operator
 from tests.actors.coordination.reader import ReaderTask
 

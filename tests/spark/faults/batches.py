@@ -13,10 +13,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from actors.coordination import CoordinatorContext
 from protocol.attempts import FailureReason
 from protocol.barrier_tracker import CheckpointConfig
-from protocol.codec import decode_event, encode_event
-from protocol.messages import RestoreMode
-from spark_bridge import OperatorHandle, Sidecar
-from spark_bridge.sink import FileSinkOperator, SinkCommitter
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.sidecar import Sidecar
+from spark_bridge.sink.committer import SinkCommitter
+from spark_bridge.sink.operator import FileSinkOperator
 from spark_bridge.storage import CheckpointStorage
 from tests.spark.recorder import Recorder
 

@@ -15,7 +15,8 @@ from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from actors.coordination import OperatorCoordinator
-from spark_bridge import OperatorHandle, Sidecar
+from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SubtaskOperator
 from tests.spark.actions import Action
 from tests.spark.cluster import StandaloneCluster

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_bridge import Sidecar
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.cluster import StandaloneCluster
 from tests.spark.conftest import SparkOn
 from tests.spark.faults.bench import Bench

@@ -16,7 +16,7 @@ from typing import Any
 
 from pyspark import RDD
 
-from spark_bridge import Sidecar
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.conftest import start_spark
 from tests.spark.faults.talking import FIRST_ATTEMPTS_WAIT, both_talk

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from spark_bridge import SidecarConfig
+from spark_bridge.driver.config import SidecarConfig
 
 WAIT_S = 300.0
 LINES_HOST = "127.0.0.1"

@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from protocol.gateway_types import GatewayLimits
-from protocol.messages import RestoreMode
-from spark_bridge import AttachedSidecar, SidecarRuntime
+from protocol.gateway.types import GatewayLimits
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.standalone.attached import AttachedSidecar
 from tests.spark.cluster import ROOT
 from tests.spark.counting import CountingCoordinator
 

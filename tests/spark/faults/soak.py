@@ -27,7 +27,7 @@ from typing import Any
 
 import structlog
 
-from spark_bridge import Sidecar
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.cluster import StandaloneCluster
 from tests.spark.conftest import start_spark
 from tests.spark.faults.bench import Bench

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from spark_bridge import Sidecar, SidecarConfig
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.conftest import start_spark
 from tests.spark.faults.batches import ROWS, LinesCoordinator, Stream
 from tests.spark.faults.waiting import wait_until

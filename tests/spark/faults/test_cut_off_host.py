@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from protocol.attempts import FailureKind
 from protocol.facts import ExecutorLost, JobEnded, TaskOutcome, TaskStarted
-from protocol.gateway_types import GatewayLimits
-from spark_bridge import Sidecar
+from protocol.gateway.types import GatewayLimits
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.actions import Action, one_task_each
 from tests.spark.cluster import StandaloneCluster
 from tests.spark.conftest import SparkOn

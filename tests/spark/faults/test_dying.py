@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from protocol.facts import ExecutorLost, TaskOutcome
-from spark_bridge import Sidecar
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.actions import Action, one_task_each
 from tests.spark.cluster import StandaloneCluster
 from tests.spark.conftest import SparkOn

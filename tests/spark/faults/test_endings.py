@@ -10,7 +10,7 @@ import pytest
 from pyspark import SparkContext
 
 from protocol.facts import ApplicationEnded
-from spark_bridge import Sidecar
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.cluster import StandaloneCluster, command_line, descendants
 from tests.spark.conftest import SparkOn

@@ -15,11 +15,12 @@ from pyspark.sql import SparkSession
 
 from protocol.attempts import FailureKind, LedgerConfig
 from protocol.facts import EngineFact, JobEnded, TaskEnded, TaskOutcome
-from protocol.gateway_types import GatewayLimits
-from protocol.messages import RestoreMode
-from spark_bridge import Sidecar, SidecarConfig
-from spark_bridge.relay import janino as janino_relay
-from spark_bridge.relay.connection import RelayServer
+from protocol.gateway.types import GatewayLimits
+from protocol.wire.messages import RestoreMode
+from spark_bridge.bridge.relay import janino as janino_relay
+from spark_bridge.bridge.relay.connection import RelayServer
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.actions import Action, one_task_each
 from tests.spark.conftest import LOCAL, SparkOn
 from tests.spark.counting import Counting, CountingCoordinator

@@ -9,7 +9,7 @@ import pytest
 from pyspark import SparkContext
 
 from protocol.facts import JobEnded, JobStarted, TaskOutcome
-from spark_bridge import OperatorHandle
+from spark_bridge.driver.handle import OperatorHandle
 from tests.spark.actions import Action, what_the_user_reads
 from tests.spark.faults.bench import Bench
 from tests.spark.faults.heard import Heard, listening_to

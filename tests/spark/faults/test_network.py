@@ -12,9 +12,9 @@ import pytest
 
 from protocol.attempts import FailureKind
 from protocol.facts import JobEnded, TaskEnded, TaskOutcome
-from protocol.gateway_types import GatewayLimits
-from protocol.messages import RestoreMode
-from spark_bridge import Sidecar
+from protocol.gateway.types import GatewayLimits
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.actions import Action
 from tests.spark.counting import Counting, CountingCoordinator
 from tests.spark.faults.bench import Bench

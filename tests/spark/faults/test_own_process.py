@@ -15,7 +15,9 @@ from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from protocol.restart import FixedDelay
-from spark_bridge import AttachedSidecar, RestartsExhausted, SidecarError, SidecarUnreachable
+from spark_bridge.errors import RestartsExhausted, SidecarError
+from spark_bridge.standalone.attached import AttachedSidecar
+from spark_bridge.standalone.control import SidecarUnreachable
 from spark_bridge.subtask import SubtaskContext
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, SparkOn

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from actors.coordination import SourceCoordinator, StaticSplitEnumerator
 from protocol.facts import TaskEnded, TaskOutcome
-from protocol.messages import RestoreMode
-from spark_bridge import Sidecar
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.subtask import SplitReader
 from tests.spark.actions import Action, one_task_each
 from tests.spark.cluster import StandaloneCluster

@@ -11,7 +11,7 @@ from pyspark import RDD
 from pyspark.sql import SparkSession
 
 from protocol.facts import StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from tests.spark.faults.bench import Bench
 from tests.spark.faults.directing import Director, Gathering
 from tests.spark.faults.executors import kill_the_executor

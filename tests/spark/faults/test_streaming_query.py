@@ -12,7 +12,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_bridge import OperatorHandle, Sidecar, SidecarConfig
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.faults.batches import ROWS, LinesCoordinator, Stream
 from tests.spark.faults.streaming_program import (
     BEFORE_ANY,

@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from actors.coordination import CoordinatorContext
 from actors.coordination.store import CoordinatorStore
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from spark_bridge.sink.journal import is_journal
 from spark_bridge.subtask import SubtaskContext
 

@@ -10,9 +10,11 @@ from typing import Any
 import fsspec
 import pytest
 
-from protocol.messages import RestoreMode
-from spark_bridge.sink import SinkCommitter, SinkFileLost, SinkMisused, SinkPublishError, SinkWriter
+from protocol.wire.messages import RestoreMode
+from spark_bridge.sink.committer import SinkCommitter
+from spark_bridge.sink.errors import SinkFileLost, SinkMisused, SinkPublishError
 from spark_bridge.sink.journal import is_journal
+from spark_bridge.sink.writer import SinkWriter
 from tests.spark_bridge.sink.kit import (
     BreakingFileSystem,
     DriverContext,

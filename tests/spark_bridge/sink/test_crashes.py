@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_bridge.sink import SinkFileLost
+from spark_bridge.sink.errors import SinkFileLost
 from tests.mutants.mutant import Edit
 from tests.spark_bridge.sink.kit import BreakingFileSystem, new_url
 from tests.spark_bridge.sink.world import World

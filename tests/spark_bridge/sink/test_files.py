@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.codec import decode_event, encode_event
-from spark_bridge.sink import SealedFile, SinkMisused
-from spark_bridge.sink.files import PartName, check_affixes, parse_sealed_event, sealed_events
+from protocol.wire.codec import decode_event, encode_event
+from spark_bridge.sink.errors import SinkMisused
+from spark_bridge.sink.files import PartName, SealedFile, check_affixes, parse_sealed_event, sealed_events
 
 PART = PartName(subtask=3, after=14, attempt=2, token="9f31c2d07a5be846", number=0, suffix=".jsonl")
 PLACE = "file:///out"

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from protocol.attempts import FailureKind, FailureReason
-from protocol.messages import RestoreMode
-from spark_bridge.sink import FileSinkCoordinator, FileSinkOperator, SinkMisused
+from protocol.wire.messages import RestoreMode
+from spark_bridge.sink.coordinator import FileSinkCoordinator
+from spark_bridge.sink.errors import SinkMisused
+from spark_bridge.sink.operator import FileSinkOperator
 from tests.spark_bridge.sink.kit import TaskContext, a_driver, as_context, rows_of, staged, visible
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from spark_bridge.sink import SinkBroken, SinkMisused, SinkWriter
+from spark_bridge.sink.errors import SinkBroken, SinkMisused
 from spark_bridge.sink.files import PartName
+from spark_bridge.sink.writer import SinkWriter
 from tests.spark_bridge.sink.kit import (
     BreakingFileSystem,
     TaskContext,

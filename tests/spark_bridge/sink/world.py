@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from spark_bridge.sink import SinkCommitter, SinkWriter
+from spark_bridge.sink.committer import SinkCommitter
+from spark_bridge.sink.writer import SinkWriter
 from tests.spark_bridge.sink.kit import (
     DriverContext,
     TaskContext,

@@ -9,7 +9,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
-from protocol.messages import HeldEvent, SubtaskState
+from protocol.wire.messages import HeldEvent, SubtaskState
 from spark_bridge.storage import CheckpointStorage
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.checkpoint_format import FORMAT_VERSION, StoredCheckpoint, encode_checkpoint
-from protocol.messages import RestoreMode
+from protocol.wire.checkpoint_format import FORMAT_VERSION, StoredCheckpoint, encode_checkpoint
+from protocol.wire.messages import RestoreMode
 from spark_bridge.storage import CheckpointStorage, CheckpointUnreadable, StorageError
 from tests.spark_bridge.storage.checkpoints import HookedFileSystem, a_checkpoint, a_prepared_storage, a_storage_with
 from tests.spark_bridge.storage.writer import state_of
@@ -87,7 +87,7 @@ def test_a_whole_file_under_another_name_is_refused(two: tuple[Path, Path]) -> N
 def test_a_later_format_is_never_passed_over(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:  # H50
     root, file = two
     with monkeypatch.context() as later_release:
-        later_release.setattr("protocol.checkpoint_format._version_for", lambda stored: FORMAT_VERSION + 1)
+        later_release.setattr("protocol.wire.checkpoint_format._version_for", lambda stored: FORMAT_VERSION + 1)
         data = encode_checkpoint(StoredCheckpoint("words", RestoreMode.STREAMING, 0, "9", a_checkpoint(2)))
     file.write_bytes(data)
     for allow_older in (False, True):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from spark_bridge.command import main
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageError, StorageFenced, StorageSession
 from spark_bridge.storage.layout import ID_MAX, Owner, RestoreRecord, parse_record, parse_void, void_name

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from spark_bridge.storage import (
     CheckpointStorage,
     MemoryStorage,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.messages import RestoreMode
+from protocol.wire.messages import RestoreMode
 from spark_bridge.storage import CheckpointStorage, StorageError
 from tests.spark_bridge.storage.checkpoints import (
     HookedFileSystem,

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from protocol.codec import decode_message, encode_event, encode_message
-from protocol.framing import FrameDecoder
-from protocol.handshake import ServerHandshake
-from protocol.messages import (
+from protocol.wire.codec import decode_message, encode_event, encode_message
+from protocol.wire.framing import FrameDecoder
+from protocol.wire.handshake import ServerHandshake
+from protocol.wire.messages import (
     Confirm,
     EventMessage,
     Finished,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import Opened, Register
+from protocol.wire.messages import Opened, Register
 from spark_bridge.subtask import AttemptOver, SubtaskContext, TaskIdentity, run_subtask
 from spark_bridge.subtask.attached import attached_keys
 from tests.spark_bridge.subtask.operators import Calling, Recorder

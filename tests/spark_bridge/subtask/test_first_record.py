@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import AttemptEnded, Confirm, Finished, Opened, Register, StartProcessing
+from protocol.wire.messages import AttemptEnded, Confirm, Finished, Opened, Register, StartProcessing
 from spark_bridge.subtask import AttemptOver, SplitReader, SubtaskContext, TimedOut
 from tests.spark_bridge.subtask.operators import Recorder
 from tests.spark_bridge.subtask.peer import TASK_ID, Peer, PeerConnection, RunningTask, registered

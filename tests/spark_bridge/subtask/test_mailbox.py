@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from protocol.messages import (
+from protocol.subtask.types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
+from protocol.wire.messages import (
     BarrierMessage,
     CheckpointAborted,
     CheckpointAcknowledged,
@@ -14,7 +15,6 @@ from protocol.messages import (
     Confirm,
     EventMessage,
 )
-from protocol.subtask_types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
 from spark_bridge.subtask import SubtaskContext
 from spark_bridge.subtask.mailbox import Mailbox
 from tests.spark_bridge.subtask.operators import Calling

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from protocol.codec import decode_event, encode_event
-from protocol.messages import (
+from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.messages import (
     AnswerMessage,
     AttemptEnded,
     CheckpointAcknowledged,

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from protocol.messages import EventMessage
+from protocol.wire.messages import EventMessage
 from spark_bridge.subtask import SubtaskContext, io_loop
 from tests.spark_bridge.subtask.operators import Calling, EventSource
 from tests.spark_bridge.subtask.peer import Peer, RunningTask

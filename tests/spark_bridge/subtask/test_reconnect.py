@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.codec import decode_event
 from protocol.errors import HandshakeFailed
-from protocol.messages import AttemptEnded, Confirm, EventMessage, Finished, RefusalCode, Refused, Resume
+from protocol.wire.codec import decode_event
+from protocol.wire.messages import AttemptEnded, Confirm, EventMessage, Finished, RefusalCode, Refused, Resume
 from spark_bridge.subtask import AttemptOver, SubtaskContext, io_loop
 from tests.spark_bridge.subtask.operators import Calling, EventSource
 from tests.spark_bridge.subtask.peer import TASK_ID, Peer, RunningTask

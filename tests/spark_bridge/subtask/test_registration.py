@@ -8,8 +8,8 @@ import struct
 import pytest
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
-from protocol.handshake import PROTOCOL_VERSION
-from protocol.messages import AttemptEnded, Confirm, RefusalCode, Refused, Register
+from protocol.wire.handshake import PROTOCOL_VERSION
+from protocol.wire.messages import AttemptEnded, Confirm, RefusalCode, Refused, Register
 from spark_bridge.subtask import (
     AttemptOver,
     CannotReachSidecar,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.messages import EventMessage, Opened, Register, SubtaskState
+from protocol.wire.messages import EventMessage, Opened, Register, SubtaskState
 from spark_bridge.subtask import SubtaskContext
 from tests.spark_bridge.subtask.operators import Recorder
 from tests.spark_bridge.subtask.peer import Peer, PeerConnection, RunningTask, registered

@@ -1,0 +1,407 @@
+"""The driver's end of one execution attempt: what may be sent to it, what it says, and when it is over.
+
+Theory of operation
+-------------------
+A gateway belongs to one attempt for ever (H20). It has three states, which are about the connection only; what a
+checkpoint does to it is a matter of the *downward valve* (``protocol.gateway.outbound``), and what the peer says is
+judged by the *upward intake* (``protocol.gateway.inbound``).
+
+*Down.* An event is held while the valve is closed; else it becomes the next item of the downward stream, and
+is sent if a connection is up (``protocol.streams``). It is confirmed when the peer has put it into its
+operator's mailbox (H23). Held and unconfirmed events together are bounded; at the bound ``EventSubmitted``
+raises ``GatewayFull``, and ``RoomAvailable`` tells when to try again. An answer to a request is an event in
+every respect (H33), but is never refused: the peer's open requests are bounded instead.
+
+*The first record.* ``ReadyAnnounced`` says that the coordinator's ``subtask_ready`` has returned. What it sent there
+was submitted before, so ``StartProcessing`` follows it, and the operator handles all of that before it sees a record
+(H66). An operator that does not wait for it says so when it opens. Nobody waits for its confirmation.
+
+*Clocks.* Either the confirm clock runs or the reconnect clock. While a connection is up, the oldest unconfirmed
+event has ``confirm_timeout_s``, counted over connected time only: a broken connection is not a failure (H24), so this
+clock stands still meanwhile, and the reconnect clock runs. A held event runs no clock; the checkpoint that
+holds it has its own. When a clock runs out, the attempt is given up here and at once, for it must be mute
+before Spark has killed it: the effect that fails it comes first, then its events fail (R26: the failover is
+known before the failure is). Its reason says for how long nothing has come from the peer at all: a process whose
+native code holds Python's interpreter lock is as silent as one that is stopped, and nothing on the wire tells the two
+apart (spark-facts 37). For a peer that has said goodbye neither gives the attempt up any more. Its work is
+done, and how it ended is Spark's to tell: given up here, it would come back after a long cut and wait for ever for
+the confirmation of its goodbye, or fail after all that it has done.
+
+A loss-tolerant event has the same time on the same clock. When that is over, ``ExpireEvent`` ends the wait of its
+sender and nothing else (H28, H72). The event stays in the stream: it may still arrive, and takes room until it does.
+Where an event of the other kind is late at the same moment, the attempt is given up, and all fail with it.
+
+*Up.* Events and requests wait until the coordinator knows that the subtask is ready (H10); whatever comes
+after them waits behind them, save ``Opened``, which is what readiness needs, and the news of a failure. They
+are confirmed to the peer when the coordinator has taken them, so its window bounds what lies here;
+everything else counts as taken when it comes. The events and requests that a restored snapshot held come first, and
+name the subtask that sent them at first (H31, H52); such a request gets no answer (H73).
+
+What concerns a checkpoint is confirmed a little later: with the next item of a checkpoint, or any other confirmation.
+Nobody waits for it, and of a checkpoint's messages a third would be such confirmations alone. A peer that has said
+goodbye does wait: what it still says is confirmed at once.
+
+*Checkpoints* (H40–H44, H49). ``CloseRequested(n)`` makes n known and asks the peer to close; an id never made
+known is ignored everywhere else, so a late or foreign one can neither close nor open anything.
+``CutReached(n)`` closes the valve. An event that comes then is held under the highest closed id, and leaves
+when that one and all lower ones are open. Barriers and completions pass a closed valve, for they are what
+opens it. ``ReportDrained(n)`` comes when every event submitted before the cut has been confirmed, whichever
+checkpoint held it; a loss-tolerant one is not waited for, but has left before the barrier does, in its place
+(H28). The barrier is an item, or goes apart: then ``InjectBarrier`` names the last item that it belongs behind,
+and the peer waits for that one. The valve reopens for n on this attempt's own acknowledgement, never at the
+barrier, or when n is over: complete, aborted, or a savepoint that is stored. How many events the peer had sent at
+its snapshot comes up with it; the tracker compares that to what the coordinator had taken at its cut (H32).
+
+The order of effects is the order in which they must be carried out. At most one ``Confirm`` comes out of one
+call, last of what is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+
+from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
+from protocol.gateway.inbound import OF_CHECKPOINT, UpwardIntake
+from protocol.gateway.outbound import DownwardValve, Effects
+from protocol.gateway.types import (
+    AnswerSubmitted,
+    AttemptIsOver,
+    BarrierRequested,
+    CheckpointOver,
+    CloseRequested,
+    CutReached,
+    EventSubmitted,
+    ExpireConnection,
+    FailAttempt,
+    FailEvent,
+    GatewayEffect,
+    GatewayInput,
+    GatewayLimits,
+    GatewayStatistics,
+    ItemTaken,
+    MessageReceived,
+    ReadyAnnounced,
+    SendToAttempt,
+)
+from protocol.ids import ExecutionAttempt
+from protocol.machine import TimePassed
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
+from protocol.wire.messages import Confirm, Register, Resume, UpMessage
+
+
+class GatewayState(Enum):
+    DETACHED = "detached"  # no connection (yet, or for the moment): the reconnect clock runs
+    ATTACHED = "attached"
+    OVER = "over"  # for ever
+
+
+class Verdict(Enum):
+    """What becomes of an input in a state. No cell of the table raises by itself: what an input *says* may
+    be wrong (a number out of order), but every fact can reach a gateway at any time."""
+
+    ACT = "act"
+    IGNORE = "ignore"
+    REFUSE = "refuse"  # a message: dropped, and reported with ``RefuseMessage`` (H3)
+    FAIL = "fail"  # an event: accepted, and failed at once; never raised at the sender (H21, H26)
+
+
+_LATER, _NOW, _AGAIN = range(3)
+"""When an item wants to be confirmed: with what is sent next, at once, or at once and whether or not it was before."""
+
+_A, _I = Verdict.ACT, Verdict.IGNORE
+
+LEGAL: dict[type, tuple[Verdict, Verdict, Verdict]] = {
+    #                    DETACHED        ATTACHED  OVER
+    ConnectionAttached: (_A, _A, _I),
+    ConnectionLost: (_I, _A, _I),
+    MessageReceived: (Verdict.REFUSE, _A, Verdict.REFUSE),
+    EventSubmitted: (_A, _A, Verdict.FAIL),
+    AnswerSubmitted: (_A, _A, _I),
+    ReadyAnnounced: (_A, _A, _I),
+    ItemTaken: (_A, _A, _I),
+    CloseRequested: (_A, _A, _I),
+    CutReached: (_A, _A, _I),
+    BarrierRequested: (_A, _A, _I),
+    CheckpointOver: (_A, _A, _I),
+    AttemptIsOver: (_A, _A, _I),
+    TimePassed: (_A, _A, _I),
+}
+
+
+class GatewayMachine:
+    """The gateway of one execution attempt; see the module's text.
+
+    ``attempt``: the one that it belongs to. ``limits``: its bounds and timeouts. Not thread-safe: one owner
+    calls it. The first input of any kind starts the reconnect clock unless it attaches a connection.
+    """
+
+    __slots__ = (
+        "_confirm_sent",
+        "_dispatch",
+        "_heard_at",
+        "_id",
+        "_in",
+        "_limits",
+        "_reason",
+        "_state",
+        "_valve",
+        "attempt",
+    )
+
+    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits) -> None:
+        self.attempt = attempt
+        self._id = attempt.task_attempt_id
+        self._limits = limits
+        self._enter(GatewayState.DETACHED)
+        self._reason = ""
+        self._valve = DownwardValve(attempt, limits)
+        self._in = UpwardIntake(attempt, limits, self._valve)
+        self._confirm_sent = 0
+        self._heard_at = 0.0  # when something last came from the peer
+
+    # --- the shape of every machine -----------------------------------------------------------------------
+
+    def handle(self, input: GatewayInput, now: float) -> list[GatewayEffect]:
+        """Take one input; return what to do, in this order. ``now``: seconds of any monotonic clock.
+
+        Raises ``GatewayFull`` (H27; a later ``RoomAvailable`` is all that is remembered of it),
+        ``LocalProtocolError`` for an input that contradicts earlier ones, ``RemoteProtocolError`` when the
+        peer broke the protocol (the shell then drops the connection and says ``ConnectionLost``). In each
+        case nothing was changed. After the end nothing raises, save what is no input at all.
+        """
+        act = self._dispatch.get(type(input))
+        if act is None:
+            raise LocalProtocolError(f"no input of a gateway: {input!r}")
+        effects: Effects = []
+        act(self, input, now, effects)
+        if self._state is GatewayState.DETACHED and self._valve.stopped_at is None:
+            self._valve.stopped_at = now
+        return effects
+
+    def handle_batch(self, messages: Iterable[UpMessage], now: float) -> list[GatewayEffect]:
+        """Take all that one read has brought, with one ``Confirm`` at the end.
+
+        It does not raise for what the peer did: at a message that breaks the protocol it stops, and the last
+        effect is ``DropConnection``; the messages before it count.
+        """
+        effects: Effects = []
+        if self._state is not GatewayState.ATTACHED:
+            for message in messages:
+                self._refuse(MessageReceived(message), now, effects)
+            return effects
+        self._heard_at = now
+        when = _LATER
+        broken: RemoteProtocolError | None = None
+        try:
+            for message in messages:
+                wish = self._receive(message, now, effects)
+                if wish > when:
+                    when = wish
+        except RemoteProtocolError as error:
+            broken = error
+        self._send_confirm(effects, when)
+        if broken is not None:
+            effects.append(DropConnection(str(broken)))
+        return effects
+
+    def next_deadline(self) -> float | None:
+        """When ``TimePassed`` is due, on the clock of ``now``; None when no clock runs."""
+        if self._state is GatewayState.ATTACHED:
+            late, tolerated = self._fatal_deadline(), self._valve.tolerant_deadline()
+            return late if tolerated is None or (late is not None and late < tolerated) else tolerated
+        if self._in.finished:
+            return None
+        stopped_at = self._valve.stopped_at
+        return None if stopped_at is None else stopped_at + self._limits.reconnect_timeout_s
+
+    def _fatal_deadline(self) -> float | None:
+        """When a peer that is connected is given up."""
+        return None if self._in.finished else self._valve.confirm_deadline()
+
+    def check_invariants(self) -> None:
+        """Raise ``AssertionError`` if the state is an impossible one."""
+        self._valve.check_invariants()
+        self._in.check_invariants()
+        assert self._valve.attached == (self._state is GatewayState.ATTACHED)
+        assert self._confirm_sent <= self._in.stream.received_seq
+        if self._state is GatewayState.OVER:
+            assert self.statistics() == GatewayStatistics(0, 0, 0, 0, 0, 0, ())
+            assert self._in.idle
+            assert not self._valve.answers_pending
+            assert self.next_deadline() is None
+
+    # --- what the shell may look at -----------------------------------------------------------------------
+
+    @property
+    def state(self) -> GatewayState:
+        """Whether a connection is up, or the attempt over."""
+        return self._state
+
+    @property
+    def resume_seq(self) -> int:
+        """What to tell a peer that reconnects (``Resumed.received_seq``): what is taken, as in a
+        ``Confirm``."""
+        return self._in.stream.confirmable_seq
+
+    def statistics(self) -> GatewayStatistics:
+        """The figures at this moment; after the end all are zero."""
+        valve = self._valve
+        return GatewayStatistics(
+            *valve.held(),
+            valve.stream.events_unconfirmed,
+            valve.stream.bytes_unconfirmed,
+            self._in.stream.untaken_events,
+            self._in.stream.untaken_bytes,
+            tuple(valve.closed),
+        )
+
+    # --- connections and time -----------------------------------------------------------------------------
+
+    def _attach(self, input: ConnectionAttached, now: float, effects: Effects) -> None:
+        self._valve.attach(input.received_seq, now, effects)
+        self._heard_at = now
+        self._enter(GatewayState.ATTACHED)
+        self._send_confirm(effects, _AGAIN)
+
+    def _detach(self, input: ConnectionLost, now: float, effects: Effects) -> None:
+        self._valve.detach(now)
+        self._enter(GatewayState.DETACHED)
+
+    def _pass_time(self, input: TimePassed, now: float, effects: Effects) -> None:
+        deadline = self.next_deadline()
+        if deadline is None or now < deadline:
+            return
+        if self._state is GatewayState.DETACHED:
+            reason = f"{self.attempt} did not reconnect within {self._limits.reconnect_timeout_s:g} s"
+            effects.append(ExpireConnection(reason))
+            self._end(reason, effects)
+        elif (late := self._fatal_deadline()) is not None and now >= late:
+            reason, event_id = self._valve.describe_late(now, self._heard_at)
+            effects.append(FailAttempt(reason))
+            self._end(reason, effects, event_id)
+        else:
+            self._valve.expire_tolerant(now, effects)
+
+    def _end_attempt(self, input: AttemptIsOver, now: float, effects: Effects) -> None:
+        self._end(input.reason, effects)
+
+    def _end(self, reason: str, effects: Effects, late: int | None = None) -> None:
+        self._enter(GatewayState.OVER)
+        self._reason = reason
+        self._valve.fail_all(reason, late, effects)
+        self._in.clear()
+
+    def _fail_at_once(self, input: EventSubmitted, now: float, effects: Effects) -> None:
+        effects.append(FailEvent(input.event_id, AttemptOver(self._reason)))
+
+    def _ignore(self, input: GatewayInput, now: float, effects: Effects) -> None:
+        pass
+
+    def _refuse(self, input: MessageReceived, now: float, effects: Effects) -> None:
+        over = self._state is GatewayState.OVER
+        why = f"the attempt is over: {self._reason}" if over else "no connection is up"
+        effects.append(RefuseMessage(f"{type(input.message).__name__} from {self.attempt}: {why}"))
+
+    # --- down ---------------------------------------------------------------------------------------------
+
+    def _submit_event(self, input: EventSubmitted, now: float, effects: Effects) -> None:
+        self._valve.submit_event(input, now, effects)
+
+    def _submit_answer(self, input: AnswerSubmitted, now: float, effects: Effects) -> None:
+        self._in.answer(input.request_id)
+        self._valve.submit_answer(input, now, effects)
+
+    def _request_close(self, input: CloseRequested, now: float, effects: Effects) -> None:
+        self._valve.request_close(input.checkpoint_id, effects)
+        self._send_confirm(effects, _LATER)
+
+    def _reach_cut(self, input: CutReached, now: float, effects: Effects) -> None:
+        self._valve.reach_cut(input.checkpoint_id, effects)
+
+    def _send_barrier(self, input: BarrierRequested, now: float, effects: Effects) -> None:
+        self._valve.send_barrier(input.checkpoint_id, input.apart, effects)
+        self._send_confirm(effects, _LATER)
+
+    def _end_checkpoint(self, input: CheckpointOver, now: float, effects: Effects) -> None:
+        self._valve.end_checkpoint(input.checkpoint_id, input.outcome, now, effects)
+        self._send_confirm(effects, _LATER)
+
+    # --- up -----------------------------------------------------------------------------------------------
+
+    def _take_message(self, input: MessageReceived, now: float, effects: Effects) -> None:
+        self._send_confirm(effects, self._receive(input.message, now, effects))
+        self._heard_at = now
+
+    def _receive(self, message: UpMessage, now: float, effects: Effects) -> int:
+        """Take one message; return when it wants to be confirmed."""
+        if message.task_attempt_id != self._id:
+            name = f"{type(message).__name__} of task {message.task_attempt_id}"
+            effects.append(RefuseMessage(f"{name} on the connection of {self.attempt}"))
+            return _LATER
+        if isinstance(message, Confirm):
+            self._valve.confirm(message.seq, effects)
+            return _LATER
+        if isinstance(message, PLAIN):
+            raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection of {self.attempt}")
+        if self._in.receive(message, now, effects):
+            return _AGAIN
+        return _LATER if isinstance(message, OF_CHECKPOINT) and not self._in.finished else _NOW
+
+    def _announce_ready(self, input: ReadyAnnounced, now: float, effects: Effects) -> None:
+        if self._in.ready:
+            raise LocalProtocolError(f"{self.attempt} was announced ready twice")
+        if self._in.awaits_start:
+            self._valve.start_processing(effects)
+        self._in.announce_ready(now, effects)
+
+    def _take(self, input: ItemTaken, now: float, effects: Effects) -> None:
+        self._in.take(input.seq)
+        self._send_confirm(effects, _NOW)
+
+    def _send_confirm(self, effects: Effects, when: int) -> None:
+        if self._state is not GatewayState.ATTACHED:
+            return
+        seq = self._in.stream.confirmable_seq
+        if seq > self._confirm_sent:
+            if when == _LATER and not any(isinstance(effect, SendToAttempt) for effect in effects):
+                return
+        elif when != _AGAIN or not seq:
+            return
+        self._confirm_sent = seq
+        effects.append(SendToAttempt(Confirm(self._id, seq)))
+
+    def _enter(self, state: GatewayState) -> None:
+        self._state = state
+        self._dispatch = _DISPATCH[state]
+
+
+PLAIN = (Register, Resume)
+
+_Handler = Callable[[GatewayMachine, Any, float, Effects], None]
+
+_ACTS: dict[type, _Handler] = {
+    ConnectionAttached: GatewayMachine._attach,
+    ConnectionLost: GatewayMachine._detach,
+    MessageReceived: GatewayMachine._take_message,
+    EventSubmitted: GatewayMachine._submit_event,
+    AnswerSubmitted: GatewayMachine._submit_answer,
+    ReadyAnnounced: GatewayMachine._announce_ready,
+    ItemTaken: GatewayMachine._take,
+    CloseRequested: GatewayMachine._request_close,
+    CutReached: GatewayMachine._reach_cut,
+    BarrierRequested: GatewayMachine._send_barrier,
+    CheckpointOver: GatewayMachine._end_checkpoint,
+    AttemptIsOver: GatewayMachine._end_attempt,
+    TimePassed: GatewayMachine._pass_time,
+}
+_OTHERS: dict[Verdict, _Handler] = {
+    Verdict.IGNORE: GatewayMachine._ignore,
+    Verdict.REFUSE: GatewayMachine._refuse,
+    Verdict.FAIL: GatewayMachine._fail_at_once,
+}
+_DISPATCH: dict[GatewayState, dict[type, _Handler]] = {
+    state: {kind: _ACTS[kind] if row[place] is Verdict.ACT else _OTHERS[row[place]] for kind, row in LEGAL.items()}
+    for place, state in enumerate(GatewayState)
+}

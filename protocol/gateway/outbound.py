@@ -1,0 +1,457 @@
+"""The coordinator's side of one downward stream: what is held, what is unconfirmed, and what a cut waits for.
+
+This is the half of a ``GatewayMachine`` that sends; see the text there. It knows nothing of what comes up but
+confirmations and acknowledgements, and it never ends by itself.
+
+Two counts make a drain cheap (H42). Events are confirmed in the order in which they were submitted, whatever
+held them meanwhile. So "everything submitted before the cut is confirmed" is: as many are settled as were
+submitted then.
+
+A held event carries the id that was the highest closed one when it was submitted. It leaves when neither
+that id nor a lower one is closed any more (H43). Later events carry no lower id unless the higher ones have
+opened, so the head of the queue always decides, and order is never lost. With 5 and 6 closed:
+
+    | submitted           | leaves, when 5 opens first | leaves, when 6 opens first |
+    |---------------------|----------------------------|----------------------------|
+    | between their cuts  | with 5                     | with 5                     |
+    | after the cut of 6  | with 6                     | with 5                     |
+    | between the two     | with 6                     | with 5                     |
+
+It makes no difference why one opens: by the acknowledgement of this attempt alone (H41), by an abort, or as a
+savepoint that is over, of which no completion ever comes (H49).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from protocol.errors import AttemptOver, ConfirmationTimeout, GatewayFull, LocalProtocolError
+from protocol.gateway.types import (
+    AnswerSubmitted,
+    CheckpointOutcome,
+    ConfirmEvent,
+    EventSubmitted,
+    ExpireEvent,
+    FailEvent,
+    GatewayEffect,
+    GatewayLimits,
+    InjectBarrier,
+    RefuseMessage,
+    ReportAcknowledged,
+    ReportDrained,
+    RoomAvailable,
+    SendToAttempt,
+)
+from protocol.ids import ExecutionAttempt
+from protocol.streams import Entry, OutgoingStream
+from protocol.wire.messages import (
+    AnswerMessage,
+    BarrierMessage,
+    CheckpointAborted,
+    CheckpointAcknowledged,
+    CheckpointCompleted,
+    CloseForCheckpoint,
+    DownItem,
+    EventMessage,
+    SavepointTaken,
+    StartProcessing,
+)
+
+Submitted = EventSubmitted | AnswerSubmitted
+
+_SILENT = (
+    "Its process has given no sign of life for {silent_s:.1f} s. Usually a C extension or a tight loop in native code "
+    "holds Python's interpreter lock, or the process is stopped, swapped out or cut off. If a native call may take so "
+    "long, raise confirm_timeout_s for this operator: coordinate(..., gateway=GatewayLimits(confirm_timeout_s=...))"
+)
+_TALKING = (
+    "Its process sent something {silent_s:.1f} s ago, so it is alive. Usually the operator does not take its events, "
+    "and its mailbox is full"
+)
+Effects = list[GatewayEffect]
+
+_ENDS: dict[CheckpointOutcome, type[CheckpointCompleted | CheckpointAborted | SavepointTaken]] = {
+    CheckpointOutcome.COMPLETED: CheckpointCompleted,
+    CheckpointOutcome.ABORTED: CheckpointAborted,
+    CheckpointOutcome.SAVEPOINT: SavepointTaken,
+}
+
+
+class _Phase(Enum):
+    """How far one checkpoint has come at this gateway. The valve is closed for it from CUT to BARRIER."""
+
+    REQUESTED = "requested"
+    CUT = "cut"
+    DRAINED = "drained"
+    BARRIER = "barrier"
+    ACKNOWLEDGED = "acknowledged"
+
+
+class _Checkpoint:
+    """What one gateway remembers of one checkpoint that is not over."""
+
+    __slots__ = ("order_at_cut", "phase", "submitted_at_cut")
+
+    def __init__(self) -> None:
+        self.phase = _Phase.REQUESTED
+        self.submitted_at_cut = 0
+        self.order_at_cut = 0
+
+
+class DownwardValve:
+    """What one attempt is being sent. Every method that appends to ``effects`` does so in the order of the
+    wire."""
+
+    __slots__ = (
+        "_attempt",
+        "_awaited",
+        "_checkpoints",
+        "_held",
+        "_held_bytes",
+        "_id",
+        "_last_event_seq",
+        "_latest",
+        "_latest_cut",
+        "_limits",
+        "_order",
+        "_paused_s",
+        "_refused_bytes",
+        "_settled",
+        "_start_held",
+        "_submitted",
+        "_tolerated",
+        "answers_pending",
+        "attached",
+        "closed",
+        "stopped_at",
+        "stream",
+    )
+
+    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits) -> None:
+        self._attempt = attempt
+        self._id = attempt.task_attempt_id
+        self._limits = limits
+        self.stream: OutgoingStream[DownItem] = OutgoingStream()
+        # Held: the id that holds it, its place among all that were submitted, itself.
+        self._held: deque[tuple[int, int, Submitted]] = deque()
+        self._held_bytes = 0
+        # In the stream and to be confirmed in time: item number, reading of the connected clock. Plain numbers, for
+        # thousands may be under way, and whatever else were kept of each would be work for the garbage collector.
+        self._awaited: deque[tuple[int, float]] = deque()
+        self._tolerated: deque[tuple[int, float]] = deque()  # the same of the loss-tolerant ones that may expire (H72)
+        self._order = 0  # events and answers submitted, of all kinds;
+        self._submitted = 0  # of these, the ones that a checkpoint waits for;
+        self._settled = 0  # of those, the confirmed ones
+        self._last_event_seq = 0
+        self._refused_bytes: int | None = None  # the size of the first event that met the bound
+        self.answers_pending = 0  # held or unconfirmed
+        self._start_held = False  # the word to begin waits behind the last held event
+        # The connected clock stands still while no connection is up.
+        self.attached = False
+        self.stopped_at: float | None = None
+        self._paused_s = 0.0
+        self._checkpoints: dict[int, _Checkpoint] = {}  # not over
+        self.closed: list[int] = []  # the ids that close the valve, ascending
+        self._latest: int | None = None
+        self._latest_cut: int | None = None
+
+    # --- connection and clock -----------------------------------------------------------------------------
+
+    def attach(self, received_seq: int, now: float, effects: Effects) -> None:
+        """Trim what the peer has, send the rest again, let the confirm clock go on (H24)."""
+        self._trim(self.stream.resume(received_seq), received_seq, effects)
+        if self.stopped_at is not None:
+            self._paused_s += now - self.stopped_at
+            self.stopped_at = None
+        self.attached = True
+        effects.extend([SendToAttempt(item) for item in self.stream.unconfirmed()])
+
+    def detach(self, now: float) -> None:
+        self.attached = False
+        self.stopped_at = now
+
+    def confirm_deadline(self) -> float | None:
+        """When the oldest unconfirmed event is late, if the connection lasts; None when nothing is
+        awaited."""
+        if not self._awaited:
+            return None
+        return self._awaited[0][1] + self._limits.confirm_timeout_s + self._paused_s
+
+    def tolerant_deadline(self) -> float | None:
+        """When the wait for the oldest unconfirmed loss-tolerant event ends; None when there is none to end."""
+        if not self._tolerated:
+            return None
+        return self._tolerated[0][1] + self._limits.confirm_timeout_s + self._paused_s
+
+    def expire_tolerant(self, now: float, effects: Effects) -> None:
+        """End the wait for each loss-tolerant event that is late; the events themselves stay on their way (H72)."""
+        while (deadline := self.tolerant_deadline()) is not None and now >= deadline:
+            seq, started = self._tolerated.popleft()
+            event_id = self.stream.entry(seq)[2]
+            assert event_id is not None
+            waited_s = now - self._paused_s - started
+            name = f"loss-tolerant event {event_id} (item {seq}) for {self._attempt}"
+            reason = f"{name} was not confirmed within {waited_s:.3f} s"
+            effects.append(ExpireEvent(event_id, ConfirmationTimeout(reason)))
+
+    def describe_late(self, now: float, heard_at: float) -> tuple[str, int | None]:
+        """Name what is late, for people (H25), and its event id unless it is an answer.
+
+        ``heard_at``: when something last came from the peer, for the usual cause (H69).
+        """
+        seq, started = self._awaited[0]
+        waited_s = now - self._paused_s - started
+        item, _, event_id = self.stream.entry(seq)
+        name = f"the answer to request {item.request_id}" if isinstance(item, AnswerMessage) else f"event {event_id}"
+        silent_s = max(0.0, now - heard_at)
+        cause = _SILENT if silent_s >= self._limits.confirm_timeout_s / 2 else _TALKING
+        return (
+            f"{name} (item {seq}) for {self._attempt} was not confirmed within {waited_s:.3f} s. "
+            f"{cause.format(silent_s=silent_s)}"
+        ), event_id
+
+    # --- events and answers -------------------------------------------------------------------------------
+
+    def submit_event(self, event: EventSubmitted, now: float, effects: Effects) -> None:
+        """Hold or send it. Raises ``GatewayFull`` at the bound (H27)."""
+        size = len(event.payload)
+        if not self._has_room(size):
+            if self._refused_bytes is None:
+                self._refused_bytes = size
+            stream = self.stream
+            raise GatewayFull(
+                f"{self._attempt}: {len(self._held)} events held and {stream.events_unconfirmed} unconfirmed, "
+                f"{self._held_bytes + stream.bytes_unconfirmed} bytes: at most {self._limits.events_max} events "
+                f"and {self._limits.bytes_max} bytes"
+            )
+        self._order += 1
+        if not event.loss_tolerant:
+            self._submitted += 1
+        if self.closed:
+            self._hold(event)
+        else:
+            self._send_submitted(event, now, effects)
+
+    def submit_answer(self, answer: AnswerSubmitted, now: float, effects: Effects) -> None:
+        """Like an event (H33), but never refused: the peer's open requests are bounded instead."""
+        self.answers_pending += 1
+        self._order += 1
+        self._submitted += 1
+        if self.closed:
+            self._hold(answer)
+        else:
+            self._send_submitted(answer, now, effects)
+
+    def start_processing(self, effects: Effects) -> None:
+        """Let the operator begin, behind everything that was submitted so far (H66)."""
+        if self._held:
+            self._start_held = True
+            return
+        self._last_event_seq = self.stream.last_seq + 1  # no barrier comes ahead of it, on a way of its own either
+        self._send_item(StartProcessing(self._id, self._last_event_seq), effects)
+
+    def _hold(self, submitted: Submitted) -> None:
+        self._held.append((self.closed[-1], self._order, submitted))
+        self._held_bytes += len(submitted.payload)
+
+    def _send_submitted(self, submitted: Submitted, now: float, effects: Effects) -> None:
+        stream = self.stream
+        seq = stream.last_seq + 1
+        payload = submitted.payload
+        item: DownItem
+        if isinstance(submitted, EventSubmitted):
+            item = EventMessage(self._id, seq, payload)
+            stream.append(item, len(payload), submitted.event_id)
+            awaited = not submitted.loss_tolerant
+        else:
+            item = AnswerMessage(self._id, seq, submitted.request_id, submitted.error, payload)
+            stream.append(item, len(payload))
+            awaited = True
+        reading = now if self.stopped_at is None else self.stopped_at
+        (self._awaited if awaited else self._tolerated).append((seq, reading - self._paused_s))
+        self._last_event_seq = seq
+        if self.attached:
+            effects.append(SendToAttempt(item))
+
+    def _send_item(self, item: DownItem, effects: Effects) -> None:
+        """One of the protocol's own items: it passes the valve and counts against no bound."""
+        self.stream.append(item)
+        if self.attached:
+            effects.append(SendToAttempt(item))
+
+    def confirm(self, seq: int, effects: Effects) -> None:
+        """The peer has everything up to ``seq`` in its mailbox."""
+        self._trim(self.stream.confirm(seq), seq, effects)
+
+    def _trim(self, entries: list[Entry[DownItem]], seq: int, effects: Effects) -> None:
+        for item, _, event_id in entries:
+            if event_id is not None:
+                effects.append(ConfirmEvent(event_id))
+            elif type(item) is AnswerMessage:
+                self.answers_pending -= 1
+        awaited = self._awaited
+        while awaited and awaited[0][0] <= seq:
+            awaited.popleft()
+            self._settled += 1
+        tolerated = self._tolerated
+        while tolerated and tolerated[0][0] <= seq:
+            tolerated.popleft()
+        if self.closed:
+            self._report_drained(effects)
+        if self._refused_bytes is not None:
+            self.announce_room(effects)
+
+    def _has_room(self, size: int) -> bool:
+        stream, limits = self.stream, self._limits
+        count = len(self._held) + stream.events_unconfirmed
+        if count >= limits.events_max:
+            return False
+        return count == 0 or self._held_bytes + stream.bytes_unconfirmed + size <= limits.bytes_max
+
+    def announce_room(self, effects: Effects) -> None:
+        """Once, when what was refused first would be accepted (H27)."""
+        if self._refused_bytes is not None and self._has_room(self._refused_bytes):
+            self._refused_bytes = None
+            effects.append(RoomAvailable())
+
+    def fail_all(self, reason: str, late: int | None, effects: Effects) -> None:
+        """Fail every event that is not confirmed, in order, and forget everything (H26). ``late``: the event
+        that timed out, if one did."""
+        for event_id in self.stream.tags():
+            kind = ConfirmationTimeout if event_id == late else AttemptOver
+            effects.append(FailEvent(event_id, kind(reason)))
+        for _, _, held in self._held:
+            if isinstance(held, EventSubmitted):
+                effects.append(FailEvent(held.event_id, AttemptOver(reason)))
+        self.stream.clear()
+        self._held.clear()
+        self._held_bytes = 0
+        self._awaited.clear()
+        self._tolerated.clear()
+        self._settled = self._submitted
+        self.answers_pending = 0
+        self._start_held = False
+        self._checkpoints.clear()
+        self.closed.clear()
+        self.attached = False
+        self.stopped_at = None
+        self.announce_room(effects)
+
+    # --- checkpoints --------------------------------------------------------------------------------------
+
+    def knows(self, checkpoint_id: int) -> bool:
+        """Whether the checkpoint was begun here and is not over."""
+        return checkpoint_id in self._checkpoints
+
+    def request_close(self, checkpoint_id: int, effects: Effects) -> None:
+        """Make the checkpoint known and have the subtask close. Raises ``LocalProtocolError`` when ids do
+        not rise."""
+        if self._latest is not None and checkpoint_id <= self._latest:
+            raise LocalProtocolError(f"checkpoint {checkpoint_id} after {self._latest}: ids must rise (H4)")
+        self._latest = checkpoint_id
+        self._checkpoints[checkpoint_id] = _Checkpoint()
+        self._send_item(CloseForCheckpoint(self._id, self.stream.last_seq + 1, checkpoint_id), effects)
+
+    def reach_cut(self, checkpoint_id: int, effects: Effects) -> None:
+        """Close for the checkpoint; a late or unknown one closes nothing (H44)."""
+        checkpoint = self._checkpoints.get(checkpoint_id)
+        if checkpoint is None:
+            return
+        if checkpoint.phase is not _Phase.REQUESTED:
+            raise LocalProtocolError(f"checkpoint {checkpoint_id} of {self._attempt} was cut twice")
+        if self._latest_cut is not None and checkpoint_id < self._latest_cut:
+            raise LocalProtocolError(f"the cut of {checkpoint_id} comes after that of {self._latest_cut}")
+        self._latest_cut = checkpoint_id
+        checkpoint.phase = _Phase.CUT
+        checkpoint.submitted_at_cut = self._submitted
+        checkpoint.order_at_cut = self._order
+        self.closed.append(checkpoint_id)
+        self._report_drained(effects)
+
+    def _report_drained(self, effects: Effects) -> None:
+        first_held = self._held[0][1] if self._held else self._order + 1
+        for checkpoint_id in self.closed:
+            checkpoint = self._checkpoints[checkpoint_id]
+            if (
+                checkpoint.phase is _Phase.CUT
+                and self._settled >= checkpoint.submitted_at_cut
+                and first_held > checkpoint.order_at_cut
+            ):
+                checkpoint.phase = _Phase.DRAINED
+                effects.append(ReportDrained(checkpoint_id))
+
+    def send_barrier(self, checkpoint_id: int, apart: bool, effects: Effects) -> None:
+        """As the next item, or ``apart`` from them. Raises ``LocalProtocolError`` before the drain, or the
+        second time; nothing for one that is over."""
+        checkpoint = self._checkpoints.get(checkpoint_id)
+        if checkpoint is None:
+            return
+        if checkpoint.phase is not _Phase.DRAINED:
+            phase = checkpoint.phase.value
+            raise LocalProtocolError(f"barrier of checkpoint {checkpoint_id} at {self._attempt}, when it is {phase}")
+        checkpoint.phase = _Phase.BARRIER
+        # The valve is closed, so the last event in the stream is the last one of before the cut.
+        events_before = self._last_event_seq
+        if apart:
+            effects.append(InjectBarrier(checkpoint_id, events_before))
+        else:
+            seq = self.stream.last_seq + 1
+            self._send_item(BarrierMessage(self._id, seq, checkpoint_id, events_before), effects)
+
+    def acknowledge(self, item: CheckpointAcknowledged, now: float, effects: Effects) -> None:
+        """The attempt's own snapshot: report it, open, release (H41)."""
+        checkpoint_id = item.checkpoint_id
+        checkpoint = self._checkpoints[checkpoint_id]
+        if checkpoint.phase is not _Phase.BARRIER:
+            phase = checkpoint.phase.value
+            effects.append(RefuseMessage(f"{self._attempt} acknowledged checkpoint {checkpoint_id}, which is {phase}"))
+            return
+        checkpoint.phase = _Phase.ACKNOWLEDGED
+        effects.append(ReportAcknowledged(checkpoint_id, item.state, item.held, item.events_sent))
+        self._reopen(checkpoint_id, now, effects)
+
+    def end_checkpoint(self, checkpoint_id: int, outcome: CheckpointOutcome, now: float, effects: Effects) -> None:
+        """Tell the subtask and open; unknown ids are ignored (H44, H49)."""
+        if self._checkpoints.pop(checkpoint_id, None) is None:
+            return
+        self._send_item(_ENDS[outcome](self._id, self.stream.last_seq + 1, checkpoint_id), effects)
+        if checkpoint_id in self.closed:
+            self._reopen(checkpoint_id, now, effects)
+
+    def _reopen(self, checkpoint_id: int, now: float, effects: Effects) -> None:
+        held, closed = self._held, self.closed
+        closed.remove(checkpoint_id)
+        while held and not (closed and closed[0] <= held[0][0]):
+            _, _, submitted = held.popleft()
+            self._held_bytes -= len(submitted.payload)
+            self._send_submitted(submitted, now, effects)
+        if self._start_held and not held:
+            self._start_held = False
+            self.start_processing(effects)
+        self._report_drained(effects)
+
+    # --- figures ------------------------------------------------------------------------------------------
+
+    def held(self) -> tuple[int, int]:
+        """Events and answers that are held, and their bytes."""
+        return len(self._held), self._held_bytes
+
+    def check_invariants(self) -> None:
+        self.stream.check_invariants()
+        assert self.closed == sorted(set(self.closed))
+        closing = (_Phase.CUT, _Phase.DRAINED, _Phase.BARRIER)
+        assert set(self.closed) == {n for n, c in self._checkpoints.items() if c.phase in closing}
+        assert self._held_bytes == sum(len(entry[2].payload) for entry in self._held)
+        for label, _, _ in self._held:
+            assert self.closed, "held, and nothing will ever release it"
+            assert self.closed[0] <= label, "held, though it may leave"
+        assert self._held or not self._start_held
+        orders = [order for _, order, _ in self._held]
+        assert orders == sorted(orders), "held events have lost their order"
+        tolerant = sum(1 for _, _, e in self._held if isinstance(e, EventSubmitted) and e.loss_tolerant)
+        assert self._submitted - self._settled == len(self._held) - tolerant + len(self._awaited)
+        assert not self.attached or self.stopped_at is None
+        clocks = [seq for seq, _ in (*self._awaited, *self._tolerated)]
+        assert len(clocks) == len(set(clocks)), "an item has two clocks"
+        assert all(self.stream.confirmed_seq < seq <= self.stream.last_seq for seq in clocks)

@@ -1,0 +1,358 @@
+"""What goes into a ``GatewayMachine`` and what comes out of it: all of it can be imported from here."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from protocol.errors import AttemptOver, ConfirmationTimeout
+from protocol.machine import TimePassed
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
+from protocol.values import value
+from protocol.wire.messages import DownMessage, HeldEvent, UpMessage
+
+__all__ = [
+    "AnswerSubmitted",
+    "AttemptIsOver",
+    "BarrierRequested",
+    "CheckpointOutcome",
+    "CheckpointOver",
+    "CloseRequested",
+    "ConfirmEvent",
+    "ConnectionAttached",
+    "ConnectionLost",
+    "CutReached",
+    "DeliverEvent",
+    "DeliverRequest",
+    "DropConnection",
+    "EventSubmitted",
+    "ExpireConnection",
+    "ExpireEvent",
+    "FailAttempt",
+    "FailEvent",
+    "GatewayEffect",
+    "GatewayInput",
+    "GatewayLimits",
+    "GatewayStatistics",
+    "InjectBarrier",
+    "ItemTaken",
+    "MessageReceived",
+    "ReadyAnnounced",
+    "RefuseMessage",
+    "ReportAcknowledged",
+    "ReportClosed",
+    "ReportDeclined",
+    "ReportDrained",
+    "ReportFinished",
+    "ReportOpened",
+    "RoomAvailable",
+    "SendToAttempt",
+    "TimePassed",
+]
+
+
+@value
+class GatewayLimits:
+    """The bounds of one gateway (H24, H25, H27). Times are in seconds.
+
+    ``confirm_timeout_s`` is how long a task may leave an event unconfirmed while it is connected; then its attempt is
+    killed. A task confirms while its Python code computes, but not while native code holds the interpreter lock, so
+    this has to be longer than the longest such call. ``reconnect_timeout_s``: how long it may be without a connection.
+
+    ``events_max`` and ``bytes_max`` cover what is held and what is unconfirmed towards the attempt, the two
+    ``upward_...`` ones what the attempt may have sent and the coordinator has not taken; the peer learns
+    them as its window. An event that is larger than a bound in bytes passes when it is alone, so that
+    nothing waits for ever.
+    """
+
+    confirm_timeout_s: float = 10.0
+    reconnect_timeout_s: float = 10.0
+    events_max: int = 4096
+    bytes_max: int = 64 * 1024 * 1024
+    upward_events_max: int = 1024
+    upward_bytes_max: int = 64 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.confirm_timeout_s <= 0 or self.reconnect_timeout_s <= 0:
+            raise ValueError(f"timeouts must be positive: {self}")
+        if min(self.events_max, self.bytes_max, self.upward_events_max, self.upward_bytes_max) < 1:
+            raise ValueError(f"bounds must be at least 1: {self}")
+
+
+@value
+class GatewayStatistics:
+    """The figures of one gateway at one moment (H27)."""
+
+    held_events: int
+    held_bytes: int
+    unconfirmed_events: int
+    unconfirmed_bytes: int
+    untaken_events: int  # came up, not yet taken by the coordinator
+    untaken_bytes: int
+    closed_for: tuple[int, ...]
+
+
+# --- inputs -----------------------------------------------------------------------------------------------
+
+
+@value
+class EventSubmitted:
+    """The coordinator sends an event. ``event_id`` is the shell's own number, used to answer it."""
+
+    event_id: int
+    payload: bytes
+    loss_tolerant: bool = False
+
+
+@value
+class AnswerSubmitted:
+    """The coordinator answers a request; ``error`` is empty when it does not fail it (H33).
+
+    With an error, ``payload`` is the traceback as UTF-8 text, or empty.
+    """
+
+    request_id: int
+    error: str
+    payload: bytes
+
+
+@value
+class MessageReceived:
+    """A message came on the present connection."""
+
+    message: UpMessage
+
+
+@value
+class ReadyAnnounced:
+    """The coordinator's ``subtask_ready`` has returned: the subtask's events may be delivered, and its operator may
+    begin with its records (H66). To be given behind all that was sent inside ``subtask_ready``."""
+
+
+@value
+class ItemTaken:
+    """The coordinator has taken every delivered event and request up to ``seq``."""
+
+    seq: int
+
+
+@value
+class CloseRequested:
+    """A checkpoint begins: the subtask has to close its valve. Without this one, the gateway takes no part
+    in it."""
+
+    checkpoint_id: int
+
+
+@value
+class CutReached:
+    """The coordinator's snapshot has returned. To be given at that very point of the coordinator's own
+    order."""
+
+    checkpoint_id: int
+
+
+@value
+class BarrierRequested:
+    """Every gateway has drained: the barrier may leave. ``apart``: not among the items, but on a way of its own;
+    then ``InjectBarrier`` comes out."""
+
+    checkpoint_id: int
+    apart: bool = False
+
+
+class CheckpointOutcome(Enum):
+    """How a checkpoint ended."""
+
+    COMPLETED = "completed"  # and durable
+    ABORTED = "aborted"
+    SAVEPOINT = "savepoint"  # durable elsewhere; nothing is committed for it (H49)
+
+
+@value
+class CheckpointOver:
+    """The checkpoint has ended, however."""
+
+    checkpoint_id: int
+    outcome: CheckpointOutcome
+
+
+@value
+class AttemptIsOver:
+    """The attempt has ended, however; nothing is sent to it and nothing taken from it any more."""
+
+    reason: str
+
+
+GatewayInput = (
+    ConnectionAttached
+    | ConnectionLost
+    | EventSubmitted
+    | AnswerSubmitted
+    | MessageReceived
+    | ReadyAnnounced
+    | ItemTaken
+    | CloseRequested
+    | CutReached
+    | BarrierRequested
+    | CheckpointOver
+    | AttemptIsOver
+    | TimePassed
+)
+
+
+# --- effects ----------------------------------------------------------------------------------------------
+
+
+@value
+class SendToAttempt:
+    """Write this on the present connection; if that fails, report ``ConnectionLost`` and forget it."""
+
+    message: DownMessage
+
+
+@value
+class ConfirmEvent:
+    """The event is in the operator's mailbox (H23)."""
+
+    event_id: int
+
+
+@value
+class FailEvent:
+    """The event will never be confirmed. No failover follows from this (H26)."""
+
+    event_id: int
+    error: AttemptOver
+
+
+@value
+class ExpireEvent:
+    """The loss-tolerant event was not confirmed within ``confirm_timeout_s``: its sender waits no longer (H72).
+
+    No failover follows (H28). The event stays on its way, in its place, and counts against the bounds until
+    ``ConfirmEvent`` or ``FailEvent`` ends it. At most once for each event.
+    """
+
+    event_id: int
+    error: ConfirmationTimeout
+
+
+@value
+class DeliverEvent:
+    """Hand the event to the coordinator; then report ``ItemTaken(seq)``.
+
+    ``sender`` is the subtask that sent it first, for an event of a restored snapshot (H52); else None.
+    """
+
+    seq: int
+    payload: bytes
+    sender: int | None = None
+
+
+@value
+class DeliverRequest:
+    """Hand the request to the coordinator; report ``ItemTaken(seq)`` and, in time, ``AnswerSubmitted``.
+
+    A request of a restored snapshot has no ``request_id``, and its answer is dropped (H73). ``sender`` is the subtask
+    that sent it first (H52); else None.
+    """
+
+    seq: int
+    request_id: int | None
+    payload: bytes
+    sender: int | None = None
+
+
+@value
+class ReportOpened:
+    """The operator has restored its state and is open (H11)."""
+
+
+@value
+class ReportClosed:
+    """The subtask's valve is closed; all that it sent before has been delivered by an earlier effect."""
+
+    checkpoint_id: int
+
+
+@value
+class ReportDrained:
+    """Every event of before the cut is confirmed (H42)."""
+
+    checkpoint_id: int
+
+
+@value
+class ReportAcknowledged:
+    """The subtask's snapshot. Its gateway is open again for this checkpoint."""
+
+    checkpoint_id: int
+    state: bytes
+    held: tuple[HeldEvent, ...]
+    events_sent: int
+
+
+@value
+class ReportDeclined:
+    """The subtask cannot take part. The gateway stays closed until ``CheckpointOver``."""
+
+    checkpoint_id: int
+    reason: str
+
+
+@value
+class ReportFinished:
+    """The operator has ended; ``failure`` is empty when it ended well, and ``state`` is its last state."""
+
+    failure: str
+    state: bytes
+    events_sent: int
+
+
+@value
+class InjectBarrier:
+    """Bring the barrier to the attempt on its own way, there to be told as ``BarrierArrived``.
+
+    It belongs behind item ``events_before``, which may still be under way: the attempt waits for it. Said once;
+    a barrier that gets lost costs the checkpoint, by its timeout.
+    """
+
+    checkpoint_id: int
+    events_before: int
+
+
+@value
+class FailAttempt:
+    """Fail exactly this attempt through the engine: it did not confirm in time (H25). The gateway is over
+    already."""
+
+    reason: str
+
+
+@value
+class ExpireConnection:
+    """The peer did not come back in time (H24). The gateway is over already."""
+
+    reason: str
+
+
+GatewayEffect = (
+    SendToAttempt
+    | ConfirmEvent
+    | FailEvent
+    | ExpireEvent
+    | DeliverEvent
+    | DeliverRequest
+    | ReportOpened
+    | ReportClosed
+    | ReportDrained
+    | ReportAcknowledged
+    | ReportDeclined
+    | ReportFinished
+    | InjectBarrier
+    | FailAttempt
+    | ExpireConnection
+    | RoomAvailable
+    | RefuseMessage
+    | DropConnection
+)

@@ -1,0 +1,137 @@
+"""The subtask's side of one downward stream: what has come, and what goes into the operator's mailbox.
+
+This is the half of a ``SubtaskMachine`` that listens; see the text there. The mailbox is one queue, so what is put
+there keeps its order (H22, H23).
+
+*The barrier apart.* A checkpoint barrier may come on another way than the items do, ahead of them or behind. It names
+the item that it belongs behind, and goes into the mailbox when that one has come. Nothing that belongs behind the
+barrier can be there before it: the coordinator's valve holds that back until this attempt's snapshot (H41).
+"""
+
+from __future__ import annotations
+
+from protocol.errors import RemoteProtocolError
+from protocol.streams import IncomingStream, RefuseMessage
+from protocol.subtask.outbound import Effects, Phase, UpwardValve
+from protocol.subtask.types import (
+    BarrierArrived,
+    MailboxAborted,
+    MailboxBarrier,
+    MailboxCompleted,
+    MailboxEvent,
+    MailboxStart,
+    PutInMailbox,
+    ResolveRequest,
+)
+from protocol.wire.messages import (
+    AnswerMessage,
+    BarrierMessage,
+    CheckpointAborted,
+    CheckpointCompleted,
+    ClosedForCheckpoint,
+    CloseForCheckpoint,
+    DownItem,
+    EventMessage,
+    StartProcessing,
+)
+
+PAYLOAD = (EventMessage, AnswerMessage)
+
+
+class DownwardIntake:
+    """What one attempt is told. ``valve`` is the other half, which closes, and knows the open requests."""
+
+    __slots__ = ("_apart", "_id", "_started", "_valve", "stream")
+
+    def __init__(self, task_attempt_id: int, valve: UpwardValve) -> None:
+        self._id = task_attempt_id
+        self._valve = valve
+        self.stream = IncomingStream()
+        self._started = False
+        self._apart: dict[int, int] = {}  # barriers that came apart, and the item that each waits for
+
+    def take(self, item: DownItem, effects: Effects) -> None:
+        """Take the next item. Raises ``RemoteProtocolError``, and changes nothing, for one that is out of turn."""
+        if isinstance(item, EventMessage):
+            self.stream.advance()
+            effects.append(PutInMailbox(MailboxEvent(item.payload)))
+        elif isinstance(item, AnswerMessage):
+            self.stream.advance()
+            if self._valve.resolve(item.request_id, effects):
+                effects.append(ResolveRequest(item.request_id, item.error, item.payload))
+            else:
+                effects.append(RefuseMessage(f"an answer to request {item.request_id}, which is not open"))
+        elif isinstance(item, CloseForCheckpoint):
+            if not self._valve.rises(item.checkpoint_id):
+                raise RemoteProtocolError(f"checkpoint {item.checkpoint_id}, but ids must rise (H4)")
+            self.stream.advance()
+            self._valve.close(item.checkpoint_id, effects)
+        elif isinstance(item, BarrierMessage):
+            self._check_barrier(item)
+            self.stream.advance()
+            self._meet_barrier(item.checkpoint_id, effects)
+        elif isinstance(item, StartProcessing):
+            if self._started:
+                raise RemoteProtocolError("the operator is told twice to begin with its records")
+            self.stream.advance()
+            self._started = True
+            effects.append(PutInMailbox(MailboxStart()))
+        else:
+            self.stream.advance()
+            if self._valve.phase(item.checkpoint_id) is not None:
+                if isinstance(item, CheckpointCompleted):
+                    effects.append(PutInMailbox(MailboxCompleted(item.checkpoint_id)))
+                elif isinstance(item, CheckpointAborted):
+                    effects.append(PutInMailbox(MailboxAborted(item.checkpoint_id)))
+                self._apart.pop(item.checkpoint_id, None)
+                self._valve.end_checkpoint(item.checkpoint_id, effects)
+        if self._apart:
+            self._meet_barriers_apart(effects)
+
+    def take_after_finish(self, item: DownItem, effects: Effects) -> None:
+        """Nobody reads the mailbox any more. What would have gone there is not confirmed (H23) but fails at
+        its sender; a checkpoint is told that nothing more will come (H47)."""
+        if isinstance(item, PAYLOAD):
+            self.stream.advance(0)  # never taken, so never confirmed
+            effects.append(RefuseMessage(f"{type(item).__name__} {item.seq}: the operator has finished"))
+            return
+        self.stream.advance()
+        if isinstance(item, CloseForCheckpoint):
+            closed = ClosedForCheckpoint(self._id, self._valve.next_seq, item.checkpoint_id)
+            self._valve.send_item(closed, effects)
+
+    def take_barrier_apart(self, barrier: BarrierArrived, effects: Effects) -> None:
+        """Put it into the mailbox as soon as its items are there; refuse one that is not wanted (H44)."""
+        checkpoint_id = barrier.checkpoint_id
+        if self._valve.phase(checkpoint_id) is not Phase.CLOSED or checkpoint_id in self._apart:
+            why = "unknown, over, or has had its barrier"
+            effects.append(RefuseMessage(f"barrier of checkpoint {checkpoint_id} at task {self._id}, which is {why}"))
+            return
+        self._apart[checkpoint_id] = barrier.events_before
+        self._meet_barriers_apart(effects)
+
+    def forget(self) -> None:
+        """The operator has ended, and meets no barrier any more."""
+        self._apart.clear()
+
+    def _check_barrier(self, item: BarrierMessage) -> None:
+        if self._valve.phase(item.checkpoint_id) is not Phase.CLOSED or item.checkpoint_id in self._apart:
+            raise RemoteProtocolError(f"barrier {item.checkpoint_id}, for which nothing was closed")
+        if item.events_before >= item.seq:
+            raise RemoteProtocolError(f"barrier {item.checkpoint_id} has overtaken item {item.events_before}")
+
+    def _meet_barriers_apart(self, effects: Effects) -> None:
+        received_seq = self.stream.received_seq
+        for checkpoint_id in sorted(n for n, events_before in self._apart.items() if events_before <= received_seq):
+            del self._apart[checkpoint_id]
+            self._meet_barrier(checkpoint_id, effects)
+
+    def _meet_barrier(self, checkpoint_id: int, effects: Effects) -> None:
+        self._valve.meet_barrier(checkpoint_id)
+        effects.append(PutInMailbox(MailboxBarrier(checkpoint_id)))
+
+    def check_invariants(self) -> None:
+        self.stream.check_invariants()
+        for checkpoint_id, events_before in self._apart.items():
+            assert self._valve.phase(checkpoint_id) is Phase.CLOSED
+            assert events_before > self.stream.received_seq, "every item before the barrier is here"

@@ -1,0 +1,391 @@
+"""The executor's end of one execution attempt: the operator's mailbox one way, its valve the other way.
+
+Theory of operation
+-------------------
+Two lives run side by side. The operator's: it restores (``OPENING``), is ``OPEN``, has ``FINISHED``; or the
+attempt is ``OVER`` before that. And the connection's, up or down, which is only a matter of waiting (H24): the
+table below is about the first.
+
+*Down: the intake* (``protocol.subtask.inbound``). An item that comes for the first time goes into the operator's
+mailbox, and the confirmation leaves behind it, one for all that one read has brought (H23). The mailbox is one
+queue, so no barrier overtakes an event there. What concerns a checkpoint is confirmed with its acknowledgement, the
+next word of a checkpoint, or any other confirmation; nobody waits for that. A barrier that comes apart from the items
+waits until those before it have come. Once the operator has finished, events still arrive but are never confirmed: the
+coordinator's side fails them when it learns of the end, rather than believing them handled.
+
+*The first record.* An operator that awaits it gets ``StartProcessing``, which goes into the mailbox like an event,
+behind all that the coordinator sent inside ``subtask_ready``. So it has handled all of that before it sees a record
+(H66).
+
+*Up: the valve* (``protocol.subtask.outbound``). An event waits in one queue until it may leave: no checkpoint is closed
+here (H43: upward, *none*, for an event that left early would be in neither snapshot), and the peer's window has
+room. ``CloseForCheckpoint(n)`` closes at once; what was sent before lies in front of ``ClosedForCheckpoint(n)`` in
+the stream. The valve reopens for n when the operator has taken its snapshot, which carries all that still waits, in
+order (H31), or when n is over: complete, aborted, or a savepoint, of which the operator hears nothing (H49).
+Restored events are the first in the queue, before anything new, and keep the name of the subtask that sent them at
+first (H52). Usually the coordinator bounds what it gets with ``window_events``; restored ones that do not fit simply
+wait, and are in the next snapshot if it comes first. Every event has a position, counted over the whole history
+that was restored; a snapshot tells how many have left, and the coordinator's part of the checkpoint must cover
+exactly these (H32). A snapshot that would not fit into a frame is declined.
+
+*Requests* take the same way (H33). One that is held is in the snapshot as a request: after a restore it arrives as
+one, and gets no answer, because the one who waited for it died with the attempt (H73). An operator
+that waits for an answer must go on serving its mailbox, or a closed valve would wait for the barrier and the
+barrier for the answer.
+
+*The end.* ``OperatorFinished`` leaves last, so it needs an empty queue: ask ``may_finish``. When the
+coordinator ends the attempt, or the reconnect time is over, open requests fail and ``EndAttempt`` says it,
+once.
+
+The order of effects is the order in which they must be carried out. At most one ``Confirm`` comes out of one
+call, last of all that is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any
+
+from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
+from protocol.machine import TimePassed
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
+from protocol.subtask.inbound import PAYLOAD, DownwardIntake
+from protocol.subtask.outbound import Effects, Phase, UpwardValve
+from protocol.subtask.types import (
+    BarrierArrived,
+    EndAttempt,
+    EventSubmitted,
+    MessageReceived,
+    OperatorFinished,
+    OperatorOpened,
+    RequestSubmitted,
+    ResolveRequest,
+    SendToCoordinator,
+    SnapshotRefused,
+    SnapshotTaken,
+    SubtaskEffect,
+    SubtaskInput,
+    SubtaskLimits,
+    SubtaskStatistics,
+)
+from protocol.wire.messages import (
+    AttemptEnded,
+    Confirm,
+    DownMessage,
+    Finished,
+    HeldEvent,
+    Opened,
+    Refused,
+    Registered,
+    Resumed,
+)
+
+
+class SubtaskState(Enum):
+    OPENING = "opening"  # registered; the operator restores its state
+    OPEN = "open"
+    FINISHED = "finished"  # the operator has ended, its goodbye may still be on the way
+    OVER = "over"  # the coordinator has ended the attempt, or is out of reach
+
+
+class Verdict(Enum):
+    """What becomes of an input in a state."""
+
+    ACT = "act"
+    IGNORE = "ignore"
+    REFUSE = "refuse"  # a message: dropped, and reported with ``RefuseMessage`` (H3)
+    ILLEGAL = "illegal"  # ``LocalProtocolError``
+    ENDED = "ended"  # ``AttemptOver``: this is how the operator learns of it
+
+
+_A, _I, _X, _E = Verdict.ACT, Verdict.IGNORE, Verdict.ILLEGAL, Verdict.ENDED
+
+LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict]] = {
+    #                   OPENING OPEN FINISHED OVER
+    ConnectionAttached: (_A, _A, _A, _I),
+    ConnectionLost: (_A, _A, _A, _I),
+    MessageReceived: (_A, _A, _A, Verdict.REFUSE),
+    OperatorOpened: (_A, _X, _X, _I),
+    EventSubmitted: (_A, _A, _X, _E),
+    RequestSubmitted: (_A, _A, _X, _E),
+    BarrierArrived: (_A, _A, _I, _I),
+    SnapshotTaken: (_A, _A, _I, _I),
+    SnapshotRefused: (_A, _A, _I, _I),
+    OperatorFinished: (_A, _A, _X, _I),
+    TimePassed: (_A, _A, _A, _I),
+}
+
+
+class SubtaskMachine:
+    """One attempt, seen from its task; see the module's text.
+
+    ``task_attempt_id``: Spark's task id. ``subtask``: its index, which names it as the sender of what a snapshot
+    holds. ``limits``: as ``Registered`` tells them. ``held``: the upward events of the restored snapshot, in
+    order; they leave first (H31). ``events_sent``: where the count of those that have left goes on (H32). Not
+    thread-safe: the shell locks it.
+    """
+
+    __slots__ = ("_confirm_sent", "_detached_at", "_dispatch", "_id", "_in", "_limits", "_state", "_valve")
+
+    def __init__(
+        self,
+        task_attempt_id: int,
+        subtask: int,
+        limits: SubtaskLimits,
+        held: tuple[HeldEvent, ...] = (),
+        events_sent: int = 0,
+    ) -> None:
+        self._id = task_attempt_id
+        self._limits = limits
+        self._enter(SubtaskState.OPENING)
+        self._detached_at: float | None = None
+        self._confirm_sent = 0
+        self._valve = UpwardValve(task_attempt_id, subtask, limits, held, events_sent)
+        self._in = DownwardIntake(task_attempt_id, self._valve)
+
+    # --- the shape of every machine -----------------------------------------------------------------------
+
+    def handle(self, input: SubtaskInput, now: float) -> list[SubtaskEffect]:
+        """Take one input; return what to do, in this order. ``now``: seconds of any monotonic clock.
+
+        Raises ``GatewayFull`` (H27; a later ``RoomAvailable`` is all that is remembered of it),
+        ``AttemptOver`` for what the operator sends when the attempt is over, ``LocalProtocolError`` for an
+        input that the table or earlier ones forbid, ``RemoteProtocolError`` when the peer broke the protocol
+        (the shell then drops the connection and says ``ConnectionLost``). In each case nothing was changed.
+        """
+        act = self._dispatch.get(type(input))
+        if act is None:
+            raise LocalProtocolError(f"no input of a subtask: {input!r}")
+        effects: Effects = []
+        act(self, input, now, effects)
+        if self._detached_at is None and not self._valve.attached and self._state is not SubtaskState.OVER:
+            self._detached_at = now
+        return effects
+
+    def handle_batch(self, messages: Iterable[DownMessage], now: float) -> list[SubtaskEffect]:
+        """Take all that one read has brought, with one ``Confirm`` at the end.
+
+        It does not raise for what the peer did: at a message that breaks the protocol it stops, and the last
+        effect is ``DropConnection``; the messages before it count.
+        """
+        effects: Effects = []
+        confirm = False
+        broken: RemoteProtocolError | None = None
+        try:
+            for message in messages:
+                confirm |= self._receive(message, effects)
+        except RemoteProtocolError as error:
+            broken = error
+        self._send_confirm(effects, at_once=confirm)
+        if broken is not None:
+            effects.append(DropConnection(str(broken)))
+        return effects
+
+    def next_deadline(self) -> float | None:
+        """When ``TimePassed`` is due, on the clock of ``now``; None while a connection is up, and at the
+        end."""
+        return None if self._detached_at is None else self._detached_at + self._limits.reconnect_timeout_s
+
+    def check_invariants(self) -> None:
+        """Raise ``AssertionError`` if the state is an impossible one."""
+        self._valve.check_invariants()
+        self._in.check_invariants()
+        assert self._detached_at is None or not self._valve.attached
+        if self._state in (SubtaskState.FINISHED, SubtaskState.OVER):
+            figures = self._valve.statistics()
+            assert (figures.held_events, figures.open_requests, figures.closed_for) == (0, 0, ())
+        if self._state is SubtaskState.OVER:
+            assert self.all_confirmed
+            assert self.next_deadline() is None
+
+    # --- what the shell may look at -----------------------------------------------------------------------
+
+    @property
+    def state(self) -> SubtaskState:
+        """How far the operator has come."""
+        return self._state
+
+    @property
+    def resume_seq(self) -> int:
+        """What to tell the peer on a new connection (``Resume.received_seq``), as in a ``Confirm``."""
+        return self._in.stream.confirmable_seq
+
+    @property
+    def may_finish(self) -> bool:
+        """Whether the operator may end well now: nothing that it sent waits for the valve or the window."""
+        return not self._valve.holds()
+
+    @property
+    def all_confirmed(self) -> bool:
+        """Whether the coordinator has taken everything that was sent, goodbye included: the task may
+        leave."""
+        return not len(self._valve.stream)
+
+    def wants_snapshot(self, checkpoint_id: int) -> bool:
+        """Whether a barrier in the mailbox still means something: False once its checkpoint is over (H44, H49)."""
+        return self._valve.phase(checkpoint_id) is Phase.BARRIER
+
+    def statistics(self) -> SubtaskStatistics:
+        """The figures at this moment."""
+        return self._valve.statistics()
+
+    # --- connections and time -----------------------------------------------------------------------------
+
+    def _attach(self, input: ConnectionAttached, now: float, effects: Effects) -> None:
+        self._valve.attach(input.received_seq, effects)
+        self._detached_at = None
+        self._send_confirm(effects, at_once=True)
+
+    def _detach(self, input: ConnectionLost, now: float, effects: Effects) -> None:
+        if self._valve.attached:
+            self._valve.attached = False
+            self._detached_at = now
+
+    def _pass_time(self, input: TimePassed, now: float, effects: Effects) -> None:
+        deadline = self.next_deadline()
+        if deadline is not None and now >= deadline:
+            timeout_s = self._limits.reconnect_timeout_s
+            self._end(f"the coordinator was out of reach for {timeout_s:g} s", effects)
+
+    def _end(self, reason: str, effects: Effects) -> None:
+        for request_id in self._valve.open_requests():
+            effects.append(ResolveRequest(request_id, f"the attempt is over: {reason}", b""))
+        effects.append(EndAttempt(reason))
+        self._valve.forget()
+        self._valve.stream.clear()
+        self._valve.attached = False
+        self._in.stream.clear()
+        self._in.forget()
+        self._detached_at = None
+        self._enter(SubtaskState.OVER)
+
+    def _ignore(self, input: SubtaskInput, now: float, effects: Effects) -> None:
+        pass
+
+    def _raise_illegal(self, input: SubtaskInput, now: float, effects: Effects) -> None:
+        raise LocalProtocolError(f"{type(input).__name__} when the operator is {self._state.value}")
+
+    def _raise_over(self, input: SubtaskInput, now: float, effects: Effects) -> None:
+        raise AttemptOver(f"the attempt of task {self._id} is over")
+
+    def _refuse(self, input: MessageReceived, now: float, effects: Effects) -> None:
+        self._receive(input.message, effects)  # no connection is up any more
+
+    # --- the operator -------------------------------------------------------------------------------------
+
+    def _open(self, input: OperatorOpened, now: float, effects: Effects) -> None:
+        self._enter(SubtaskState.OPEN)
+        self._valve.send_item(Opened(self._id, self._valve.next_seq, input.awaits_start), effects)
+
+    def _submit(self, input: EventSubmitted | RequestSubmitted, now: float, effects: Effects) -> None:
+        self._valve.submit(input, effects)
+
+    def _finish(self, input: OperatorFinished, now: float, effects: Effects) -> None:
+        if not input.failure:
+            if self._state is SubtaskState.OPENING:
+                raise LocalProtocolError("the operator ended well without being opened")
+            if self._valve.holds():
+                raise LocalProtocolError(f"{self._valve.holds()} events have not left: serve the mailbox first")
+            self._valve.check_final_state(input.state)
+        self._valve.forget()
+        self._in.forget()
+        self._enter(SubtaskState.FINISHED)
+        finished = Finished(self._id, self._valve.next_seq, input.failure, input.state, self._valve.events_sent)
+        self._valve.send_item(finished, effects)
+
+    def _acknowledge(self, input: SnapshotTaken, now: float, effects: Effects) -> None:
+        if self._is_at_barrier(input.checkpoint_id):
+            self._valve.acknowledge(input.checkpoint_id, input.state, effects)
+            self._send_confirm(effects, at_once=False)
+
+    def _decline(self, input: SnapshotRefused, now: float, effects: Effects) -> None:
+        if self._is_at_barrier(input.checkpoint_id):
+            self._valve.decline(input.checkpoint_id, input.reason, effects)
+            self._send_confirm(effects, at_once=False)
+
+    def _is_at_barrier(self, checkpoint_id: int) -> bool:
+        """False for a checkpoint that is over or unknown: nothing may come of it (H44)."""
+        phase = self._valve.phase(checkpoint_id)
+        if phase is None:
+            return False
+        if phase is not Phase.BARRIER:
+            raise LocalProtocolError(f"a snapshot for checkpoint {checkpoint_id}, which is at {phase.value}")
+        return True
+
+    # --- down ---------------------------------------------------------------------------------------------
+
+    def _take_message(self, input: MessageReceived, now: float, effects: Effects) -> None:
+        self._send_confirm(effects, at_once=self._receive(input.message, effects))
+
+    def _receive(self, message: DownMessage, effects: Effects) -> bool:
+        """Take one message; True if it is an item that wants to be confirmed (again) at once."""
+        if message.task_attempt_id != self._id or not self._valve.attached:
+            whose = f"{type(message).__name__} for task {message.task_attempt_id}"
+            where = "connected" if self._valve.attached else "not connected"
+            effects.append(RefuseMessage(f"{whose}, when task {self._id} is {self._state.value} and {where}"))
+            return False
+        if isinstance(message, Confirm):
+            self._valve.confirm(message.seq, effects)
+            return False
+        if isinstance(message, ENDS):
+            self._end(message.reason if isinstance(message, AttemptEnded) else message.message, effects)
+            return False
+        if isinstance(message, PLAIN):
+            raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection")
+        if self._in.stream.is_new(message.seq):
+            if self._state is SubtaskState.FINISHED:
+                self._in.take_after_finish(message, effects)
+            else:
+                self._in.take(message, effects)
+            return isinstance(message, PAYLOAD)
+        return True
+
+    def _take_barrier_apart(self, input: BarrierArrived, now: float, effects: Effects) -> None:
+        self._in.take_barrier_apart(input, effects)
+
+    def _send_confirm(self, effects: Effects, *, at_once: bool) -> None:
+        """What need not be confirmed at once is so together with what is sent anyhow, if it was not before."""
+        seq = self._in.stream.confirmable_seq
+        if not self._valve.attached or not seq:
+            return
+        if not at_once and (
+            seq == self._confirm_sent or not any(isinstance(effect, SendToCoordinator) for effect in effects)
+        ):
+            return
+        self._confirm_sent = seq
+        effects.append(SendToCoordinator(Confirm(self._id, seq)))
+
+    def _enter(self, state: SubtaskState) -> None:
+        self._state = state
+        self._dispatch = _DISPATCH[state]
+
+
+ENDS = (AttemptEnded, Refused)
+PLAIN = (Registered, Resumed)
+
+_Handler = Callable[[SubtaskMachine, Any, float, Effects], None]
+
+_ACTS: dict[type, _Handler] = {
+    ConnectionAttached: SubtaskMachine._attach,
+    ConnectionLost: SubtaskMachine._detach,
+    MessageReceived: SubtaskMachine._take_message,
+    OperatorOpened: SubtaskMachine._open,
+    EventSubmitted: SubtaskMachine._submit,
+    RequestSubmitted: SubtaskMachine._submit,
+    BarrierArrived: SubtaskMachine._take_barrier_apart,
+    SnapshotTaken: SubtaskMachine._acknowledge,
+    SnapshotRefused: SubtaskMachine._decline,
+    OperatorFinished: SubtaskMachine._finish,
+    TimePassed: SubtaskMachine._pass_time,
+}
+_OTHERS: dict[Verdict, _Handler] = {
+    Verdict.IGNORE: SubtaskMachine._ignore,
+    Verdict.REFUSE: SubtaskMachine._refuse,
+    Verdict.ILLEGAL: SubtaskMachine._raise_illegal,
+    Verdict.ENDED: SubtaskMachine._raise_over,
+}
+_DISPATCH: dict[SubtaskState, dict[type, _Handler]] = {
+    state: {kind: _ACTS[kind] if row[place] is Verdict.ACT else _OTHERS[row[place]] for kind, row in LEGAL.items()}
+    for place, state in enumerate(SubtaskState)
+}

@@ -1,0 +1,340 @@
+"""The subtask's side of one upward stream: what waits, what is unconfirmed, and what a snapshot carries.
+
+This is the half of a ``SubtaskMachine`` that sends; see the text there. Everything that waits stands in one
+queue, for whichever reason it waits, so order is kept by construction, and a snapshot carries the whole
+queue (H31). With several checkpoints (H43) an event leaves only when none is closed, so it is in the snapshot of
+every one that was closed when it was sent. With 5 and 6 closed:
+
+    | submitted                | snapshot 5 first         | snapshot 6 first         |
+    |--------------------------|--------------------------|--------------------------|
+    | before both snapshots    | in both, leaves behind 6 | in both, leaves behind 5 |
+    | between the two          | in 6, leaves behind 6    | in 5, leaves behind 5    |
+
+If one of them ends without a snapshot, the event is in the other alone, and leaves when neither is closed.
+
+*Bounds.* The window bounds what is held and unconfirmed together (H27). What a closed valve holds has to fit into
+one frame beside the operator's state, so it is bounded further (``SubtaskLimits``): at most half of the bytes of a
+snapshot, and as many events as a snapshot may carry; whoever sends waits for room as at the window. An event that is
+sent inside the snapshot passes both, for the room might come only behind that snapshot. It waits in the queue
+like any other, and the window of the peer holds when it leaves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.streams import OutgoingStream, RoomAvailable
+from protocol.subtask.types import (
+    EventSubmitted,
+    RequestSubmitted,
+    SendToCoordinator,
+    SubtaskEffect,
+    SubtaskLimits,
+    SubtaskStatistics,
+)
+from protocol.wire.messages import (
+    CheckpointAcknowledged,
+    CheckpointDeclined,
+    ClosedForCheckpoint,
+    EventMessage,
+    HeldEvent,
+    RequestMessage,
+    RestoredEventMessage,
+    RestoredRequestMessage,
+    UpItem,
+)
+
+Submitted = EventSubmitted | RequestSubmitted
+Effects = list[SubtaskEffect]
+
+HELD_OVERHEAD_BYTES = 16
+"""What an event in a snapshot takes besides its payload, at most: a list, a number, a length, a flag."""
+
+
+class Phase(Enum):
+    """How far one checkpoint has come here. The valve is closed for it until SNAPSHOT."""
+
+    CLOSED = "closed"
+    BARRIER = "barrier"
+    DECLINED = "declined"
+    SNAPSHOT = "snapshot"
+
+
+class UpwardValve:
+    """What one attempt sends. Every method that appends to ``effects`` does so in the order of the wire."""
+
+    __slots__ = (
+        "_checkpoints",
+        "_closed",
+        "_held",
+        "_held_bytes",
+        "_id",
+        "_latest",
+        "_limits",
+        "_open_requests",
+        "_refused",
+        "_subtask",
+        "attached",
+        "events_sent",
+        "stream",
+    )
+
+    def __init__(
+        self, task_attempt_id: int, subtask: int, limits: SubtaskLimits, held: tuple[HeldEvent, ...], events_sent: int
+    ) -> None:
+        self._id = task_attempt_id
+        self._subtask = subtask
+        self._limits = limits
+        self.attached = False
+        self.stream: OutgoingStream[UpItem] = OutgoingStream()
+        self.events_sent = events_sent  # events and requests that have left, in the whole history (H32)
+        self._held: deque[Submitted | HeldEvent] = deque(held)
+        self._held_bytes = sum(len(event.payload) for event in held)
+        self._open_requests: set[int] = set()
+        self._refused: Submitted | None = None  # the first that met the window
+        self._checkpoints: dict[int, Phase] = {}  # not over
+        self._closed: list[int] = []  # of these, the ones that close the valve
+        self._latest: int | None = None
+        self._release([])
+
+    # --- connection ---------------------------------------------------------------------------------------
+
+    def attach(self, received_seq: int, effects: Effects) -> None:
+        """Trim what the peer has, send the rest again, then what fits into the window now (H24)."""
+        self.stream.resume(received_seq)
+        self.attached = True
+        effects.extend([SendToCoordinator(item) for item in self.stream.unconfirmed()])
+        self._make_room(effects)
+
+    def confirm(self, seq: int, effects: Effects) -> None:
+        """The coordinator has taken everything up to ``seq``."""
+        self.stream.confirm(seq)
+        self._make_room(effects)
+
+    def _make_room(self, effects: Effects) -> None:
+        if self._held:
+            self._release(effects)
+        if self._refused is not None:
+            self._announce_room(effects)
+
+    # --- events and requests ------------------------------------------------------------------------------
+
+    def submit(self, submitted: Submitted, effects: Effects) -> None:
+        """Hold or send it. Raises ``GatewayFull`` at the window, or when a snapshot could not carry more (H27)."""
+        in_snapshot = isinstance(submitted, EventSubmitted) and submitted.in_snapshot
+        if not in_snapshot and not self._has_room(submitted):
+            if self._refused is None:
+                self._refused = submitted
+            limits = self._limits
+            raise GatewayFull(
+                f"task {self._id}: {len(self._held)} events held, {self.stream.events_unconfirmed} unconfirmed, "
+                f"{len(self._open_requests)} open requests; the window is {limits.window_events} events "
+                f"and {limits.window_bytes} bytes, of which a checkpoint may hold {limits.held_events_max} events "
+                f"and {limits.snapshot_bytes_max // 2} bytes"
+            )
+        if isinstance(submitted, RequestSubmitted):
+            if submitted.request_id in self._open_requests:
+                raise LocalProtocolError(f"request id {submitted.request_id} is in use")
+            self._open_requests.add(submitted.request_id)
+        # What waits for the window alone leaves no room here, so only what needs none could overtake it.
+        if self._closed or (in_snapshot and (self._held or not self._fits(submitted))):
+            self._held.append(submitted)
+            self._held_bytes += len(submitted.payload)
+        else:
+            self._send_submitted(submitted, effects)
+
+    def _send_submitted(self, submitted: Submitted | HeldEvent, effects: Effects) -> None:
+        seq = self.stream.last_seq + 1
+        payload = submitted.payload
+        item: UpItem
+        if isinstance(submitted, EventSubmitted):
+            item = EventMessage(self._id, seq, payload)
+        elif isinstance(submitted, RequestSubmitted):
+            item = RequestMessage(self._id, seq, submitted.request_id, payload)
+        elif submitted.is_request:
+            item = RestoredRequestMessage(self._id, seq, submitted.sender, payload)
+        else:
+            item = RestoredEventMessage(self._id, seq, submitted.sender, payload)
+        self.events_sent += 1
+        self.stream.append(item, len(payload))
+        if self.attached:
+            effects.append(SendToCoordinator(item))
+
+    def send_item(self, item: UpItem, effects: Effects) -> None:
+        """One of the protocol's own items, numbered ``next_seq``: it passes the valve and the window."""
+        self.stream.append(item)
+        if self.attached:
+            effects.append(SendToCoordinator(item))
+
+    @property
+    def next_seq(self) -> int:
+        return self.stream.last_seq + 1
+
+    def _release(self, effects: Effects) -> None:
+        held = self._held
+        while held and not self._closed and self._fits(held[0]):
+            submitted = held.popleft()
+            self._held_bytes -= len(submitted.payload)
+            self._send_submitted(submitted, effects)
+
+    def _fits(self, submitted: Submitted | HeldEvent) -> bool:
+        """Whether the peer's window has room for one that may leave."""
+        count = self.stream.events_unconfirmed
+        if count >= self._limits.window_events:
+            return False
+        return not count or self.stream.bytes_unconfirmed + len(submitted.payload) <= self._limits.window_bytes
+
+    def _has_room(self, submitted: Submitted) -> bool:
+        """Whether a new one may be accepted: held and unconfirmed ones together fit into the window, and what a
+        closed valve holds into a snapshot."""
+        limits = self._limits
+        count = len(self._held) + self.stream.events_unconfirmed
+        if count >= limits.window_events:
+            return False
+        if isinstance(submitted, RequestSubmitted) and len(self._open_requests) >= limits.window_events:
+            return False
+        size = len(submitted.payload)
+        if count and self._held_bytes + self.stream.bytes_unconfirmed + size > limits.window_bytes:
+            return False
+        if not (self._closed and self._held):
+            return True
+        held_bytes = self._held_size() + size + HELD_OVERHEAD_BYTES
+        return len(self._held) < limits.held_events_max and held_bytes <= limits.snapshot_bytes_max // 2
+
+    def _held_size(self) -> int:
+        """How many bytes of a snapshot the held events take, at most."""
+        return self._held_bytes + HELD_OVERHEAD_BYTES * len(self._held)
+
+    def _announce_room(self, effects: Effects) -> None:
+        """Once, when what was refused first would be accepted (H27)."""
+        if self._refused is not None and self._has_room(self._refused):
+            self._refused = None
+            effects.append(RoomAvailable())
+
+    def resolve(self, request_id: int, effects: Effects) -> bool:
+        """The request has its answer; False if it is not open."""
+        if request_id not in self._open_requests:
+            return False
+        self._open_requests.remove(request_id)
+        self._announce_room(effects)
+        return True
+
+    def open_requests(self) -> list[int]:
+        """The requests without an answer, oldest first."""
+        return sorted(self._open_requests)
+
+    def holds(self) -> int:
+        """How many events and requests wait."""
+        return len(self._held)
+
+    def forget(self) -> None:
+        """The operator sends nothing more; what is in the stream may still leave."""
+        self._held.clear()
+        self._held_bytes = 0
+        self._open_requests.clear()
+        self._refused = None
+        self._checkpoints.clear()
+        self._closed.clear()
+
+    # --- checkpoints --------------------------------------------------------------------------------------
+
+    def rises(self, checkpoint_id: int) -> bool:
+        """Whether the id is higher than all before (H4)."""
+        return self._latest is None or checkpoint_id > self._latest
+
+    def phase(self, checkpoint_id: int) -> Phase | None:
+        """How far it has come; None for one that is over or unknown."""
+        return self._checkpoints.get(checkpoint_id)
+
+    def close(self, checkpoint_id: int, effects: Effects) -> None:
+        """Close for it, and say so behind everything that was sent before (H40)."""
+        self._latest = checkpoint_id
+        self._checkpoints[checkpoint_id] = Phase.CLOSED
+        self._closed.append(checkpoint_id)
+        self.send_item(ClosedForCheckpoint(self._id, self.next_seq, checkpoint_id), effects)
+
+    def meet_barrier(self, checkpoint_id: int) -> None:
+        """The barrier is in the mailbox: a snapshot may come."""
+        self._checkpoints[checkpoint_id] = Phase.BARRIER
+
+    def acknowledge(self, checkpoint_id: int, state: bytes, effects: Effects) -> None:
+        """Send the snapshot with all that waits, in order (H31); then open for it. One that is too large for a
+        frame is declined."""
+        if excess := self._describe_excess(len(state)):
+            self.decline(checkpoint_id, excess, effects)
+            return
+        self._checkpoints[checkpoint_id] = Phase.SNAPSHOT
+        seq = self.next_seq
+        snapshot = CheckpointAcknowledged(self._id, seq, checkpoint_id, state, self._snapshot_held(), self.events_sent)
+        self.send_item(snapshot, effects)
+        self._open(checkpoint_id, effects)
+
+    def _snapshot_held(self) -> tuple[HeldEvent, ...]:
+        return tuple(
+            [
+                submitted
+                if isinstance(submitted, HeldEvent)
+                else HeldEvent(self._subtask, submitted.payload, isinstance(submitted, RequestSubmitted))
+                for submitted in self._held
+            ]
+        )
+
+    def _describe_excess(self, state_bytes: int) -> str:
+        """Why a snapshot with such a state cannot leave; empty if it can."""
+        limits, count = self._limits, len(self._held)
+        held_bytes = self._held_size()
+        if count <= limits.held_events_max and state_bytes + held_bytes <= limits.snapshot_bytes_max:
+            return ""
+        return (
+            f"the snapshot is too large: {state_bytes} bytes of state and {count} held events of {held_bytes} bytes, "
+            f"where {limits.snapshot_bytes_max} bytes and {limits.held_events_max} events fit into a frame: keep less "
+            "state in the operator, send less at a time, or raise frame_bytes_max and held_events_max on both sides"
+        )
+
+    def check_final_state(self, state: bytes) -> None:
+        """Raise ``LocalProtocolError`` if it is too large for a frame."""
+        if len(state) > self._limits.snapshot_bytes_max:
+            raise LocalProtocolError(
+                f"the final state is too large: {len(state)} bytes, where {self._limits.snapshot_bytes_max} fit into a "
+                "frame: keep less state in the operator, or raise frame_bytes_max on both sides"
+            )
+
+    def decline(self, checkpoint_id: int, reason: str, effects: Effects) -> None:
+        """Say that there is no snapshot; the valve stays closed until the checkpoint is over."""
+        self._checkpoints[checkpoint_id] = Phase.DECLINED
+        self.send_item(CheckpointDeclined(self._id, self.next_seq, checkpoint_id, reason), effects)
+
+    def end_checkpoint(self, checkpoint_id: int, effects: Effects) -> bool:
+        """Open for it if need be; False for an unknown one, which changes nothing (H44)."""
+        if self._checkpoints.pop(checkpoint_id, None) is None:
+            return False
+        if checkpoint_id in self._closed:
+            self._open(checkpoint_id, effects)
+        return True
+
+    def _open(self, checkpoint_id: int, effects: Effects) -> None:
+        self._closed.remove(checkpoint_id)
+        self._make_room(effects)  # what was refused for the snapshot's sake alone may be accepted now
+
+    # --- figures ------------------------------------------------------------------------------------------
+
+    def statistics(self) -> SubtaskStatistics:
+        return SubtaskStatistics(
+            len(self._held),
+            self._held_bytes,
+            self.stream.events_unconfirmed,
+            self.stream.bytes_unconfirmed,
+            len(self._open_requests),
+            tuple(self._closed),
+        )
+
+    def check_invariants(self) -> None:
+        self.stream.check_invariants()
+        closed = [n for n, phase in self._checkpoints.items() if phase is not Phase.SNAPSHOT]
+        assert sorted(closed) == sorted(self._closed)
+        assert self._held_bytes == sum(len(held.payload) for held in self._held)
+        if self._held:
+            assert self._closed or not self._fits(self._held[0]), "held, though it may leave"
+        assert self.stream.events_unconfirmed <= self._limits.window_events

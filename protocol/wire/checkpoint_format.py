@@ -1,0 +1,258 @@
+"""A checkpoint as the bytes of one file, and back (H50).
+
+```
+bytes  0..7    magic
+bytes  8..11   format version, u32 big-endian
+bytes 12..19   length of the body, u64 big-endian
+               body
+last 32 bytes  SHA-256 of everything before it
+```
+
+Every version of the format begins with the magic and the version and ends with the digest, so that a release can
+tell a file of a later release from a damaged one.
+
+The body is a sequence of msgpack values, none of them a container: operator id, checkpoint id, parallelism, mode, time
+of creation, release, the coordinator's state, the number of subtasks; per subtask its number, ``events_sent``, the
+number of states, per state its subtask and bytes, the number of held events, per event its sender and bytes. Since
+nothing nests and each value must lie within the body, nothing that a file claims takes memory before it is there.
+
+Format 2 is format 1 with one more value at the end, the label. Format 3 is format 2 with one more value for each held
+event: whether it is a request; the label may be empty there. A checkpoint that needs neither is written in format 1,
+one without held requests in format 2, so that an earlier release can go on from it. In these two formats a held
+request cannot be told from an event, and is restored as one.
+
+Functions here are pure and may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from struct import Struct
+from typing import Any
+
+import msgpack
+
+from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
+from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
+from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
+
+FORMAT_VERSION = 3
+"""The newest format; every one from 1 on can be read."""
+CHECKPOINT_BYTES_MAX = 2**32 - 1
+"""What one file may take; the whole of it is in memory when it is written and when it is read."""
+
+_MAGIC = b"\x89HGC\r\n\x1a\n"  # as in PNG: a transfer as text, or one that drops the eighth bit, shows at once
+_HEAD = Struct(">8sIQ")
+_DIGEST_BYTES = 32
+_OVERHEAD_BYTES = _HEAD.size + _DIGEST_BYTES
+_INT_MAX = 2**63 - 1
+
+_pack: Callable[..., bytes] = msgpack.packb
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A checkpoint with what is written beside it: whose it is, when it was taken, and by which release.
+
+    ``created_ms`` is in milliseconds since 1970, UTC.
+    """
+
+    operator_id: str
+    mode: RestoreMode
+    created_ms: int
+    release: str
+    checkpoint: CompletedCheckpoint
+
+
+def encode_checkpoint(stored: StoredCheckpoint, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> bytes:
+    """The bytes of the file. The same checkpoint gives the same bytes.
+
+    Raises ``LocalProtocolError`` for what ``decode_checkpoint`` would refuse: a value of the wrong type or out of
+    range, or more than ``bytes_max`` bytes.
+    """
+    try:
+        body = b"".join(_pack(value) for value in _values(stored))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise LocalProtocolError(
+            f"checkpoint {stored.checkpoint.checkpoint_id} of {stored.operator_id!r} cannot be encoded: {error}"
+        ) from error
+    size = len(body) + _OVERHEAD_BYTES
+    if size > bytes_max:
+        raise LocalProtocolError(
+            f"checkpoint {stored.checkpoint.checkpoint_id} of {stored.operator_id!r} takes {size} bytes, at most "
+            f"{bytes_max} can be stored: keep less state in the operator, or large state elsewhere with a reference"
+        )
+    head = _HEAD.pack(_MAGIC, _version_for(stored), len(body))
+    digest = sha256(head)
+    digest.update(body)
+    return b"".join((head, body, digest.digest()))
+
+
+def decode_checkpoint(data: bytes, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> StoredCheckpoint:
+    """The checkpoint in the bytes of a file.
+
+    Raises ``CheckpointCorrupt`` that says what is wrong unless ``data`` is exactly what ``encode_checkpoint`` writes,
+    whole and unaltered, and ``CheckpointTooNew`` for a whole one of a later format.
+    """
+    if len(data) > bytes_max:
+        raise CheckpointCorrupt(f"{len(data)} bytes, over the bound of {bytes_max}")
+    if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
+        raise CheckpointCorrupt("it does not begin like a checkpoint of headgate")
+    if len(data) < _OVERHEAD_BYTES:
+        raise CheckpointCorrupt(f"it is cut off: {len(data)} bytes, fewer than any checkpoint has")
+    _, version, body_bytes = _HEAD.unpack_from(data)
+    end = len(data) - _DIGEST_BYTES
+    if sha256(memoryview(data)[:end]).digest() != data[end:]:
+        length = body_bytes + _OVERHEAD_BYTES
+        if 1 <= version <= FORMAT_VERSION and length > len(data):
+            raise CheckpointCorrupt(f"it is cut off or altered: {len(data)} bytes of {length}, and a wrong checksum")
+        raise CheckpointCorrupt("its checksum does not fit: it is altered or cut off")
+    if not 1 <= version <= FORMAT_VERSION:
+        raise CheckpointTooNew(FORMAT_VERSION, version)
+    if body_bytes + _OVERHEAD_BYTES != len(data):
+        raise CheckpointCorrupt(f"it claims {body_bytes + _OVERHEAD_BYTES} bytes and has {len(data)}")
+    return _Body(memoryview(data)[_HEAD.size : end], version).read()
+
+
+def _version_for(stored: StoredCheckpoint) -> int:
+    checkpoint = stored.checkpoint
+    if any(held.is_request for part in checkpoint.subtask_states.values() for held in part.held):
+        return 3
+    return 2 if checkpoint.label else 1
+
+
+def _values(stored: StoredCheckpoint) -> Iterator[object]:
+    """The values of the body in their order, each checked."""
+    checkpoint, version = stored.checkpoint, _version_for(stored)
+    yield _text(stored.operator_id, "the operator id")
+    yield _integer(checkpoint.checkpoint_id, "the checkpoint id", least=1)
+    parallelism = _integer(checkpoint.parallelism, "the parallelism", least=1)
+    yield parallelism
+    yield int(RestoreMode(stored.mode))
+    yield _integer(stored.created_ms, "the time of creation")
+    yield _text(stored.release, "the release")
+    yield _bytes(checkpoint.coordinator_state, "the coordinator's state")
+    yield len(checkpoint.subtask_states)
+    for subtask, snapshot in sorted(checkpoint.subtask_states.items()):
+        yield _integer(subtask, "a subtask", most=parallelism - 1)
+        yield _integer(snapshot.events_sent, "events_sent")
+        yield len(snapshot.states)
+        for original, state in snapshot.states:
+            yield _integer(original, "the subtask of a state")
+            yield _bytes(state, "a state")
+        yield len(snapshot.held)
+        for sender, payload, is_request in snapshot.held:
+            yield _integer(sender, "the sender of a held event")
+            yield _bytes(payload, "a held event")
+            if version >= 3:
+                yield _flag(is_request, "whether a held event is a request")
+    if version >= 2:
+        yield _text(checkpoint.label, "the label", may_be_empty=version >= 3)
+
+
+class _Body:
+    """Reads the values of a body one by one; no value is larger than what is left of the body."""
+
+    def __init__(self, body: memoryview, version: int) -> None:
+        self._size = len(body)
+        self._version = version
+        self._values = msgpack.Unpacker(
+            max_buffer_size=max(self._size, 1),
+            max_str_len=self._size,
+            max_bin_len=self._size,
+            max_array_len=0,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+        self._values.feed(body)
+
+    def read(self) -> StoredCheckpoint:
+        try:
+            stored = self._read_all()
+            if self._values.tell() != self._size:
+                raise ValueError("there are bytes after its end")
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise CheckpointCorrupt(f"its body is none of this format: {str(error) or type(error).__name__}") from None
+        return stored
+
+    def _read_all(self) -> StoredCheckpoint:
+        operator_id = _text(self._next(), "the operator id")
+        checkpoint_id = _integer(self._next(), "the checkpoint id", least=1)
+        parallelism = _integer(self._next(), "the parallelism", least=1)
+        mode = RestoreMode(_integer(self._next(), "the mode"))
+        created_ms = _integer(self._next(), "the time of creation")
+        release = _text(self._next(), "the release")
+        coordinator_state = _bytes(self._next(), "the coordinator's state")
+        parts: dict[int, SubtaskSnapshot] = {}
+        for _ in range(self._count()):
+            subtask = _integer(self._next(), "a subtask", most=parallelism - 1)
+            if parts and subtask <= next(reversed(parts)):
+                raise ValueError(f"subtask {subtask} does not follow in order")
+            parts[subtask] = self._read_part()
+        label = ""
+        if self._version >= 2:
+            label = _text(self._next(), "the label", may_be_empty=self._version >= 3)
+        checkpoint = CompletedCheckpoint(checkpoint_id, parallelism, coordinator_state, parts, label)
+        return StoredCheckpoint(operator_id, mode, created_ms, release, checkpoint)
+
+    def _read_part(self) -> SubtaskSnapshot:
+        events_sent = _integer(self._next(), "events_sent")
+        states = tuple(
+            SubtaskState(_integer(self._next(), "the subtask of a state"), _bytes(self._next(), "a state"))
+            for _ in range(self._count())
+        )
+        held = tuple(self._read_held() for _ in range(self._count()))
+        return SubtaskSnapshot(states, held, events_sent)
+
+    def _read_held(self) -> HeldEvent:
+        sender = _integer(self._next(), "the sender of a held event")
+        payload = _bytes(self._next(), "a held event")
+        if self._version < 3:
+            return HeldEvent(sender, payload)
+        return HeldEvent(sender, payload, _flag(self._next(), "whether a held event is a request"))
+
+    def _next(self) -> Any:
+        return self._values.unpack()
+
+    def _count(self) -> int:
+        """How many entries follow; each takes two bytes at least."""
+        return _integer(self._next(), "a count", most=self._size // 2)
+
+
+def _integer(value: Any, name: str, *, least: int = 0, most: int = _INT_MAX) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{name} must be an integer, is {type(value).__name__}")
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be from {least} to {most}, is {value}")
+    return value
+
+
+def _flag(value: Any, name: str) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{name} must be a bool, is {type(value).__name__}")
+    return value
+
+
+def _text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{name} must be a string, is {type(value).__name__}")
+    if not value and not may_be_empty:
+        raise ValueError(f"{name} must not be empty")
+    return value
+
+
+def _bytes(value: Any, name: str) -> bytes:
+    if type(value) is not bytes:
+        raise ValueError(f"{name} must be bytes, is {type(value).__name__}")
+    return value
+
+
+__all__ = [
+    "CHECKPOINT_BYTES_MAX",
+    "FORMAT_VERSION",
+    "StoredCheckpoint",
+    "decode_checkpoint",
+    "encode_checkpoint",
+]

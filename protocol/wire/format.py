@@ -1,0 +1,185 @@
+"""The wire format as a table: which tag is which message, and what each of its fields may be (H60, H62).
+
+The checks serve both ends. What the peer sends wrong is a remote error; what our own caller hands in wrong is a local
+one, named at the end that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from math import isfinite
+from typing import Any
+
+from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
+from protocol.wire.framing import WireLimits
+from protocol.wire.messages import (
+    AnswerMessage,
+    AttemptEnded,
+    BarrierMessage,
+    CheckpointAborted,
+    CheckpointAcknowledged,
+    CheckpointCompleted,
+    CheckpointDeclined,
+    ClosedForCheckpoint,
+    CloseForCheckpoint,
+    Confirm,
+    CoordinatorAwaited,
+    EventMessage,
+    Finished,
+    HeldEvent,
+    Message,
+    Opened,
+    RefusalCode,
+    Refused,
+    Register,
+    Registered,
+    RequestMessage,
+    RestoredEventMessage,
+    RestoredRequestMessage,
+    RestoreMode,
+    Resume,
+    Resumed,
+    SavepointTaken,
+    StartProcessing,
+    SubtaskState,
+)
+
+INT_MAX = 2**63 - 1
+
+# A check returns the value as it is to be used, or raises ValueError with the rest of the sentence that the name of
+# the field begins.
+
+Check = Callable[[Any, WireLimits], Any]
+
+
+def _integer(value: Any, limits: WireLimits, *, least: int = 0, most: int = INT_MAX) -> int:
+    if type(value) is not int:
+        raise ValueError(f"must be an integer, is {type(value).__name__}")
+    if not least <= value <= most:
+        raise ValueError(f"must be from {least} to {most}, is {value}")
+    return value
+
+
+def _of_enum(value: Any, limits: WireLimits, *, kind: type[RestoreMode | RefusalCode]) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"must be an integer, is {type(value).__name__}")
+    return kind(value)  # its ValueError names the value
+
+
+def _seconds(value: Any, limits: WireLimits) -> float:
+    if type(value) is not float and type(value) is not int:
+        raise ValueError(f"must be a number, is {type(value).__name__}")
+    if not (isfinite(value) and value >= 0):
+        raise ValueError(f"must be a finite number of seconds, is {value}")
+    return float(value)
+
+
+def _name(value: Any, limits: WireLimits) -> str:
+    if type(value) is not str:
+        raise ValueError(f"must be a string, is {type(value).__name__}")
+    if not 0 < len(value) <= limits.name_chars_max:
+        raise ValueError(f"must have 1 to {limits.name_chars_max} characters, has {len(value)}")
+    return value
+
+
+def text(value: Any, limits: WireLimits) -> str:
+    if type(value) is not str:
+        raise ValueError(f"must be a string, is {type(value).__name__}")
+    if len(value) > limits.text_chars_max:
+        raise ValueError(f"must have at most {limits.text_chars_max} characters, has {len(value)}")
+    return value
+
+
+def _bytes(value: Any, limits: WireLimits) -> bytes:
+    if type(value) is not bytes:
+        raise ValueError(f"must be bytes, is {type(value).__name__}")
+    return value  # the frame bounds it
+
+
+def _payload(value: Any, limits: WireLimits) -> bytes:
+    if len(_bytes(value, limits)) > limits.event_bytes_max:
+        raise ValueError(f"must have at most {limits.event_bytes_max} bytes, has {len(value)}")
+    return bytes(value)
+
+
+def _flag(value: Any, limits: WireLimits) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"must be a bool, is {type(value).__name__}")
+    return value
+
+
+def _entries(
+    value: Any, limits: WireLimits, *, kind: type[SubtaskState | HeldEvent], checks: tuple[Check, ...]
+) -> tuple[Any, ...]:
+    """A list of lists, each with the fields of ``kind``."""
+    if type(value) is not list and type(value) is not tuple:
+        raise ValueError(f"must be a list of lists, is {type(value).__name__}")
+    if len(value) > limits.held_events_max:
+        raise ValueError(f"must have at most {limits.held_events_max} entries, has {len(value)}")
+    entries = []
+    for entry in value:
+        if type(entry) not in (list, tuple, kind) or len(entry) != len(checks):
+            raise ValueError(f"must hold lists of {len(checks)}: {', '.join(kind._fields)}")
+        entries.append(kind(*[check(field, limits) for check, field in zip(checks, entry, strict=True)]))
+    return tuple(entries)
+
+
+_NATURAL: Check = _integer
+_POSITIVE: Check = partial(_integer, least=1)
+_CHECKPOINT: Check = partial(_integer, least=VIRTUAL_EMPTY_CHECKPOINT)
+_MODE: Check = partial(_of_enum, kind=RestoreMode)
+_CODE: Check = partial(_of_enum, kind=RefusalCode)
+_STATES: Check = partial(_entries, kind=SubtaskState, checks=(_integer, _bytes))
+_HELD: Check = partial(_entries, kind=HeldEvent, checks=(_integer, _payload, _flag))
+
+ENTRY_FIELDS = {_STATES: len(SubtaskState._fields), _HELD: len(HeldEvent._fields)}
+"""The checks of fields that are lists of entries, and how many values an entry has; every other field is a single
+value."""
+
+EVENT_TAG = 1
+CONFIRM_TAG = 2
+
+# The wire format: tag, message, one check per field. A tag is never used again for another message.
+_WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
+    (EVENT_TAG, EventMessage, (_NATURAL, _POSITIVE, _payload)),
+    (CONFIRM_TAG, Confirm, (_NATURAL, _NATURAL)),
+    # up
+    (10, Register, (_NATURAL, _name, _NATURAL, _NATURAL, _NATURAL, _MODE, _POSITIVE, text, text, text)),
+    (11, Resume, (_NATURAL, _name, _NATURAL)),
+    (12, Opened, (_NATURAL, _POSITIVE, _flag)),
+    (13, RequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
+    (14, ClosedForCheckpoint, (_NATURAL, _POSITIVE, _CHECKPOINT)),
+    (15, CheckpointAcknowledged, (_NATURAL, _POSITIVE, _CHECKPOINT, _bytes, _HELD, _NATURAL)),
+    (16, CheckpointDeclined, (_NATURAL, _POSITIVE, _CHECKPOINT, text)),
+    (17, Finished, (_NATURAL, _POSITIVE, text, _bytes, _NATURAL)),
+    (18, RestoredEventMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
+    (19, RestoredRequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
+    # down
+    (
+        30,
+        Registered,
+        (_NATURAL, _NATURAL, _CHECKPOINT, _STATES, _HELD, _seconds, _POSITIVE, _POSITIVE, _NATURAL),
+    ),
+    (31, Resumed, (_NATURAL, _NATURAL)),
+    (32, Refused, (_NATURAL, _CODE, text)),
+    (33, AttemptEnded, (_NATURAL, text)),
+    (34, AnswerMessage, (_NATURAL, _POSITIVE, _NATURAL, text, _payload)),
+    (35, CloseForCheckpoint, (_NATURAL, _POSITIVE, _CHECKPOINT)),
+    (36, BarrierMessage, (_NATURAL, _POSITIVE, _CHECKPOINT, _NATURAL)),
+    (37, CheckpointCompleted, (_NATURAL, _POSITIVE, _CHECKPOINT)),
+    (38, CheckpointAborted, (_NATURAL, _POSITIVE, _CHECKPOINT)),
+    (39, SavepointTaken, (_NATURAL, _POSITIVE, _CHECKPOINT)),
+    (40, CoordinatorAwaited, (_NATURAL, text, _seconds, text)),
+    (41, StartProcessing, (_NATURAL, _POSITIVE)),
+)
+Row = tuple[tuple[str, Check], ...]
+
+
+def _row(kind: type[Message], checks: tuple[Check, ...]) -> Row:
+    return tuple(zip((field.name for field in fields(kind)), checks, strict=True))
+
+
+BY_TAG: dict[int, tuple[type[Message], Row]] = {tag: (kind, _row(kind, checks)) for tag, kind, checks in _WIRE}
+BY_KIND: dict[type[Message], tuple[int, Row]] = {kind: (tag, _row(kind, checks)) for tag, kind, checks in _WIRE}

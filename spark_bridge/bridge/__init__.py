@@ -1,0 +1,1 @@
+"""From Spark to the coordinators: listener facts in, kills and cancellations out."""

@@ -1,0 +1,114 @@
+"""What the ledger wants of Spark, asked until Spark has taken it.
+
+A kill or a cancellation that is lost on its way would leave an attempt alive for ever that everybody has given up: it
+holds up its job, and no fact will ever tell (H19, H25). So what fails is asked again, at growing intervals. A look at
+Spark's books is not: the ledger itself asks again while it matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actors import ActorContext
+from protocol.attempts import CancelJobs, KillTask, QueryStatus
+from spark_bridge.bridge.relay import Relay, RelayStopped
+
+FIRST_REPEAT_S = 0.5
+REPEAT_MAX_S = 10.0
+"""The pause before a command is asked again doubles with each time, up to this."""
+
+
+@dataclass(frozen=True, slots=True)
+class KillCommand:
+    """``failures``: how often Spark has not taken it yet."""
+
+    task_attempt_id: int
+    reason: str
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCommand:
+    """``failures``: how often Spark has not taken it yet."""
+
+    job_id: int
+    reason: str
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommandFailed:
+    """Spark has not taken a command, or not answered a look."""
+
+    command: KillCommand | CancelCommand | QueryStatus
+    error: Exception
+
+
+CommandMessage = KillCommand | CancelCommand | CommandFailed
+
+
+class SparkCommands:
+    """The bridge's way to Spark. What it starts ends with the actor whose ``context`` is given. Loop only."""
+
+    def __init__(self, relay: Callable[[], Relay]) -> None:
+        self._relay = relay
+
+    def ask(self, context: ActorContext[Any], effect: KillTask | CancelJobs | QueryStatus) -> None:
+        """Ask Spark; the answer to a look comes to the actor as the fact that it is."""
+        match effect:
+            case KillTask():
+                _log_kill(context, effect)
+                self.send(context, KillCommand(effect.task_attempt_id, effect.reason))
+            case CancelJobs(job_ids, reason):
+                for job_id in job_ids:
+                    context.log.info("cancelling a job", job_id=job_id, reason=reason)
+                    self.send(context, CancelCommand(job_id, reason))
+            case QueryStatus(task_attempt_ids, job_ids):
+                context.run(
+                    self._relay().query_status,
+                    task_attempt_ids,
+                    job_ids,
+                    on_result=lambda status: status,
+                    on_error=lambda error: CommandFailed(effect, error),
+                )
+
+    def send(self, context: ActorContext[Any], command: KillCommand | CancelCommand) -> None:
+        """Ask for one thing, the first time or again."""
+
+        def failed(error: Exception) -> CommandFailed:
+            return CommandFailed(command, error)
+
+        relay = self._relay()
+        match command:
+            case KillCommand(task_attempt_id, reason):
+                context.run(relay.kill_task, task_attempt_id, reason, on_error=failed)
+            case CancelCommand(job_id, reason):
+                context.run(relay.cancel_job, job_id, reason, on_error=failed)
+
+    def failed(self, context: ActorContext[Any], message: CommandFailed) -> None:
+        """Ask again after a while, unless there is no Spark any more."""
+        command, error = message.command, message.error
+        if isinstance(command, QueryStatus) or isinstance(error, RelayStopped):
+            context.log.warning("Spark refused", what=str(command), error=repr(error))
+            return
+        delay_s = min(FIRST_REPEAT_S * 2**command.failures, REPEAT_MAX_S)
+        context.log.warning("Spark refused; asked again soon", what=str(command), delay_s=delay_s, error=repr(error))
+        again = replace(command, failures=min(command.failures + 1, 32))
+        context.timers.start(replace(again, failures=0), again, delay_s=delay_s)
+
+
+def _log_kill(context: ActorContext[Any], kill: KillTask) -> None:
+    """Warn of a kill that counts: Spark does not count it, and one too many fails the job (H69)."""
+    who = {
+        "operator_id": kill.operator_id,
+        "subtask": kill.subtask,
+        "attempt": kill.attempt,
+        "task_attempt_id": kill.task_attempt_id,
+        "reason": kill.reason,
+    }
+    if kill.count:
+        context.log.warning("task kill requested", **who, kills=kill.count, kills_max=kill.limit)
+    else:
+        context.log.info("task kill requested", **who)

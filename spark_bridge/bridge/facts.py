@@ -1,0 +1,254 @@
+"""What the relay sends, turned into the facts of ``protocol.facts``.
+
+A relay record is a flat run of big-endian fields: ``u8`` kind, ``i64`` callback time (epoch microseconds
+in the driver's JVM), then the fields of its kind, in the order of the reader below that is named after
+it. A text is a ``u16`` length and UTF-8. `TaskEventRelay.java` writes exactly this; the two files change
+together, and a record that does not fit to its last byte is refused, so that they cannot drift apart
+unnoticed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import TypeVar
+
+from protocol.facts import (
+    ApplicationEnded,
+    EngineFact,
+    ExecutorLost,
+    FactsDropped,
+    JobEnded,
+    JobStarted,
+    StageCompleted,
+    StageLook,
+    StageSubmitted,
+    StatusReported,
+    TaskEnded,
+    TaskOutcome,
+    TaskStarted,
+    TaskState,
+)
+from protocol.values import value
+from spark_bridge.bridge.takeover import ActiveStage
+
+# In the order of the codes that the relay writes.
+OUTCOMES = (
+    TaskOutcome.SUCCESS,
+    TaskOutcome.FAILED,
+    TaskOutcome.KILLED,
+    TaskOutcome.RESUBMITTED,
+    TaskOutcome.EXECUTOR_LOST,
+    TaskOutcome.FETCH_FAILED,
+    TaskOutcome.COMMIT_DENIED,
+)
+TASK_STATES = (TaskState.RUNNING, TaskState.SUCCEEDED, TaskState.ENDED, TaskState.UNKNOWN)
+
+T = TypeVar("T")
+
+TEXT_MAX_CHARS = 2000
+_TEXT_HEAD_CHARS = 500
+_GAP = " ... "
+
+
+class RecordDecodeError(ValueError):
+    """A relay record is not what its kind promises; nothing of it was used."""
+
+
+@value
+class RelayedFact:
+    """A fact and the moment of the listener's callback that it comes from.
+
+    ``callback_us`` is epoch time in microseconds, read in the driver's JVM (``relay="jvm"``) or as the
+    callback enters Python (``relay="py4j"``). It is for latency figures only: the order of facts is the
+    order of delivery.
+    """
+
+    fact: EngineFact
+    callback_us: int
+
+
+@value
+class CommandAnswered:
+    """The relay has carried out a command, or says why it could not."""
+
+    request_id: int
+    problem: str | None
+    status: StatusReported | None = None
+    stages: tuple[ActiveStage, ...] | None = None
+    look: StageLook | None = None
+
+
+def shorten(text: str) -> str:
+    """At most ``TEXT_MAX_CHARS`` characters: the head, and the end, where a Python traceback says most."""
+    if len(text) <= TEXT_MAX_CHARS:
+        return text
+    return text[:_TEXT_HEAD_CHARS] + _GAP + text[len(text) - (TEXT_MAX_CHARS - _TEXT_HEAD_CHARS - len(_GAP)) :]
+
+
+class _Fields:
+    """Takes the fields of one record off its front, never past its end."""
+
+    def __init__(self, record: bytes) -> None:
+        self._record = record
+        self._offset = 0
+
+    def take(self, layout: str) -> tuple[int, ...]:
+        shape = struct.Struct(">" + layout)
+        values: tuple[int, ...] = shape.unpack_from(self._record, self._offset)
+        self._offset += shape.size
+        return values
+
+    def one(self, layout: str) -> int:
+        (value,) = self.take(layout)
+        return value
+
+    def flag(self) -> bool:
+        value = self.one("B")
+        if value > 1:
+            raise RecordDecodeError(f"a flag of {value}")
+        return value == 1
+
+    def text(self) -> str:
+        size_bytes = self.one("H")
+        end = self._offset + size_bytes
+        if end > len(self._record):
+            raise RecordDecodeError(f"a text of {size_bytes} bytes runs past the end")
+        raw = self._record[self._offset : end]
+        self._offset = end
+        return raw.decode("utf-8")
+
+    def count(self, item_bytes: int) -> int:
+        """The length of a list, checked against what is really there before any memory is taken."""
+        count = self.one("I")
+        if count * item_bytes > len(self._record) - self._offset:
+            raise RecordDecodeError(f"a list of {count} items runs past the end")
+        return count
+
+    def finish(self) -> None:
+        if self._offset != len(self._record):
+            raise RecordDecodeError(f"{len(self._record) - self._offset} bytes after the last field")
+
+
+def _job_started(fields: _Fields) -> JobStarted:
+    job_id = fields.one("i")
+    count = fields.count(4)
+    return JobStarted(job_id, fields.take(f"{count}i"))
+
+
+def _job_ended(fields: _Fields) -> JobEnded:
+    return JobEnded(fields.one("i"), fields.flag(), fields.text())
+
+
+def _stage_submitted(fields: _Fields) -> StageSubmitted:
+    stage_id, stage_attempt, task_count = fields.take("iii")
+    return StageSubmitted(stage_id, stage_attempt, task_count, fields.flag(), fields.one("i"))
+
+
+def _stage_completed(fields: _Fields) -> StageCompleted:
+    stage_id, stage_attempt = fields.take("ii")
+    failed, failure = fields.flag(), fields.text()
+    return StageCompleted(stage_id, stage_attempt, failure if failed else None)
+
+
+def _task_started(fields: _Fields) -> TaskStarted:
+    task_attempt_id, stage_id, stage_attempt, partition, attempt_number = fields.take("qiiii")
+    return TaskStarted(
+        task_attempt_id,
+        stage_id,
+        stage_attempt,
+        partition,
+        attempt_number,
+        speculative=fields.flag(),
+        executor_id=fields.text(),
+        host=fields.text(),
+    )
+
+
+def _task_ended(fields: _Fields) -> TaskEnded:
+    task_attempt_id, stage_id, stage_attempt, partition, attempt_number = fields.take("qiiii")
+    outcome = _at(OUTCOMES, fields.one("B"), "task outcome")
+    return TaskEnded(task_attempt_id, stage_id, stage_attempt, partition, attempt_number, outcome, fields.text())
+
+
+def _executor_lost(fields: _Fields) -> ExecutorLost:
+    return ExecutorLost(fields.text(), fields.text())
+
+
+def _facts_dropped(fields: _Fields) -> FactsDropped:
+    return FactsDropped(fields.one("q"))
+
+
+def _application_ended(_fields: _Fields) -> ApplicationEnded:
+    return ApplicationEnded()
+
+
+def _answered(fields: _Fields) -> CommandAnswered:
+    request_id, done, problem = fields.one("q"), fields.flag(), fields.text()
+    return CommandAnswered(request_id, None if done else problem)
+
+
+def _status_reported(fields: _Fields) -> CommandAnswered:
+    request_id = fields.one("q")
+    jobs = {fields.one("i"): fields.flag() for _ in range(fields.count(5))}
+    tasks = {fields.one("q"): _at(TASK_STATES, fields.one("B"), "task state") for _ in range(fields.count(9))}
+    return CommandAnswered(request_id, None, StatusReported(jobs, tasks))
+
+
+def _active_stages(fields: _Fields) -> CommandAnswered:
+    request_id = fields.one("q")
+    stages = tuple(ActiveStage(*fields.take("iii")) for _ in range(fields.count(12)))
+    return CommandAnswered(request_id, None, stages=stages)
+
+
+def _stage_look(fields: _Fields) -> CommandAnswered:
+    request_id, partition_count = fields.one("q"), fields.one("i")
+    partitions, outputs, kept = (frozenset(fields.take(f"{fields.count(4)}i")) for _ in range(3))
+    return CommandAnswered(request_id, None, look=StageLook(partitions, partition_count, outputs, kept))
+
+
+def _at(names: tuple[T, ...], code: int, what: str) -> T:
+    if code >= len(names):
+        raise RecordDecodeError(f"{what} {code} is unknown")
+    return names[code]
+
+
+_READERS: dict[int, Callable[[_Fields], EngineFact | CommandAnswered]] = {
+    1: _job_started,
+    2: _job_ended,
+    3: _stage_submitted,
+    4: _stage_completed,
+    5: _task_started,
+    6: _task_ended,
+    7: _executor_lost,
+    8: _facts_dropped,
+    9: _application_ended,
+    10: _answered,
+    11: _status_reported,
+    12: _active_stages,
+    13: _stage_look,
+}
+
+
+def decode_record(record: bytes) -> RelayedFact | CommandAnswered:
+    """Decode one relay record.
+
+    Raises:
+        RecordDecodeError: the kind is unknown, a field is missing, out of range or no UTF-8, or bytes are
+            left over.
+    """
+    fields = _Fields(record)
+    try:
+        kind, callback_us = fields.take("Bq")
+        reader = _READERS.get(kind)
+        if reader is None:
+            raise RecordDecodeError("the kind is unknown")
+        decoded = reader(fields)
+        fields.finish()
+    except (struct.error, ValueError) as problem:
+        raise RecordDecodeError(
+            f"relay record of kind {record[0] if record else None} and {len(record)} bytes: {problem}"
+        ) from problem
+    if isinstance(decoded, CommandAnswered):
+        return decoded
+    return RelayedFact(decoded, callback_us)

@@ -1,0 +1,30 @@
+"""What Spark's listener bus says, brought to the sidecar; and the few commands that go the other way."""
+
+from __future__ import annotations
+
+from spark_bridge.bridge.facts import RelayedFact
+from spark_bridge.bridge.relay.interface import (
+    OnFact,
+    OnLost,
+    Relay,
+    RelayError,
+    RelayRefused,
+    RelayStatistics,
+    RelayStopped,
+    require_driver,
+)
+from spark_bridge.bridge.relay.opening import RelayKind, open_relay
+
+__all__ = [
+    "OnFact",
+    "OnLost",
+    "Relay",
+    "RelayError",
+    "RelayKind",
+    "RelayRefused",
+    "RelayStatistics",
+    "RelayStopped",
+    "RelayedFact",
+    "open_relay",
+    "require_driver",
+]

@@ -1,0 +1,95 @@
+"""The relay of a sidecar in a process of its own: the driver attaches the listener, this end waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from protocol.facts import ApplicationEnded
+from spark_bridge.bridge.facts import RelayedFact
+from spark_bridge.bridge.relay.commands import JvmCommands
+from spark_bridge.bridge.relay.connection import RelayServer, deliver
+from spark_bridge.bridge.relay.interface import OnFact, RelayError, RelayStatistics, RelayStopped
+from spark_bridge.bridge.takeover import ActiveStage
+
+__all__ = ["AwaitedRelay"]
+
+JOIN_TRIES = 20
+JOIN_PAUSE_S = 0.25
+
+_log = structlog.get_logger(__name__)
+
+
+class AwaitedRelay(JvmCommands):
+    """A ``Relay`` for one application. ``listen`` first, then ``join``, then give it to the sidecar. Loop only.
+
+    ``over`` is set when the application has ended, or its driver has not come back for ``lost_after_s`` seconds.
+    """
+
+    kind = "jvm"
+
+    def __init__(self, secret: bytes, *, lost_after_s: float) -> None:
+        self.statistics = RelayStatistics()
+        self.over = asyncio.Event()
+        self._on_fact: OnFact | None = None
+        self._on_lost: Callable[[RelayError], None] = lambda error: None
+        self._early: list[RelayedFact] = []
+        super().__init__(
+            RelayServer(
+                self._hear,
+                self.statistics,
+                on_lost=self._lost,
+                secret=secret,
+                joins=True,
+                reconnect_timeout_s=lost_after_s,
+            )
+        )
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """See ``RelayServer.listen``."""
+        return await self._server.listen(host, port)
+
+    async def join(self) -> tuple[ActiveStage, ...]:
+        """Wait, without limit, for a driver's JVM, and return what is under way there.
+
+        Raises ``RelayStopped`` when the application ends meanwhile.
+        """
+        await self._server.connected.wait()
+        for _ in range(JOIN_TRIES):
+            try:
+                return await self.active_stages()
+            except RelayStopped:
+                raise
+            except RelayError as error:  # its tables change while it reads them
+                _log.info("the driver's active stages are asked for again", error=str(error))
+                await asyncio.sleep(JOIN_PAUSE_S)
+        return await self.active_stages()
+
+    def connect(self, on_fact: OnFact, on_lost: Callable[[RelayError], None]) -> None:
+        """Who hears the facts from ``start`` on, those included that have come before."""
+        self._on_fact, self._on_lost = on_fact, on_lost
+
+    async def start(self) -> None:
+        """See ``Relay.start``: the driver has attached it; what has come since is delivered now."""
+        assert self._on_fact is not None, "connect comes first"
+        early, self._early = self._early, []
+        for relayed in early:
+            deliver(self._on_fact, relayed)
+
+    async def close(self) -> None:
+        """See ``Relay.close``."""
+        await self._server.close()
+
+    def _hear(self, relayed: RelayedFact) -> None:
+        if isinstance(relayed.fact, ApplicationEnded):
+            self.over.set()
+        if self._on_fact is None or self._early:
+            self._early.append(relayed)
+        else:
+            deliver(self._on_fact, relayed)
+
+    def _lost(self, error: RelayError) -> None:
+        self.over.set()
+        self._on_lost(error)

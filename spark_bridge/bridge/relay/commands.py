@@ -1,0 +1,69 @@
+"""What the sidecar asks of the listener in the driver's JVM, as bytes on the relay's connection."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from protocol.facts import StageLook, StatusReported
+from spark_bridge.bridge.facts import shorten
+from spark_bridge.bridge.relay.connection import RelayServer
+from spark_bridge.bridge.relay.interface import RelayError
+from spark_bridge.bridge.takeover import ActiveStage
+
+_KILL_TASK, _CANCEL_JOB, _CANCEL_STAGE, _QUERY_STATUS, _PING, _ACTIVE_STAGES, _LOOK_AT_STAGE = range(1, 8)
+
+
+class JvmCommands:
+    """The commands of a ``Relay`` whose listener is in a JVM at the other end of ``server``."""
+
+    def __init__(self, server: RelayServer) -> None:
+        self._server = server
+
+    async def ping(self) -> None:
+        """Return when the JVM has answered. Raises as ``Relay.kill_task`` does."""
+        await self._server.command(_PING, b"")
+
+    async def active_stages(self) -> tuple[ActiveStage, ...]:
+        """Every stage of each job that is under way. Raises as ``Relay.kill_task`` does."""
+        answered = await self._server.command(_ACTIVE_STAGES, b"")
+        if answered.stages is None:
+            raise RelayError("the driver's JVM answered something else than its active stages")
+        return answered.stages
+
+    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+        """See ``Relay.kill_task``."""
+        await self._server.command(_KILL_TASK, struct.pack(">q", task_attempt_id) + _text(reason))
+
+    async def cancel_job(self, job_id: int, reason: str) -> None:
+        """See ``Relay.cancel_job``."""
+        await self._server.command(_CANCEL_JOB, struct.pack(">i", job_id) + _text(reason))
+
+    async def cancel_stage(self, stage_id: int, reason: str) -> None:
+        """See ``Relay.cancel_stage``."""
+        await self._server.command(_CANCEL_STAGE, struct.pack(">i", stage_id) + _text(reason))
+
+    async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
+        """See ``Relay.query_status``."""
+        arguments = _ids("i", job_ids) + _ids("q", task_attempt_ids)
+        answered = await self._server.command(_QUERY_STATUS, arguments)
+        if answered.status is None:
+            raise RelayError("the driver's JVM answered something else than a status")
+        return answered.status
+
+    async def look_at_stage(self, stage_id: int) -> StageLook:
+        """See ``Relay.look_at_stage``."""
+        answered = await self._server.command(_LOOK_AT_STAGE, struct.pack(">i", stage_id))
+        if answered.look is None:
+            raise RelayError("the driver's JVM answered something else than a look at a stage")
+        return answered.look
+
+
+def _text(text: str) -> bytes:
+    encoded = shorten(text).encode("utf-8", errors="replace")
+    return struct.pack(">H", len(encoded)) + encoded
+
+
+def _ids(layout: str, ids: Iterable[int]) -> bytes:
+    ordered = sorted(ids)
+    return struct.pack(f">I{len(ordered)}{layout}", len(ordered), *ordered)

@@ -1,0 +1,120 @@
+"""What both relays promise: facts of Spark's listener bus in, a few commands out.
+
+Facts are delivered on the event loop that ``start`` was called on, one call of ``on_fact`` each, in the
+order of the listener bus. They can be missing (``FactsDropped`` says how many) and late, never invented.
+``on_fact`` must not block; an exception out of it is logged and the next fact is delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from protocol.errors import HeadgateError
+from protocol.facts import StageLook, StatusReported
+from spark_bridge.bridge.facts import RelayedFact
+
+OnFact = Callable[[RelayedFact], None]
+
+
+class RelayError(HeadgateError):
+    """The relay cannot do what was asked; the text says why and, where there is one, what mends it."""
+
+
+class RelayRefused(RelayError):
+    """This kind of relay cannot run in this driver; the other kind may."""
+
+
+class RelayStopped(RelayError):
+    """The relay is closed, or its SparkContext has stopped."""
+
+
+OnLost = Callable[[RelayError], None]
+
+
+@dataclass(slots=True)
+class RelayStatistics:
+    """Counters since ``start``; ``dropped``: lost by Spark's bus, our buffer or a broken connection."""
+
+    records: int = 0
+    dropped: int = 0
+    reconnects: int = 0
+
+
+class Relay(Protocol):
+    """A listener on Spark's bus. Use it from one event loop; it is not thread-safe."""
+
+    @property
+    def kind(self) -> str:
+        """``"jvm"`` or ``"py4j"``."""
+        ...
+
+    @property
+    def statistics(self) -> RelayStatistics:
+        """Counted up in place while the relay is open."""
+        ...
+
+    async def start(self) -> None:
+        """Attach to the listener bus. What Spark posted before is not seen.
+
+        Raises:
+            RelayStopped: the SparkContext has stopped.
+            RelayRefused: this kind of relay cannot run here; the cause is chained.
+        """
+
+    async def close(self) -> None:
+        """Leave the bus and release threads and sockets. Idempotent; safe after the SparkContext has stopped.
+
+        No fact is delivered after it returns; commands raise ``RelayStopped``.
+        """
+
+    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+        """Have Spark kill exactly this attempt (the task's next attempt does not count as a failure).
+
+        Returns when Spark has accepted the request; the end of the attempt is a fact that follows. An
+        attempt that is over already, or never was, is no error.
+
+        Raises:
+            RelayStopped: see ``close``; RelayError: no answer in time, or Spark refused.
+        """
+
+    async def cancel_job(self, job_id: int, reason: str) -> None:
+        """Have Spark cancel this job; otherwise like ``kill_task``."""
+
+    async def cancel_stage(self, stage_id: int, reason: str) -> None:
+        """Have Spark cancel this stage, and with it the jobs that need it; otherwise like ``kill_task``."""
+
+    async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
+        """Look at the schedulers' own tables, which are ahead of the listener bus (H19).
+
+        Jobs come from the DAG scheduler's active jobs, tasks from the task sets that the task scheduler works
+        on. For a task whose set is over, the status store is asked (``relay="jvm"``) or the answer is
+        ``UNKNOWN`` (``relay="py4j"``). The answer may overtake facts that are still on their way.
+
+        The start of each job that is active is told as a fact, perhaps once more: the bus may have dropped it.
+        """
+
+    async def look_at_stage(self, stage_id: int) -> StageLook:
+        """Which partitions Spark computes in this stage, and which output of earlier jobs it has kept.
+
+        Asks the DAG scheduler and the block manager, not the bus. Raises as ``kill_task`` does.
+        """
+
+
+def require_driver(spark: Any) -> Any:
+    """The classic ``SparkContext`` behind a session or a context.
+
+    Raises:
+        RelayError: a Spark Connect session, which has no driver JVM in reach.
+        RelayStopped: the SparkContext has stopped.
+    """
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise RelayError(
+            "a Spark Connect session has no driver JVM in reach: run in the driver itself, "
+            "with a session built by SparkSession.builder.master(...) or by spark-submit"
+        )
+    context = getattr(spark, "sparkContext", spark)
+    if getattr(context, "_jsc", None) is None:
+        raise RelayStopped("the SparkContext has stopped: build a new session first")
+    return context

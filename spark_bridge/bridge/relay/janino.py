@@ -1,0 +1,143 @@
+"""The relay that runs inside the driver's JVM: one Java source file, compiled there by Spark's own Janino."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from importlib import resources
+from typing import Any
+
+import anyio
+import structlog
+from py4j.protocol import Py4JError
+
+from spark_bridge.bridge.relay.commands import JvmCommands
+from spark_bridge.bridge.relay.connection import RelayServer
+from spark_bridge.bridge.relay.interface import (
+    OnFact,
+    OnLost,
+    RelayRefused,
+    RelayStatistics,
+    RelayStopped,
+    require_driver,
+)
+
+CLASS_NAME = "headgate.relay.TaskEventRelay"
+BUFFER_CAPACITY = 10_000
+CONNECT_TIMEOUT_S = 20.0
+
+_log = structlog.get_logger(__name__)
+
+_compiling = threading.Lock()
+_compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+class JaninoRelay(JvmCommands):
+    """A ``Relay`` whose listener is Java in the driver's JVM, connected by one authenticated loopback socket.
+
+    Args:
+        spark: a classic SparkContext or SparkSession.
+        on_fact: called on the event loop of ``start`` for each fact.
+        on_lost: called once if the JVM's end is lost for good while the relay is open.
+        buffer_capacity: how many records the JVM holds for a slow sidecar before it drops.
+    """
+
+    kind = "jvm"
+
+    def __init__(
+        self,
+        spark: Any,
+        on_fact: OnFact,
+        *,
+        on_lost: OnLost | None = None,
+        buffer_capacity: int = BUFFER_CAPACITY,
+    ) -> None:
+        self._context = require_driver(spark)
+        self._buffer_capacity = buffer_capacity
+        self.statistics = RelayStatistics()
+        super().__init__(RelayServer(on_fact, self.statistics, on_lost=on_lost))
+        self._listener: Any = None
+
+    async def start(self) -> None:
+        """See ``Relay.start``. A start that fails leaves nothing behind."""
+        try:
+            host, port = await self._server.listen()
+            await anyio.to_thread.run_sync(self._compile_and_open, host, port)
+            with anyio.fail_after(CONNECT_TIMEOUT_S):
+                await self.ping()
+            await anyio.to_thread.run_sync(self._attach)
+        except BaseException as problem:
+            with anyio.CancelScope(shield=True):
+                await self.close()
+            if isinstance(problem, TimeoutError | OSError):
+                raise RelayRefused(
+                    "the driver's JVM could not connect back over 127.0.0.1; is loopback filtered?"
+                ) from problem
+            raise
+
+    async def close(self) -> None:
+        """See ``Relay.close``."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            self._server.expect_end()
+            await anyio.to_thread.run_sync(close_listener, listener)
+        await self._server.close()
+
+    # On worker threads: Py4J blocks.
+
+    def _compile_and_open(self, host: str, port: int) -> None:
+        self._listener = open_listener(self._context, host, port, self._server.secret, self._buffer_capacity)
+
+    def _attach(self) -> None:
+        self._listener.attach()
+
+
+def open_listener(
+    context: Any, host: str, port: int, secret: bytes, buffer_capacity: int = BUFFER_CAPACITY, *, patient: bool = False
+) -> Any:
+    """The Java object in the driver's JVM, which connects in the background. Blocks: Py4J does.
+
+    It hears nothing before its ``attach()``, and nothing any more after ``close_listener``. A ``patient`` one tries to
+    connect until the context stops. Raises ``RelayStopped``, and ``RelayRefused`` where the JVM would not compile it.
+    """
+    jvm, java_context = context._jvm, context._jsc.sc()
+    if java_context.isStopped():
+        raise RelayStopped("the SparkContext has stopped: build a new session first")
+    try:
+        java_class = _compiled_class(context._gateway, jvm)
+        no_types = context._gateway.new_array(jvm.java.lang.Class, 0)
+        no_values = context._gateway.new_array(jvm.java.lang.Object, 0)
+        listener = java_class.getConstructor(no_types).newInstance(no_values)
+    except (Py4JError, TypeError) as problem:  # TypeError: Py4J's word for a class that is not there
+        raise RelayRefused("the driver's JVM would not compile the relay; is Spark's janino jar in place?") from problem
+    listener.open(java_context, host, port, bytearray(secret), buffer_capacity, patient)
+    return listener
+
+
+def source() -> str:
+    """The Java source of the listener, as it stands in the package."""
+    return resources.files("spark_bridge.bridge.relay").joinpath("TaskEventRelay.java").read_text(encoding="utf-8")
+
+
+def _compiled_class(gateway: Any, jvm: Any) -> Any:
+    """The listener's class, compiled once in the life of a JVM.
+
+    Py4J remembers the methods of a class by its name, for each of the JVM's threads: of a second class with the same
+    name it would call the methods of the first.
+    """
+    with _compiling:
+        java_class = _compiled.get(gateway)
+        if java_class is None:
+            compiler = jvm.org.codehaus.janino.SimpleCompiler()
+            compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+            compiler.cook(source())
+            java_class = _compiled[gateway] = compiler.getClassLoader().loadClass(CLASS_NAME)
+        return java_class
+
+
+def close_listener(listener: Any) -> None:
+    """Leave the bus and end the listener's threads. Idempotent; also after the context has stopped."""
+    try:
+        listener.close()
+    except (Py4JError, OSError) as problem:  # the JVM is gone, and the listener with it
+        _log.debug("relay listener was gone before it could be closed", cause=repr(problem))

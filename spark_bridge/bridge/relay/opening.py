@@ -1,0 +1,151 @@
+"""How a relay is chosen."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import structlog
+
+from protocol.facts import FactsDropped, StageLook, StatusReported
+from spark_bridge.bridge.facts import RelayedFact
+from spark_bridge.bridge.relay.connection import deliver
+from spark_bridge.bridge.relay.interface import (
+    OnFact,
+    OnLost,
+    Relay,
+    RelayError,
+    RelayRefused,
+    RelayStatistics,
+    RelayStopped,
+)
+from spark_bridge.bridge.relay.janino import BUFFER_CAPACITY, JaninoRelay
+from spark_bridge.bridge.relay.py4j_listener import Py4jRelay
+
+RelayKind = Literal["jvm", "py4j"]
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
+
+
+def open_relay(
+    spark: Any,
+    on_fact: OnFact,
+    *,
+    kind: RelayKind = "jvm",
+    on_lost: OnLost | None = None,
+    buffer_capacity: int = BUFFER_CAPACITY,
+) -> Relay:
+    """A relay that is not started yet. Nothing blocks here.
+
+    Args:
+        spark: a classic SparkContext or SparkSession.
+        on_fact: called for each fact, on the event loop on which ``start`` is called.
+        kind: ``"jvm"``: Java in the driver's JVM, with ``"py4j"`` in its place where Spark refuses it or
+            loses it for good (one log line says so); ``"py4j"``: a Python listener, slower for each event.
+        on_lost: called once, on the loop, if the JVM's end is lost for good while the relay is open, and the
+            other kind cannot take its place.
+        buffer_capacity: records that the JVM holds for a slow sidecar before it drops (``"jvm"`` only).
+            Spark's own bound before it is ``spark.scheduler.listenerbus.eventqueue.headgate.capacity``.
+
+    Raises:
+        RelayError: a Spark Connect session. RelayStopped: the SparkContext has stopped.
+        ValueError: another kind.
+    """
+    if kind == "py4j":
+        return Py4jRelay(spark, on_fact)
+    if kind == "jvm":
+        first = partial(_janino, spark, on_fact, buffer_capacity)
+        return _WithFallback(first, Py4jRelay(spark, on_fact), on_fact, on_lost or _nobody_asked)
+    raise ValueError(f"invalid relay kind {kind!r}: expected 'jvm' or 'py4j'")
+
+
+def _janino(spark: Any, on_fact: OnFact, buffer_capacity: int, on_lost: OnLost) -> Relay:
+    return JaninoRelay(spark, on_fact, on_lost=on_lost, buffer_capacity=buffer_capacity)
+
+
+def _nobody_asked(error: RelayError) -> None:
+    _log.error("the relay is lost", error=str(error))
+
+
+class _WithFallback:
+    """The first relay; or the second, where the first is refused at its start or lost for good later on."""
+
+    def __init__(self, first: Callable[[OnLost], Relay], second: Relay, on_fact: OnFact, on_lost: OnLost) -> None:
+        self._first = self._relay = first(self._first_is_lost)
+        self._second = second
+        self._on_fact = on_fact
+        self._on_lost = on_lost
+        self._change: asyncio.Task[None] | None = None
+
+    @property
+    def kind(self) -> str:
+        return self._relay.kind
+
+    @property
+    def statistics(self) -> RelayStatistics:
+        return self._relay.statistics
+
+    async def start(self) -> None:
+        try:
+            await self._relay.start()
+        except RelayRefused as refusal:
+            _log.warning("relay falls back to py4j", because=str(refusal), cause=repr(refusal.__cause__))
+            self._relay = self._second
+            await self._relay.start()
+
+    async def close(self) -> None:
+        if self._change is not None:
+            await asyncio.wait({self._change})
+            await self._first.close()
+        await self._relay.close()
+
+    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+        await self._ask(lambda relay: relay.kill_task(task_attempt_id, reason))
+
+    async def cancel_job(self, job_id: int, reason: str) -> None:
+        await self._ask(lambda relay: relay.cancel_job(job_id, reason))
+
+    async def cancel_stage(self, stage_id: int, reason: str) -> None:
+        await self._ask(lambda relay: relay.cancel_stage(stage_id, reason))
+
+    async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
+        return await self._ask(lambda relay: relay.query_status(task_attempt_ids, job_ids))
+
+    async def look_at_stage(self, stage_id: int) -> StageLook:
+        return await self._ask(lambda relay: relay.look_at_stage(stage_id))
+
+    async def _ask(self, command: Callable[[Relay], Awaitable[T]]) -> T:
+        """What the first relay took with it is asked of the second: each command may be asked twice."""
+        asked = self._relay
+        try:
+            return await command(asked)
+        except RelayStopped:
+            if self._change is not None:
+                await asyncio.wait({self._change})
+            if self._relay is asked:
+                raise
+        return await command(self._relay)
+
+    def _first_is_lost(self, error: RelayError) -> None:
+        _log.warning("relay falls back to py4j", because=str(error), cause=repr(error.__cause__))
+        self._change = asyncio.get_running_loop().create_task(self._change_over(error))
+
+    async def _change_over(self, lost: RelayError) -> None:
+        try:
+            await self._second.start()
+        except Exception as problem:  # whatever it is, there is no relay now, and somebody must hear it
+            _log.warning("there is no other relay either", problem=repr(problem))
+            self._on_lost(lost)
+            return
+        totals, before = self._second.statistics, self._first.statistics
+        totals.records += before.records
+        totals.reconnects += before.reconnects
+        totals.dropped += before.dropped + 1
+        self._relay = self._second
+        # Nobody knows how many facts came to nobody meanwhile; one is enough to have Spark's books looked at.
+        deliver(self._on_fact, RelayedFact(FactsDropped(1), time.time_ns() // 1000))

@@ -1,0 +1,1 @@
+"""The sidecar on the driver: its life, its operators, and the actions that they take part in."""

@@ -1,0 +1,154 @@
+"""Which Spark jobs, and so which operators, belong to one call of ``Sidecar.run``.
+
+While the action is called, a local property of Spark holds its id on the calling thread. Spark gives local properties
+to every job that the thread starts, to the threads that Spark itself starts for it, to ``InheritableThread``, and to
+each task of these jobs, which hands the id on when it registers. So a run is known to belong to an action as soon as
+it is known at all, whatever facts are late or lost. Job groups and job tags are not touched.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol, TypeVar
+
+import structlog
+from anyio.from_thread import BlockingPortal
+from py4j.clientserver import ClientServer
+from pyspark import SparkContext
+
+from protocol.restart import RestartStrategy
+from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.restarts import Restarter, Runs
+from spark_bridge.task_entry import ACTION_PROPERTY
+
+__all__ = ["ActionRuns", "AwaitsActions", "marked", "names_of", "run_with_restarts"]
+
+T = TypeVar("T")
+log = structlog.get_logger("headgate.actions")
+
+
+@contextmanager
+def marked(context: SparkContext | None, action_id: str) -> Iterator[None]:
+    """Within the block the jobs of this thread belong to the action.
+
+    Does nothing where threads of Python share those of the JVM (``PYSPARK_PIN_THREAD=false``), whose local properties
+    would mix, nor where Spark cannot be asked.
+    """
+    if context is None or not isinstance(context._gateway, ClientServer):
+        yield
+        return
+    try:
+        before = context.getLocalProperty(ACTION_PROPERTY)
+        context.setLocalProperty(ACTION_PROPERTY, action_id)
+    except Exception as error:  # the context has stopped: the action will say so better
+        log.warning("action not marked", error=repr(error))
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(Exception):
+            context.setLocalProperty(ACTION_PROPERTY, before)  # type: ignore[arg-type]  # None removes it
+
+
+def names_of(operators: Collection[OperatorHandle | str] | None) -> frozenset[str] | None:
+    """The names of operators that are given as handles or names; None where none are given."""
+    if operators is None:
+        return None
+    if isinstance(operators, str | OperatorHandle):
+        raise TypeError(f"operators must be a list of handles or names, not {operators!r}")
+    return frozenset(operator if isinstance(operator, str) else operator.operator_id for operator in operators)
+
+
+class AwaitsActions(Protocol):
+    """What ``ActionRuns`` asks of a sidecar. Loop only."""
+
+    @property
+    def fenced(self) -> Exception | None: ...
+
+    def begin_action(self, action_id: str, operator_ids: frozenset[str] | None) -> None: ...
+
+    def end_action(self, action_id: str) -> None: ...
+
+    def action_failures(self, action_id: str) -> tuple[int, BaseException | None]: ...
+
+    async def settle_action(self, action_id: str) -> str: ...
+
+
+class ActionRuns:
+    """One call of ``run``, as its restarter sees it: ``Runs`` of the operators of this action alone. Loop only."""
+
+    def __init__(self, sidecar: AwaitsActions, operator_ids: frozenset[str] | None) -> None:
+        self._sidecar = sidecar
+        self._operator_ids = operator_ids
+        self._action_id = ""
+
+    def begin(self) -> str:
+        """The action is about to be called, for the first time or again; returns the id of this call."""
+        self.end()
+        self._action_id = secrets.token_hex(8)
+        self._sidecar.begin_action(self._action_id, self._operator_ids)
+        return self._action_id
+
+    def end(self) -> None:
+        """Nothing more is asked about it. Idempotent."""
+        if self._action_id:
+            self._sidecar.end_action(self._action_id)
+            self._action_id = ""
+
+    @property
+    def failures(self) -> tuple[int, BaseException | None]:
+        return self._sidecar.action_failures(self._action_id)
+
+    @property
+    def fenced(self) -> Exception | None:
+        return self._sidecar.fenced
+
+    async def settle(self) -> str:
+        return await self._sidecar.settle_action(self._action_id)
+
+
+class RunsOfCalls(Runs, Protocol):
+    """The runs of an action that is called again and again."""
+
+    def begin(self) -> str:
+        """The action is about to be called; returns the id of this call."""
+        ...
+
+    def end(self) -> None:
+        """Nothing more is asked about it."""
+        ...
+
+
+def run_with_restarts(
+    portal: BlockingPortal,
+    context: SparkContext | None,
+    runs: RunsOfCalls,
+    strategy: RestartStrategy,
+    action: Callable[[], T],
+) -> T:
+    """Call ``action`` on this thread, and again after a failed run, as ``strategy`` says; return its result.
+
+    ``runs`` is used on the loop of ``portal`` alone. Raises as ``Sidecar.run``.
+    """
+    restarter = Restarter(runs, strategy)
+    try:
+        while True:
+            action_id = portal.call(runs.begin)
+            portal.call(restarter.begin)
+            try:
+                with marked(context, action_id):
+                    result = action()
+            except Exception as error:
+                delay_s: float | None = portal.call(restarter.failed, error)
+            else:
+                delay_s = portal.call(restarter.succeeded)
+                if delay_s is None:
+                    return result
+            time.sleep(delay_s or 0.0)
+    finally:
+        with suppress(RuntimeError):  # the sidecar was left meanwhile
+            portal.call(runs.end)

@@ -1,0 +1,108 @@
+"""What a sidecar needs of the Spark driver that it serves, be it in the same process or in another one."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Protocol
+
+import anyio
+from pyspark import SparkContext
+
+from spark_bridge.bridge.relay import OnFact, OnLost, Relay, open_relay
+from spark_bridge.bridge.relay.awaited import AwaitedRelay
+from spark_bridge.bridge.takeover import ActiveStage, InheritedRuns
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.environment import (
+    advertised_and_bind_host,
+    check_worker_python,
+    driver_context,
+    task_failures_max,
+)
+from spark_bridge.driver.shipping import ship_packages
+
+__all__ = ["DriverElsewhere", "DriverHere", "DriverSide"]
+
+
+class DriverSide(Protocol):
+    """Used by one ``SidecarRuntime``, on its loop."""
+
+    @property
+    def secret(self) -> bytes:
+        """What tasks prove that they know (H61)."""
+        ...
+
+    @property
+    def spark_context(self) -> SparkContext | None:
+        """The context, where this process has it: it knows the jobs of an action (H65)."""
+        ...
+
+    @property
+    def inherited(self) -> InheritedRuns | None:
+        """What was under way before this sidecar; None where no other one can have been."""
+        ...
+
+    async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
+        """The host to listen on and the one that tasks are told. Raises ``SidecarError`` for a driver that cannot be
+        served."""
+        ...
+
+    async def task_failures_max(self) -> int | None:
+        """How often Spark lets a task fail; None if that is not known here."""
+        ...
+
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+        """The relay, not started yet."""
+        ...
+
+    async def equip(self) -> None:
+        """See to it that executors have what a task needs."""
+        ...
+
+
+class DriverHere:
+    """The driver of this very process. ``spark``: a classic SparkSession or SparkContext; raises as
+    ``driver_context`` does."""
+
+    def __init__(self, spark: Any) -> None:
+        self.spark_context = driver_context(spark)
+        self.secret = secrets.token_bytes(32)
+        self.inherited: InheritedRuns | None = None
+
+    async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
+        await anyio.to_thread.run_sync(check_worker_python, self.spark_context)
+        return await anyio.to_thread.run_sync(
+            advertised_and_bind_host, self.spark_context, config.bind_host, config.advertised_host
+        )
+
+    async def task_failures_max(self) -> int | None:
+        return await anyio.to_thread.run_sync(task_failures_max, self.spark_context)
+
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+        return open_relay(self.spark_context, on_fact, kind=config.relay, on_lost=on_lost)
+
+    async def equip(self) -> None:
+        await anyio.to_thread.run_sync(ship_packages, self.spark_context)
+
+
+class DriverElsewhere:
+    """A driver in another process, which has attached itself to ``relay``: it has checked and equipped itself."""
+
+    def __init__(self, relay: AwaitedRelay, secret: bytes, stages: tuple[ActiveStage, ...], *, resume: bool) -> None:
+        self._relay = relay
+        self.spark_context: SparkContext | None = None
+        self.secret = secret
+        self.inherited: InheritedRuns | None = InheritedRuns(stages, resume=resume)
+
+    async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
+        bind_host = config.bind_host or "127.0.0.1"
+        return bind_host, config.advertised_host or bind_host
+
+    async def task_failures_max(self) -> int | None:
+        return None
+
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+        self._relay.connect(on_fact, on_lost)
+        return self._relay
+
+    async def equip(self) -> None:
+        """Done by the driver, before it attached."""

@@ -1,0 +1,96 @@
+"""What the driver's Spark says of itself: hosts, and the Python that its workers run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyspark import SparkContext
+
+from spark_bridge.bridge.relay import require_driver
+from spark_bridge.errors import SidecarError
+
+_PROBE = "import sys, msgpack; print('%d.%d' % sys.version_info[:2])"
+
+
+def driver_context(spark: Any) -> Any:
+    """The classic, running ``SparkContext`` behind a session or a context.
+
+    Raises ``TypeError`` for something else, and what ``require_driver`` raises: a Connect session, a stopped context.
+    """
+    is_connect = type(spark).__module__.startswith("pyspark.sql.connect")
+    if not is_connect and not isinstance(getattr(spark, "sparkContext", spark), SparkContext):
+        raise TypeError(f"{spark!r} is neither a SparkSession nor a SparkContext")
+    return require_driver(spark)
+
+
+def advertised_and_bind_host(context: Any, bind_host: str | None, advertised_host: str | None) -> tuple[str, str]:
+    """The host to listen on and the host to tell the tasks (H63). Blocks for a few Py4J calls.
+
+    A ``local`` master runs its tasks on this machine, so loopback serves and nobody else can reach it.
+    """
+    conf = context.getConf()
+    local = is_local(context)
+    driver_host = conf.get("spark.driver.host", None)
+    if bind_host is None:
+        bind_host = "127.0.0.1" if local else conf.get("spark.driver.bindAddress", None) or driver_host
+    if advertised_host is None:
+        advertised_host = bind_host if local else driver_host or bind_host
+    if bind_host is None or advertised_host is None:
+        raise SidecarError(
+            "Spark names no driver host: set spark.driver.host, or SidecarConfig(bind_host=..., advertised_host=...)"
+        )
+    return bind_host, advertised_host
+
+
+def is_local(context: Any) -> bool:
+    """Whether tasks run in the driver's own JVM or in executors that it starts on this machine."""
+    return str(context.master).startswith("local")
+
+
+def task_failures_max(context: Any) -> int:
+    """How often Spark itself lets a task fail: F of ``local[N,F]``, else ``spark.task.maxFailures``. Blocks for a call.
+
+    A plain ``local[N]`` lets none fail, whatever is set (spark-facts 31). For kills the setting's value holds there,
+    too: a kill does not mean that the user's code has failed.
+    """
+    found = re.fullmatch(r"local\[[^,\]]+,\s*(\d+)\s*\]", str(context.master))
+    return int(found.group(1) if found else context.getConf().get("spark.task.maxFailures", "4"))
+
+
+def check_worker_python(context: Any) -> None:
+    """Refuse workers that cannot run a subtask, before any task is tried. Blocks (it may start one interpreter).
+
+    Only workers on this machine can be looked at; elsewhere Spark itself refuses another Python version, and the task
+    entry says what else is wrong.
+
+    Raises ``SidecarError`` naming both interpreters and the fix.
+    """
+    worker = str(context.pythonExec)
+    if not is_local(context) or worker == sys.executable:
+        return
+    fix = (
+        f"set PYSPARK_PYTHON={sys.executable} (in the environment, or os.environ before the session is built) "
+        "and recreate the session"
+    )
+    path = shutil.which(worker)
+    if path is None:
+        raise SidecarError(f"cannot start Spark's workers: Python {worker!r} was not found: {fix}")
+    if Path(path).absolute() == Path(sys.executable).absolute():
+        return
+    try:
+        probe = subprocess.run([path, "-c", _PROBE], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SidecarError(f"cannot start Spark's workers: {path} does not run ({error}): {fix}") from error
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if probe.returncode != 0:
+        why = (probe.stderr.strip().splitlines() or ["it failed"])[-1]
+        raise SidecarError(f"Spark's workers use {path}, which lacks what a subtask needs ({why}): {fix}")
+    if probe.stdout.strip() != here:
+        raise SidecarError(
+            f"Spark's workers use {path} (Python {probe.stdout.strip()}), but the driver runs Python {here}: {fix}"
+        )

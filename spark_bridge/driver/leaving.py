@@ -1,0 +1,103 @@
+"""Leaving a sidecar that has a thread of its own: for as long as its settings say, whatever the user's code does.
+
+The contexts are left in a thread of their own, so that the caller's one stays free to hear a Ctrl-C, and to see whether
+the event loop still turns. A loop that a coordinator blocks for good cannot be ended by anybody. It is named in the
+log and left behind; its thread is a daemon, so the process can end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from threading import Thread
+from typing import Final
+
+import structlog
+
+from actors.waiting_at import running_at
+from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.errors import SidecarError
+
+__all__ = ["leave"]
+
+log = structlog.get_logger("headgate.sidecar")
+
+LOOK_S: Final = 0.1
+BLOCKED_S: Final = 5.0
+"""A busy machine can keep a healthy loop from its turn for longer than a small ``shutdown_timeout_s``."""
+
+
+def leave(
+    close: Callable[[], bool | None], runtime: SidecarRuntime, shutdown_timeout_s: float, *, raising: bool
+) -> bool | None:
+    """Call ``close``, which leaves the contexts of ``runtime``, and return what it returns or raise what it raises.
+
+    A ``KeyboardInterrupt`` meanwhile cancels what still runs, and comes out at the end. If the loop does not turn for
+    ``shutdown_timeout_s`` and ``BLOCKED_S`` more, or does not end so long after the sidecar is closed, it is left
+    behind: ``SidecarError``, but only a line in the log while another exception is on its way (``raising``).
+    """
+    patience_s = shutdown_timeout_s + BLOCKED_S
+    outcome: Future[bool | None] = Future()
+    Thread(target=_close, args=(close, outcome), name="headgate-leaving", daemon=True).start()
+    loop = _Loop(runtime)
+    interrupt: KeyboardInterrupt | None = None
+    while True:
+        try:
+            wait([outcome], LOOK_S)
+            if outcome.done():
+                break
+            if loop.silent_s() > patience_s:
+                problem = loop.describe()
+                log.error("event loop abandoned", why=problem)
+                if interrupt is None and not raising:
+                    raise SidecarError(problem)
+                break
+        except KeyboardInterrupt as pressed:
+            interrupt = interrupt or pressed
+            loop.call(runtime.hurry)
+    if interrupt is not None:
+        raise interrupt
+    return outcome.result() if outcome.done() else None
+
+
+def _close(close: Callable[[], bool | None], outcome: Future[bool | None]) -> None:
+    try:
+        outcome.set_result(close())
+    except BaseException as error:  # it belongs to the thread that waits
+        outcome.set_exception(error)
+
+
+class _Loop:
+    """The sidecar's event loop, as another thread sees it."""
+
+    def __init__(self, runtime: SidecarRuntime) -> None:
+        self._runtime = runtime
+        self._turned_at = time.monotonic()
+        self._asked = False
+
+    def call(self, function: Callable[[], object]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nothing runs any more
+            self._runtime.loop.call_soon_threadsafe(function)
+
+    def silent_s(self) -> float:
+        """For how long the loop has not turned, or has turned in vain after the sidecar was closed."""
+        if not self._asked and not self._runtime.closed:
+            self._asked = True
+            self.call(self._turned)
+        return time.monotonic() - self._turned_at
+
+    def _turned(self) -> None:
+        self._turned_at, self._asked = time.monotonic(), False
+
+    def describe(self) -> str:
+        if self._runtime.closed:
+            return "the sidecar is closed, but tasks that a coordinator has started ignore their cancellation"
+        frame = sys._current_frames().get(self._runtime.thread_id)
+        place = "a place that is not known" if frame is None else running_at(frame)
+        return (
+            f"the sidecar could not be closed: its event loop has been blocked for {self.silent_s():.0f} s at {place}. "
+            "A coordinator must not block: give such work to call_async"
+        )

@@ -1,0 +1,207 @@
+"""Coordinated tasks in the micro-batches of a Structured Streaming query (``foreachBatch``).
+
+Each micro-batch is one run of the operator, in streaming mode, and its final checkpoint commits it. That checkpoint is
+labelled with the query's id, which lives as long as the query's ``checkpointLocation``, and with the batch. Spark notes
+the end of a batch only when the function has returned, which it does when that checkpoint is complete. So the two
+checkpoints are never further apart than one batch, and whatever dies in between, Spark asks for a batch that can be
+placed:
+
+| the last completed checkpoint is | and Spark asks for batch k | |
+|---|---|---|
+| behind batch k - 1, or there is none and k is 0 | as usual, or again after a death | it runs |
+| in the midst of batch k | again: the driver died, or the run failed | it runs, from that checkpoint |
+| behind batch k | again: the driver died before Spark noted the end | it is skipped, because it is committed |
+| behind or in the midst of a later batch | Spark's directory is older than our storage | refused |
+| older than batch k - 1, or none and k > 0 | our storage is older than Spark's directory | refused, or adopted |
+| of another query | it has a new directory, or two queries use one operator | refused, or adopted |
+
+In the first of the refused cases the output of the later batches is committed, so going back would put it out again:
+that is for a person to decide, who is told which file holds the matching checkpoint. ``adopt`` takes the first batch
+from whatever state there is, where nothing would be put out twice.
+
+A batch whose function raises fails the query. When the query is started again, in this application or another, its
+first run resets the coordinator to the last completed checkpoint (H55), which is the one that matches. A batch in which
+no coordinated task ran is committed by a checkpoint all the same, so that none is missing later. A second coordinated
+run in one batch would be lost or doubled by a death between the two: it is failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import anyio
+import structlog
+
+from actors import AskTimeout
+from actors.coordination import CheckpointFailed
+from actors.coordination.messages import AskLabelledWork, LabelCheckpoints, LabelledWork
+from protocol.wire.messages import RestoreMode
+from spark_bridge.driver.batch_positions import BatchPosition, Verdict, judge, why_refused
+from spark_bridge.driver.operators import Operator, Operators
+from spark_bridge.errors import BatchFailed, BatchRefused, SidecarError
+
+__all__ = ["ForEachBatch", "MicroBatch", "MicroBatches"]
+
+T = TypeVar("T")
+BatchFunction = Callable[[Any, int], object]
+log = structlog.get_logger("headgate.micro_batches")
+
+QUERY_ID = "sql.streaming.queryId"
+"""The local property in which Spark's own stream thread keeps the query's id."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The batch that Spark asks for."""
+
+    operator_id: str
+    query_id: str
+    batch_id: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_id} of query {self.query_id}, operator {self.operator_id!r}"
+
+    def position(self, *, done: bool) -> BatchPosition:
+        return BatchPosition(self.query_id, self.batch_id, done)
+
+
+class MicroBatches:
+    """The batches of all operators of a sidecar. Loop only."""
+
+    def __init__(self, operators: Operators, settle_timeout_s: float) -> None:
+        self._operators = operators
+        self._settle_timeout_s = settle_timeout_s
+
+    def check(self, operator_id: str) -> None:
+        """Raise ``SidecarError`` unless the operator can run in micro-batches."""
+        if self._operators.find(operator_id).mode is not RestoreMode.STREAMING:
+            raise SidecarError(
+                f"operator {operator_id!r} is in batch mode, where nothing of it outlives a run: coordinate it with "
+                "mode=RestoreMode.STREAMING, or give Spark your function as it is"
+            )
+
+    async def begin(self, batch: MicroBatch, adopt: bool) -> Operator | None:
+        """The operator, if the batch is to be run: then ``finish`` or ``abandon`` follows. None if it is committed.
+
+        Waits until an earlier batch of the operator, and its run, are over. Raises ``BatchRefused``, ``NotSettled``.
+        """
+        operator = self._operators.find(batch.operator_id)
+        await self._take_turn(operator, batch)
+        try:
+            await self._settle(batch)
+            found = BatchPosition.read((await self._work(operator)).completed)
+            verdict = judge(found, batch.query_id, batch.batch_id)
+            if verdict is Verdict.SKIP:
+                log.info("committed batch skipped", batch=str(batch))
+                operator.batch_turn.release()
+                return None
+            if verdict is not Verdict.RUN:
+                await self._refuse(batch, verdict, found, adopt)
+        except BaseException:
+            operator.batch_turn.release()
+            raise
+        during, after = batch.position(done=False), batch.position(done=True)
+        operator.tracker_ref.tell(LabelCheckpoints(str(during), str(after)))
+        return operator
+
+    async def finish(self, operator: Operator, batch: MicroBatch) -> None:
+        """The user's function has returned: wait until the batch is committed. Raises ``BatchFailed``."""
+        try:
+            done = str(batch.position(done=True))
+            uncommitted, work = await self._settle(batch), await self._work(operator)
+            if work.runs == 0 and not work.failed:
+                await self._commit_without_run(operator, batch, done)
+                uncommitted, work = await self._settle(batch), await self._work(operator)
+            if work.failed:
+                behind = "is committed, but behind it" if work.completed == done else "is not committed:"
+                raise BatchFailed(f"{batch} {behind} the operator has failed: {operator.failure}") from operator.failure
+            if work.completed != done:
+                why = uncommitted or "its run has not ended well, although the function returned"
+                raise BatchFailed(f"{batch} is not committed: {why}")
+        finally:
+            operator.batch_turn.release()
+
+    async def abandon(self, operator: Operator) -> None:
+        """The user's function has raised."""
+        operator.batch_turn.release()
+
+    async def _take_turn(self, operator: Operator, batch: MicroBatch) -> None:
+        """A query that was stopped may leave its function running for a while, or two queries share an operator."""
+        try:
+            with anyio.fail_after(self._settle_timeout_s):
+                await operator.batch_turn.acquire()
+        except TimeoutError:
+            raise BatchRefused(
+                f"{batch}: another batch of this operator has been under way for {self._settle_timeout_s:g} s, in a "
+                "query that was stopped or in a second one; an operator belongs to one query"
+            ) from None
+
+    async def _settle(self, batch: MicroBatch) -> str:
+        settled = await self._operators.settle_one(batch.operator_id, self._settle_timeout_s)
+        if self._operators.fenced is not None:
+            raise self._operators.fenced
+        return settled.uncommitted
+
+    async def _work(self, operator: Operator) -> LabelledWork:
+        work: LabelledWork = await operator.tracker_ref.ask(AskLabelledWork, timeout_s=self._settle_timeout_s)
+        return work
+
+    async def _refuse(self, batch: MicroBatch, verdict: Verdict, found: BatchPosition | None, adopt: bool) -> None:
+        """Raise, unless the batch is adopted."""
+        if adopt and verdict is not Verdict.AHEAD:
+            log.warning("adopted, from another checkpoint than that behind the batch before", batch=str(batch))
+            return
+        matching = None
+        if verdict is Verdict.AHEAD and batch.batch_id > 0:
+            label = str(BatchPosition(batch.query_id, batch.batch_id - 1, done=True))
+            infos = await self._operators.retained(batch.operator_id)
+            matching = next((info.file for info in reversed(infos) if info.label == label and not info.void), None)
+        why = why_refused(verdict, found, batch.query_id, batch.batch_id, matching)
+        raise BatchRefused(f"operator {batch.operator_id!r}: {why}")
+
+    async def _commit_without_run(self, operator: Operator, batch: MicroBatch, done: str) -> None:
+        operator.tracker_ref.tell(LabelCheckpoints(done, done))
+        try:
+            await self._operators.checkpoint(batch.operator_id, timeout_s=self._settle_timeout_s)
+        except (CheckpointFailed, AskTimeout) as error:
+            raise BatchFailed(f"{batch}, in which no coordinated task ran, could not be committed: {error}") from error
+
+
+class ForEachBatch:
+    """What ``foreachBatch`` is given. ``call`` runs a method of ``MicroBatches`` on the sidecar's loop and waits."""
+
+    def __init__(
+        self,
+        operator_id: str,
+        function: BatchFunction,
+        adopt: bool,
+        call: Callable[[Callable[[MicroBatches], Awaitable[Any]]], Any],
+    ) -> None:
+        self._operator_id = operator_id
+        self._function = function
+        self._adopt = adopt
+        self._call = call
+
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        """On the thread in which Spark calls back; what it raises fails the query."""
+        query_id = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
+        if not query_id:
+            raise SidecarError(
+                "this function is for the foreachBatch of a streaming query, which names itself in the local property "
+                f"{QUERY_ID}; there is none here"
+            )
+        batch = MicroBatch(self._operator_id, query_id, batch_id)
+        adopt, self._adopt = self._adopt, False
+        operator = self._call(lambda batches: batches.begin(batch, adopt))
+        if operator is None:
+            return
+        try:
+            self._function(frame, batch_id)
+        except BaseException:
+            with suppress(SidecarError):  # closed meanwhile; what the function raised says more
+                self._call(lambda batches: batches.abandon(operator))
+            raise
+        self._call(lambda batches: batches.finish(operator, batch))

@@ -1,0 +1,433 @@
+"""The sidecar on the running event loop: server, actors and relay, put together and taken apart.
+
+They are entered in the order server, actors, relay, and left the other way round, after the jobs that still run have
+been ended: a task then hears of its end from its gateway before the server closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import anyio
+import structlog
+
+from actors import ActorError, ActorRef, ActorSystem, AskTimeout
+from actors.coordination import GivenCoordinator, OperatorConfig
+from actors.coordination.given import built_anew_or_kept
+from actors.coordination.operator_config import UNBOUNDED
+from protocol.barrier_tracker import CheckpointConfig
+from protocol.facts import StageLook
+from protocol.gateway.types import GatewayLimits
+from protocol.ids import ExecutionAttempt
+from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from protocol.wire.messages import RestoreMode
+from spark_bridge.bridge.actor import BridgeActor, ConnectionRouter
+from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns
+from spark_bridge.bridge.relay import Relay, RelayError
+from spark_bridge.driver.actions import ActionRuns, marked, names_of
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.driver_side import DriverSide
+from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.micro_batches import MicroBatches
+from spark_bridge.driver.operators import Operators
+from spark_bridge.driver.restarts import Restarter
+from spark_bridge.driver.runs import RunningJobs
+from spark_bridge.errors import OutputNotCommitted, SidecarNotRunning
+from spark_bridge.server.server import ServerConfig, SubtaskServer
+from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
+from spark_bridge.subtask.endpoint import TaskEndpoint
+
+T = TypeVar("T")
+log = structlog.get_logger("headgate.sidecar")
+
+RUN_END_GRACE_S = 1.0
+RUN_FAIL_S = 5.0
+CLOSED_WHILE_RUNNING = (
+    "the sidecar was closed while this job was running; leave the `with` block only when the action has returned"
+)
+
+
+class SidecarRuntime:
+    """The sidecar on the running event loop. ``Sidecar`` makes it; its methods are for that loop only.
+
+    One that takes over from another sidecar lets tasks wait until ``take_tasks``.
+    """
+
+    def __init__(self, driver: DriverSide, config: SidecarConfig) -> None:
+        self._driver = driver
+        self._config = config
+        self._router = ConnectionRouter(takes_over=driver.inherited is not None)
+        self._handles: dict[str, OperatorHandle] = {}
+        self._operators: Operators
+        self._micro_batches: MicroBatches
+        self._running_jobs = RunningJobs()
+        self._stack = AsyncExitStack()
+        self._system: ActorSystem
+        self._server: SubtaskServer
+        self._relay: Relay
+        self._bridge_ref: ActorRef[BridgeMessage]
+        self._running = False
+        self._uncommitted = ""
+        self._patience: anyio.CancelScope  # for what may still be waited for when the sidecar is left
+        self.thread_id = 0
+        """Of the event loop."""
+        self.loop: asyncio.AbstractEventLoop
+        self.closed = False
+        """Whether it was entered, and has been left."""
+        self.facts_dropped = 0
+
+    async def __aenter__(self) -> SidecarRuntime:
+        config = self._config
+        self.loop, self.thread_id = asyncio.get_running_loop(), threading.get_ident()
+        self._patience = anyio.CancelScope()
+        bind_host, advertised_host = await self._driver.hosts(config)
+        async with AsyncExitStack() as stack:
+            self._server = SubtaskServer(
+                self._router,
+                self._driver.secret,
+                ServerConfig(
+                    bind_host=bind_host,
+                    port=config.port,
+                    advertised_host=advertised_host,
+                    advertised_port=config.advertised_port,
+                    authenticate_timeout_s=config.authenticate_timeout_s,
+                ),
+            )
+            stack.push_async_callback(self._server.close)
+            await self._server.start()
+            storage = await stack.enter_async_context(StorageSession(self._open_storage()))
+            self._system = await stack.enter_async_context(
+                ActorSystem(
+                    "headgate",
+                    shutdown_timeout_s=config.shutdown_timeout_s,
+                    slow_handler_limit_s=config.slow_handler_limit_s,
+                )
+            )
+            ledger = config.ledger
+            if ledger.attempts_max is None:
+                ledger = replace(ledger, attempts_max=await self._driver.task_failures_max())
+            self._bridge_ref = self._system.spawn(
+                lambda: BridgeActor(
+                    ledger,
+                    lambda: self._relay,
+                    running=self._running_jobs,
+                    on_facts_dropped=self._count_dropped_facts,
+                ),
+                name="bridge",
+                mailbox=UNBOUNDED,
+            )
+            self._operators = Operators(
+                config,
+                self._system,
+                self._bridge_ref,
+                self._router,
+                storage,
+                self._look_at_run,
+                self._running_jobs.failed,
+            )
+            self._micro_batches = MicroBatches(self._operators, config.settle_timeout_s)
+            self._relay = self._driver.open_relay(self._bridge_ref.tell_direct, config, self._relay_lost)
+            stack.push_async_callback(self._close_relay)
+            await self._relay.start()
+            await self._driver.equip()
+            if self._driver.inherited is None:
+                self.take_tasks()
+            else:
+                self._bridge_ref.tell(InheritRuns(self._driver.inherited))
+            stack.push_async_callback(self._end_runs)
+            self._stack = stack.pop_all()
+        self._running = True
+        host, port = self._server.address
+        log.info("sidecar running", host=host, port=port, relay=self._relay.kind)
+        return self
+
+    async def __aexit__(
+        self,
+        exception_type: type[BaseException] | None,
+        exception: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        """Raises ``OutputNotCommitted`` where no other exception is on its way."""
+        self._running = False
+        try:
+            result = await self._stack.__aexit__(exception_type, exception, traceback)
+        finally:
+            self.closed = True
+        log.info("sidecar closed")
+        if self._uncommitted:
+            complain_of_output(self._uncommitted, exception)
+        return result
+
+    def take_tasks(self) -> None:
+        """From here on tasks are served; those that came before have waited."""
+        self._router.attach(self._bridge_ref)
+
+    @property
+    def handles(self) -> Mapping[str, OperatorHandle]:
+        """The operators that are coordinated now, by name."""
+        return self._handles
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The host and port that tasks are told."""
+        return self._server.address
+
+    @property
+    def relay_kind(self) -> str:
+        return self._relay.kind
+
+    async def coordinate(
+        self,
+        operator_id: str,
+        coordinator: GivenCoordinator,
+        *,
+        parallelism: int,
+        mode: RestoreMode | Literal["batch", "streaming"] = "batch",
+        gateway: GatewayLimits | None = None,
+        checkpoint: CheckpointConfig | None = None,
+        restore: str = "latest",
+        inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
+        allow_fewer: bool = False,
+    ) -> OperatorHandle:
+        """See ``Sidecar.coordinate``."""
+        self._require_running()
+        _check_arguments(operator_id, parallelism)
+        mode = RestoreMode.named(mode)
+        config = OperatorConfig(
+            operator_id,
+            parallelism,
+            mode,
+            gateway or self._config.gateway,
+            replace(checkpoint or CheckpointConfig(), mode=mode),
+            inject_barrier=inject_barrier,
+            allow_fewer=allow_fewer,
+            method_report_s=self._config.method_report_s,
+        )
+        operator = await self._operators.add(config, built_anew_or_kept(coordinator), restore)
+        host, port = self._server.address
+        endpoint = TaskEndpoint(
+            host,
+            port,
+            self._driver.secret,
+            operator_id,
+            parallelism,
+            mode,
+            connect_timeout_s=self._config.connect_timeout_s,
+            register_timeout_s=self._config.register_timeout_s,
+            ready_timeout_s=self._config.ready_timeout_s,
+        )
+        handle = OperatorHandle(endpoint, operator.statistics.snapshot, lambda: operator.failure, operator.shipped)
+        self._handles[operator_id] = handle
+        return handle
+
+    async def release(self, operator_id: str) -> None:
+        """See ``Sidecar.release``."""
+        self._require_running()
+        await self._operators.remove(operator_id)
+        del self._handles[operator_id]
+
+    async def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
+        """See ``Sidecar.checkpoint``."""
+        self._require_running()
+        return await self._operators.checkpoint(operator_id, timeout_s=timeout_s)
+
+    async def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
+        """See ``Sidecar.savepoint``."""
+        self._require_running()
+        return await self._operators.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
+
+    async def request(self, operator_id: str, payload: Any, *, timeout_s: float = 30.0) -> Any:
+        """See ``Sidecar.request``."""
+        self._require_running()
+        return await self._operators.request(operator_id, payload, timeout_s=timeout_s)
+
+    async def run(
+        self,
+        action: Callable[[], T],
+        *,
+        restart: RestartStrategy = DEFAULT_RESTART,
+        operators: Collection[OperatorHandle | str] | None = None,
+    ) -> T:
+        """See ``Sidecar.run``. The action runs in a worker thread; a cancelled caller fails its runs, and leaves."""
+        runs = self.action_runs(operators)
+        restarter = Restarter(runs, restart)
+
+        def call(action_id: str) -> T:
+            with marked(self._driver.spark_context, action_id):
+                return action()
+
+        try:
+            while True:
+                action_id = runs.begin()
+                await restarter.begin()
+                try:
+                    result = await anyio.to_thread.run_sync(call, action_id, abandon_on_cancel=True)
+                except anyio.get_cancelled_exc_class():
+                    operator_ids = self._running_jobs.operators_of(action_id)
+                    self._bridge_ref.tell(FailRuns("the caller that awaited this job was cancelled", operator_ids))
+                    raise
+                except Exception as error:
+                    delay_s: float | None = await restarter.failed(error)
+                else:
+                    delay_s = await restarter.succeeded()
+                    if delay_s is None:
+                        return result
+                await anyio.sleep(delay_s or 0.0)
+        finally:
+            runs.end()
+
+    # --- what a call of ``run`` asks, here or in another process --------------------------------------------------
+
+    def action_runs(self, operators: Collection[OperatorHandle | str] | None) -> ActionRuns:
+        """For one call of ``run``. Raises ``SidecarError`` for an operator that is not coordinated."""
+        self._require_running()
+        operator_ids = names_of(operators)
+        for operator_id in sorted(operator_ids or ()):
+            self._operators.find(operator_id)
+        return ActionRuns(self, operator_ids)
+
+    def begin_action(self, action_id: str, operator_ids: frozenset[str] | None, *, found: bool = False) -> None:
+        """See ``RunningJobs.begin_action``."""
+        self._require_running()
+        self._running_jobs.begin_action(action_id, operator_ids, found=found)
+
+    def end_action(self, action_id: str) -> None:
+        self._running_jobs.end_action(action_id)
+
+    def knows_action(self, action_id: str) -> bool:
+        return self._running_jobs.knows(action_id)
+
+    def action_failures(self, action_id: str) -> tuple[int, BaseException | None]:
+        """How often a run or a coordinator of the action has failed, and the last cause of a coordinator, if any."""
+        return self._running_jobs.failures_of(action_id)
+
+    async def settle_action(self, action_id: str) -> str:
+        """Wait until the action's runs are over and their final checkpoints have ended: why some output is not
+        committed, or "".
+
+        Raises ``NotSettled`` after ``SidecarConfig.settle_timeout_s``.
+        """
+        self._require_running()
+        operator_ids = self._running_jobs.operators_of(action_id)
+        return await self._operators.settle(self._config.settle_timeout_s, operator_ids)
+
+    async def settle(self) -> str:
+        """As ``settle_action``, for all operators."""
+        self._require_running()
+        return await self._operators.settle(self._config.settle_timeout_s)
+
+    @property
+    def micro_batches(self) -> MicroBatches:
+        """The batches of streaming queries; see ``Sidecar.for_each_batch``."""
+        self._require_running()
+        return self._micro_batches
+
+    @property
+    def fenced(self) -> Exception | None:
+        """Set for good when a later application has taken the storage over: this one cannot go on."""
+        return self._operators.fenced
+
+    async def _look_at_run(self, run_id: int) -> StageLook:
+        return await self._relay.look_at_stage(run_id)
+
+    def _count_dropped_facts(self, count: int) -> None:
+        self.facts_dropped += count
+
+    def _relay_lost(self, error: RelayError) -> None:
+        log.error("the relay is lost: no more facts of Spark, and nothing can be asked of it", error=str(error))
+
+    async def _end_runs(self) -> None:
+        """Leave no job behind whose tasks would look for their coordinator in vain (H57).
+
+        The fact of a job's end may come a moment after the user's action has returned.
+        """
+        with anyio.CancelScope(shield=True):
+            try:
+                running = await self._await_ends()
+                if running:
+                    await self._fail_runs()
+                with self._patience:
+                    self._uncommitted = await self._uncommitted_without(running)
+                self._operators.cut_off_stuck()
+            except ActorError:  # cancelled from outside, or failed: the actors are gone before their time
+                await self._cancel_jobs()
+
+    async def _fail_runs(self) -> None:
+        timeout_s = min(RUN_FAIL_S, self._config.shutdown_timeout_s)
+        self._bridge_ref.tell(FailRuns(CLOSED_WHILE_RUNNING))
+        try:
+            await self._bridge_ref.ask(AwaitRunsOver, timeout_s=timeout_s)
+        except AskTimeout as error:
+            log.warning("closed while a job was running, whose end is not known", error=str(error))
+
+    async def uncommitted_output(self) -> str:
+        """Why the output of some run that ended well is not committed, or "". Waits for final checkpoints."""
+        self._require_running()
+        running = await self._await_ends()
+        return await self._uncommitted_without(running)
+
+    async def _uncommitted_without(self, running: Collection[str]) -> str:
+        config = self._config
+        return await self._operators.uncommitted(config.settle_timeout_s, running, config.shutdown_timeout_s)
+
+    def hurry(self) -> None:
+        """Cancel what is still waited for while the sidecar is left. When called again, cancel ``close`` too."""
+        self._patience.cancel()
+        self._system.hurry()
+
+    async def _await_ends(self) -> list[str]:
+        """Give runs whose action has returned a moment to end; the operators that have a run all the same."""
+        with suppress(AskTimeout):
+            await self._bridge_ref.ask(AwaitRunsOver, timeout_s=RUN_END_GRACE_S)
+        return self._running_jobs.operator_ids
+
+    async def _cancel_jobs(self) -> None:
+        for job_id in self._running_jobs.job_ids:
+            try:
+                await self._relay.cancel_job(job_id, CLOSED_WHILE_RUNNING)
+            except RelayError as error:
+                log.warning("a job could not be cancelled", job_id=job_id, error=str(error))
+
+    async def _close_relay(self) -> None:
+        try:
+            with anyio.CancelScope(shield=True), anyio.fail_after(self._config.shutdown_timeout_s):
+                await self._relay.close()
+        except (RelayError, TimeoutError) as error:
+            log.warning("the relay did not close cleanly", error=repr(error))
+
+    def _open_storage(self) -> Storage:
+        config = self._config
+        if config.storage is None:
+            return MemoryStorage(retained=config.retained_checkpoints)
+        return CheckpointStorage(config.storage, retained=config.retained_checkpoints, options=config.storage_options)
+
+    def _require_running(self) -> None:
+        if not self._running:
+            raise SidecarNotRunning("the sidecar is closed: enter it with `with Sidecar(spark) as sidecar:`")
+
+
+def complain_of_output(why: str, exception: BaseException | None) -> None:
+    """Raise ``OutputNotCommitted``, or add it as a note to the ``exception`` that is on its way."""
+    log.error("closed, but the last output is not committed: run the job again", why=why)
+    error = OutputNotCommitted(f"the last output is not committed, so run the job again: {why}")
+    if exception is None:
+        raise error
+    exception.add_note(f"{type(error).__name__}: {error}")
+
+
+def _check_arguments(operator_id: object, parallelism: object) -> None:
+    """Users need not have a type checker."""
+    if not isinstance(operator_id, str):
+        raise TypeError(f"operator_id must be a str, not {operator_id!r}")
+    if not operator_id or "/" in operator_id:
+        raise ValueError(f"operator_id must be a name without a slash, and not the empty string: {operator_id!r}")
+    if not isinstance(parallelism, int) or isinstance(parallelism, bool):
+        raise TypeError(f"parallelism must be an int, the number of subtasks, not {parallelism!r}")
+    if parallelism < 1:
+        raise ValueError(f"parallelism must be the number of subtasks, at least 1, not {parallelism}")

@@ -1,0 +1,113 @@
+"""Gives the executors what a task needs: one small archive, sent with ``addPyFile``.
+
+In it are Headgate's packages, and msgpack's pure-Python half and fsspec for executors that have none. A task itself
+needs ``protocol``, ``spark_bridge.subtask`` and, where it writes files, ``spark_bridge.sink`` only; the rest is there
+because the archive comes first on the path of the executors: a module of the user's that also imports the driver's half
+must find it whole. The archive is named after its content, so two releases in one application do not mix.
+
+What a task imports lies there compiled, too. A worker that is new, as behind every task that raised, has read nothing
+of it yet, and would compile it all: 50 of the 100 ms that it takes to import it. A Python of another minor version, or
+one that is told to check hashes, takes the source instead.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import importlib.util
+import marshal
+import shutil
+import tempfile
+import threading
+import weakref
+import zipfile
+from pathlib import Path
+
+from pyspark import SparkContext
+
+from spark_bridge.subtask.bootstrap import VENDORED
+
+__all__ = ["archive_contents", "ship_packages", "write_archive"]
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_PACKAGES = ("protocol/", "actors/", "spark_bridge/", "headgate/")
+_VENDORED_PACKAGES = ("msgpack", "fsspec")
+_COMPILED = (
+    "headgate/__init__",
+    "protocol/",
+    "spark_bridge/__init__",
+    "spark_bridge/sink/",
+    "spark_bridge/subtask/",
+    "spark_bridge/task_",
+)
+_UNCHECKED_HASH = (1).to_bytes(4, "little")  # a .pyc that counts whatever the date of its source (PEP 552)
+
+_lock = threading.Lock()
+_shipped: weakref.WeakKeyDictionary[SparkContext, str] = weakref.WeakKeyDictionary()
+
+
+def ship_packages(spark_context: SparkContext) -> None:
+    """Add the archive to ``spark_context``, once in its life. Blocks for a few Py4J calls.
+
+    Does nothing where headgate itself was started from an archive (``--py-files``): then Spark has it
+    already. The file stays until this process ends, even after the sidecar is closed: Spark serves it from
+    where it lies, and an executor that starts later needs it as well, or none of its tasks could run.
+    """
+    with _lock:
+        if spark_context in _shipped or not _ROOT.is_dir():
+            return
+        folder = tempfile.mkdtemp(prefix="headgate-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        archive = write_archive(Path(folder))
+        spark_context.addPyFile(str(archive))
+        _shipped[spark_context] = str(archive)
+
+
+def write_archive(folder: Path) -> Path:
+    """Write the archive into ``folder`` and return its path. The same sources and Python give the same name."""
+    contents = archive_contents()
+    digest = hashlib.sha256(importlib.util.MAGIC_NUMBER)
+    for name, data in sorted(contents.items()):
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    contents |= _compiled(contents)
+    path = folder / f"headgate-{digest.hexdigest()[:16]}.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in sorted(contents.items()):
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    return path
+
+
+def archive_contents() -> dict[str, bytes]:
+    """Name in the archive → source."""
+    contents = _sources(_ROOT, _PACKAGES)
+    for package in _VENDORED_PACKAGES:
+        for name, data in _sources(_folder_of(package), ("",)).items():
+            if "tests" not in name.split("/"):
+                contents[f"{VENDORED}/{package}/{name}"] = data
+    return contents
+
+
+def _compiled(sources: dict[str, bytes]) -> dict[str, bytes]:
+    compiled = {}
+    for name, source in sources.items():
+        if name.startswith(_COMPILED):
+            code = compile(source, name, "exec", dont_inherit=True)
+            head = importlib.util.MAGIC_NUMBER + _UNCHECKED_HASH + importlib.util.source_hash(source)
+            compiled[f"{name}c"] = head + marshal.dumps(code)
+    return compiled
+
+
+def _sources(root: Path, prefixes: tuple[str, ...]) -> dict[str, bytes]:
+    return {
+        name: file.read_bytes()
+        for file in root.rglob("*.py")
+        if (name := file.relative_to(root).as_posix()).startswith(prefixes)
+    }
+
+
+def _folder_of(package: str) -> Path:
+    """Where ``package`` lies, without importing it: only ``protocol.wire.codec`` imports msgpack."""
+    spec = importlib.util.find_spec(package)
+    origin = spec.origin if spec is not None else None
+    assert origin is not None, f"the driver itself cannot run without {package}"
+    return Path(origin).parent

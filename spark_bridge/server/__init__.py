@@ -1,0 +1,1 @@
+"""The TCP server that tasks connect to."""

@@ -1,0 +1,340 @@
+"""One socket of the sidecar's server: handshake, frames in, frames out, deadlines (H61, H62).
+
+    AUTHENTICATING -> UNIDENTIFIED -> IDENTIFIED -> CLOSING -> CLOSED
+         |      the secret      the handler knows     the last bytes leave,
+         |      is proved       the attempt           what still comes is dropped
+         +-> REFUSED
+             another version: it is told ours, and may take its time to leave
+
+The first two states have a deadline each, and so has the time to leave. Every state may go straight to CLOSED: the peer
+goes, or is dropped.
+
+An ``asyncio.Protocol`` rather than a stream and a task for each connection: one callback takes a whole batch of
+messages, and there is no task that could outlive its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol, cast, get_args
+
+import structlog
+
+from protocol.errors import RemoteProtocolError
+from protocol.wire.codec import DEFAULT_LIMITS, FrameDecoder, WireLimits, decode_message, encode_message
+from protocol.wire.handshake import NONCE_BYTES, ServerHandshake
+from protocol.wire.messages import Downward, UpMessage
+
+log = structlog.get_logger("headgate.server")
+
+FRAMES_TOGETHER = 16
+"""So many leave before the turn is over: the peer then works on them while the next ones are made."""
+
+_UPWARD = frozenset(get_args(UpMessage))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Where the server listens and what it bears. Times in seconds.
+
+    ``bind_host`` and ``port`` (0: any free one) are listened on; ``advertised_host`` and ``advertised_port`` are what
+    tasks are told, by default the address that is listened on (H63). A peer has ``authenticate_timeout_s`` to prove
+    the secret, and as long again to say which attempt it is. At most ``unauthenticated_max`` peers are in each of these
+    two states, and so many are on their way out because of their version; one more and the oldest of them is dropped,
+    so that silent strangers never keep an honest task out, which needs milliseconds. At most ``connections_max`` are
+    open in all; one more is turned away.
+
+    A peer that does not read is dropped when ``write_buffer_bytes_max`` wait for it; ``is_write_paused`` says so
+    early, from ``write_high_water_bytes``. A closing connection has ``close_timeout_s`` to take its last bytes.
+    """
+
+    bind_host: str = "127.0.0.1"
+    port: int = 0
+    advertised_host: str | None = None
+    advertised_port: int | None = None
+    authenticate_timeout_s: float = 10.0
+    unauthenticated_max: int = 256
+    connections_max: int = 10_000
+    limits: WireLimits = field(default=DEFAULT_LIMITS)
+    write_high_water_bytes: int = 256 * 1024
+    write_buffer_bytes_max: int = 96 * 2**20
+    close_timeout_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name in ("authenticate_timeout_s", "close_timeout_s", "unauthenticated_max", "connections_max"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, is {getattr(self, name)}")
+
+
+class ConnectionHandler(Protocol):
+    """Who is told of connections. Called on the loop, in order for each connection; must not block.
+
+    An exception from it drops that one connection.
+    """
+
+    def connected(self, connection: Connection) -> None:
+        """The peer has proved the secret. It must be ``identified()`` before its deadline."""
+        ...
+
+    def messages_received(self, connection: Connection, messages: list[UpMessage]) -> None:
+        """One or more messages, in the order in which they were sent. Not called any more after ``close``."""
+        ...
+
+    def disconnected(self, connection: Connection, reason: str) -> None:
+        """The last call for a connection, exactly once for each that was ``connected``."""
+        ...
+
+
+class ConnectionState(Enum):
+    """See the module."""
+
+    AUTHENTICATING = "authenticating"
+    REFUSED = "refused"
+    UNIDENTIFIED = "unidentified"
+    IDENTIFIED = "identified"
+    CLOSING = "closing"
+    CLOSED = "closed"
+
+
+_TALKING = (ConnectionState.UNIDENTIFIED, ConnectionState.IDENTIFIED)
+
+
+class Connection(asyncio.Protocol):
+    """One peer. All methods are for the loop's thread.
+
+    ``connection_id`` is never used again in the life of the server; ``peer`` is the other end's address, for logs.
+    """
+
+    def __init__(
+        self,
+        connection_id: int,
+        handler: ConnectionHandler,
+        secret: bytes,
+        config: ServerConfig,
+        state_changed: Callable[[Connection], None],
+    ) -> None:
+        self.connection_id = connection_id
+        self.peer = "?"
+        self.state = ConnectionState.AUTHENTICATING
+        self.is_write_paused = False
+        self._handler = handler
+        self._config = config
+        self._limits = config.limits
+        self._state_changed = state_changed
+        self._handshake = ServerHandshake(secret, secrets.token_bytes(NONCE_BYTES))
+        self._decoder = FrameDecoder(config.limits.frame_bytes_max)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._deadline: asyncio.TimerHandle | None = None
+        self._outgoing: list[bytes] = []
+        self._handler_knows = False
+        self._reason = ""
+
+    # --- for the handler ----------------------------------------------------------------------------------------
+
+    @property
+    def is_identified(self) -> bool:
+        """``identified`` has been called, and the connection is open."""
+        return self.state is ConnectionState.IDENTIFIED
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits here for the peer to read."""
+        return sum(map(len, self._outgoing)) + self._transport.get_write_buffer_size()
+
+    def identified(self) -> None:
+        """The handler knows which attempt this is: no deadline any more. Nothing happens twice or after close."""
+        if self.state is ConnectionState.UNIDENTIFIED:
+            self._cancel_deadline()
+            self._enter(ConnectionState.IDENTIFIED)
+
+    def send(self, message: Downward, *, at_once: bool = False) -> None:
+        """Queue a message. What is sent in one turn of the loop leaves together, in order, so many frames at a time.
+
+        With ``at_once`` it leaves before this returns, together with what is queued: for the last message of a batch,
+        which would gain nothing from waiting for the end of the turn.
+
+        After ``close``, or when the peer is gone, it is dropped: what was not confirmed is sent again on the next
+        connection (H24). A peer that does not read is dropped then. Raises ``LocalProtocolError`` for a message
+        that the wire cannot carry.
+        """
+        if self.state in _TALKING:
+            self.send_frames(encode_message(message, self._limits), at_once=at_once)
+
+    def send_frames(self, frames: bytes, *, at_once: bool = False) -> None:
+        """Like ``send``, for one or more frames that are encoded already."""
+        if self.state not in _TALKING:
+            return
+        outgoing = self._outgoing
+        outgoing.append(frames)
+        if at_once or len(outgoing) >= FRAMES_TOGETHER:
+            self._flush()
+        elif len(outgoing) == 1:
+            self._loop.call_soon(self._flush)
+
+    def close(self, *, flush: bool = True, reason: str = "closed here") -> None:
+        """Close once all that was sent has left, at the latest after ``close_timeout_s``; without ``flush`` at once.
+
+        Messages that still come are dropped. Idempotent; ``flush=False`` hurries an earlier close.
+        """
+        if self.state is ConnectionState.CLOSED:
+            return
+        if not flush:
+            self.abort(reason)
+        elif self.state is not ConnectionState.CLOSING:
+            self._reason = self._reason or reason
+            self._flush()
+            self._enter(ConnectionState.CLOSING)
+            self._say_last_words()
+
+    def abort(self, reason: str = "closed here") -> None:
+        """Drop the connection now, with all that waits. Idempotent."""
+        self._reason = self._reason or reason
+        self._outgoing.clear()
+        if self.state is not ConnectionState.CLOSED:
+            self._enter(ConnectionState.CLOSING)
+            self._transport.abort()
+
+    def drop(self, why: str) -> None:
+        """Like ``abort``, for a peer at fault or one too many: with one line in the log that says why (H62)."""
+        log.warning("connection dropped", peer=self.peer, connection=self.connection_id, why=why)
+        self.abort(why)
+
+    # --- for asyncio ----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._config.write_high_water_bytes)
+        address = transport.get_extra_info("peername")
+        self.peer = f"{address[0]}:{address[1]}" if address else "?"
+        _tune(transport.get_extra_info("socket"))
+        self._set_deadline(self._config.authenticate_timeout_s)
+        self._state_changed(self)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self.state is ConnectionState.AUTHENTICATING:
+                self._authenticate(data)
+            elif self.state in _TALKING:
+                self._take_frames(data)
+        except RemoteProtocolError as error:
+            self._refuse(str(error))
+        except Exception:
+            log.exception("connection dropped: its handler failed", peer=self.peer, connection=self.connection_id)
+            self.abort("its handler failed")
+
+    def eof_received(self) -> None:
+        self._reason = self._reason or "the peer closed the connection"
+        if self.state is not ConnectionState.CLOSING:
+            self._flush()
+            self._enter(ConnectionState.CLOSING)
+            self._set_deadline(self._config.close_timeout_s)
+
+    def pause_writing(self) -> None:
+        self.is_write_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_write_paused = False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        reason = self._reason or (f"the connection broke: {error}" if error else "the peer closed the connection")
+        self._cancel_deadline()
+        self._outgoing.clear()
+        self._enter(ConnectionState.CLOSED)
+        if self._handler_knows:
+            try:
+                self._handler.disconnected(self, reason)
+            except Exception:
+                log.exception("a handler failed on a closed connection", peer=self.peer)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _authenticate(self, data: bytes) -> None:
+        answer = self._handshake.receive(data)
+        if answer:
+            self._transport.write(answer)
+        if not self._handshake.done:
+            return
+        self._enter(ConnectionState.UNIDENTIFIED)
+        self._set_deadline(self._config.authenticate_timeout_s)
+        self._handler_knows = True
+        self._handler.connected(self)
+        if self._handshake.trailing_data and self.state is not ConnectionState.CLOSING:
+            self._take_frames(self._handshake.trailing_data)
+
+    def _take_frames(self, data: bytes) -> None:
+        limits = self._config.limits
+        messages = [decode_message(body, limits) for body in self._decoder.feed(data)]
+        for message in messages:
+            if type(message) not in _UPWARD:
+                raise RemoteProtocolError(f"{type(message).__name__} is no message of a task")
+        if messages:
+            self._handler.messages_received(self, cast(list[UpMessage], messages))
+
+    def _refuse(self, why: str) -> None:
+        log.warning("connection refused", peer=self.peer, connection=self.connection_id, why=why)
+        if self._handshake.last_words:
+            self._reason = self._reason or why
+            self._transport.write(self._handshake.last_words)
+            self._enter(ConnectionState.REFUSED)
+            self._say_last_words()
+        else:
+            self.abort(why)
+
+    def _say_last_words(self) -> None:
+        """Close our half only, and wait. To close a socket that holds unread bytes would reset it, and the peer could
+        lose what was just sent, which may be the word that tells it why."""
+        self._set_deadline(self._config.close_timeout_s)
+        try:
+            self._transport.write_eof()
+        except OSError:  # the peer has reset it already
+            self._transport.abort()
+
+    def _flush(self) -> None:
+        if not self._outgoing:
+            return
+        waiting = self._transport.get_write_buffer_size()
+        if waiting > self._config.write_buffer_bytes_max:
+            self.drop(f"the peer does not read: {waiting} bytes wait for it")
+            return
+        frames = b"".join(self._outgoing) if len(self._outgoing) > 1 else self._outgoing[0]
+        self._outgoing.clear()
+        if not self._transport.is_closing():
+            self._transport.write(frames)
+
+    def _enter(self, state: ConnectionState) -> None:
+        if state is not self.state:
+            self.state = state
+            self._state_changed(self)
+
+    def _set_deadline(self, timeout_s: float) -> None:
+        self._cancel_deadline()
+        self._deadline = self._loop.call_later(timeout_s, self._deadline_reached, timeout_s)
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _deadline_reached(self, timeout_s: float) -> None:
+        match self.state:
+            case ConnectionState.AUTHENTICATING:
+                self.drop(f"the peer has not proved the secret within {timeout_s:g} s")
+            case ConnectionState.UNIDENTIFIED:
+                self.drop(f"the peer has not said which attempt it is within {timeout_s:g} s")
+            case _:
+                self.abort(f"the peer has not taken its last bytes within {timeout_s:g} s")
+
+
+def _tune(sock: socket.socket) -> None:
+    """Small frames leave at once, and a peer whose machine is gone shows within about a minute."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -1,0 +1,222 @@
+"""The server that tasks connect to (H61, H62, H63).
+
+It listens, counts connections by state, and keeps every count bounded. ``connection`` does the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from itertools import count
+
+import structlog
+
+from protocol.wire.handshake import SECRET_BYTES_MIN
+from spark_bridge.errors import SidecarError
+from spark_bridge.server.connection import Connection, ConnectionHandler, ConnectionState, ServerConfig
+
+__all__ = [
+    "Connection",
+    "ConnectionHandler",
+    "ServerConfig",
+    "ServerStartError",
+    "ServerStatistics",
+    "SubtaskServer",
+]
+
+log = structlog.get_logger("headgate.server")
+
+_STRANGERS = (ConnectionState.AUTHENTICATING, ConnectionState.REFUSED)
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+_BACKLOG = 1024
+"""How many connections the system keeps for us: all tasks of a large stage may come at once."""
+_ACCEPTED_AT_ONCE = 16
+"""How many of them one turn of the loop takes. Were it more, a crowd would push peers out of the bound on strangers,
+honest ones too, before the loop has read what they sent; and it could use up the process's files before any is dropped.
+"""
+
+
+class ServerStartError(SidecarError):
+    """The server cannot listen where it was told to. The message names the address, the cause and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatistics:
+    """Connections now, by state, and how many there have been. ``unauthenticated`` counts the refused ones, too."""
+
+    unauthenticated: int
+    unidentified: int
+    identified: int
+    closing: int
+    accepted_total: int
+    turned_away_total: int
+
+
+class SubtaskServer:
+    """Listens for tasks and hands authenticated connections to ``handler``. One loop, one start.
+
+    ``secret`` is the application's, at least 16 random bytes; it is never logged (H61).
+    """
+
+    def __init__(self, handler: ConnectionHandler, secret: bytes, config: ServerConfig | None = None) -> None:
+        """Raises ``ServerStartError`` when nothing could be advertised, ``ValueError`` for a short secret."""
+        if len(secret) < SECRET_BYTES_MIN:
+            raise ValueError(f"the secret must have at least {SECRET_BYTES_MIN} bytes, has {len(secret)}")
+        self._handler = handler
+        self._secret = secret
+        self._config = config or ServerConfig()
+        self._server: asyncio.Server | None = None
+        self._ids = count(1)
+        # By state, in the order of entering it: the first one is the oldest.
+        self._by_state: dict[ConnectionState, dict[int, Connection]] = {state: {} for state in ConnectionState}
+        self._state_of: dict[int, ConnectionState] = {}
+        self._address: tuple[str, int] | None = None
+        self._accepted_total = 0
+        self._turned_away_total = 0
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
+        if self._config.advertised_host is None:
+            _check_advertised(self._config.bind_host, "bind_host")
+        else:
+            _check_advertised(self._config.advertised_host, "advertised_host")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """What tasks are told: host and port, never a wildcard (H63). Raises ``RuntimeError`` before ``start``."""
+        if self._address is None:
+            raise RuntimeError("the server has not started")
+        return self._address
+
+    @property
+    def statistics(self) -> ServerStatistics:
+        """A reading of now."""
+        return ServerStatistics(
+            unauthenticated=sum(len(self._by_state[state]) for state in _STRANGERS),
+            unidentified=len(self._by_state[ConnectionState.UNIDENTIFIED]),
+            identified=len(self._by_state[ConnectionState.IDENTIFIED]),
+            closing=len(self._by_state[ConnectionState.CLOSING]),
+            accepted_total=self._accepted_total,
+            turned_away_total=self._turned_away_total,
+        )
+
+    async def start(self) -> None:
+        """Listen. Raises ``ServerStartError`` where that cannot be, with nothing left open."""
+        if self._server is not None:
+            raise RuntimeError("the server has been started before")
+        config = self._config
+        listener = await _listen(config)
+        bound_host, bound_port = listener.getsockname()[:2]
+        self._address = (config.advertised_host or bound_host, config.advertised_port or bound_port)
+        loop = asyncio.get_running_loop()
+        # Serving starts only when the server is known here, or the first peers would find none.
+        # asyncio's backlog is both what it listens with and how many connections it accepts at once.
+        self._server = await loop.create_server(
+            self._connection, sock=listener, backlog=_ACCEPTED_AT_ONCE, start_serving=False
+        )
+        await self._server.start_serving()
+        listener.listen(_BACKLOG)
+        log.info("listening for tasks", bound=f"{bound_host}:{bound_port}", advertised=self._address)
+
+    async def close(self) -> None:
+        """Stop listening and close every connection, what was sent first, within ``close_timeout_s``.
+
+        Each connected handler is told. On return no socket of this server is open. Idempotent, also before
+        ``start``; when it is cancelled, connections are dropped at once.
+        """
+        if self._server is not None:
+            self._server.close()
+        try:
+            for connection in self._open():
+                if connection.state in _STRANGERS:
+                    connection.abort("the server is closing")
+                else:
+                    connection.close(reason="the server is closing")
+            await self._all_gone.wait()
+        finally:
+            for connection in self._open():
+                connection.abort("the server is closing")
+        if self._server is not None:
+            await self._server.wait_closed()
+
+    def _open(self) -> list[Connection]:
+        return [connection for group in self._by_state.values() for connection in group.values()]
+
+    def _connection(self) -> Connection:
+        return Connection(next(self._ids), self._handler, self._secret, self._config, self._state_changed)
+
+    def _state_changed(self, connection: Connection) -> None:
+        """Keep the books, and every count within its bound (H62)."""
+        key, state = connection.connection_id, connection.state
+        before = self._state_of.pop(key, None)
+        if before is not None:
+            del self._by_state[before][key]
+        if state is ConnectionState.CLOSED:
+            if not self._state_of:
+                self._all_gone.set()
+            return
+        self._state_of[key] = state
+        self._by_state[state][key] = connection
+        self._all_gone.clear()
+        if before is None:
+            self._accepted_total += 1
+            if self._server is None or not self._server.is_serving():
+                connection.abort("the server is closing")
+                return
+            if len(self._state_of) > self._config.connections_max:
+                self._turned_away_total += 1
+                connection.drop(f"there are {self._config.connections_max} connections already")
+                return
+        if state in (*_STRANGERS, ConnectionState.UNIDENTIFIED):
+            self._keep_within_bound(state)
+
+    def _keep_within_bound(self, state: ConnectionState) -> None:
+        group = self._by_state[state]
+        if len(group) <= self._config.unauthenticated_max:
+            return
+        oldest = next(iter(group.values()))
+        why = f"{len(group)} peers are {state.value}, and this is the oldest of them"
+        if state is ConnectionState.REFUSED:
+            oldest.abort(why)  # the log has its line already
+        else:
+            self._turned_away_total += 1
+            oldest.drop(why)
+
+
+def _check_advertised(host: str, name: str) -> None:
+    if host in _WILDCARDS:
+        raise ServerStartError(
+            f"{name} is {host!r}, which no task can connect to: "
+            "set advertised_host to the name or address by which executors reach this machine"
+        )
+
+
+async def _listen(config: ServerConfig) -> socket.socket:
+    """One socket, so that there is one port to advertise; IPv4 where a name has both."""
+    host, port = config.bind_host, config.port
+    listener: socket.socket | None = None
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, proto, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        listener = socket.socket(family, kind, proto)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        if config.advertised_host is None:  # a name may stand for every address, too
+            _check_advertised(listener.getsockname()[0], "bind_host")
+    except (OSError, OverflowError, UnicodeError) as error:
+        if listener is not None:
+            listener.close()
+        raise ServerStartError(
+            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}. "
+            "If another application has the port, give another one (0 takes any that is free); "
+            "bind_host must be an address of this machine"
+        ) from error
+    except ServerStartError:
+        if listener is not None:
+            listener.close()
+        raise
+    return listener
