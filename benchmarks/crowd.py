@@ -100,9 +100,6 @@ class PretendedSpark:
     async def cancel_job(self, job_id: int, reason: str) -> None:
         """The benchmark is being left early."""
 
-    async def cancel_stage(self, stage_id: int, reason: str) -> None:
-        """As ``cancel_job``."""
-
 
 class TimedStorage(MemoryStorage):
     """What a sidecar without a directory has; ``stored_ns`` is when the last checkpoint was in it."""

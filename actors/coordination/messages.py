@@ -189,8 +189,10 @@ class CallHandler:
 
 @value
 class Settled:
-    """``completed_id``: the last completed checkpoint, which a restart would restore; -1 for none.
+    """How the last run of an operator ended.
 
+    ``completed_id``: the last completed checkpoint, which a restart would restore; -1 for none. It also tells two runs
+    apart that failed with the same text.
     ``uncommitted``: why the final checkpoint of the run that ended last failed, so that its last output is not
     committed; empty when it completed or none was due.
     ``failed``: with what the coordinator has failed since that run ended well, in streaming mode; else empty. It may

@@ -196,10 +196,7 @@ class ConnectionRouter:
 
 
 class BridgeActor(DirectActor[BridgeMessage]):
-    """See the module.
-
-    It keeps ``running`` up to date; ``on_facts_dropped`` hears how many facts the bus or the relay has lost.
-    """
+    """See the module. It keeps ``running`` up to date."""
 
     def __init__(
         self,
@@ -207,11 +204,9 @@ class BridgeActor(DirectActor[BridgeMessage]):
         relay: Callable[[], Relay],
         *,
         running: RunningJobs | None = None,
-        on_facts_dropped: Callable[[int], None] = lambda count: None,
     ) -> None:
         self._ledger = AttemptLedger(config)
         self._commands = SparkCommands(relay)
-        self._on_facts_dropped = on_facts_dropped
         self._trackers: dict[str, ActorRef[TrackerMessage]] = {}
         self._registering: dict[int, tuple[AttemptConnection, Register]] = {}
         self._running = running or RunningJobs()
@@ -226,7 +221,6 @@ class BridgeActor(DirectActor[BridgeMessage]):
                 self._running.hear(fact)
                 if isinstance(fact, FactsDropped):
                     context.log.warning("facts dropped; the ledger will heal", count=fact.count)
-                    self._on_facts_dropped(fact.count)
                 self._carry_out(context, self._ledger.handle(fact, now), callback_us)
             case RegistrationReceived():
                 self._register(context, message, now)

@@ -80,7 +80,6 @@ class SidecarRuntime:
         self.loop: asyncio.AbstractEventLoop
         self.closed = False
         """Whether it was entered, and has been left."""
-        self.facts_dropped = 0
 
     async def __aenter__(self) -> SidecarRuntime:
         config = self._config
@@ -117,7 +116,6 @@ class SidecarRuntime:
                     ledger,
                     lambda: self._relay,
                     running=self._running_jobs,
-                    on_facts_dropped=self._count_dropped_facts,
                 ),
                 name="bridge",
                 mailbox=UNBOUNDED,
@@ -335,9 +333,6 @@ class SidecarRuntime:
 
     async def _look_at_run(self, run_id: int) -> StageLook:
         return await self._relay.look_at_stage(run_id)
-
-    def _count_dropped_facts(self, count: int) -> None:
-        self.facts_dropped += count
 
     def _relay_lost(self, error: RelayError) -> None:
         log.error("the relay is lost: no more facts of Spark, and nothing can be asked of it", error=str(error))

@@ -105,9 +105,6 @@ class PlayedSpark:
     async def cancel_job(self, job_id: int, reason: str) -> None:
         self.faults.append(f"job {job_id} was cancelled: {reason}")
 
-    async def cancel_stage(self, stage_id: int, reason: str) -> None:
-        self.faults.append(f"stage {stage_id} was cancelled: {reason}")
-
     async def look_at_stage(self, stage_id: int) -> StageLook:
         return StageLook()
 

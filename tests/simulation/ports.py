@@ -61,9 +61,6 @@ class SimulatedRelay:
         self._perhaps_refuse("cancel a job")
         self._world.engine.cancel((job_id,), reason)
 
-    async def cancel_stage(self, stage_id: int, reason: str) -> None:
-        raise AssertionError(f"nobody cancels stages: {stage_id}, {reason}")
-
     async def look_at_stage(self, stage_id: int) -> StageLook:
         return StageLook()
 

@@ -185,15 +185,6 @@ async def test_a_look_at_spark_tells_what_runs_and_what_is_over(spark: SparkSess
         assert status.tasks[task.task_attempt_id] in (TaskState.ENDED, TaskState.UNKNOWN)
 
 
-async def test_a_stage_can_be_cancelled(spark: SparkSession) -> None:
-    async with a_relay(spark) as (relay, log):
-        job = in_a_thread(lambda: spark.sparkContext.parallelize(range(1), 1).mapPartitions(hang).collect())
-        task = await log.wait_for(TaskStarted)
-        await relay.cancel_stage(task.stage_id, "no more of this stage")
-        with pytest.raises(Exception, match="no more of this stage"):
-            await job
-
-
 async def test_a_barrier_stage_is_told_as_one(spark: SparkSession) -> None:  # H15
     async with a_relay(spark) as (_, log):
         rows = spark.sparkContext.parallelize(range(2), 2)

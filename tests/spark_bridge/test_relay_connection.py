@@ -19,7 +19,7 @@ from spark_bridge.bridge.relay.interface import RelayError, RelayStatistics, Rel
 from tests.spark.facts_log import FactsLog
 from tests.spark_bridge.test_facts import record, text
 
-PING = 5
+PING = 4
 
 
 class FakeJvm:

@@ -42,9 +42,6 @@ class StandIn:
     async def cancel_job(self, job_id: int, reason: str) -> None:
         await self.kill_task(job_id, reason)
 
-    async def cancel_stage(self, stage_id: int, reason: str) -> None:
-        await self.kill_task(stage_id, reason)
-
     async def look_at_stage(self, stage_id: int) -> StageLook:
         return StageLook()
 

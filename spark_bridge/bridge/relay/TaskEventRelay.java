@@ -307,23 +307,21 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         int operation = in.readUnsignedByte();
         long requestId = in.readLong();
         try {
-            if (operation == 4) {
+            if (operation == 3) {
                 tellActiveJobs();
                 return queryStatus(requestId, in);
             }
-            if (operation == 6) {
+            if (operation == 5) {
                 return activeStages(requestId);
             }
-            if (operation == 7) {
+            if (operation == 6) {
                 return lookAtStage(requestId, in.readInt());
             }
             if (operation == 1) {
                 context.killTaskAttempt(in.readLong(), true, readText(in));
             } else if (operation == 2) {
                 context.cancelJob(in.readInt(), readText(in));
-            } else if (operation == 3) {
-                context.cancelStage(in.readInt(), readText(in));
-            } else if (operation != 5) {
+            } else if (operation != 4) {
                 throw new IOException("unknown command " + operation);
             }
             return answer(requestId, true, "");

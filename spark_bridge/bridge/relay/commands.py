@@ -11,7 +11,7 @@ from spark_bridge.bridge.relay.connection import RelayServer
 from spark_bridge.bridge.relay.interface import RelayError
 from spark_bridge.bridge.takeover import ActiveStage
 
-_KILL_TASK, _CANCEL_JOB, _CANCEL_STAGE, _QUERY_STATUS, _PING, _ACTIVE_STAGES, _LOOK_AT_STAGE = range(1, 8)
+_KILL_TASK, _CANCEL_JOB, _QUERY_STATUS, _PING, _ACTIVE_STAGES, _LOOK_AT_STAGE = range(1, 7)
 
 
 class JvmCommands:
@@ -38,10 +38,6 @@ class JvmCommands:
     async def cancel_job(self, job_id: int, reason: str) -> None:
         """See ``Relay.cancel_job``."""
         await self._server.command(_CANCEL_JOB, struct.pack(">i", job_id) + _text(reason))
-
-    async def cancel_stage(self, stage_id: int, reason: str) -> None:
-        """See ``Relay.cancel_stage``."""
-        await self._server.command(_CANCEL_STAGE, struct.pack(">i", stage_id) + _text(reason))
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         """See ``Relay.query_status``."""

@@ -82,9 +82,6 @@ class Relay(Protocol):
     async def cancel_job(self, job_id: int, reason: str) -> None:
         """Have Spark cancel this job; otherwise like ``kill_task``."""
 
-    async def cancel_stage(self, stage_id: int, reason: str) -> None:
-        """Have Spark cancel this stage, and with it the jobs that need it; otherwise like ``kill_task``."""
-
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         """Look at the schedulers' own tables, which are ahead of the listener bus (H19).
 

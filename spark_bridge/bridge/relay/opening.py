@@ -110,9 +110,6 @@ class _WithFallback:
     async def cancel_job(self, job_id: int, reason: str) -> None:
         await self._ask(lambda relay: relay.cancel_job(job_id, reason))
 
-    async def cancel_stage(self, stage_id: int, reason: str) -> None:
-        await self._ask(lambda relay: relay.cancel_stage(stage_id, reason))
-
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         return await self._ask(lambda relay: relay.query_status(task_attempt_ids, job_ids))
 

@@ -227,10 +227,6 @@ class Py4jRelay:
         """See ``Relay.cancel_job``."""
         await self._command(lambda sc: sc.cancelJob(job_id, shorten(reason)))
 
-    async def cancel_stage(self, stage_id: int, reason: str) -> None:
-        """See ``Relay.cancel_stage``."""
-        await self._command(lambda sc: sc.cancelStage(stage_id, shorten(reason)))
-
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         """See ``Relay.query_status``."""
         for started in await self._command(_active_jobs):
