@@ -1,28 +1,17 @@
-"""The bridge: Spark's facts and the tasks' own words in, decisions about execution attempts out.
+"""The bridge: facts from Spark and messages from tasks in, decisions about execution attempts out.
 
-``ConnectionRouter`` stands between the server and the actors: it knows which connection belongs to which gateway.
 ``BridgeActor`` owns the application's one ``AttemptLedger``. It feeds the ledger, hands each decision to the operator
-that it concerns, and carries out what the ledger wants of Spark: kill a task, cancel a job, look at Spark's books.
+that it concerns, and carries out what the ledger asks of Spark: kill a task, cancel a job, query Spark's state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import structlog
 
 from actors import ActorContext, ActorRef, DirectActor
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
-from actors.coordination.messages import (
-    AttachConnection,
-    ConnectionClosed,
-    GatewayMessage,
-    LedgerDecided,
-    MessagesArrived,
-    TrackerMessage,
-)
+from actors.coordination.messages import LedgerDecided, TrackerMessage
 from protocol.attempts import (
     AcceptAttempt,
     AnnounceFailed,
@@ -48,9 +37,8 @@ from protocol.attempts import (
 )
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import FactsDropped, JobStarted
-from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.wire.messages import RefusalCode, Refused, Register, Resume
+from protocol.wire.messages import RefusalCode, Refused, Register
 from spark_bridge.bridge.commands import CancelCommand, CommandFailed, KillCommand, SparkCommands
 from spark_bridge.bridge.messages import (
     AddOperator,
@@ -66,133 +54,6 @@ from spark_bridge.bridge.messages import (
 from spark_bridge.bridge.relay import Relay, RelayedFact
 from spark_bridge.bridge.takeover import InheritedRuns
 from spark_bridge.driver.runs import RunningJobs
-from spark_bridge.server.server import Connection
-
-log = structlog.get_logger("headgate.bridge")
-
-
-class ConnectionRouter:
-    """Which gateway serves which connection. The server's handler; loop only.
-
-    ``takes_over``: tasks of an earlier sidecar may come. Until ``attach`` they wait, and an attempt that this sidecar
-    has never accepted, or that is over, is killed through Spark rather than left to fail.
-    """
-
-    def __init__(self, *, takes_over: bool = False) -> None:
-        self._takes_over = takes_over
-        self._early: list[tuple[Connection, Register | Resume]] = []
-        self._bridge_ref: ActorRef[BridgeMessage] | None = None
-        self._why_refused = "the sidecar is not running"
-        self._open: dict[int, Connection] = {}
-        self._by_connection: dict[int, ActorRef[GatewayMessage]] = {}
-        self._by_attempt: dict[tuple[str, int], ActorRef[GatewayMessage]] = {}
-        self._connection_of: dict[tuple[str, int], int] = {}  # the newest of each attempt
-        self._over: set[int] = set()  # open connections whose attempt is over
-        self.messages_dropped = 0
-
-    def attach(self, bridge_ref: ActorRef[BridgeMessage]) -> None:
-        """From here on registrations go to the bridge; before, they are refused, or wait where one takes over."""
-        self._bridge_ref = bridge_ref
-        early, self._early = self._early, []
-        for connection, message in early:
-            if connection.connection_id not in self._open:
-                continue
-            if isinstance(message, Register):
-                self._register(connection, message)
-            else:
-                self._resume(connection, message)
-
-    def refuse_tasks(self, why: str) -> None:
-        """From here on registrations are refused, with this reason; attempts that were accepted go on."""
-        self._bridge_ref, self._why_refused = None, why
-
-    # --- the server's side ----------------------------------------------------------------------------------------
-
-    def connected(self, connection: Connection) -> None:
-        self._open[connection.connection_id] = connection
-
-    def messages_received(self, connection: Connection, messages: Sequence[Any]) -> None:
-        gateway = self._by_connection.get(connection.connection_id)
-        if gateway is not None:
-            gateway.tell_direct(MessagesArrived(connection.connection_id, messages))
-            return
-        if connection.connection_id in self._over:  # a killed task may talk on for seconds (H3)
-            self.messages_dropped += len(messages)
-            log.debug("dropped: the attempt is over", peer=connection.peer, messages=len(messages))
-            return
-        first, rest = messages[0], messages[1:]
-        match first:
-            case Register() | Resume() if self._takes_over and self._bridge_ref is None:
-                connection.identified()
-                self._early.append((connection, first))  # whatever else it says is of an attempt that will be over
-            case Register() if not rest and not connection.is_identified:
-                connection.identified()
-                self._register(connection, first)
-            case Resume():
-                connection.identified()
-                self._resume(connection, first)
-                if rest and connection.connection_id in self._by_connection:  # a refused one has no more to say
-                    self.messages_received(connection, rest)
-            case _:
-                log.warning("connection closed: it spoke before it was registered", peer=connection.peer)
-                connection.close(flush=False)
-
-    def disconnected(self, connection: Connection, reason: str) -> None:
-        self._open.pop(connection.connection_id, None)
-        gateway = self._by_connection.pop(connection.connection_id, None)
-        if gateway is not None:
-            gateway.tell_direct(ConnectionClosed(connection.connection_id, reason))
-        elif connection.connection_id in self._over:
-            self._over.remove(connection.connection_id)
-        elif self._bridge_ref is not None:
-            self._bridge_ref.tell_direct(RegistrationAbandoned(connection.connection_id))
-
-    # --- the operators' side --------------------------------------------------------------------------------------
-
-    def gateway_opened(
-        self, attempt: ExecutionAttempt, ref: ActorRef[GatewayMessage], connection: AttemptConnection
-    ) -> None:
-        self._by_attempt[attempt.operator_id, attempt.task_attempt_id] = ref
-        if connection.connection_id in self._open:
-            self._serve(connection.connection_id, (attempt.operator_id, attempt.task_attempt_id), ref)
-        else:
-            ref.tell(ConnectionClosed(connection.connection_id, "closed before the attempt was accepted"))
-
-    def gateway_closed(self, attempt: ExecutionAttempt) -> None:
-        key = (attempt.operator_id, attempt.task_attempt_id)
-        self._by_attempt.pop(key, None)
-        connection_id = self._connection_of.pop(key, None)
-        if connection_id is not None and self._by_connection.pop(connection_id, None) is not None:
-            self._over.add(connection_id)
-
-    @property
-    def gateway_count(self) -> int:
-        """Execution attempts that have a gateway now."""
-        return len(self._by_attempt)
-
-    def _serve(self, connection_id: int, key: tuple[str, int], gateway: ActorRef[GatewayMessage]) -> None:
-        self._by_connection[connection_id] = gateway
-        self._connection_of[key] = connection_id
-
-    def _register(self, connection: Connection, message: Register) -> None:
-        if self._bridge_ref is None:
-            connection.send(Refused(message.task_attempt_id, RefusalCode.SHUTTING_DOWN, self._why_refused))
-            connection.close()
-        else:
-            self._bridge_ref.tell_direct(RegistrationReceived(connection, message))
-
-    def _resume(self, connection: Connection, message: Resume) -> None:
-        gateway = self._by_attempt.get((message.operator_id, message.task_attempt_id))
-        if gateway is None and self._takes_over and self._bridge_ref is not None:
-            self._over.add(connection.connection_id)  # it is not answered: the kill comes before its patience ends
-            self._bridge_ref.tell_direct(StrangerResumed(message.task_attempt_id))
-        elif gateway is None:
-            text = f"task {message.task_attempt_id} of operator {message.operator_id!r} is over"
-            connection.send(Refused(message.task_attempt_id, RefusalCode.ATTEMPT_OVER, text))
-            connection.close()
-        else:
-            self._serve(connection.connection_id, (message.operator_id, message.task_attempt_id), gateway)
-            gateway.tell_direct(AttachConnection(connection, message.received_seq))
 
 
 class BridgeActor(DirectActor[BridgeMessage]):

@@ -34,8 +34,8 @@ from protocol.barrier_tracker import CompletedCheckpoint, rescaled
 from protocol.errors import LocalProtocolError
 from protocol.facts import StageLook
 from protocol.wire.messages import RestoreMode
-from spark_bridge.bridge.actor import ConnectionRouter
 from spark_bridge.bridge.messages import AddOperator, AwaitRunsOver, BridgeMessage, FailRuns, RemoveOperator
+from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError
 from spark_bridge.storage import CheckpointInfo, StorageFenced, StoragePort, StorageSession, read_file

@@ -27,9 +27,10 @@ from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.messages import RestoreMode
-from spark_bridge.bridge.actor import BridgeActor, ConnectionRouter
+from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns
 from spark_bridge.bridge.relay import Relay, RelayError
+from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.driver.actions import ActionRuns, marked, names_of
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.driver_side import DriverSide

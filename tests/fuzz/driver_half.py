@@ -37,10 +37,11 @@ from protocol.facts import (
     TaskState,
 )
 from protocol.gateway.types import GatewayLimits
-from spark_bridge.bridge.actor import BridgeActor, ConnectionRouter
+from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.facts import RelayedFact
 from spark_bridge.bridge.messages import AddOperator, BridgeMessage
 from spark_bridge.bridge.relay.interface import RelayStatistics
+from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.driver.runs import RunningJobs
 from spark_bridge.server.server import ServerConfig, SubtaskServer
 

@@ -8,7 +8,7 @@ COORDINATOR = "actors.coordination.coordinator:CoordinatorActor."
 GATEWAY = "actors.coordination.gateway:GatewayActor."
 GATEWAYS = "actors.coordination.open_gateways:OpenGateways."
 TRACKER = "actors.coordination.barrier_tracker:BarrierTrackerActor."
-ROUTER = "spark_bridge.bridge.actor:ConnectionRouter."
+ROUTER = "spark_bridge.bridge.router:ConnectionRouter."
 
 ACTORS = (
     Mutant(

@@ -9,7 +9,7 @@ from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import GatewayMessage
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import DownMessage
-from spark_bridge.bridge.actor import ConnectionRouter
+from spark_bridge.bridge.router import ConnectionRouter
 from tests.simulation.network import Connection
 
 

@@ -13,7 +13,8 @@ from actors.coordination import OperatorConfig, OperatorCoordinator
 from protocol.attempts import LedgerConfig, StartRun
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.messages import RestoreMode
-from spark_bridge.bridge.actor import BridgeActor, ConnectionRouter
+from spark_bridge.bridge.actor import BridgeActor
+from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.micro_batches import MicroBatch, MicroBatches
 from spark_bridge.driver.operators import Operators

@@ -13,7 +13,8 @@ from actors.coordination import OperatorConfig, OperatorCoordinator
 from protocol.attempts import LedgerConfig
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.messages import RestoreMode, SubtaskState
-from spark_bridge.bridge.actor import BridgeActor, ConnectionRouter
+from spark_bridge.bridge.actor import BridgeActor
+from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.operators import Operators
 from spark_bridge.errors import SidecarError

@@ -7,8 +7,8 @@ from typing import Any, cast
 from actors.coordination.messages import AttachConnection, ConnectionClosed, MessagesArrived
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import Confirm, RefusalCode, Refused, Register, RestoreMode, Resume
-from spark_bridge.bridge.actor import ConnectionRouter
 from spark_bridge.bridge.messages import RegistrationAbandoned, RegistrationReceived, StrangerResumed
+from spark_bridge.bridge.router import ConnectionRouter
 
 ATTEMPT = ExecutionAttempt("words", 1, 0, 10)
 REGISTER = Register(10, "words", 1, 3, 0, RestoreMode.BATCH, 4, "host/1", "3.11.7")
