@@ -36,9 +36,9 @@ from protocol.facts import (
 )
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.messages import RestoreMode
-from spark_bridge.bridge.facts import RelayedFact
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay
 from spark_bridge.bridge.relay.interface import RelayStatistics
+from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.takeover import InheritedRuns
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime

@@ -40,12 +40,12 @@ from benchmarks.spark_tasks import Pausing, PausingOperator
 from protocol.attempts import FailureReason
 from protocol.facts import TaskEnded, TaskOutcome
 from protocol.wire.handshake import NONCE_BYTES, ServerHandshake
-from spark_bridge.bridge.facts import RelayedFact, decode_record
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, RelayKind
 from spark_bridge.bridge.relay.janino import close_listener, open_listener
+from spark_bridge.bridge.relay.records import RelayedFact, decode_record
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.driver_side import DriverHere
 from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.driver.spark_driver import LocalDriver
 
 MASTER = "local[2,1000000]"
 """Two cores, and a task may fail as often as it likes."""
@@ -125,7 +125,7 @@ def is_failure(relayed: RelayedFact) -> bool:
 # --- the sidecar --------------------------------------------------------------------------------------------------
 
 
-class TimedDriver(DriverHere):
+class TimedDriver(LocalDriver):
     """Notes on the way when the listener was called for each failed task, and when the sidecar's loop had the fact."""
 
     def __init__(self, spark: SparkSession) -> None:

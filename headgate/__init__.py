@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from spark_bridge.sink.operator import FileSinkOperator
     from spark_bridge.sink.writer import SinkWriter
     from spark_bridge.standalone.attached import AttachedSidecar
-    from spark_bridge.standalone.control import SidecarUnreachable
+    from spark_bridge.standalone.control_client import SidecarUnreachable
     from spark_bridge.storage import CheckpointStorage
     from spark_bridge.storage.errors import StorageError
     from spark_bridge.subtask.context import SubtaskContext
@@ -150,7 +150,7 @@ _MODULES = {
     "BatchFailed": "spark_bridge.errors",
     "BatchRefused": "spark_bridge.errors",
     "StorageError": "spark_bridge.storage.errors",
-    "SidecarUnreachable": "spark_bridge.standalone.control",
+    "SidecarUnreachable": "spark_bridge.standalone.control_client",
     "RelayError": "spark_bridge.bridge.relay",
     "SinkFileLost": "spark_bridge.sink.errors",
 }

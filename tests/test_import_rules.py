@@ -157,7 +157,7 @@ def test_every_package_is_there_and_has_modules(package: str) -> None:
         ("protocol/gateway/machine.py", "__import__('time')"),
         ("actors/ref.py", "import pyspark"),
         ("actors/ref.py", "from spark_bridge import Sidecar"),
-        ("actors/coordination/gateway.py", "if TYPE_CHECKING:\n    from spark_bridge.bridge.facts import Fact"),
+        ("actors/coordination/gateway.py", "if TYPE_CHECKING:\n    from spark_bridge.bridge.relay.records import Fact"),
         ("actors/ref.py", "from tests.tools import probe"),
         ("actors/ref.py", "import protocolx"),
         ("spark_bridge/subtask/operator.py", "import anyio"),

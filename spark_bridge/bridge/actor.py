@@ -39,7 +39,6 @@ from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import FactsDropped, JobStarted
 from protocol.machine import TimePassed
 from protocol.wire.messages import RefusalCode, Refused, Register
-from spark_bridge.bridge.commands import CancelCommand, CommandFailed, KillCommand, SparkCommands
 from spark_bridge.bridge.messages import (
     AddOperator,
     AwaitRunsOver,
@@ -49,11 +48,12 @@ from spark_bridge.bridge.messages import (
     RegistrationAbandoned,
     RegistrationReceived,
     RemoveOperator,
-    StrangerResumed,
+    UnknownAttemptResumed,
 )
 from spark_bridge.bridge.relay import Relay, RelayedFact
+from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands
 from spark_bridge.bridge.takeover import InheritedRuns
-from spark_bridge.driver.runs import RunningJobs
 
 
 class BridgeActor(DirectActor[BridgeMessage]):
@@ -110,7 +110,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
                     started = JobStarted(job_id, stage_ids)
                     self._running.hear(started)
                     self._carry_out(context, self._ledger.handle(started, now), None)
-            case StrangerResumed(task_attempt_id):
+            case UnknownAttemptResumed(task_attempt_id):
                 kill = KillTask(task_attempt_id, "the sidecar was started again: this attempt's coordinator is gone")
                 self._commands.ask(context, kill)
             case CommandFailed():
@@ -149,13 +149,13 @@ class BridgeActor(DirectActor[BridgeMessage]):
         connection_id = message.connection.connection_id
         self._registering[connection_id] = (message.connection, message.message)
         self._running.registered(message.message.run_id, message.message.action)
-        cause, job_ids = self._inherited.doom(message.message.run_id)
+        cause, job_ids = self._inherited.why_not_resumable(message.message.run_id)
         if cause:
             task_attempt_id = message.message.task_attempt_id
             self._refuse(
                 context, RefuseRegistration(connection_id, task_attempt_id, RefusalCode.COORDINATOR_FAILED, cause)
             )
-            if self._running.doom(message.message.run_id, message.message.operator_id):
+            if self._running.mark_failed(message.message.run_id, message.message.operator_id):
                 self._commands.ask(context, CancelJobs(job_ids, cause))
             return
         try:

@@ -9,8 +9,8 @@ from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import TrackerMessage
 from protocol.attempts import LedgerInput
 from protocol.wire.messages import Register
-from spark_bridge.bridge.commands import CommandMessage
 from spark_bridge.bridge.relay import RelayedFact
+from spark_bridge.bridge.spark_commands import CommandMessage
 from spark_bridge.bridge.takeover import InheritedRuns
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "RegistrationAbandoned",
     "RegistrationReceived",
     "RemoveOperator",
-    "StrangerResumed",
+    "UnknownAttemptResumed",
 ]
 
 
@@ -69,7 +69,7 @@ class InheritRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class StrangerResumed:
+class UnknownAttemptResumed:
     """An attempt of a sidecar that is dead wants to go on."""
 
     task_attempt_id: int
@@ -96,7 +96,7 @@ BridgeMessage = (
     | AwaitRunsOver
     | FailRuns
     | InheritRuns
-    | StrangerResumed
+    | UnknownAttemptResumed
     | RegistrationReceived
     | RegistrationAbandoned
     | RelayedFact

@@ -16,7 +16,7 @@ from spark_bridge.bridge.messages import (
     BridgeMessage,
     RegistrationAbandoned,
     RegistrationReceived,
-    StrangerResumed,
+    UnknownAttemptResumed,
 )
 from spark_bridge.server.server import Connection
 
@@ -139,7 +139,7 @@ class ConnectionRouter:
         gateway = self._by_attempt.get((message.operator_id, message.task_attempt_id))
         if gateway is None and self._takes_over and self._bridge_ref is not None:
             self._over.add(connection.connection_id)  # it is not answered: the kill comes before its patience ends
-            self._bridge_ref.tell_direct(StrangerResumed(message.task_attempt_id))
+            self._bridge_ref.tell_direct(UnknownAttemptResumed(message.task_attempt_id))
         elif gateway is None:
             text = f"task {message.task_attempt_id} of operator {message.operator_id!r} is over"
             connection.send(Refused(message.task_attempt_id, RefusalCode.ATTEMPT_OVER, text))

@@ -39,7 +39,7 @@ class InheritedRuns:
                 jobs.setdefault(stage.job_id, []).append(stage.stage_id)
         return {job_id: tuple(sorted(stages)) for job_id, stages in jobs.items()}
 
-    def doom(self, run_id: int) -> tuple[str, tuple[int, ...]]:
+    def why_not_resumable(self, run_id: int) -> tuple[str, tuple[int, ...]]:
         """Why this run cannot go on, and the jobs to cancel; empty for one that can, or began after the takeover."""
         stages = self._stages.get(run_id, [])
         succeeded = max((stage.succeeded for stage in stages), default=0)

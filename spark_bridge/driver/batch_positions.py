@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["BatchPosition", "Verdict", "judge", "why_refused"]
+__all__ = ["BatchDecision", "BatchPosition", "decide", "why_refused"]
 
 _LABEL = re.compile(r"batch (0|[1-9]\d{0,18}) of (\S+): (begun|done)")
 
@@ -33,7 +33,7 @@ class BatchPosition:
         return None if match is None else cls(match[2], int(match[1]), match[3] == "done")
 
 
-class Verdict(Enum):
+class BatchDecision(Enum):
     """What is done with the batch that Spark asks for; the last four refuse it."""
 
     RUN = "run it"
@@ -44,31 +44,31 @@ class Verdict(Enum):
     UNKNOWN = "the checkpoint is of no query"
 
 
-def judge(found: BatchPosition | None, query_id: str, batch_id: int) -> Verdict:
+def decide(found: BatchPosition | None, query_id: str, batch_id: int) -> BatchDecision:
     """``found`` is the position of the last completed checkpoint, None where there is none.
 
     Spark runs a batch again until it has noted its end, with the same data, and the next one only then.
     """
     if found is None:
-        return Verdict.RUN if batch_id == 0 else Verdict.UNKNOWN
+        return BatchDecision.RUN if batch_id == 0 else BatchDecision.UNKNOWN
     if found.query_id != query_id:
-        return Verdict.OTHER_QUERY
+        return BatchDecision.OTHER_QUERY
     if found.batch_id == batch_id:
-        return Verdict.SKIP if found.done else Verdict.RUN
+        return BatchDecision.SKIP if found.done else BatchDecision.RUN
     if found.batch_id > batch_id:
-        return Verdict.AHEAD
-    return Verdict.RUN if found.done and found.batch_id == batch_id - 1 else Verdict.GAP
+        return BatchDecision.AHEAD
+    return BatchDecision.RUN if found.done and found.batch_id == batch_id - 1 else BatchDecision.GAP
 
 
 _ADOPT = "to go on from what there is all the same, without what is missing, use for_each_batch(..., adopt=True)"
 
 
 def why_refused(
-    verdict: Verdict, found: BatchPosition | None, query_id: str, batch_id: int, matching_file: str | None
+    decision: BatchDecision, found: BatchPosition | None, query_id: str, batch_id: int, matching_file: str | None
 ) -> str:
     """The reason, and what can be done. ``matching_file`` holds the checkpoint behind the batch before, if it is kept.
 
-    Only for the verdicts that refuse.
+    Only for the decisions that refuse.
     """
     asked = f"Spark asks for batch {batch_id} of query {query_id}, but"
     if found is None:
@@ -77,14 +77,14 @@ def why_refused(
             f" that of the runs before. Give it that storage; {_ADOPT}"
         )
     where = f"{'behind' if found.done else 'in the midst of'} batch {found.batch_id}"
-    match verdict:
-        case Verdict.OTHER_QUERY:
+    match decision:
+        case BatchDecision.OTHER_QUERY:
             return (
                 f"{asked} the last checkpoint is of query {found.query_id}, {where}: the query has lost its"
                 " checkpointLocation, or two queries use one operator. Give the query its directory back, or coordinate"
                 f" another operator id, or start from nothing with restore='none'; {_ADOPT}"
             )
-        case Verdict.AHEAD:
+        case BatchDecision.AHEAD:
             if batch_id == 0:
                 back = "coordinate with restore='none'"
             elif matching_file is None:

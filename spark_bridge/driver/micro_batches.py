@@ -39,7 +39,7 @@ from actors import AskTimeout
 from actors.coordination import CheckpointFailed
 from actors.coordination.messages import AskLabelledWork, LabelCheckpoints, LabelledWork
 from protocol.wire.messages import RestoreMode
-from spark_bridge.driver.batch_positions import BatchPosition, Verdict, judge, why_refused
+from spark_bridge.driver.batch_positions import BatchDecision, BatchPosition, decide, why_refused
 from spark_bridge.driver.operators import Operator, Operators
 from spark_bridge.errors import BatchFailed, BatchRefused, SidecarError
 
@@ -93,13 +93,13 @@ class MicroBatches:
         try:
             await self._settle(batch)
             found = BatchPosition.read((await self._work(operator)).completed)
-            verdict = judge(found, batch.query_id, batch.batch_id)
-            if verdict is Verdict.SKIP:
+            decision = decide(found, batch.query_id, batch.batch_id)
+            if decision is BatchDecision.SKIP:
                 log.info("committed batch skipped", batch=str(batch))
                 operator.batch_turn.release()
                 return None
-            if verdict is not Verdict.RUN:
-                await self._refuse(batch, verdict, found, adopt)
+            if decision is not BatchDecision.RUN:
+                await self._refuse(batch, decision, found, adopt)
         except BaseException:
             operator.batch_turn.release()
             raise
@@ -149,17 +149,19 @@ class MicroBatches:
         work: LabelledWork = await operator.tracker_ref.ask(AskLabelledWork, timeout_s=self._settle_timeout_s)
         return work
 
-    async def _refuse(self, batch: MicroBatch, verdict: Verdict, found: BatchPosition | None, adopt: bool) -> None:
+    async def _refuse(
+        self, batch: MicroBatch, decision: BatchDecision, found: BatchPosition | None, adopt: bool
+    ) -> None:
         """Raise, unless the batch is adopted."""
-        if adopt and verdict is not Verdict.AHEAD:
+        if adopt and decision is not BatchDecision.AHEAD:
             log.warning("adopted, from another checkpoint than that behind the batch before", batch=str(batch))
             return
         matching = None
-        if verdict is Verdict.AHEAD and batch.batch_id > 0:
+        if decision is BatchDecision.AHEAD and batch.batch_id > 0:
             label = str(BatchPosition(batch.query_id, batch.batch_id - 1, done=True))
             infos = await self._operators.retained(batch.operator_id)
             matching = next((info.file for info in reversed(infos) if info.label == label and not info.void), None)
-        why = why_refused(verdict, found, batch.query_id, batch.batch_id, matching)
+        why = why_refused(decision, found, batch.query_id, batch.batch_id, matching)
         raise BatchRefused(f"operator {batch.operator_id!r}: {why}")
 
     async def _commit_without_run(self, operator: Operator, batch: MicroBatch, done: str) -> None:

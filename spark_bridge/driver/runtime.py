@@ -31,14 +31,14 @@ from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns
 from spark_bridge.bridge.relay import Relay, RelayError
 from spark_bridge.bridge.router import ConnectionRouter
+from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.driver.actions import ActionRuns, marked, names_of
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.driver_side import DriverSide
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.micro_batches import MicroBatches
 from spark_bridge.driver.operators import Operators
 from spark_bridge.driver.restarts import Restarter
-from spark_bridge.driver.runs import RunningJobs
+from spark_bridge.driver.spark_driver import SparkDriver
 from spark_bridge.errors import OutputNotCommitted, SidecarNotRunning
 from spark_bridge.server.server import ServerConfig, SubtaskServer
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
@@ -60,7 +60,7 @@ class SidecarRuntime:
     One that takes over from another sidecar lets tasks wait until ``take_tasks``.
     """
 
-    def __init__(self, driver: DriverSide, config: SidecarConfig) -> None:
+    def __init__(self, driver: SparkDriver, config: SidecarConfig) -> None:
         self._driver = driver
         self._config = config
         self._router = ConnectionRouter(takes_over=driver.inherited is not None)

@@ -23,7 +23,6 @@ from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.actions import run_with_restarts
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.driver_side import DriverHere
 from spark_bridge.driver.environment import driver_context
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.interrupts import interrupts_held_back
@@ -31,6 +30,7 @@ from spark_bridge.driver.leaving import leave
 from spark_bridge.driver.loop import start_sidecar_loop
 from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatches
 from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.driver.spark_driver import LocalDriver
 from spark_bridge.errors import SidecarError, SidecarNotRunning
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class Sidecar:
         with ExitStack() as stack:
             with interrupts_held_back():  # or the thread that has just been started would never be told to end
                 self._portal = stack.enter_context(start_sidecar_loop())
-            runtime = SidecarRuntime(DriverHere(self._spark), self._config)
+            runtime = SidecarRuntime(LocalDriver(self._spark), self._config)
             manager: AbstractContextManager[SidecarRuntime] = self._portal.wrap_async_context_manager(runtime)
             self._runtime = stack.enter_context(manager)
             self._stack = stack.pop_all()
@@ -249,7 +249,7 @@ class Sidecar:
 
     async def __aenter__(self) -> SidecarRuntime:
         self._require_idle()
-        runtime = SidecarRuntime(DriverHere(self._spark), self._config)
+        runtime = SidecarRuntime(LocalDriver(self._spark), self._config)
         self._runtime = await runtime.__aenter__()
         return self._runtime
 

@@ -27,7 +27,7 @@ __all__ = [
 
 log = structlog.get_logger("headgate.server")
 
-_STRANGERS = (ConnectionState.AUTHENTICATING, ConnectionState.REFUSED)
+_UNAUTHENTICATED = (ConnectionState.AUTHENTICATING, ConnectionState.REFUSED)
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 _BACKLOG = 1024
 """How many connections the system keeps for us: all tasks of a large stage may come at once."""
@@ -92,7 +92,7 @@ class SubtaskServer:
     def statistics(self) -> ServerStatistics:
         """A reading of now."""
         return ServerStatistics(
-            unauthenticated=sum(len(self._by_state[state]) for state in _STRANGERS),
+            unauthenticated=sum(len(self._by_state[state]) for state in _UNAUTHENTICATED),
             unidentified=len(self._by_state[ConnectionState.UNIDENTIFIED]),
             identified=len(self._by_state[ConnectionState.IDENTIFIED]),
             closing=len(self._by_state[ConnectionState.CLOSING]),
@@ -128,7 +128,7 @@ class SubtaskServer:
             self._server.close()
         try:
             for connection in self._open():
-                if connection.state in _STRANGERS:
+                if connection.state in _UNAUTHENTICATED:
                     connection.abort("the server is closing")
                 else:
                     connection.close(reason="the server is closing")
@@ -167,7 +167,7 @@ class SubtaskServer:
                 self._turned_away_total += 1
                 connection.drop(f"there are {self._config.connections_max} connections already")
                 return
-        if state in (*_STRANGERS, ConnectionState.UNIDENTIFIED):
+        if state in (*_UNAUTHENTICATED, ConnectionState.UNIDENTIFIED):
             self._keep_within_bound(state)
 
     def _keep_within_bound(self, state: ConnectionState) -> None:

@@ -15,11 +15,11 @@ from anyio.to_thread import run_sync
 
 from actors.coordination import CoordinatorContext
 from protocol.wire.messages import RestoreMode
-from spark_bridge.sink.books import SinkBooks
 from spark_bridge.sink.directory import Published, SinkDirectory
 from spark_bridge.sink.errors import SinkFileLost, SinkMisused, SinkPublishError
 from spark_bridge.sink.files import SealedFile, parse_sealed_event
 from spark_bridge.sink.journal import PublicationJournal
+from spark_bridge.sink.ledger import SinkLedger
 
 __all__ = ["SinkCommitter"]
 
@@ -56,16 +56,16 @@ class SinkCommitter:
         self._context: CoordinatorContext | None = None
         self._sink: str
         self._directory: SinkDirectory
-        self._books: SinkBooks
+        self._ledger: SinkLedger
         self._journal: PublicationJournal
-        self._condemned: set[str] = set()  # to be deleted when no checkpoint is in doubt
+        self._to_delete: set[str] = set()  # to be deleted when no checkpoint is in doubt
         self.files_published = 0
         self.rows_published = 0
 
     @property
     def files_pending(self) -> int:
         """Sealed files that wait for their checkpoint."""
-        return self._books.files_pending if self._context is not None else 0
+        return self._ledger.files_pending if self._context is not None else 0
 
     async def start(self, context: CoordinatorContext) -> None:
         """Make the directories, publish what a restored state lists, and delete what dead drivers left.
@@ -83,7 +83,7 @@ class SinkCommitter:
             )
         self._sink = self._name or context.operator_id
         self._directory = SinkDirectory(self._url, self._sink, self._options)
-        self._books = SinkBooks(self._sink, self._directory.address)
+        self._ledger = SinkLedger(self._sink, self._directory.address)
         self._journal = PublicationJournal(self._directory)
         self._context = context
         await run_sync(self._directory.prepare)
@@ -93,7 +93,7 @@ class SinkCommitter:
             await self.restore(*self._restored)
         # Only before this application's first attempt: one that begins now looks like one of a dead driver's.
         if context.store.put_if_absent(f"headgate/sink/{self._directory.address}/{self._sink}", True) is None:
-            await self._sweep(self._books.left_by_others)
+            await self._sweep(self._ledger.parts_of_earlier_applications)
 
     async def sealed(self, subtask: int, attempt: int, event: Any) -> bool:
         """Whether ``event`` was a list of this sink's; then it has been dealt with. For the event handler.
@@ -105,24 +105,24 @@ class SinkCommitter:
         files = parse_sealed_event(self._sink, self._directory.address, event)
         if files is None:
             return False
-        await self._publish(self._books.listed(attempt, files))
+        await self._publish(self._ledger.listed(attempt, files))
         return True
 
     def subtask_failed(self, subtask: int, attempt: int) -> None:
         """The attempt is over."""
-        self._books.subtask_failed(subtask, attempt)
+        self._ledger.subtask_failed(subtask, attempt)
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         """Delete what the subtask's attempts wrote behind ``checkpoint_id``: the next one writes it again.
 
         While an aborted checkpoint may still be restored, that is put off, here and in every other method.
         """
-        await self._delete(self._books.subtask_reset(subtask, checkpoint_id))
-        await self._sweep(lambda names: self._books.left_by_the_dead(names, subtask=subtask))
+        await self._delete(self._ledger.subtask_reset(subtask, checkpoint_id))
+        await self._sweep(lambda names: self._ledger.parts_of_failed_attempts(names, subtask=subtask))
 
     def snapshot(self, checkpoint_id: int) -> bytes:
         """The state for ``checkpoint_id``, to be part of the coordinator's. Nothing becomes visible."""
-        return self._books.snapshot(checkpoint_id)
+        return self._ledger.snapshot(checkpoint_id)
 
     async def complete(self, checkpoint_id: int) -> None:
         """Make visible what ``checkpoint_id`` covers.
@@ -131,9 +131,9 @@ class SinkCommitter:
             SinkPublishError: the filesystem went on failing.
             SinkFileLost: a sealed file is gone that was never published. Nothing was published then.
         """
-        await self._publish(self._books.completed(checkpoint_id))
-        if self._books.nothing_is_held:
-            await self._sweep(self._books.left_behind)
+        await self._publish(self._ledger.completed(checkpoint_id))
+        if self._ledger.nothing_held:
+            await self._sweep(self._ledger.parts_before_the_end)
         await self._delete(())
 
     async def discarded(self, checkpoint_id: int) -> None:
@@ -153,15 +153,15 @@ class SinkCommitter:
         if self._context is None:
             self._restored = (checkpoint_id, state)
             return
-        due, dead = self._books.restore(checkpoint_id, state)
+        due, dead = self._ledger.restore(checkpoint_id, state)
         await self._publish(due)
         await self._delete(dead)
-        await self._sweep(self._books.left_by_the_dead)
+        await self._sweep(self._ledger.parts_of_failed_attempts)
 
     def run_ended(self, succeeded: bool) -> None:
         """The run is over. After a good one, the next completed checkpoint leaves nothing behind."""
         if self._context is not None:
-            self._books.run_ended(succeeded)
+            self._ledger.run_ended(succeeded)
 
     async def close(self) -> None:
         """Take the staging directory away if nothing is in it. What a checkpoint may still cover stays."""
@@ -220,8 +220,8 @@ class SinkCommitter:
                 lost.append(file.name)
             elif outcome is Published.GONE:
                 self._log.info("published before, and taken away by a reader", file=file.name)
-            self._books.published(file.name)
-            self._condemned.discard(file.name)
+            self._ledger.published(file.name)
+            self._to_delete.discard(file.name)
             left.pop(0)
         self._directory.sync_published()
 
@@ -243,14 +243,14 @@ class SinkCommitter:
     async def _delete(self, names: Sequence[str]) -> None:
         """Delete these, and what was put off; but nothing while a restart may restore a checkpoint that needs it."""
         assert self._context is not None, "start comes first"
-        self._condemned.update(names)
-        if not self._condemned:
+        self._to_delete.update(names)
+        if not self._to_delete:
             return
-        in_doubt = [id_ for id_ in self._context.checkpoints_in_doubt if id_ > self._books.completed_id]
+        in_doubt = [id_ for id_ in self._context.checkpoints_in_doubt if id_ > self._ledger.completed_id]
         if in_doubt:
-            self._log.info("deletion postponed", files=len(self._condemned), checkpoints_in_doubt=sorted(in_doubt))
+            self._log.info("deletion postponed", files=len(self._to_delete), checkpoints_in_doubt=sorted(in_doubt))
             return
-        names, self._condemned = sorted(self._condemned), set()
+        names, self._to_delete = sorted(self._to_delete), set()
         await run_sync(self._delete_all, names)
 
     def _delete_all(self, names: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.runtime import complain_of_output
 from spark_bridge.driver.shipping import ship_packages
 from spark_bridge.errors import SidecarError, SidecarNotRunning
-from spark_bridge.standalone.control import ControlAddress, SidecarUnreachable, ask
+from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask
 from spark_bridge.standalone.secret_file import read_secret
 from spark_bridge.storage import StorageFenced
 from spark_bridge.subtask.endpoint import TaskEndpoint

@@ -14,11 +14,11 @@ from actors import ActorError
 from spark_bridge.bridge.relay import RelayStopped
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
 from spark_bridge.driver.config import SidecarConfig
-from spark_bridge.driver.driver_side import DriverElsewhere
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.driver.spark_driver import RemoteDriver
 from spark_bridge.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
-from spark_bridge.standalone.server import serve_control
+from spark_bridge.standalone.control_server import serve_control
 
 __all__ = ["Factory", "Ports", "SidecarProcess"]
 
@@ -100,7 +100,7 @@ class SidecarProcess:
                 return
             if stages:
                 log.warning("taking over a driver whose jobs are under way", stages=len(stages), resume=self._resume)
-            driver = DriverElsewhere(relay, self._secret, stages, resume=self._resume)
+            driver = RemoteDriver(relay, self._secret, stages, resume=self._resume)
             self._left_uncommitted = ""
             try:
                 async with SidecarRuntime(driver, self._config) as runtime:

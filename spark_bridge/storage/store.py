@@ -38,7 +38,7 @@ from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, 
 log = structlog.get_logger("headgate.storage")
 
 _LOOKS_MAX = 5
-_MEND = (
+_HINT = (
     "restore the file from a copy, or allow an older checkpoint "
     "(allow_older=True; of a sidecar: SidecarConfig(allow_older_checkpoint=True))"
 )
@@ -322,7 +322,7 @@ class CheckpointStorage:
                 if error.too_new:
                     raise
                 if not allow_older:
-                    raise CheckpointUnreadable(error.file, error.problem, _MEND) from error
+                    raise CheckpointUnreadable(error.file, error.problem, _HINT) from error
                 log.warning("passing over a damaged checkpoint", file=error.file, problem=error.problem)
                 self._damaged.add(f"{folder}/{checkpoint_name(checkpoint_id)}")
                 first = first or error

@@ -12,7 +12,7 @@ class WriteStopped(StorageError):
     """The checkpoint is not wanted any more; nothing of it appeared."""
 
 
-class _Phase(Enum):
+class _WriteState(Enum):
     WAITING = "not begun"
     WRITING = "under a temporary name"
     APPEARING = "about to get its name: too late to stop"
@@ -27,7 +27,7 @@ class PendingWrite:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._phase = _Phase.WAITING
+        self._state = _WriteState.WAITING
         self._stopped = False
         self._over = Event()
 
@@ -35,13 +35,13 @@ class PendingWrite:
         """Raises ``WriteStopped``."""
         with self._lock:
             self._require_wanted()
-            self._phase = _Phase.WRITING
+            self._state = _WriteState.WRITING
 
     def permit(self) -> None:
         """The checkpoint is about to appear. Raises ``WriteStopped``; after this it can no longer be stopped."""
         with self._lock:
             self._require_wanted()
-            self._phase = _Phase.APPEARING
+            self._state = _WriteState.APPEARING
 
     def end(self) -> None:
         """The thread touches nothing any more."""
@@ -52,7 +52,7 @@ class PendingWrite:
         """Not wanted any more: it will not appear, unless it is appearing at this moment. Never blocks."""
         with self._lock:
             self._stopped = True
-            if self._phase is _Phase.WAITING:  # its thread may never come
+            if self._state is _WriteState.WAITING:  # its thread may never come
                 self._finish()
 
     def wait_over(self, timeout_s: float) -> bool:
@@ -64,5 +64,5 @@ class PendingWrite:
             raise WriteStopped("the checkpoint is not wanted any more")
 
     def _finish(self) -> None:
-        self._phase = _Phase.OVER
+        self._state = _WriteState.OVER
         self._over.set()

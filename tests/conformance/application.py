@@ -34,8 +34,8 @@ from protocol.facts import (
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import Downward, Refused, Register, Registered, RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
-from spark_bridge.bridge.facts import RelayedFact
 from spark_bridge.bridge.messages import BridgeMessage, RegistrationReceived
+from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.operators import Operators
 from tests.actors.coordination.executor import MemoryConnection, Task

@@ -38,11 +38,11 @@ from protocol.facts import (
 )
 from protocol.gateway.types import GatewayLimits
 from spark_bridge.bridge.actor import BridgeActor
-from spark_bridge.bridge.facts import RelayedFact
 from spark_bridge.bridge.messages import AddOperator, BridgeMessage
 from spark_bridge.bridge.relay.interface import RelayStatistics
+from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.router import ConnectionRouter
-from spark_bridge.driver.runs import RunningJobs
+from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.server.server import ServerConfig, SubtaskServer
 
 HONEST, VICTIM = "honest", "victim"

@@ -11,7 +11,7 @@ from protocol.wire.checkpoint_format import decode_checkpoint, encode_checkpoint
 from protocol.wire.codec import decode_event, decode_message, encode_event, encode_message
 from protocol.wire.framing import FrameDecoder
 from protocol.wire.messages import Message
-from spark_bridge.bridge.facts import RecordDecodeError, decode_record
+from spark_bridge.bridge.relay.records import RecordDecodeError, decode_record
 from tests.fuzz import mutations, samples
 from tests.fuzz.reseal import resealed
 from tests.fuzz.samples import LIMITS

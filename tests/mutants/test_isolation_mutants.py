@@ -19,7 +19,7 @@ ANOTHERS_FAILURE = Mutant(
     "A failed run of any operator counts for every action that is being called.",
     "E2: a counter of the whole sidecar",
     ("H65",),
-    (Edit("spark_bridge.driver.runs:RunningJobs.failed", "else its_action == action_id:", "else True:"),),
+    (Edit("spark_bridge.bridge.runs:RunningJobs.failed", "else its_action == action_id:", "else True:"),),
 )
 SILENT_COMMIT = Mutant(
     "silent-commit",

@@ -28,10 +28,10 @@ from protocol.facts import EngineFact
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from spark_bridge.bridge.actor import BridgeActor
-from spark_bridge.bridge.facts import RelayedFact
+from spark_bridge.bridge.relay.records import RelayedFact
+from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.operators import Operator, Operators
-from spark_bridge.driver.runs import RunningJobs
 from spark_bridge.errors import NotSettled, SidecarError
 from spark_bridge.storage import StorageError
 from tests.simulation.application import (

@@ -15,7 +15,7 @@ from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.facts import StageLook, StatusReported
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.relay.interface import RelayError, RelayStatistics
-from spark_bridge.driver.runs import RunningJobs
+from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.storage import StoragePort, StorageSession
 from spark_bridge.storage.writes import PendingWrite
 from tests.simulation.application import Application

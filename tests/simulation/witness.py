@@ -19,7 +19,7 @@ from protocol.attempts import (
 )
 from protocol.facts import JobEnded, JobStarted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
 from protocol.ids import ExecutionAttempt
-from spark_bridge.bridge.facts import RelayedFact
+from spark_bridge.bridge.relay.records import RelayedFact
 from tests.simulation.checkers import LATE_S, demand
 
 _KILLED_BY_US = (FailureKind.CONFIRMATION_TIMEOUT, FailureKind.CONNECTION_LOST)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from protocol.facts import EngineFact
-from spark_bridge.bridge.facts import RelayedFact
+from spark_bridge.bridge.relay.records import RelayedFact
 
 FactT = TypeVar("FactT")
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from actors.coordination import CoordinatorContext
 from examples.quiet_spark import JobFailed, was_interrupted
 from spark_bridge.bridge.relay import RelayStopped
-from spark_bridge.driver import driver_side
+from spark_bridge.driver import spark_driver
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import SidecarError, SidecarNotRunning
@@ -257,7 +257,7 @@ def test_ctrl_c_while_a_coordinator_takes_its_time(spark: SparkSession, method: 
 
 @pytest.mark.parametrize("step", ["check_worker_python", "ship_packages"])
 def test_ctrl_c_while_the_sidecar_is_entered(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    monkeypatch.setattr(driver_side, step, lambda context: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(spark_driver, step, lambda context: os.kill(os.getpid(), signal.SIGINT))
     sidecar = Sidecar(spark)
     with pytest.raises(KeyboardInterrupt):
         sidecar.__enter__()

@@ -6,8 +6,8 @@ import pytest
 
 from actors.coordination import ResetNotSupported
 from protocol.attempts import EndRun, StartRun
+from spark_bridge.bridge.runs import ACTIONS_KEPT, RunningJobs
 from spark_bridge.driver.actions import names_of
-from spark_bridge.driver.runs import ACTIONS_KEPT, RunningJobs
 
 
 class Story(RunningJobs):
@@ -118,8 +118,8 @@ def test_a_run_that_cannot_go_on_is_one_failure_of_its_action() -> None:  # H65
     story = Story()
     story.begin_action("a", None)
     story.registered(1, "a")
-    assert story.doom(1, "words")
-    assert not story.doom(1, "words")
+    assert story.mark_failed(1, "words")
+    assert not story.mark_failed(1, "words")
     assert story.count("a") == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_bridge.driver.batch_positions import BatchPosition, Verdict, judge, why_refused
+from spark_bridge.driver.batch_positions import BatchDecision, BatchPosition, decide, why_refused
 
 MINE, OTHER = "0d5c1b9e-0000-4000-8000-000000000001", "0d5c1b9e-0000-4000-8000-000000000002"
 
@@ -18,37 +18,39 @@ def within(batch_id: int, query_id: str = MINE) -> BatchPosition:
 
 
 @pytest.mark.parametrize(
-    ("found", "batch_id", "verdict"),
+    ("found", "batch_id", "decision"),
     [
-        (None, 0, Verdict.RUN),
-        (None, 1, Verdict.UNKNOWN),
-        (behind(4), 5, Verdict.RUN),
-        (within(5), 5, Verdict.RUN),
-        (behind(5), 5, Verdict.SKIP),
-        (within(0), 0, Verdict.RUN),
-        (behind(0), 0, Verdict.SKIP),
-        (within(6), 5, Verdict.AHEAD),
-        (behind(6), 5, Verdict.AHEAD),
-        (behind(9), 0, Verdict.AHEAD),
-        (within(4), 5, Verdict.GAP),
-        (behind(3), 5, Verdict.GAP),
-        (within(3), 5, Verdict.GAP),
-        (behind(4, OTHER), 0, Verdict.OTHER_QUERY),
-        (behind(4, OTHER), 5, Verdict.OTHER_QUERY),
-        (behind(5, OTHER), 5, Verdict.OTHER_QUERY),
-        (within(5, OTHER), 5, Verdict.OTHER_QUERY),
+        (None, 0, BatchDecision.RUN),
+        (None, 1, BatchDecision.UNKNOWN),
+        (behind(4), 5, BatchDecision.RUN),
+        (within(5), 5, BatchDecision.RUN),
+        (behind(5), 5, BatchDecision.SKIP),
+        (within(0), 0, BatchDecision.RUN),
+        (behind(0), 0, BatchDecision.SKIP),
+        (within(6), 5, BatchDecision.AHEAD),
+        (behind(6), 5, BatchDecision.AHEAD),
+        (behind(9), 0, BatchDecision.AHEAD),
+        (within(4), 5, BatchDecision.GAP),
+        (behind(3), 5, BatchDecision.GAP),
+        (within(3), 5, BatchDecision.GAP),
+        (behind(4, OTHER), 0, BatchDecision.OTHER_QUERY),
+        (behind(4, OTHER), 5, BatchDecision.OTHER_QUERY),
+        (behind(5, OTHER), 5, BatchDecision.OTHER_QUERY),
+        (within(5, OTHER), 5, BatchDecision.OTHER_QUERY),
     ],
 )
-def test_every_case(found: BatchPosition | None, batch_id: int, verdict: Verdict) -> None:
-    assert judge(found, MINE, batch_id) is verdict
+def test_every_case(found: BatchPosition | None, batch_id: int, decision: BatchDecision) -> None:
+    assert decide(found, MINE, batch_id) is decision
 
 
 def test_along_any_life_of_a_query_only_the_next_batch_runs_and_only_the_last_is_passed_over() -> None:
     for found in [place(batch_id) for batch_id in range(5) for place in (behind, within)]:
-        verdicts = [judge(found, MINE, batch_id) for batch_id in range(7)]
-        assert verdicts.count(Verdict.RUN) == 1
-        assert verdicts.count(Verdict.SKIP) == (1 if found.done else 0)
-        assert verdicts == sorted(verdicts, key=[Verdict.AHEAD, Verdict.SKIP, Verdict.RUN, Verdict.GAP].index)
+        decisions = [decide(found, MINE, batch_id) for batch_id in range(7)]
+        assert decisions.count(BatchDecision.RUN) == 1
+        assert decisions.count(BatchDecision.SKIP) == (1 if found.done else 0)
+        assert decisions == sorted(
+            decisions, key=[BatchDecision.AHEAD, BatchDecision.SKIP, BatchDecision.RUN, BatchDecision.GAP].index
+        )
 
 
 @pytest.mark.parametrize("position", [behind(0), within(7), behind(10**12, "a-name")])
@@ -86,7 +88,7 @@ def test_what_is_no_position_is_not_taken_for_one(label: str) -> None:
 def test_a_refusal_names_both_sides_and_the_mend(
     found: BatchPosition | None, batch_id: int, file: str | None, said: list[str]
 ) -> None:
-    verdict = judge(found, MINE, batch_id)
-    text = why_refused(verdict, found, MINE, batch_id, file)
+    decision = decide(found, MINE, batch_id)
+    text = why_refused(decision, found, MINE, batch_id, file)
     assert [word for word in (*said, f"batch {batch_id} of query {MINE}") if word not in text] == []
-    assert ("adopt" in text) == (verdict is not Verdict.AHEAD)
+    assert ("adopt" in text) == (decision is not BatchDecision.AHEAD)

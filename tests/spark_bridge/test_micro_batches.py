@@ -15,10 +15,10 @@ from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.router import ConnectionRouter
+from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.micro_batches import MicroBatch, MicroBatches
 from spark_bridge.driver.operators import Operators
-from spark_bridge.driver.runs import RunningJobs
 from spark_bridge.errors import BatchFailed, BatchRefused, NotSettled, SidecarError
 from spark_bridge.storage import MemoryStorage, StorageSession
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from actors.coordination.messages import AttachConnection, ConnectionClosed, MessagesArrived
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import Confirm, RefusalCode, Refused, Register, RestoreMode, Resume
-from spark_bridge.bridge.messages import RegistrationAbandoned, RegistrationReceived, StrangerResumed
+from spark_bridge.bridge.messages import RegistrationAbandoned, RegistrationReceived, UnknownAttemptResumed
 from spark_bridge.bridge.router import ConnectionRouter
 
 ATTEMPT = ExecutionAttempt("words", 1, 0, 10)
@@ -192,7 +192,7 @@ def test_tasks_that_come_before_the_coordinators_are_there_wait_for_them() -> No
 
     scene.attach()
 
-    assert scene.bridge.messages == [RegistrationReceived(cast(Any, new), REGISTER), StrangerResumed(11)]
+    assert scene.bridge.messages == [RegistrationReceived(cast(Any, new), REGISTER), UnknownAttemptResumed(11)]
 
 
 def test_an_attempt_of_a_dead_sidecar_is_left_without_an_answer_until_spark_kills_it() -> None:
@@ -202,5 +202,5 @@ def test_an_attempt_of_a_dead_sidecar_is_left_without_an_answer_until_spark_kill
     line = scene.line(1)
     scene.say(line, Resume(11, "words", 4))
     scene.say(line, CONFIRM)
-    assert scene.bridge.messages == [StrangerResumed(11)]
+    assert scene.bridge.messages == [UnknownAttemptResumed(11)]
     assert (line.sent, line.closed, scene.router.messages_dropped) == ([], False, 1)

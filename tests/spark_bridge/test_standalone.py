@@ -18,9 +18,9 @@ from actors.coordination import CheckpointFailed
 from spark_bridge.command import main
 from spark_bridge.errors import SidecarError
 from spark_bridge.standalone.command import find
-from spark_bridge.standalone.control import ControlAddress, SidecarUnreachable, ask
+from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask
+from spark_bridge.standalone.control_server import serve_control
 from spark_bridge.standalone.secret_file import read_or_make_secret, read_secret
-from spark_bridge.standalone.server import serve_control
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"s" * 32

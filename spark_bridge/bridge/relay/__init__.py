@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from spark_bridge.bridge.facts import RelayedFact
 from spark_bridge.bridge.relay.interface import (
     OnFact,
     OnLost,
@@ -14,6 +13,7 @@ from spark_bridge.bridge.relay.interface import (
     require_driver,
 )
 from spark_bridge.bridge.relay.opening import RelayKind, open_relay
+from spark_bridge.bridge.relay.records import RelayedFact
 
 __all__ = [
     "OnFact",

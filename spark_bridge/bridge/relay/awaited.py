@@ -8,10 +8,10 @@ from collections.abc import Callable
 import structlog
 
 from protocol.facts import ApplicationEnded
-from spark_bridge.bridge.facts import RelayedFact
-from spark_bridge.bridge.relay.commands import JvmCommands
-from spark_bridge.bridge.relay.connection import RelayServer, deliver
 from spark_bridge.bridge.relay.interface import OnFact, RelayError, RelayStatistics, RelayStopped
+from spark_bridge.bridge.relay.jvm_commands import JvmCommands
+from spark_bridge.bridge.relay.jvm_link import RelayServer, deliver
+from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.takeover import ActiveStage
 
 __all__ = ["AwaitedRelay"]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from protocol.errors import HeadgateError
 from protocol.facts import StageLook, StatusReported
-from spark_bridge.bridge.facts import RelayedFact
+from spark_bridge.bridge.relay.records import RelayedFact
 
 OnFact = Callable[[RelayedFact], None]
 

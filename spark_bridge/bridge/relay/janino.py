@@ -11,8 +11,6 @@ import anyio
 import structlog
 from py4j.protocol import Py4JError
 
-from spark_bridge.bridge.relay.commands import JvmCommands
-from spark_bridge.bridge.relay.connection import RelayServer
 from spark_bridge.bridge.relay.interface import (
     OnFact,
     OnLost,
@@ -21,6 +19,8 @@ from spark_bridge.bridge.relay.interface import (
     RelayStopped,
     require_driver,
 )
+from spark_bridge.bridge.relay.jvm_commands import JvmCommands
+from spark_bridge.bridge.relay.jvm_link import RelayServer
 
 CLASS_NAME = "headgate.relay.TaskEventRelay"
 BUFFER_CAPACITY = 10_000

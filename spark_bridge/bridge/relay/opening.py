@@ -11,8 +11,6 @@ from typing import Any, Literal, TypeVar
 import structlog
 
 from protocol.facts import FactsDropped, StageLook, StatusReported
-from spark_bridge.bridge.facts import RelayedFact
-from spark_bridge.bridge.relay.connection import deliver
 from spark_bridge.bridge.relay.interface import (
     OnFact,
     OnLost,
@@ -23,7 +21,9 @@ from spark_bridge.bridge.relay.interface import (
     RelayStopped,
 )
 from spark_bridge.bridge.relay.janino import BUFFER_CAPACITY, JaninoRelay
+from spark_bridge.bridge.relay.jvm_link import deliver
 from spark_bridge.bridge.relay.py4j_listener import Py4jRelay
+from spark_bridge.bridge.relay.records import RelayedFact
 
 RelayKind = Literal["jvm", "py4j"]
 

@@ -35,8 +35,6 @@ from protocol.facts import (
     TaskStarted,
     TaskState,
 )
-from spark_bridge.bridge.facts import RelayedFact, shorten
-from spark_bridge.bridge.relay.connection import deliver
 from spark_bridge.bridge.relay.interface import (
     OnFact,
     RelayError,
@@ -45,6 +43,8 @@ from spark_bridge.bridge.relay.interface import (
     RelayStopped,
     require_driver,
 )
+from spark_bridge.bridge.relay.jvm_link import deliver
+from spark_bridge.bridge.relay.records import RelayedFact, shorten
 
 BUS_QUEUE = "headgate-py4j"
 

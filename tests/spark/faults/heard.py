@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from anyio.from_thread import start_blocking_portal
 
 from protocol.facts import EngineFact, JobStarted, TaskEnded, TaskOutcome, TaskStarted
-from spark_bridge.bridge.facts import RelayedFact
 from spark_bridge.bridge.relay import Relay, open_relay
+from spark_bridge.bridge.relay.records import RelayedFact
 
 FactT = TypeVar("FactT")
 

@@ -18,7 +18,7 @@ from protocol.facts import EngineFact, JobEnded, TaskEnded, TaskOutcome
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.relay import janino as janino_relay
-from spark_bridge.bridge.relay.connection import RelayServer
+from spark_bridge.bridge.relay.jvm_link import RelayServer
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from tests.spark.actions import Action, one_task_each

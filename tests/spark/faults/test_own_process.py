@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from protocol.restart import FixedDelay
 from spark_bridge.errors import RestartsExhausted, SidecarError
 from spark_bridge.standalone.attached import AttachedSidecar
-from spark_bridge.standalone.control import SidecarUnreachable
+from spark_bridge.standalone.control_client import SidecarUnreachable
 from spark_bridge.subtask import SubtaskContext
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, SparkOn

@@ -47,7 +47,7 @@ class RunningJobs:
     def __init__(self) -> None:
         self._stages_of_job: dict[int, frozenset[int]] = {}
         self._run_of_operator: dict[str, int] = {}
-        self._doomed: set[int] = set()
+        self._marked_failed: set[int] = set()
         self._action_of_run: dict[int, str] = {}
         self._action_of_operator: dict[str, str] = {}  # of its latest run
         self._actions: dict[str, _Action] = {}
@@ -85,10 +85,10 @@ class RunningJobs:
                 del self._action_of_run[next(iter(self._action_of_run))]
             self._action_of_run[run_id] = action_id
 
-    def doom(self, run_id: int, operator_id: str) -> bool:
+    def mark_failed(self, run_id: int, operator_id: str) -> bool:
         """A run that was found and cannot go on has failed; False when that is known already."""
-        news = run_id not in self._doomed
-        self._doomed.add(run_id)
+        news = run_id not in self._marked_failed
+        self._marked_failed.add(run_id)
         if news:
             self._belongs(operator_id, self._action_of_run.get(run_id, ""))
             self.failed(operator_id)

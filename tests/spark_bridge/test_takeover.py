@@ -6,23 +6,23 @@ from spark_bridge.bridge.takeover import ActiveStage, InheritedRuns
 
 
 def test_a_run_of_which_nothing_has_succeeded_goes_on() -> None:
-    assert InheritedRuns([ActiveStage(3, 7, 0)]).doom(7) == ("", ())
+    assert InheritedRuns([ActiveStage(3, 7, 0)]).why_not_resumable(7) == ("", ())
 
 
 def test_a_run_of_which_a_part_has_succeeded_is_doomed_with_every_job_that_needs_it() -> None:
-    text, jobs = InheritedRuns([ActiveStage(3, 7, 2), ActiveStage(4, 7, 2), ActiveStage(4, 8, 0)]).doom(7)
+    text, jobs = InheritedRuns([ActiveStage(3, 7, 2), ActiveStage(4, 7, 2), ActiveStage(4, 8, 0)]).why_not_resumable(7)
     assert "2 of its tasks had succeeded already" in text
     assert jobs == (3, 4)
 
 
 def test_no_run_goes_on_where_the_user_does_not_want_it() -> None:
-    text, jobs = InheritedRuns([ActiveStage(3, 7, 0)], resume=False).doom(7)
+    text, jobs = InheritedRuns([ActiveStage(3, 7, 0)], resume=False).why_not_resumable(7)
     assert "--takeover fail" in text
     assert jobs == (3,)
 
 
 def test_a_run_that_begins_after_the_takeover_is_like_any_other() -> None:
-    assert InheritedRuns([ActiveStage(3, 7, 5)], resume=False).doom(9) == ("", ())
+    assert InheritedRuns([ActiveStage(3, 7, 5)], resume=False).why_not_resumable(9) == ("", ())
 
 
 def test_the_jobs_that_were_found_have_their_stages() -> None:

@@ -6,9 +6,9 @@ import struct
 from collections.abc import Iterable
 
 from protocol.facts import StageLook, StatusReported
-from spark_bridge.bridge.facts import shorten
-from spark_bridge.bridge.relay.connection import RelayServer
 from spark_bridge.bridge.relay.interface import RelayError
+from spark_bridge.bridge.relay.jvm_link import RelayServer
+from spark_bridge.bridge.relay.records import shorten
 from spark_bridge.bridge.takeover import ActiveStage
 
 _KILL_TASK, _CANCEL_JOB, _QUERY_STATUS, _PING, _ACTIVE_STAGES, _LOOK_AT_STAGE = range(1, 7)

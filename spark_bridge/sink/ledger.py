@@ -46,7 +46,7 @@ from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sink.errors import SinkMisused
 from spark_bridge.sink.files import PartName, SealedFile, files_from
 
-__all__ = ["SinkBooks"]
+__all__ = ["SinkLedger"]
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class _Pending:
     void_from: int | None = None
 
 
-class SinkBooks:
+class SinkLedger:
     """See the module. Call the methods in the order in which the coordinator is called.
 
     What ``listed``, ``completed`` and ``restore`` return must be published, each then reported with ``published``.
@@ -89,7 +89,7 @@ class SinkBooks:
         return self._completed
 
     @property
-    def nothing_is_held(self) -> bool:
+    def nothing_held(self) -> bool:
         """Whether a run has ended well and a checkpoint of after that is complete."""
         return self._final_cut is not None and self._completed >= self._final_cut
 
@@ -145,7 +145,7 @@ class SinkBooks:
 
     def subtask_reset(self, subtask: int, checkpoint_id: int) -> list[str]:
         """No attempt is left; the next one restores ``checkpoint_id``. Returns the listed files to delete."""
-        return self._strike_off(checkpoint_id, {subtask})
+        return self._remove_pending(checkpoint_id, {subtask})
 
     def restore(self, checkpoint_id: int, state: bytes | None) -> tuple[list[SealedFile], list[str]]:
         """Begin anew at ``checkpoint_id``; returns what must become visible, and the listed files to delete.
@@ -155,7 +155,7 @@ class SinkBooks:
             ValueError: it is no state of a sink.
         """
         files = self._files_of(state) if state else ()
-        dead = self._strike_off(checkpoint_id, None)
+        dead = self._remove_pending(checkpoint_id, None)
         self._restored = self._completed = checkpoint_id
         self._run_goes_on()
         return list(files), dead
@@ -166,7 +166,7 @@ class SinkBooks:
 
     # --- dead parts, by their names -----------------------------------------------------------------------
 
-    def left_by_the_dead(self, names: Iterable[str], *, subtask: int | None = None) -> list[str]:
+    def parts_of_failed_attempts(self, names: Iterable[str], *, subtask: int | None = None) -> list[str]:
         """Of ``names``, the parts that failed attempts (of ``subtask``, or any) began behind what is restored now."""
         return [
             name
@@ -176,12 +176,12 @@ class SinkBooks:
             and part.after >= self._completed
         ]
 
-    def left_by_others(self, names: Iterable[str]) -> list[str]:
+    def parts_of_earlier_applications(self, names: Iterable[str]) -> list[str]:
         """Before any attempt of this application: of ``names``, the parts that no list can name any more."""
         return [name for name, part in self._unlisted(names) if part.after >= self._completed]
 
-    def left_behind(self, names: Iterable[str]) -> list[str]:
-        """When ``nothing_is_held``: of ``names``, everything older than the final checkpoint."""
+    def parts_before_the_end(self, names: Iterable[str]) -> list[str]:
+        """When ``nothing_held``: of ``names``, everything older than the final checkpoint."""
         final = self._final_cut
         assert final is not None, "something may be held still"
         return [name for name, part in self._unlisted(names) if part.after < final]
@@ -190,7 +190,7 @@ class SinkBooks:
         parts = [(name, PartName.parse(name)) for name in names if name not in self._pending]
         return [(name, part) for name, part in parts if part is not None]
 
-    def _strike_off(self, checkpoint_id: int, subtasks: set[int] | None) -> list[str]:
+    def _remove_pending(self, checkpoint_id: int, subtasks: set[int] | None) -> list[str]:
         """Whatever is still pending was not covered by ``checkpoint_id``, or is in its state, or sent again."""
         delete = []
         for name, entry in list(self._pending.items()):

@@ -9,8 +9,8 @@ import pytest
 from actors import Actor, ActorContext
 from actors.testing import deterministic_system
 from protocol.attempts import CancelJobs, KillTask, QueryStatus
-from spark_bridge.bridge.commands import CancelCommand, CommandFailed, KillCommand, SparkCommands
 from spark_bridge.bridge.relay import Relay, RelayError, RelayStopped
+from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands
 
 
 class Spark:

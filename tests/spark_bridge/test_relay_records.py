@@ -24,7 +24,7 @@ from protocol.facts import (
     TaskStarted,
     TaskState,
 )
-from spark_bridge.bridge.facts import (
+from spark_bridge.bridge.relay.records import (
     OUTCOMES,
     TEXT_MAX_CHARS,
     CommandAnswered,

@@ -20,10 +20,10 @@ from spark_bridge.driver.environment import (
 )
 from spark_bridge.driver.shipping import ship_packages
 
-__all__ = ["DriverElsewhere", "DriverHere", "DriverSide"]
+__all__ = ["LocalDriver", "RemoteDriver", "SparkDriver"]
 
 
-class DriverSide(Protocol):
+class SparkDriver(Protocol):
     """Used by one ``SidecarRuntime``, on its loop."""
 
     @property
@@ -59,7 +59,7 @@ class DriverSide(Protocol):
         ...
 
 
-class DriverHere:
+class LocalDriver:
     """The driver of this very process. ``spark``: a classic SparkSession or SparkContext; raises as
     ``driver_context`` does."""
 
@@ -84,7 +84,7 @@ class DriverHere:
         await anyio.to_thread.run_sync(ship_packages, self.spark_context)
 
 
-class DriverElsewhere:
+class RemoteDriver:
     """A driver in another process, which has attached itself to ``relay``: it has checked and equipped itself."""
 
     def __init__(self, relay: AwaitedRelay, secret: bytes, stages: tuple[ActiveStage, ...], *, resume: bool) -> None:

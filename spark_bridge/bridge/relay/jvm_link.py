@@ -24,8 +24,8 @@ from protocol.errors import RemoteProtocolError
 from protocol.facts import ApplicationEnded, FactsDropped
 from protocol.wire.framing import FrameDecoder, frame
 from protocol.wire.handshake import NONCE_BYTES, ServerHandshake
-from spark_bridge.bridge.facts import CommandAnswered, RecordDecodeError, RelayedFact, decode_record
 from spark_bridge.bridge.relay.interface import OnFact, OnLost, RelayError, RelayStatistics, RelayStopped
+from spark_bridge.bridge.relay.records import CommandAnswered, RecordDecodeError, RelayedFact, decode_record
 
 FRAME_MAX_BYTES = 4 << 20
 UNPROVEN_LINKS_MAX = 8

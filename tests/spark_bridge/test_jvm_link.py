@@ -13,11 +13,11 @@ import structlog.testing
 from protocol.facts import ApplicationEnded, FactsDropped, JobEnded
 from protocol.wire.framing import frame
 from protocol.wire.handshake import ClientHandshake
-from spark_bridge.bridge.facts import CommandAnswered
-from spark_bridge.bridge.relay.connection import UNPROVEN_LINKS_MAX, RelayServer
 from spark_bridge.bridge.relay.interface import RelayError, RelayStatistics, RelayStopped
+from spark_bridge.bridge.relay.jvm_link import UNPROVEN_LINKS_MAX, RelayServer
+from spark_bridge.bridge.relay.records import CommandAnswered
 from tests.spark.facts_log import FactsLog
-from tests.spark_bridge.test_facts import record, text
+from tests.spark_bridge.test_relay_records import record, text
 
 PING = 4
 
