@@ -62,7 +62,7 @@ check: $(STAMP) ## format, lint, types and import rules; seconds, no Java
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy $(wildcard $(FOLDERS))
-	@$(PY) -m pytest -q tests/test_import_rules.py tests/test_public_surface.py
+	@$(PY) -m pytest -q tests/test_import_rules.py tests/test_import_cycles.py tests/test_public_surface.py
 
 .PHONY: sim
 sim: $(STAMP) ## the simulator: SEED=n replays one world and shortens its story, SEEDS=n tries so many

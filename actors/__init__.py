@@ -7,10 +7,9 @@
 ...     total = await counter.ask(GetTotal, timeout_s=1.0)
 """
 
-from actors.actor import Actor, DirectActor
+from actors.actor import Actor, ActorContext, DirectActor
 from actors.background import Background
 from actors.clock import Clock, LoopClock, Scheduled
-from actors.context import ActorContext
 from actors.dead_letters import DeadLetter, DeadLetterReason, DeadLetters
 from actors.errors import (
     ActorCancelled,
@@ -20,7 +19,6 @@ from actors.errors import (
     ExitRaised,
     HandlerCancelled,
     HandlerFailed,
-    LinkedActorFailed,
     MailboxFull,
     NameTaken,
     SystemNotRunning,
@@ -30,7 +28,7 @@ from actors.hooks import Hook, Proceed, SlowHandler
 from actors.mailbox import MailboxConfig, MailboxStatistics, OnFull
 from actors.ref import ActorRef, Reply
 from actors.signals import ChildFailed, Signal, Stopping, Terminated
-from actors.supervision import Decision, Directive, Failure, Scope, Supervision, decide
+from actors.supervision import Decision, Directive, Failure, Supervision, decide
 from actors.system import ActorSystem
 from actors.timers import Timers
 from actors.waits import Wait
@@ -58,7 +56,6 @@ __all__ = [
     "HandlerCancelled",
     "HandlerFailed",
     "Hook",
-    "LinkedActorFailed",
     "LoopClock",
     "MailboxConfig",
     "MailboxFull",
@@ -68,7 +65,6 @@ __all__ = [
     "Proceed",
     "Reply",
     "Scheduled",
-    "Scope",
     "Signal",
     "SlowHandler",
     "Stopping",

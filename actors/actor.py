@@ -1,23 +1,30 @@
-"""What a user writes: a plain class with ``receive``."""
+"""What users write, a class with ``receive``, and the context through which such a class acts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from actors.context import ActorContext
-    from actors.signals import Signal
+from actors.background import Background
+from actors.clock import Clock
+from actors.mailbox import MailboxConfig
+from actors.ref import ActorRef
+from actors.signals import Signal
+from actors.supervision import Supervision
+from actors.timers import Timers
 
 M = TypeVar("M")
+N = TypeVar("N")
+T = TypeVar("T")
 
 
 class Actor(Generic[M]):
-    """The base of all actors; ``M`` is the type, usually a union, of the messages it understands.
+    """The base class of all actors. ``M`` is the type, usually a union, of the messages that the actor understands.
 
-    The constructor is yours. An instance is built by the factory given to ``spawn``, and anew on each
-    restart. All methods of one actor run one at a time; while one of them awaits, other actors run, but this
-    one handles nothing else. An exception out of ``started``, ``receive`` or ``signal`` is a failure, for
-    supervision to decide about.
+    The constructor is yours. The factory given to ``spawn`` builds an instance, and another one at each restart. The
+    methods of one actor run one at a time. While one of them awaits, other actors run, but this one handles nothing
+    else. An exception from ``started``, ``receive`` or ``signal`` is a failure, and supervision decides what to do.
     """
 
     async def started(self, context: ActorContext[M]) -> None:
@@ -31,18 +38,18 @@ class Actor(Generic[M]):
         """Handle one signal. Signals overtake all messages that wait."""
 
     async def stopped(self, context: ActorContext[M], cause: BaseException | None) -> None:
-        """Called once, last, for each instance that was built, when its children and background work are
-        gone.
+        """Called last, once for each instance, after its children and background work have ended.
 
-        cause: None for a normal stop, else the failure; also before a restart. Must come to its end within
-            the deadline of the stop. An exception out of here is logged and goes no further.
+        cause: None for a normal stop, else the failure; a failure also before a restart.
+
+        Must return within the deadline of the stop. An exception is logged and goes no further.
         """
 
     def outlives_cancellation(self, context: ActorContext[M]) -> bool:
-        """Whether to go on after the actor's task was cancelled between two messages, and not by the runtime.
+        """Whether to go on after foreign code has cancelled the actor's task between two messages.
 
-        Code that outlived a call does that, such as an ``asyncio.timeout`` in an async generator that nobody closed.
-        By default the actor ends like one that is cut off.
+        Code that a handler leaves behind can do that, for example ``asyncio.timeout`` in an async generator that was
+        never closed. By default, the actor ends as if it had been cut off.
         """
         return False
 
@@ -50,13 +57,118 @@ class Actor(Generic[M]):
 class DirectActor(Actor[M]):
     """An actor that handles each message without awaiting.
 
-    So one that is idle can take a message within the very call that tells it: see ``ActorRef.tell_direct``. In
+    So if it is idle, it can take a message within the very call that sends it: see ``ActorRef.tell_direct``. In
     everything else it is an actor like any other.
     """
 
     def handle(self, context: ActorContext[M], message: M) -> None:
-        """Handle one message. Runs either in a turn of its own, or in the middle of somebody else's."""
+        """Handle one message, in a turn of its own or in the middle of the sender's."""
         raise NotImplementedError(f"{type(self).__name__} does not implement handle()")
 
     async def receive(self, context: ActorContext[M], message: M) -> None:
         self.handle(context, message)
+
+
+class ActorContext(ABC, Generic[M]):
+    """What an actor can do besides handling messages. One context serves all instances of one actor. Loop-only.
+
+    Once the actor is over, ``spawn``, ``run``, ``run_in_thread`` and ``timers.start`` raise ``ActorStopped``.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def self_ref(self) -> ActorRef[M]:
+        """The reference of this actor."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The actor's path: the names of its ancestors and its own, joined by slashes."""
+
+    @property
+    @abstractmethod
+    def log(self) -> Any:
+        """A structlog logger bound to the system, the actor and the ``log_context`` given to ``spawn``."""
+
+    @property
+    @abstractmethod
+    def clock(self) -> Clock:
+        """The system's clock."""
+
+    @property
+    @abstractmethod
+    def timers(self) -> Timers[M]:
+        """The timers of this actor."""
+
+    @property
+    @abstractmethod
+    def children(self) -> tuple[ActorRef[Any], ...]:
+        """The living children, in the order in which they were spawned."""
+
+    @property
+    @abstractmethod
+    def restarts(self) -> int:
+        """How often this actor has been restarted."""
+
+    @abstractmethod
+    def spawn(
+        self,
+        factory: Callable[[], Actor[N]],
+        *,
+        name: str | None = None,
+        mailbox: MailboxConfig | None = None,
+        supervision: Supervision | None = None,
+        log_context: Mapping[str, object] | None = None,
+    ) -> ActorRef[N]:
+        """Start a child; see ``ActorSystem.spawn``. It is stopped before this actor stops or restarts."""
+
+    @abstractmethod
+    def stop(self, ref: ActorRef[Any] | None = None) -> None:
+        """Stop this actor, or the actor ``ref``, after the message that it is handling. Returns immediately.
+
+        Messages that still wait become dead letters. If the actor has not ended within the system's
+        ``shutdown_timeout_s`` (real seconds), it is cancelled.
+        """
+
+    @abstractmethod
+    def watch(self, ref: ActorRef[Any]) -> None:
+        """Get a ``Terminated`` signal when ``ref`` ends; immediately if it has ended. Watching twice is watching once.
+
+        A watch survives restarts of both actors.
+        """
+
+    @abstractmethod
+    def unwatch(self, ref: ActorRef[Any]) -> None:
+        """Take ``watch`` back. A signal that already waits is not delivered."""
+
+    @abstractmethod
+    def run(
+        self,
+        coroutine_function: Callable[..., Awaitable[T]],
+        *args: Any,
+        on_result: Callable[[T], M] | None = None,
+        on_error: Callable[[Exception], M] | None = None,
+    ) -> Background:
+        """Run ``coroutine_function(*args)`` concurrently with the actor, for as long as the actor's instance lives.
+
+        on_result, on_error: make a message of the outcome. It is queued regardless of the mailbox's capacity. Without
+            ``on_result``, the result is discarded; without ``on_error``, an exception is a failure of the actor.
+
+        The function must not touch the actor's state: it runs between the actor's messages.
+        """
+
+    @abstractmethod
+    def run_in_thread(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        on_result: Callable[[T], M] | None = None,
+        on_error: Callable[[Exception], M] | None = None,
+    ) -> Background:
+        """Run a blocking function in a worker thread; otherwise like ``run``.
+
+        A system uses at most 40 worker threads at a time. A thread cannot be cancelled: if the actor ends first, the
+        thread runs to its own end and its result is discarded.
+        """

@@ -8,58 +8,106 @@ The life of a cell::
                    -> StopCommand -> close: Stopping, mailbox closed, children, background work, stopped(),
                    finish
 
-``finish`` is synchronous and always happens, however the task ends: it is what watchers, links, parents and
-waiting callers rely on. The order in it matters: nothing can be queued any more before anybody is told that
-the actor is over.
+``finish`` is synchronous and always happens, however the task ends: watchers, parents and waiting callers rely on it.
+The order in it matters: nothing can be queued any more before anybody learns that the actor is over.
+
+The file has four parts: what a cell needs of its system, the cell, the context that it gives to the actor's code, and
+the background work that it runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import anyio
 import structlog
 
-from actors.actor import DirectActor
-from actors.background import Background, run_background
-from actors.bonds import Bonds
-from actors.context import ActorContext
-from actors.dead_letters import DeadLetter, DeadLetterReason
-from actors.errors import (
-    ActorCancelled,
-    ActorError,
-    ActorStopped,
-    HandlerFailed,
-    MailboxFull,
-)
-from actors.exits import as_exception, forget_cancellations
-from actors.failing import Verdict, carry_out, own_failure
-from actors.hooks import Receive, SlowHandler, around, overriding
+from actors.actor import Actor, ActorContext, DirectActor
+from actors.background import Background, ResultEnvelope
+from actors.clock import Clock
+from actors.dead_letters import DeadLetter, DeadLetterReason, DeadLetters
+from actors.errors import ActorCancelled, ActorError, ActorStopped, HandlerCancelled, HandlerFailed, MailboxFull
+from actors.exits import as_exception, contained, forget_cancellations
+from actors.hooks import Hook, Receive, SlowHandler, around, overriding
 from actors.mailbox import Envelope, Mailbox, MailboxConfig
-from actors.ref import ActorRef, AskEnvelope, Reply
-from actors.signals import FailCommand, RestartCommand, StopCommand, Stopping, Terminated
+from actors.ref import ActorRef, AskEnvelope, Reply, Surroundings
+from actors.signals import ChildFailed, FailCommand, StopCommand, Stopping, Terminated
 from actors.stepping import Steps
-from actors.supervision import Failure, Supervision, decide
-from actors.waits import current_cell
-
-if TYPE_CHECKING:
-    from actors.actor import Actor
-    from actors.system import ActorSystem
+from actors.supervision import Decision, Directive, Failure, Supervision, decide
+from actors.timers import Timers
+from actors.waits import current_actor
+from actors.watches import Watches
 
 M = TypeVar("M")
+N = TypeVar("N")
+T = TypeVar("T")
 
 SLICE_MESSAGES = 256
 SLICE_S = 0.005
-"""An actor with a full mailbox lets others run after so many messages or so much time, whichever comes
-first."""
+"""An actor with a full mailbox lets others run after so many messages or so much time, whichever comes first."""
+
+
+class System(Surroundings, Protocol):
+    """What a cell needs of the actor system. ``ActorSystem`` provides it."""
+
+    name: str
+    clock: Clock
+    hooks: tuple[Hook, ...]
+    dead_letters: DeadLetters
+    loop_timer: Callable[[], float]
+    slow_handler_limit_s: float
+    slow_handlers: int
+    works: set[Background]
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether everything is being cancelled."""
+
+    def spawn_child(
+        self,
+        parent: ActorCell[Any],
+        factory: Callable[[], Actor[N]],
+        *,
+        name: str | None = None,
+        mailbox: MailboxConfig | None = None,
+        supervision: Supervision | None = None,
+        log_context: Mapping[str, object] | None = None,
+    ) -> ActorRef[N]:
+        """Start an actor under ``parent``."""
+
+    def start_task(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any, name: str) -> None:
+        """Start a task that is not an actor."""
+
+    async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a blocking function in a worker thread."""
+
+    async def join(self, cells: list[ActorCell[Any]]) -> None:
+        """Wait until these actors are over; cancel them when their time is up."""
+
+    def request_stop(self, cell: ActorCell[Any]) -> None:
+        """Stop an actor, and see in the background that it ends within the deadline."""
+
+    def forget(self, cell: ActorCell[Any]) -> None:
+        """An actor is over: free its name."""
+
+    def fail(self, cause: BaseException) -> None:
+        """A failure has reached the top."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """How an instance ends. ``restart_after_s`` is None for a stop."""
+
+    cause: BaseException | None
+    restart_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What is being handled, where that is not a message."""
+    """What is being handled, if it is not a message."""
 
     what: str
 
@@ -73,7 +121,6 @@ class ActorCell(Generic[M]):
     __slots__ = (
         "_abandoned",
         "_background_idle",
-        "_bonds",
         "_closing_scope",
         "_cut_off",
         "_done_waiters",
@@ -83,6 +130,7 @@ class ActorCell(Generic[M]):
         "_log",
         "_scope",
         "_steps",
+        "_watches",
         "background",
         "children",
         "context",
@@ -104,7 +152,7 @@ class ActorCell(Generic[M]):
 
     def __init__(
         self,
-        system: ActorSystem,
+        system: System,
         parent: ActorCell[Any] | None,
         path: str,
         incarnation: int,
@@ -121,7 +169,7 @@ class ActorCell(Generic[M]):
         self.log_context = log_context
         self.mailbox = Mailbox(mailbox, system.loop, path, self.bury)
         self.ref: ActorRef[M] = ActorRef(self, incarnation)
-        self.context: ActorContext[M] = ActorContext(self)
+        self.context: _Context[M] = _Context(self)
         self.children: dict[str, ActorCell[Any]] = {}
         self.background: dict[Background, None] = {}
         self.open_replies: dict[Reply[Any], None] = {}
@@ -129,8 +177,8 @@ class ActorCell(Generic[M]):
         self.finished = False
         self.ended_with: BaseException | None = None
         self.handling: object = None
-        self.direct: Callable[[Any, Any], None] | None = None  # what takes a message at once, while nothing forbids it
-        self._bonds: Bonds | None = None
+        self.direct: Callable[[Any, Any], None] | None = None  # takes a message immediately, while nothing forbids it
+        self._watches: Watches | None = None
         self._ending = False
         self._history: tuple[float, ...] = ()
         self._instance: Actor[M] | None = None
@@ -154,7 +202,7 @@ class ActorCell(Generic[M]):
             self.finish(ActorCancelled(self.path))
 
     async def _run(self) -> None:
-        current_cell.set(self)
+        current_actor.set(self)
         structlog.contextvars.bind_contextvars(system=self.system.name, actor=self.path, **self.log_context)
         cause: BaseException | None = None
         cancelled = True
@@ -163,7 +211,7 @@ class ActorCell(Generic[M]):
                 cause = await self._live()
                 cancelled = False
         except asyncio.CancelledError:
-            pass  # the whole system is being cancelled, or this task is, by name: it ends as if cut off
+            pass  # the whole system is being cancelled, or just this task: it ends as if cut off
         finally:
             if cancelled:
                 cause = ActorCancelled(self.path)
@@ -196,20 +244,20 @@ class ActorCell(Generic[M]):
             self._ending = False
             self.restarts += 1
 
-    async def _start_instance(self) -> Verdict | None:
+    async def _start_instance(self) -> _Verdict | None:
         try:
             self._instance = instance = self.factory()
             self.handling = _STARTED
             await instance.started(self.context)
         except BaseException as failure:
-            return self._failed(own_failure(self, failure, "started"), while_starting=True)
+            return self._failed(self._own_failure(failure, "started"), while_starting=True)
         for hook in self.system.hooks:
             hook.actor_started(self.ref, self.restarts)
         if isinstance(instance, DirectActor) and not overriding(self.system.hooks):
             self.direct = instance.handle
         return None
 
-    async def _drain(self) -> Verdict:
+    async def _drain(self) -> _Verdict:
         """Handle signals and messages until a verdict."""
         mailbox, gate, handler = self.mailbox, self.system.gate, self._handler()
         queue, signals = mailbox.queue, mailbox.signals
@@ -242,7 +290,7 @@ class ActorCell(Generic[M]):
         forget_cancellations()
         return True
 
-    async def _drain_slice(self, handler: Receive, messages_max: int) -> Verdict | None:
+    async def _drain_slice(self, handler: Receive, messages_max: int) -> _Verdict | None:
         """Handle messages until there is none, a signal comes, or it is time to let others run. The hot loop.
 
         Between taking an item out and the first step of its handler there is no await: nothing can be lost.
@@ -272,10 +320,10 @@ class ActorCell(Generic[M]):
         return None
 
     def handle_direct(self, message: object) -> None:
-        """Let an idle actor handle a message here and now."""
+        """Let an idle actor handle a message within this call."""
         handle = self.direct
         assert handle is not None
-        self.direct = None  # what comes meanwhile waits for its turn
+        self.direct = None  # further messages wait for their turn
         self.mailbox.accepted += 1
         try:
             handle(self.context, message)
@@ -291,16 +339,14 @@ class ActorCell(Generic[M]):
         assert instance is not None
         return around(self.system.hooks, self.ref, self.context, cast(Receive, instance.receive))
 
-    async def _take_signal(self, signal: Any) -> Verdict | None:
+    async def _take_signal(self, signal: Any) -> _Verdict | None:
         match signal:
             case StopCommand():
-                return Verdict(None)
-            case RestartCommand(cause, delay_s):
-                return Verdict(cause, delay_s)
+                return _Verdict(None)
             case FailCommand(cause):
                 return self._failed(cause)
             case Terminated(ref):
-                if not self.bonds.take_terminated(ref._cell):
+                if not self.watches.take_terminated(cell_of(ref).watches):
                     return None
         instance = self._instance
         assert instance is not None
@@ -308,7 +354,7 @@ class ActorCell(Generic[M]):
             self.handling = _Call(type(signal).__name__)
             await instance.signal(self.context, signal)
         except BaseException as failure:
-            return self._failed(own_failure(self, failure, type(signal).__name__))
+            return self._failed(self._own_failure(failure, type(signal).__name__))
         return None
 
     async def _back_off(self, delay_s: float) -> bool:
@@ -331,22 +377,16 @@ class ActorCell(Generic[M]):
                 wake.cancel()
 
     def _forget_commands_to_the_last_instance(self) -> None:
-        """Several children, or siblings, may have failed at once; one restart answers them all."""
+        """Several children, or pieces of background work, may have failed together; one restart answers them all."""
         signals = self.mailbox.signals
-        void = [
-            signal
-            for signal in signals
-            if isinstance(signal, RestartCommand) or (isinstance(signal, FailCommand) and not signal.outlives_restart)
-        ]
-        for signal in void:
-            signals.remove(signal)
+        signals[:] = [signal for signal in signals if not isinstance(signal, FailCommand)]
 
     # ------------------------------------------------------------- failure
 
-    def _message_failed(self, item: Any, message: Any, failure: BaseException) -> Verdict | None:
+    def _message_failed(self, item: Any, message: Any, failure: BaseException) -> _Verdict | None:
         name = type(message).__name__
         try:
-            cause = own_failure(self, failure, name)
+            cause = self._own_failure(failure, name)
         except asyncio.CancelledError:
             self.bury(item, DeadLetterReason.CUT_OFF)
             raise
@@ -357,11 +397,45 @@ class ActorCell(Generic[M]):
         self.system.dead_letters.publish(DeadLetter(self.ref, message, DeadLetterReason.HANDLER_FAILED))
         return self._failed(cause)
 
-    def _failed(self, cause: BaseException, *, while_starting: bool = False) -> Verdict | None:
+    def _failed(self, cause: BaseException, *, while_starting: bool = False) -> _Verdict | None:
         failure = Failure(cause, while_starting)
         decision = decide(self.supervision, self._history, failure, self.system.clock.now())
         self._history = decision.history
-        return carry_out(self, cause, decision)
+        return self._carry_out(cause, decision)
+
+    def _carry_out(self, cause: BaseException, decision: Decision) -> _Verdict | None:
+        """Tell those concerned, and return what this task must do; None is to go on."""
+        self.log.warning("actor failed", decision=decision.directive.value, exc_info=cause)
+        for hook in self.system.hooks:
+            hook.actor_failed(self.ref, cause, decision)
+        if self.parent is not None:
+            self.parent.mailbox.signal(ChildFailed(self.ref, cause, decision))
+        match decision.directive:
+            case Directive.RESUME:
+                return None
+            case Directive.RESTART:
+                return _Verdict(cause, decision.delay_s)
+            case Directive.ESCALATE:
+                if self.parent is None:
+                    self.system.fail(cause)
+                else:
+                    self.parent.mailbox.signal(FailCommand(cause))
+        return _Verdict(cause)
+
+    def _own_failure(self, failure: BaseException, what: str) -> BaseException:
+        """Tell a cancellation of this actor, which is raised again, from one that a handler let out: a failure.
+
+        Otherwise a handler that awaits something that others cancelled would end its actor silently, and a
+        ``SystemExit`` would end the event loop with all actors on it.
+        """
+        if not isinstance(failure, asyncio.CancelledError):
+            return contained(f"actor {self.path!r}: {what}", failure)
+        task = asyncio.current_task()
+        if self.cancel_called or self.system.cancelled or (task is not None and task.cancelling()):
+            raise failure
+        error = HandlerCancelled(self.path, what)
+        error.__cause__ = failure
+        return error
 
     # ----------------------------------------------------------------- end
 
@@ -371,12 +445,11 @@ class ActorCell(Generic[M]):
                 self.handling = _Call("Stopping")
                 await self._instance.signal(self.context, Stopping())
             except BaseException as failure:
-                self.log.error("stopping_failed", exc_info=own_failure(self, failure, "Stopping"))
+                self.log.error("Stopping handler failed", exc_info=self._own_failure(failure, "Stopping"))
         await self._end_instance(cause, "is stopped", for_good=True)
 
     async def _end_instance(self, cause: BaseException | None, detail: str, *, for_good: bool = False) -> None:
-        """Take down what belongs to one instance, children first, then the instance itself. Runs once for
-        each."""
+        """Take down what belongs to one instance, children first, then the instance itself. Runs once for each."""
         self._ending = True
         self.direct = None
         self.context.cancel_timers()
@@ -400,7 +473,7 @@ class ActorCell(Generic[M]):
             self.handling = _Call("stopped")
             await instance.stopped(self.context, cause)
         except BaseException as failure:
-            self.log.error("stopped_failed", exc_info=own_failure(self, failure, "stopped"))
+            self.log.error("stopped method failed", exc_info=self._own_failure(failure, "stopped"))
 
     async def _background_over(self) -> None:
         while self.background:
@@ -408,7 +481,7 @@ class ActorCell(Generic[M]):
             await self._background_idle
 
     def finish(self, cause: BaseException | None) -> None:
-        """Tell the world that this actor is over. Synchronous, idempotent."""
+        """Tell everybody that this actor is over. Synchronous, idempotent."""
         if self.finished:
             return
         self.finished = True
@@ -420,8 +493,8 @@ class ActorCell(Generic[M]):
             reply.fail(ActorStopped(self.path))
         self.open_replies.clear()
         self.system.forget(self)
-        if self._bonds is not None:
-            self._bonds.end(cause)
+        if self._watches is not None:
+            self._watches.end(cause)
         for hook in self.system.hooks:
             hook.actor_stopped(self.ref, cause)
         for waiter in self._done_waiters or ():
@@ -439,8 +512,7 @@ class ActorCell(Generic[M]):
             await waiter
 
     def cut_off(self, *, hard: bool) -> None:
-        """Cancel what it does, and its children. Softly: ``stopped`` may still run. Hard: that is cancelled
-        too."""
+        """Cancel its handler, and its children. ``stopped`` may still run, unless ``hard``, which cancels that too."""
         for child in tuple(self.children.values()):
             child.cut_off(hard=hard)
         self._scope.cancel()
@@ -452,7 +524,7 @@ class ActorCell(Generic[M]):
     def abandon(self) -> None:
         """Leave code that has ignored its cancellation where it stands. What its actor holds is not closed.
 
-        First that of its children, then that of its background work: the actor itself only waits for these.
+        The code of its children comes first, then that of its background work: the actor itself only waits for these.
         """
         children = [child for child in self.children.values() if not child.finished]
         for child in children:
@@ -472,11 +544,13 @@ class ActorCell(Generic[M]):
     # ------------------------------------------------------------- the rest
 
     @property
-    def bonds(self) -> Bonds:
-        """Who watches it, and whom it watches; made when that is first asked for."""
-        if self._bonds is None:
-            self._bonds = Bonds(self)
-        return self._bonds
+    def watches(self) -> Watches:
+        """Who watches it, and whom it watches. Made when first used: most actors never need it."""
+        if self._watches is None:
+            self._watches = Watches(self.ref, self.mailbox)
+            if self.finished:
+                self._watches.end(self.ended_with)
+        return self._watches
 
     @property
     def cancel_called(self) -> bool:
@@ -493,7 +567,7 @@ class ActorCell(Generic[M]):
         return self._log
 
     def bury(self, item: object, reason: DeadLetterReason) -> None:
-        """Make a dead letter of an item that will not be handled, and let its asker know."""
+        """Make a dead letter of an item that will not be handled, and tell its asker."""
         message = item
         if isinstance(item, Envelope):
             error: ActorError = ActorStopped(self.path)
@@ -521,7 +595,7 @@ class ActorCell(Generic[M]):
         work = Background(getattr(function, "__qualname__", repr(function)))
         self.background[work] = None
         self.system.start_task(
-            run_background, self, work, function, args, on_result, on_error, name=f"{self.path} {work.name}"
+            _run_background, self, work, function, args, on_result, on_error, name=f"{self.path} {work.name}"
         )
         return work
 
@@ -533,9 +607,9 @@ class ActorCell(Generic[M]):
             idle.set_result(None)
 
     def held(self, what: str, held_s: float) -> None:
-        """A step of this actor's code held the loop for too long (H9): count it, log it, tell the hooks."""
+        """A step of this actor's code held the loop for too long: count it, log it, tell the hooks."""  # H9
         self.system.slow_handlers += 1
-        self.log.warning("slow_handler", what=what, held_s=round(held_s, 6))
+        self.log.warning("handler held the event loop", what=what, held_s=round(held_s, 6))
         for hook in self.system.hooks:
             hook.slow_handler(SlowHandler(self.ref, what, held_s))
 
@@ -544,6 +618,139 @@ class ActorCell(Generic[M]):
 
     @property
     def _handled(self) -> str:
-        """What its code runs for: the name of a message, or of a stage of its life."""
+        """What its code runs for: the type of a message, or a stage of its life."""
         handling = self.handling
         return handling.what if isinstance(handling, _Call) else type(handling).__name__
+
+
+def cell_of(ref: ActorRef[Any]) -> ActorCell[Any]:
+    """The cell behind a reference."""
+    return cast("ActorCell[Any]", ref._cell)
+
+
+class _Context(ActorContext[M]):
+    """The context of one cell."""
+
+    __slots__ = ("_cell", "_timers")
+
+    def __init__(self, cell: ActorCell[M]) -> None:
+        self._cell = cell
+        self._timers: Timers[M] | None = None
+
+    @property
+    def self_ref(self) -> ActorRef[M]:
+        return self._cell.ref
+
+    @property
+    def name(self) -> str:
+        return self._cell.path
+
+    @property
+    def log(self) -> Any:
+        return self._cell.log
+
+    @property
+    def clock(self) -> Clock:
+        return self._cell.system.clock
+
+    @property
+    def timers(self) -> Timers[M]:
+        if self._timers is None:
+            cell = self._cell
+            self._timers = Timers(cell.mailbox, cell.system.clock, cell.refuse_if_over)
+        return self._timers
+
+    def cancel_timers(self) -> None:
+        """The instance ends."""
+        if self._timers is not None:
+            self._timers.cancel_all()
+
+    @property
+    def children(self) -> tuple[ActorRef[Any], ...]:
+        return tuple(child.ref for child in self._cell.children.values())
+
+    @property
+    def restarts(self) -> int:
+        return self._cell.restarts
+
+    def spawn(self, factory: Callable[[], Actor[N]], **options: Any) -> ActorRef[N]:
+        return self._cell.system.spawn_child(self._cell, factory, **options)
+
+    def stop(self, ref: ActorRef[Any] | None = None) -> None:
+        cell = self._cell if ref is None else cell_of(ref)
+        if cell is self._cell:
+            cell.mailbox.signal(StopCommand())
+        else:
+            cell.system.request_stop(cell)
+
+    def watch(self, ref: ActorRef[Any]) -> None:
+        self._cell.watches.watch(cell_of(ref).watches)
+
+    def unwatch(self, ref: ActorRef[Any]) -> None:
+        self._cell.watches.unwatch(cell_of(ref).watches)
+
+    def run(
+        self,
+        coroutine_function: Callable[..., Awaitable[T]],
+        *args: Any,
+        on_result: Callable[[T], M] | None = None,
+        on_error: Callable[[Exception], M] | None = None,
+    ) -> Background:
+        return self._cell.run_background(coroutine_function, args, on_result, on_error)
+
+    def run_in_thread(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        on_result: Callable[[T], M] | None = None,
+        on_error: Callable[[Exception], M] | None = None,
+    ) -> Background:
+        async def in_thread() -> T:
+            result: T = await self._cell.system.run_blocking(function, *args)
+            return result
+
+        in_thread.__qualname__ = f"thread {getattr(function, '__qualname__', function)}"
+        return self._cell.run_background(in_thread, (), on_result, on_error)
+
+
+async def _run_background(
+    cell: ActorCell[Any],
+    work: Background,
+    function: Callable[..., Awaitable[Any]],
+    args: tuple[Any, ...],
+    on_result: Callable[[Any], Any] | None,
+    on_error: Callable[[Exception], Any] | None,
+) -> None:
+    """Run one piece of work to its end and hand the outcome to the actor. Raises nothing but its own cancellation."""
+    current_actor.set(cell)
+    system = cell.system
+    system.works.add(work)
+    try:
+        with work.scope:
+
+            async def call() -> Any:
+                return await function(*args)
+
+            try:
+                work.steps = Steps(
+                    call(), system.loop_timer, system.slow_handler_limit_s, lambda s: cell.held(work.name, s)
+                )
+                result = await work.steps
+                if work.steps.abandoned:
+                    return
+                message = None if on_result is None else on_result(result)
+            except BaseException as error:
+                failure = contained(work.name, error)
+                if on_error is None:
+                    cell.mailbox.signal(FailCommand(failure))
+                    return
+                on_result = on_error
+                message = on_error(failure)
+            if on_result is not None and not work.cancelled:
+                cell.mailbox.force(ResultEnvelope(message, work))
+    except BaseException as error:  # on_error itself raised
+        cell.mailbox.signal(FailCommand(contained(work.name, error)))
+    finally:
+        work.done = True
+        system.works.discard(work)
+        cell.background_ended(work)

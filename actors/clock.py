@@ -1,9 +1,8 @@
 """Time, as actors see it.
 
-Everything in this package that waits for *logical* time (timers, ask deadlines, restart back-off) goes
-through a ``Clock``, so that a test can replace it. Two things deliberately do not: the shutdown deadline and
-the slow-handler watch. They guard the real process, and a virtual clock that nobody advances must not switch
-them off.
+Everything in this package that waits for *logical* time (timers, ask deadlines, restart back-off) uses a ``Clock``,
+so that a test can replace it. Two things deliberately do not: the shutdown deadline and the slow-handler watch. They
+guard the real process, and a virtual clock that nobody advances must not switch them off.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ class Scheduled(Protocol):
     """A call that is due later."""
 
     def cancel(self) -> None:
-        """Take the call back. Harmless when it has run or was cancelled before."""
+        """Take the call back. Does nothing if it has run or was cancelled before."""
 
 
 class Clock(Protocol):
@@ -28,8 +27,7 @@ class Clock(Protocol):
         ...
 
     def call_later(self, delay_s: float, callback: Callable[[], object]) -> Scheduled:
-        """Call ``callback`` on the loop once ``delay_s`` seconds have passed; equal times keep their
-        order."""
+        """Call ``callback`` on the loop after ``delay_s`` seconds. Calls due at the same time keep their order."""
         ...
 
     async def sleep(self, delay_s: float) -> None:

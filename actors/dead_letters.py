@@ -1,7 +1,6 @@
 """Messages that nobody will handle, and why.
 
-A dead letter is a fact, not an error: ``tell`` to an actor that is over does not raise. Who wants to know
-subscribes.
+A dead letter is a fact, not an error: ``tell`` to a stopped actor does not raise. Subscribe to learn of them.
 """
 
 from __future__ import annotations
@@ -9,29 +8,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from actors.ref import ActorRef
+from actors.mailbox import DeadLetterReason
+from actors.ref import ActorRef
 
+__all__ = ["DeadLetter", "DeadLetterReason", "DeadLetters"]
 
-class DeadLetterReason(Enum):
-    """Why a message ended here."""
-
-    STOPPED = "the target was already stopped"
-    LEFT_BEHIND = "it was still in the mailbox when the target stopped"
-    DROPPED_NEWEST = "the mailbox was full and drops what comes"
-    DROPPED_OLDEST = "the mailbox was full and dropped its oldest message"
-    REFUSED = "the mailbox was full and the sender could not be told"
-    HANDLER_FAILED = "the handler raised"
-    CUT_OFF = "the handler was cancelled because the target did not stop in time"
-    ANSWER_TOO_LATE = "nobody waits for this answer any more"
+LOGGED_MAX = 20
+"""So many dead letters of a system are logged; further ones are only counted and handed to subscribers."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One message that was not handled. For ``ANSWER_TOO_LATE`` the target is the actor that was asked."""
+    """One message that was not handled. For ``ANSWER_TOO_LATE``, the target is the actor that was asked."""
 
     target: ActorRef[Any]
     message: object
@@ -39,26 +29,26 @@ class DeadLetter:
 
 
 class DeadLetters:
-    """The dead letters of one system. Loop-only.
+    """The dead letters of one system, ``ActorSystem.dead_letters``. Loop-only.
 
-    All are counted; the first ``logged_max`` are logged, the last of these saying that no more will be.
+    All are counted in ``counts``, by reason. The first 20 are logged; the last of these says that no more will be.
     """
 
-    __slots__ = ("_log", "_logged", "_next", "_subscribers", "counts", "logged_max")
+    __slots__ = ("_log", "_logged", "_next", "_subscribers", "counts")
 
-    def __init__(self, log: Any, logged_max: int = 20) -> None:
+    def __init__(self, log: Any) -> None:
         self._log = log
         self._logged = 0
         self._next = 0
         self._subscribers: dict[int, Callable[[DeadLetter], object]] = {}
         self.counts: Counter[DeadLetterReason] = Counter()
-        self.logged_max = logged_max
 
     def subscribe(self, callback: Callable[[DeadLetter], object]) -> Callable[[], None]:
-        """Have ``callback`` called, on the loop and at once, for each dead letter from now on.
+        """Call ``callback`` with each dead letter from now on. Returns the function that ends the subscription.
 
-        ``ref.tell`` of an actor of ``DeadLetter`` does. An exception of the callback is logged and goes no
-        further. Returns the function that ends the subscription.
+        callback: called on the loop, within the call that produced the dead letter, in order of subscription. To
+            have an actor handle dead letters, give ``ref.tell`` of an actor of ``DeadLetter``. An exception of the
+            callback is logged and goes no further.
         """
         self._next = key = self._next + 1
         self._subscribers[key] = callback
@@ -69,7 +59,7 @@ class DeadLetters:
         return unsubscribe
 
     def publish(self, letter: DeadLetter) -> None:
-        """Count, log and hand out one dead letter. Never raises."""
+        """Runtime only: count, log and hand out one dead letter. Never raises."""
         self.counts[letter.reason] += 1
         if isinstance(letter.message, DeadLetter):
             return  # a subscriber that is full or gone: telling it again would never end
@@ -82,12 +72,12 @@ class DeadLetters:
 
     def _log_some(self, letter: DeadLetter) -> None:
         self._logged += 1
-        if self._logged > self.logged_max:
+        if self._logged > LOGGED_MAX:
             return
         self._log.warning(
             "dead_letter",
             actor=letter.target.name,
             message_type=type(letter.message).__name__,
             reason=letter.reason.name,
-            more_are_only_counted=self._logged == self.logged_max,
+            more_are_only_counted=self._logged == LOGGED_MAX,
         )

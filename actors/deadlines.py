@@ -1,9 +1,8 @@
 """Deadlines that are nearly always met, and so must cost nearly nothing.
 
-An event loop pays for each timer, also for one that is cancelled a moment later. Most asks of a program
-share a few timeouts, and deadlines with the same timeout come due in the order in which they were set. So
-there is one lane for each timeout: a dictionary in that order, and one timer of the clock, for its first
-entry.
+An event loop pays for each timer, even for one that is cancelled a moment later. Most asks of a program share a few
+timeouts, and deadlines with the same timeout come due in the order in which they were set. So there is one lane for
+each timeout: a dictionary in that order, and one timer of the clock, for its first entry.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from collections.abc import Callable
 from actors.clock import Clock, Scheduled
 
 IDLE_LANES_MAX = 64
-"""With more lanes than that an empty one is given up at once (timeouts that are never the same twice)."""
+"""With more lanes than this, an empty lane is dropped immediately (for timeouts that never repeat)."""
 ROUNDING_S = 1e-9
-"""A timer that comes by so much too early is on time; floats do not add up exactly."""
+"""A timer that fires this much too early is on time; floats do not add up exactly."""
 
 
 class _Lane:
@@ -37,7 +36,7 @@ class Deadlines:
         self._next = 0
 
     def start(self, timeout_s: float, expire: Callable[[], object]) -> int:
-        """Have ``expire`` called after ``timeout_s`` seconds; returns the key for ``cancel``."""
+        """Call ``expire`` after ``timeout_s`` seconds, unless cancelled; returns the key for ``cancel``."""
         lane = self._lanes.get(timeout_s)
         if lane is None:
             lane = self._lanes[timeout_s] = _Lane()
@@ -48,7 +47,7 @@ class Deadlines:
         return key
 
     def cancel(self, timeout_s: float, key: int) -> None:
-        """The deadline was met. Harmless if it has expired."""
+        """The deadline was met. Does nothing if it has expired."""
         lane = self._lanes.get(timeout_s)
         if lane is None:
             return

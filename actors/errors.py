@@ -95,17 +95,6 @@ class ExitRaised(HeadgateError, RuntimeError):
         return f"{self.what} {self.detail}"
 
 
-class LinkedActorFailed(ActorError):
-    """An actor to which this one is linked ended with a failure; the failure is the ``__cause__``."""
-
-    def __init__(self, actor: str) -> None:
-        super().__init__(actor)
-        self.actor = actor
-
-    def __str__(self) -> str:
-        return f"linked actor {self.actor!r} failed"
-
-
 class ActorCancelled(ActorError):
     """The actor was cut off in the middle: it did not stop within the deadline of a stop."""
 

@@ -1,8 +1,8 @@
 """Keep an exception that would end the loop, or a task, inside the call that raised it.
 
 ``SystemExit`` and ``KeyboardInterrupt`` out of any task stop the whole event loop; ``CancelledError`` and
-``GeneratorExit`` look like the end of a task that nobody ended. Code that an actor calls for others may raise any of
-them. ``contained`` makes an ordinary exception of each, so that it fails the actor that made the call and nothing else.
+``GeneratorExit`` look like the end of a task that nobody ended. User code that an actor calls may raise any of them.
+``contained`` turns each into an ordinary exception, so that it fails the actor that made the call and nothing else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Abandoned", "as_exception", "contained", "describe", "forget_cancell
 
 
 def describe(error: BaseException) -> str:
-    """The type and text of ``error``, also where its ``__str__`` raises."""
+    """The type and text of ``error``, even if its ``__str__`` raises."""
     name = type(error).__name__
     try:
         text = str(error)
@@ -40,19 +40,18 @@ def as_exception(what: str, error: BaseException) -> Exception:
 
 
 class Abandoned(BaseException):
-    """Thrown into code that ignores its cancellation, before it is left where it stands for good.
+    """Thrown into code that ignores its cancellation, before it is left where it stands permanently.
 
     It is not a ``GeneratorExit``: that would close what a coroutine awaits instead of being raised there.
     """
 
 
 def contained(what: str, error: BaseException) -> Exception:
-    """As ``as_exception``, for use in the task that made the call.
+    """``as_exception``, for use in the task that made the call.
 
     A cancellation of this task by a cancel scope is raised again: that is how the runtime ends actors and their work.
-    Any other cancellation comes from the code that was called, also where that cancelled the task itself. A
-    ``GeneratorExit`` is raised again where no task runs, since the coroutine is then being closed. So is
-    ``Abandoned``.
+    Any other cancellation comes from the called code, even if that cancelled the task itself. ``Abandoned`` is raised
+    again, and so is a ``GeneratorExit`` if no task runs, because the coroutine is then being closed.
     """
     if isinstance(error, Abandoned):
         raise error
@@ -66,7 +65,7 @@ def contained(what: str, error: BaseException) -> Exception:
 
 
 def forget_cancellations() -> None:
-    """Take back the requests to cancel this task, which did not come from the runtime."""
+    """Take back all requests to cancel this task; they did not come from the runtime."""
     task = asyncio.current_task()
     while task is not None and task.cancelling():
         task.uncancel()

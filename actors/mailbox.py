@@ -1,14 +1,13 @@
-"""A bounded mailbox: two deques, one future on which its single reader parks, and the senders that wait for
-room.
+"""A bounded mailbox: a queue of messages, a list of signals, one reader, and the senders that wait for room.
 
-The reader is the actor's task and nobody else. It takes an item only in a step in which it also begins to
-handle it, so a cancellation that hits it while it is parked can lose nothing. A sender that waits hands its
-message over to the
-mailbox: the reader moves it in the moment room appears, so waiting senders are served in order and nobody
-    overtakes them. If such a sender is cancelled before the move, its message is gone with it; afterwards,
-    the message is accepted.
+Only the actor's own task reads. It takes an item in the same step in which it begins to handle it, so a cancellation
+while it is parked loses nothing.
 
-Loop-only, like everything here that does not say otherwise.
+A sender that has to wait leaves its message with the mailbox. The reader moves that message into the queue as soon as
+there is room, so waiting senders are served in order and nobody overtakes them. If the sender is cancelled before the
+move, its message goes with it; after the move, the message is accepted.
+
+Loop-only, like everything in this package that does not say otherwise.
 """
 
 from __future__ import annotations
@@ -20,12 +19,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from actors.dead_letters import DeadLetterReason
 from actors.errors import ActorStopped, MailboxFull
 
 
+class DeadLetterReason(Enum):
+    """Why a message was not handled."""
+
+    STOPPED = "the target had already stopped"
+    LEFT_BEHIND = "it was still in the mailbox when the target stopped"
+    DROPPED_NEWEST = "the mailbox was full and drops new messages"
+    DROPPED_OLDEST = "the mailbox was full and dropped its oldest message"
+    REFUSED = "the mailbox was full and the sender could not be told"
+    HANDLER_FAILED = "the handler raised"
+    CUT_OFF = "the handler was cancelled because the target did not stop in time"
+    ANSWER_TOO_LATE = "nobody waits for this answer any more"
+
+
 class OnFull(Enum):
-    """What becomes of a message for which there is no room."""
+    """What happens to a message for which there is no room."""
 
     WAIT = "wait"
     """``send`` waits; ``tell``, which cannot, raises ``MailboxFull``."""
@@ -34,14 +45,17 @@ class OnFull(Enum):
     DROP_NEWEST = "drop-newest"
     """The message becomes a dead letter."""
     DROP_OLDEST = "drop-oldest"
-    """The message that has waited longest becomes a dead letter, and this one gets its room."""
+    """The message that has waited longest becomes a dead letter, and the new one takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class MailboxConfig:
-    """``capacity``: how many messages may wait, None for no bound. Signals, timers and the results of an
-    actor's own background work are not counted: each of them is bounded by what the actor itself has
-    started."""
+    """How many messages may wait in a mailbox, and what happens to one more.
+
+    capacity: messages, at least 1; None for no bound. Signals, timers and the results of an actor's own background
+        work do not count: what the actor itself has started bounds each of them.
+    on_full: see ``OnFull``.
+    """
 
     capacity: int | None = 1024
     on_full: OnFull = OnFull.WAIT
@@ -55,10 +69,10 @@ class MailboxConfig:
 class MailboxStatistics:
     """A mailbox at one moment.
 
-    queued: messages that wait. high_water: the most that ever waited. waiting_senders: senders that wait for
-        room.
-    accepted: messages taken in so far. handled: messages given to the actor. dropped: by a DROP policy.
-    refused: for which ``MailboxFull`` was raised. restarts: of the actor so far.
+    capacity: as configured. queued: messages that wait. high_water: the most that ever waited.
+    waiting_senders: senders that wait for room. accepted: messages taken in so far.
+    handled: messages given to the actor so far. dropped: by a DROP policy. refused: with ``MailboxFull``.
+    restarts: of the actor so far.
     """
 
     capacity: int | None
@@ -73,8 +87,7 @@ class MailboxStatistics:
 
 
 class Envelope:
-    """A queued item that is more than a message. Exactly subclasses of this are opened before they are
-    handled."""
+    """A queued item that is more than a message. The reader opens it before handling it."""
 
     __slots__ = ("message",)
 
@@ -82,11 +95,11 @@ class Envelope:
         self.message = message
 
     def open(self) -> bool:
-        """The item has been taken out to be handled; False if it is void and must be skipped."""
+        """The item was taken out to be handled; False if it is void and must be skipped."""
         return True
 
     def undeliverable(self, error: Exception) -> bool:
-        """It will not be handled, because of ``error``. False if that is nobody's loss."""
+        """The item will not be handled, because of ``error``. False if nobody needs to know."""
         return True
 
 
@@ -99,7 +112,7 @@ class _WaitingSender:
 
 
 class Mailbox:
-    """See the top of the file. ``dead`` is told of each item that will not be handled."""
+    """See the module. ``dead`` is called with each item that will not be handled."""
 
     __slots__ = (
         "_dead",
@@ -133,7 +146,7 @@ class Mailbox:
         self.senders: dict[_WaitingSender, None] = {}
         self.parked: asyncio.Future[None] | None = None
         self.accepted = 0
-        # Accepted but not handled: skipped when opened, and dropped or left behind after they were accepted.
+        # Accepted but not handled: void when opened; dropped or left behind after they were accepted.
         self.void = 0
         self.taken_back = 0
         self.dropped = 0
@@ -153,7 +166,7 @@ class Mailbox:
         return self._limit < 0
 
     def offer(self, item: object) -> None:
-        """Take an item without waiting. Full: as the policy says. Closed: a dead letter."""
+        """Take an item without waiting. If full, follow the policy; if closed, make it a dead letter."""
         queue = self.queue
         length = len(queue)
         if length >= self.high_water:
@@ -174,7 +187,7 @@ class Mailbox:
         return len(self.queue) < self._limit
 
     def force(self, item: object) -> None:
-        """Take an item over the bound (a timer, a result of own work). Closed: a dead letter."""
+        """Take an item regardless of the bound (a timer, a result). If closed, make it a dead letter."""
         if self.closed:
             self._dead(item, DeadLetterReason.STOPPED)
             return
@@ -184,14 +197,14 @@ class Mailbox:
         self.wake()
 
     def signal(self, signal: object) -> None:
-        """Queue a signal or a command ahead of all messages. Closed: nothing happens."""
+        """Queue a signal or a command ahead of all messages. If closed, do nothing."""
         if self.closed:
             return
         self.signals.append(signal)
         self.wake()
 
     def wake(self) -> None:
-        """Let the reader look again."""
+        """Make the reader look again."""
         parked = self.parked
         if parked is not None:
             self.parked = None
@@ -199,8 +212,7 @@ class Mailbox:
                 parked.set_result(None)
 
     async def send(self, item: object) -> None:
-        """Take an item, waiting for room under WAIT. ``ActorStopped`` if it is closed, or closes
-        meanwhile."""
+        """Take an item, waiting for room under WAIT. Raises ``ActorStopped`` if closed before or during the wait."""
         if self.closed:
             raise ActorStopped(self._owner)
         if self.has_room() or self.config.on_full is not OnFull.WAIT:
@@ -215,8 +227,7 @@ class Mailbox:
             self.senders.pop(sender, None)
 
     def line_up(self, item: object) -> Callable[[], None]:
-        """Queue an item among the waiting senders without waiting; returns what takes it back if still
-        there."""
+        """Put an item among those of the waiting senders; returns the function that withdraws it if still there."""
         sender = _WaitingSender(item, None)
         self.senders[sender] = None
         return lambda: self.withdraw(sender)
@@ -226,7 +237,7 @@ class Mailbox:
         self.senders.pop(sender, None)
 
     def admit(self) -> None:
-        """Room has appeared: move what waiting senders hold into the queue, in their order."""
+        """There is room: move the items of waiting senders into the queue, in their order."""
         queue = self.queue
         while self.senders and len(queue) < self._limit:
             sender = next(iter(self.senders))
@@ -241,7 +252,7 @@ class Mailbox:
             self.accepted += 1
 
     def close(self) -> None:
-        """Take no more. What waits becomes dead letters; senders that wait get ``ActorStopped``."""
+        """Accept nothing more. What is queued becomes dead letters; waiting senders get ``ActorStopped``."""
         if self.closed:
             return
         self._limit = -1

@@ -1,35 +1,61 @@
 """How to reach an actor, and how to answer one.
 
-An ``ActorRef`` names one life of an actor: it stays valid across supervised restarts, and once the actor has
-stopped it is over for ever, even if another actor takes the same name. ``incarnation`` tells the two apart.
+An ``ActorRef`` names one life of an actor. It stays valid across supervised restarts. Once the actor has stopped, the
+reference never becomes valid again, even if another actor takes the same name; ``incarnation`` tells the two apart.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from actors.dead_letters import DeadLetter, DeadLetterReason
+from actors.deadlines import Deadlines
 from actors.errors import AskTimeout, MailboxFull, WouldDeadlock
-from actors.mailbox import Envelope, MailboxStatistics, OnFull
-
-if TYPE_CHECKING:
-    from actors.cell import ActorCell
+from actors.gate import Gate
+from actors.mailbox import DeadLetterReason, Envelope, Mailbox, MailboxStatistics, OnFull
+from actors.waits import Named, WaitBoard, current_actor
 
 M_contra = TypeVar("M_contra", contravariant=True)
 T = TypeVar("T")
 
 
-class Reply(Generic[T]):
-    """Where the answer to one ``ask`` goes. Travels inside the message; the first answer counts.
+class Surroundings(Protocol):
+    """What a reference needs of the actor system. ``ActorSystem`` provides it."""
 
-    May be kept and answered later, or passed on to another actor. Loop-only.
+    loop: asyncio.AbstractEventLoop
+    deadlines: Deadlines
+    waits: WaitBoard
+    gate: Gate | None
+
+    def call_threadsafe(self, function: Callable[..., object], *args: Any) -> None: ...
+
+
+class Recipient(Named, Protocol):
+    """What a reference needs of the actor behind it. ``ActorCell`` provides it."""
+
+    mailbox: Mailbox
+    direct: Callable[[Any, Any], None] | None
+    open_replies: dict[Reply[Any], None]
+    restarts: int
+
+    @property
+    def system(self) -> Surroundings: ...
+
+    def handle_direct(self, message: object) -> None: ...
+
+    def bury(self, item: object, reason: DeadLetterReason) -> None: ...
+
+
+class Reply(Generic[T]):
+    """Where the answer to one ``ask`` goes. It travels inside the message; the first answer counts.
+
+    The actor may keep it and answer later, or pass it on to another actor. Loop-only.
     """
 
     __slots__ = ("_asked", "_future")
 
-    def __init__(self, asked: ActorCell[Any], future: asyncio.Future[T]) -> None:
+    def __init__(self, asked: Recipient, future: asyncio.Future[T]) -> None:
         self._asked = asked
         self._future = future
 
@@ -39,24 +65,20 @@ class Reply(Generic[T]):
         return not self._future.done()
 
     def answer(self, value: T) -> bool:
-        """Give the answer. False (and a dead letter) if nobody waits any more."""
+        """Give the answer. Returns False, and ``value`` becomes a dead letter, if nobody waits any more."""
         if self._future.done():
-            self._too_late(value)
+            self._asked.bury(value, DeadLetterReason.ANSWER_TOO_LATE)
             return False
         self._future.set_result(value)
         return True
 
     def fail(self, error: BaseException) -> bool:
-        """Make the ``ask`` raise ``error``. False (and a dead letter) if nobody waits any more."""
+        """Make the ``ask`` raise ``error``. Returns False, and ``error`` becomes a dead letter, if nobody waits."""
         if self._future.done():
-            self._too_late(error)
+            self._asked.bury(error, DeadLetterReason.ANSWER_TOO_LATE)
             return False
         self._future.set_exception(error)
         return True
-
-    def _too_late(self, answer: object) -> None:
-        cell = self._asked
-        cell.system.dead_letters.publish(DeadLetter(cell.ref, answer, DeadLetterReason.ANSWER_TOO_LATE))
 
     def __repr__(self) -> str:
         return f"<Reply of {self._asked.path!r}, {'open' if self.open else 'closed'}>"
@@ -85,38 +107,40 @@ class AskEnvelope(Envelope):
 class ActorRef(Generic[M_contra]):
     """A typed handle to an actor. Immutable, hashable by identity, safe to put into messages.
 
-    All methods belong to the event loop's thread, but for ``tell_threadsafe``.
+    All methods belong to the event loop's thread, except ``tell_threadsafe``.
     """
 
     __slots__ = ("_cell", "_mailbox", "incarnation", "name")
 
-    def __init__(self, cell: ActorCell[Any], incarnation: int) -> None:
+    def __init__(self, cell: Recipient, incarnation: int) -> None:
         self._cell = cell
         self._mailbox = cell.mailbox
         self.name: str = cell.path
+        """The actor's path: the names of its ancestors and its own, joined by slashes."""
         self.incarnation = incarnation
+        """A number that no other actor of this system has."""
 
     @property
     def is_alive(self) -> bool:
-        """Whether messages are still taken in."""
+        """Whether the actor still accepts messages."""
         return not self._mailbox.closed
 
     def tell(self, message: M_contra) -> None:
-        """Queue a message and go on; messages of one sender arrive in the order of the calls.
+        """Queue a message and return. Messages of one sender arrive in the order of the calls.
 
-        Full mailbox: ``MailboxFull`` under WAIT and REFUSE, a dead letter under the DROP policies.
-        Stopped target: a dead letter, no error.
+        If the mailbox is full: ``MailboxFull`` under WAIT and REFUSE, a dead letter under the DROP policies.
+        If the actor has stopped: a dead letter, no error.
         """
         self._mailbox.offer(message)
 
     def tell_direct(self, message: M_contra) -> None:
-        """``tell``, but a ``DirectActor`` that is idle handles the message before this returns.
+        """``tell``, except that an idle ``DirectActor`` handles the message before this returns.
 
-        Idle: it waits for something to come, and nothing has. Else, and for every other actor, the message is queued,
-        so the order of one sender's messages is that of its calls, whichever of the two it uses. What the handler
-        raises is a failure of that actor, never of the caller; what it does happens in the middle of what the caller
-        does, so neither may rely on the other's being between two messages. While a message is handled so, further
-        ones for the same actor are queued. The time is the caller's: a slow handler is reported as the caller's own.
+        Idle means that it waits and its mailbox is empty. Otherwise, and for every other actor, the message is queued;
+        so one sender's messages keep their order whichever of the two calls it uses. An exception of the handler is a
+        failure of that actor, never of the caller. The handler runs in the middle of the caller's step, so neither may
+        rely on the other being between two messages. Further messages for the same actor are queued until the handler
+        returns. The time counts as the caller's: a slow handler is reported under the caller's name.
         """
         cell, parked = self._cell, self._mailbox.parked
         if parked is None or parked.done() or cell.direct is None:
@@ -127,19 +151,19 @@ class ActorRef(Generic[M_contra]):
             self._mailbox.offer(message)
 
     def tell_threadsafe(self, message: M_contra) -> None:
-        """``tell`` from any thread. The order of one thread's calls is kept.
+        """``tell`` from any thread. Messages of one thread keep their order.
 
         A full mailbox cannot be reported here: the message becomes a dead letter with the reason REFUSED.
-        ``SystemNotRunning`` once the event loop is closed.
+        Raises ``SystemNotRunning`` once the event loop is closed.
         """
         self._cell.system.call_threadsafe(self._tell_or_bury, message)
 
     async def send(self, message: M_contra) -> None:
-        """Queue a message, waiting for room under WAIT; waiting senders are served in order.
+        """Queue a message, waiting for room under WAIT. Waiting senders are served in order.
 
-        Raises ``ActorStopped`` if the target is stopped or stops while this waits, ``MailboxFull`` under
-        REFUSE and when an actor's own handler would have to wait for room in its own mailbox. If it is
-        cancelled while it waits, the message may or may not have been accepted.
+        Raises ``ActorStopped`` if the actor has stopped or stops during the wait; ``MailboxFull`` under REFUSE, and
+        if an actor's handler would wait for room in its own mailbox. After a cancellation during the wait, the message
+        may or may not have been accepted.
         """
         mailbox = self._mailbox
         if mailbox.has_room():
@@ -153,14 +177,18 @@ class ActorRef(Generic[M_contra]):
             await mailbox.send(message)
 
     async def ask(self, build: Callable[[Reply[T]], M_contra], *, timeout_s: float) -> T:
-        """Send the message that ``build`` makes around a reply, and wait for the answer.
+        """Send the message that ``build`` makes around a ``Reply``, and wait for the answer.
 
-        timeout_s: seconds of the system's clock, counted from the call, waiting for room included;
-            ``AskTimeout`` after that. ``ActorStopped`` at once if the target is stopped, stops, or is
-            restarted after it took the message and before it answered; ``HandlerFailed`` if its handler
-            raised and it was resumed. What the target gives to ``Reply.fail`` is raised here. ``MailboxFull``
-            if the policy refuses or drops the message. An ask that ends without an answer takes back its
-            message only if that still waited for room.
+        timeout_s: seconds of the system's clock, counted from the call; the wait for room is included.
+
+        Raises:
+            AskTimeout: no answer within ``timeout_s``.
+            ActorStopped: the actor has stopped, stops, or restarts between taking the message and answering.
+            HandlerFailed: the handler raised before it answered, and supervision resumed the actor.
+            MailboxFull: the mailbox's policy refused or dropped the message.
+            Exception: whatever the actor gave to ``Reply.fail``.
+
+        An ask that ends without an answer withdraws its message only if that still waited for room.
         """
         cell, mailbox = self._cell, self._mailbox
         system = cell.system
@@ -197,13 +225,13 @@ class ActorRef(Generic[M_contra]):
                 take_back()
 
     def statistics(self) -> MailboxStatistics:
-        """The figures of the mailbox now; they stay readable after the actor has stopped."""
+        """The figures of the mailbox now. They stay readable after the actor has stopped."""
         return self._mailbox.statistics(self._cell.restarts)
 
     def _refuse_self_send(self) -> None:
-        if self._cell.system.waits.current_cell() is self._cell:
+        if current_actor.get() is self._cell:
             capacity = self._mailbox.config.capacity or 0
-            error = MailboxFull(self.name, capacity, "its own handler would wait for ever")
+            error = MailboxFull(self.name, capacity, "its own handler would wait forever")
             raise error from WouldDeadlock(self.name, "room in its own mailbox")
 
     def _tell_or_bury(self, message: M_contra) -> None:

@@ -1,25 +1,24 @@
-"""What the runtime tells an actor about lives: its own, its children's, and those it watches.
+"""What the runtime tells an actor about lives: its own, its children's, and those of the actors it watches.
 
-Signals are not messages. They travel in a queue of their own, are delivered before any user message that
-waits in the mailbox, do not count against its capacity, and only the runtime can send them.
+Signals are not messages. They have their own queue, overtake all messages that wait, do not count against the
+mailbox's capacity, and only the runtime sends them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from actors.ref import ActorRef
-    from actors.supervision import Decision
+from actors.ref import ActorRef
+from actors.supervision import Decision
 
 
 @dataclass(frozen=True, slots=True)
 class Terminated:
-    """A watched actor has ended; nothing more will ever be handled by it.
+    """A watched actor has ended; it will never handle anything again.
 
-    ``cause`` is None after a normal stop, else the failure. Sent once for each watch, at once if it was
-    already over.
+    ``cause`` is None after a normal stop, else the failure. Sent once for each watch; immediately if the actor had
+    ended before.
     """
 
     ref: ActorRef[Any]
@@ -28,7 +27,7 @@ class Terminated:
 
 @dataclass(frozen=True, slots=True)
 class ChildFailed:
-    """A child raised. ``decision`` is what its supervision has decided; it is already being carried out."""
+    """A child raised. ``decision`` is what its supervision decided, and is already being carried out."""
 
     ref: ActorRef[Any]
     cause: BaseException
@@ -37,8 +36,7 @@ class ChildFailed:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """This actor will handle no more messages. Its children still live; ``stopped`` comes after they are
-    gone."""
+    """This actor will handle no more messages. Its children are still alive; ``stopped`` runs after they have ended."""
 
 
 Signal: TypeAlias = Terminated | ChildFailed | Stopping
@@ -50,23 +48,13 @@ class StopCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartCommand:
-    """Runtime only: a sibling failed under one-for-all, and all are to begin anew."""
-
-    cause: BaseException
-    delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class FailCommand:
     """Runtime only: fail with this cause, as if ``receive`` had raised it.
 
-    ``outlives_restart``: it comes from a link. A child's escalation or background work belongs to one
-    instance, and is void after a restart.
+    It comes from a child that escalated or from background work. Both belong to one instance, so a restart voids it.
     """
 
     cause: BaseException
-    outlives_restart: bool = False
 
 
-Command: TypeAlias = StopCommand | RestartCommand | FailCommand
+Command: TypeAlias = StopCommand | FailCommand

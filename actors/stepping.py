@@ -1,9 +1,8 @@
 """Measure how long a coroutine holds the event loop, step by step.
 
-A coroutine that awaits for an hour harms nobody; one that computes for half a second stops every other actor.
-To tell the two apart the steps of a task are timed one by one: from where it is resumed to where it next
-suspends. That is done once, around everything that the task does, so a message that is handled without a
-suspension costs nothing extra.
+A coroutine that awaits for an hour harms nobody; one that computes for half a second stops every other actor. To tell
+them apart, each step of a task is timed, from where it resumes to where it next suspends. The timing wraps everything
+that the task does, so a message that is handled without suspending costs nothing extra.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ T = TypeVar("T")
 
 
 class Steps(Generic[T]):
-    """Awaitable: runs ``coroutine`` and calls ``held(seconds)`` at the end of each step longer than
-    ``limit_s``.
+    """Awaitable: runs ``coroutine`` and calls ``held(seconds)`` at the end of each step longer than ``limit_s``.
 
     ``began_at`` is when the current step began, on ``timer``.
     """
@@ -44,9 +42,9 @@ class Steps(Generic[T]):
         self._task: asyncio.Task[Any] | None = None
 
     def abandon(self) -> None:
-        """Run the coroutine no further, whatever it does about its cancellation; awaiting this then returns None.
+        """Run the coroutine no further, whatever it does about its cancellation. Awaiting this then returns None.
 
-        It is told by ``Abandoned``. If it ignores that too it stays where it is, for nothing runs it any more.
+        ``Abandoned`` is thrown into it. If it ignores that too, it stays where it is, because nothing runs it any more.
         """
         self.abandoned = True
         if self._task is not None:
@@ -58,7 +56,7 @@ class Steps(Generic[T]):
         return waiting_at(self._coroutine)
 
     def _leave(self) -> None:
-        with suppress(BaseException):  # whatever it says about it, it does not run any more
+        with suppress(BaseException):  # whatever it raises, it does not run any more
             self._coroutine.throw(Abandoned())
 
     def __await__(self) -> Generator[Any, Any, T]:

@@ -1,12 +1,11 @@
 """What to do about a failure, as a pure function.
 
-``decide`` looks at a policy, at the restarts there have been, at the failure and at the time, and says what
-is to be done. It does nothing itself: the actor's own task carries the decision out, and tests read it as a
-table.
+``decide`` takes a policy, the restarts so far, the failure and the time, and returns what to do. It does nothing
+itself: the actor's own task carries the decision out, and tests read it as a table.
 
-The policy belongs to the actor that failed and is given when it is spawned. The default is to escalate: the
-parent fails with the same cause, and so on up to the system, whose ``async with`` raises it. A failure is
-therefore loud unless somebody said otherwise.
+The policy belongs to the actor that failed and is given to ``spawn``. The default is to escalate: the parent fails with
+the same cause, and so on up to the system, whose ``async with`` raises it. So a failure is loud unless a policy says
+otherwise.
 """
 
 from __future__ import annotations
@@ -17,37 +16,31 @@ from enum import Enum
 
 
 class Directive(Enum):
-    """What becomes of an actor that failed."""
+    """What happens to an actor that failed."""
 
     RESUME = "resume"
-    """Skip the message, keep the instance and its state."""
+    """Skip the message; keep the instance and its state."""
     RESTART = "restart"
-    """Close the instance and build a new one; the messages that wait stay, in order. References stay
-    valid."""
+    """Close the instance and build a new one. Queued messages stay, in order; references stay valid."""
     STOP = "stop"
-    """End the actor; those who watch it are told the cause."""
+    """End the actor; its watchers get the cause."""
     ESCALATE = "escalate"
-    """End the actor, and fail the parent with the same cause."""
-
-
-class Scope(Enum):
-    """Whom a decision concerns."""
-
-    ONE_FOR_ONE = "one-for-one"
-    ONE_FOR_ALL = "one-for-all"
-    """A restart or a stop is done to every child of the same parent. (Give all siblings the same policy.)"""
+    """End the actor, and fail its parent with the same cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
     """The policy for one actor.
 
-    on_failure: what is done about an exception for which ``rules`` has nothing.
-    rules: pairs of an exception type and a directive; the first that fits is taken.
-    max_restarts, within_s: at most so many restarts in a sliding window of so many seconds. None for either
-        means without limit (of number, of time). One more failure than that gets ``when_exhausted``.
-    backoff_s, backoff_factor, backoff_max_s: the first restart in the window waits ``backoff_s`` seconds,
-        each further one ``backoff_factor`` times as long, up to ``backoff_max_s``.
+    on_failure: what to do about an exception that no rule matches.
+    rules: pairs of an exception type and a directive; the first whose type matches counts.
+    max_restarts, within_s: at most so many restarts in a sliding window of so many seconds; None removes the limit of
+        number or of time. The next failure gets ``when_exhausted``.
+    backoff_s, backoff_factor, backoff_max_s: the first restart in the window waits ``backoff_s`` seconds, each further
+        one ``backoff_factor`` times as long, up to ``backoff_max_s``.
+    when_exhausted: STOP or ESCALATE.
+
+    Raises ``ValueError`` for values that make no sense.
     """
 
     on_failure: Directive = Directive.ESCALATE
@@ -58,7 +51,6 @@ class Supervision:
     backoff_factor: float = 2.0
     backoff_max_s: float = 30.0
     when_exhausted: Directive = Directive.ESCALATE
-    scope: Scope = Scope.ONE_FOR_ONE
 
     def __post_init__(self) -> None:
         if self.max_restarts is not None and self.max_restarts < 0:
@@ -73,8 +65,7 @@ class Supervision:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong. ``while_starting``: no instance has completed ``started`` yet, so none can be
-    resumed."""
+    """What went wrong. ``while_starting``: no instance has completed ``started`` yet, so none can be resumed."""
 
     cause: BaseException
     while_starting: bool = False
@@ -82,11 +73,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done. ``history`` is to be given to the next call of ``decide``."""
+    """What to do. ``delay_s``: seconds before a restart. ``history``: for the next call of ``decide``.
+
+    ``exhausted``: the policy's restarts are used up.
+    """
 
     directive: Directive
     delay_s: float = 0.0
-    scope: Scope = Scope.ONE_FOR_ONE
     history: tuple[float, ...] = field(default=(), compare=False)
     exhausted: bool = False
 
@@ -97,18 +90,18 @@ def decide(policy: Supervision, history: Sequence[float], failure: Failure, now:
     history: the times of the restarts so far, oldest first (``Decision.history`` of the last decision).
     now: the current time in seconds, on the clock of the history.
 
-    A failure while starting turns RESUME into RESTART, because there is nothing that could go on.
+    A failure while starting turns RESUME into RESTART, because there is no instance to keep.
     """
     directive = _directive_for(policy, failure.cause)
     if directive is Directive.RESUME and failure.while_starting:
         directive = Directive.RESTART
     if directive is not Directive.RESTART:
-        return Decision(directive, scope=policy.scope, history=tuple(history))
+        return Decision(directive, history=tuple(history))
     recent = tuple(history) if policy.within_s is None else _since(history, now - policy.within_s)
     if policy.max_restarts is not None and len(recent) >= policy.max_restarts:
-        return Decision(policy.when_exhausted, scope=policy.scope, history=recent, exhausted=True)
+        return Decision(policy.when_exhausted, history=recent, exhausted=True)
     delay_s = _back_off(policy, len(recent))
-    return Decision(Directive.RESTART, delay_s, policy.scope, _bounded(policy, (*recent, now)))
+    return Decision(Directive.RESTART, delay_s, _bounded(policy, (*recent, now)))
 
 
 def _directive_for(policy: Supervision, cause: BaseException) -> Directive:

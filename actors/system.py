@@ -1,10 +1,10 @@
 """The root of all actors: one place for their tasks, one clock, one shutdown deadline.
 
-Each actor has a plain asyncio task, kept here; whatever else runs (background work, calls from threads) is in one
-anyio task group. Both are waited for, so no task outlives the ``async with``. On the way out the top-level actors are
-stopped, their children before them. After four fifths of ``shutdown_timeout_s`` handlers that still run are cancelled;
-what is left of the time belongs to ``stopped``; at its end everything is cancelled. Code that ignores even that is
-abandoned a second later: it is named in the log, and run no further.
+Each actor has a plain asyncio task, kept here; everything else (background work, calls from threads) runs in one anyio
+task group. The system waits for both, so no task outlives the ``async with``. On exit, the top-level actors are
+stopped, their children before them. After four fifths of ``shutdown_timeout_s``, handlers that still run are cancelled;
+the rest of the time belongs to ``stopped``; at its end everything is cancelled. Code that ignores even that is
+abandoned a second later: it is logged, and run no further.
 """
 
 from __future__ import annotations
@@ -15,66 +15,55 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.abc
 import anyio.to_thread
 import structlog
 
+from actors.actor import Actor
 from actors.background import Background
-from actors.cell import ActorCell
+from actors.cell import ActorCell, cell_of
 from actors.clock import Clock, LoopClock
 from actors.dead_letters import DeadLetters
 from actors.deadlines import Deadlines
 from actors.errors import ActorStopped, NameTaken, SystemNotRunning, WouldDeadlock
 from actors.exits import as_exception, contained
+from actors.gate import Gate
 from actors.hooks import Hook
 from actors.mailbox import MailboxConfig
 from actors.ref import ActorRef
 from actors.signals import StopCommand
 from actors.supervision import Supervision
-from actors.waits import WaitBoard, current_cell
-
-if TYPE_CHECKING:
-    from actors.actor import Actor
+from actors.waits import WaitBoard, current_actor
 
 M = TypeVar("M")
 T = TypeVar("T")
 
 HANDLERS_SHARE = 0.8
-"""The share of a stop's time after which handlers that still run are cancelled; the rest is for
-``stopped``."""
-
+"""The share of a stop's time after which handlers that still run are cancelled; the rest is for ``stopped``."""
 
 ABANDON_S = 1.0
-"""So long after the end of a stop's time, code that has ignored its cancellation is left where it stands."""
-
-
-class Gate(Protocol):
-    """Decides whose turn it is; how the test kit delivers messages one by one."""
-
-    async def turn(self, cell: ActorCell[Any]) -> None:
-        """Return when ``cell`` may handle one signal or message."""
-
-    def direct(self, cell: ActorCell[Any], message: object) -> bool:
-        """``tell_direct`` to an idle actor: have ``cell.handle_direct`` done and return True, or else queue it."""
+"""This many seconds after the end of a stop's time, code that has ignored its cancellation is abandoned."""
 
 
 class ActorSystem:
-    """All actors that belong together. Use it with ``async with``; afterwards no task of it is left.
+    """All actors that belong together. Use it with ``async with``; afterwards none of its tasks is left.
 
+    name: appears in the log lines of all actors.
     clock: the time for timers, ask deadlines and back-off; the loop's own by default.
     hooks: see ``Hook``; the first is the outermost.
-    shutdown_timeout_s: the one deadline, in real seconds, for the whole shutdown, and for the stop of any
-        actor.
-    slow_handler_limit_s: a handler that holds the loop longer than this without awaiting is reported (H9).
-    loop_timer: what measures that; seconds. For tests.
-    gate: who decides whose turn it is. For the test kit.
+    shutdown_timeout_s: the deadline, in real seconds, for the whole shutdown, and for the stop of any actor.
+    slow_handler_limit_s: a handler that holds the loop for more real seconds than this, without awaiting, is logged,
+        counted in ``slow_handlers``, and reported to the hooks.
+    loop_timer: what measures that, in seconds; for tests.
+    gate: who decides whose turn it is; for test kits.
 
-    A failure that nobody handles ends the system: the body of the ``async with`` is cancelled, all actors are
-    stopped, and the ``async with`` raises the first such cause. An exception of the body, if it came first,
-    wins. All methods belong to the loop's thread unless they say otherwise.
+    A failure that no policy handles ends the system: the body of the ``async with`` is cancelled, all actors are
+    stopped, and the ``async with`` raises the first such cause. An exception of the body wins if it came first.
+
+    All methods belong to the loop's thread unless they say otherwise. A system can be entered only once.
     """
 
     def __init__(
@@ -170,7 +159,7 @@ class ActorSystem:
             work.abandon(self.log)
 
     async def _end_actor_tasks(self) -> None:
-        """Nothing is left of them afterwards, however often whoever waits for it is cancelled."""
+        """Leave no actor's task behind, however often the caller is cancelled."""
         cancelled: asyncio.CancelledError | None = None
         while self._actor_tasks:
             try:
@@ -193,26 +182,32 @@ class ActorSystem:
         supervision: Supervision | None = None,
         log_context: Mapping[str, object] | None = None,
     ) -> ActorRef[M]:
-        """Start a top-level actor and return its reference; it can be told things at once.
+        """Start a top-level actor and return its reference, which accepts messages immediately.
 
-        factory: builds the instance, in the actor's own task, and again on each restart.
-        name: must be free among living siblings (``NameTaken``) and without a slash; one is made up if it is
-            None.
-        supervision: what is done about its failures; escalate by default, so that nothing fails in silence.
+        factory: builds the instance, in the actor's own task, and again at each restart.
+        name: without a slash, and free among living siblings; None generates one.
+        mailbox: its bound and what happens when it is full; by default, 1024 messages, and senders wait.
+        supervision: what to do about its failures; escalate by default, so that nothing fails silently.
         log_context: bound to each of its log lines, and to those of its children.
-        Raises ``SystemNotRunning`` outside the ``async with``, and during the shutdown.
+
+        Raises:
+            NameTaken: a living sibling has this name.
+            ValueError: the name is empty or contains a slash.
+            SystemNotRunning: outside the ``async with``, and during the shutdown.
         """
-        return self.spawn_child(None, factory, name, mailbox, supervision, log_context)
+        return self.spawn_child(
+            None, factory, name=name, mailbox=mailbox, supervision=supervision, log_context=log_context
+        )
 
     async def stop(self, ref: ActorRef[Any]) -> None:
         """Stop an actor after the message that it is handling, and wait until it is over.
 
-        Messages that still wait become dead letters. After ``shutdown_timeout_s`` (real seconds) it is
-        cancelled. ``WouldDeadlock`` if called from inside that actor or one of its descendants: use
-        ``context.stop``.
+        Messages that still wait become dead letters. After ``shutdown_timeout_s`` (real seconds), the actor is
+        cancelled. Returns immediately if it is over. Raises ``WouldDeadlock`` if called from inside that actor or one
+        of its descendants: use ``context.stop`` there.
         """
-        cell = ref._cell
-        caller = current_cell.get()
+        cell = cell_of(ref)
+        caller = current_actor.get()
         while caller is not None:
             if caller is cell:
                 raise WouldDeadlock(ref.name, "system.stop() of itself or of an ancestor")
@@ -221,23 +216,13 @@ class ActorSystem:
         await self.join([cell])
 
     @property
-    def top_level(self) -> tuple[ActorRef[Any], ...]:
-        """The top-level actors that are not over."""
-        return tuple(cell.ref for cell in self._top.values())
-
-    @property
     def actor_count(self) -> int:
-        """How many actors are not over."""
+        """How many actors are alive."""
         return len(self._cells)
 
     def dump_waits(self) -> str:
         """Who waits for whom now, the oldest first, then every ring of actors that wait for one another."""
-        lines = [
-            f"{wait.waiter} waits for {wait.what} {wait.target}: {wait.message_type}, {wait.for_s:.3f} s"
-            for wait in self.waits.waits()
-        ]
-        lines += ["deadlock: " + " -> ".join((*ring, ring[0])) for ring in self.waits.cycles()]
-        return "\n".join(lines) if lines else "nobody waits"
+        return self.waits.dump()
 
     # ----------------------------------------------- for the rest of the runtime
 
@@ -250,10 +235,11 @@ class ActorSystem:
         self,
         parent: ActorCell[Any] | None,
         factory: Callable[[], Actor[M]],
-        name: str | None,
-        mailbox: MailboxConfig | None,
-        supervision: Supervision | None,
-        log_context: Mapping[str, object] | None,
+        *,
+        name: str | None = None,
+        mailbox: MailboxConfig | None = None,
+        supervision: Supervision | None = None,
+        log_context: Mapping[str, object] | None = None,
     ) -> ActorRef[M]:
         """See ``spawn``."""
         if not self._running and (parent is None or self._over):
@@ -293,13 +279,8 @@ class ActorSystem:
             self.fail(error)
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, object]], *args: Any, name: str) -> None:
-        """Start anything that is no actor."""
+        """Start a task that is not an actor."""
         self._tasks.start_soon(function, *args, name=name)
-
-    def siblings(self, cell: ActorCell[Any]) -> list[ActorCell[Any]]:
-        """The other children of the same parent."""
-        family = self._top if cell.parent is None else cell.parent.children
-        return [sibling for sibling in family.values() if sibling is not cell]
 
     def forget(self, cell: ActorCell[Any]) -> None:
         """An actor is over: free its name."""
@@ -308,14 +289,14 @@ class ActorSystem:
         self._cells.pop(cell, None)
 
     def fail(self, cause: BaseException) -> None:
-        """A failure has come all the way up. The first one counts."""
+        """A failure has reached the top. The first one counts."""
         if self._failure is None:
             self._failure = cause
-            self.log.error("system_failed", exc_info=cause)
+            self.log.error("actor system failed", exc_info=cause)
             self._body.cancel()
 
     def request_stop(self, cell: ActorCell[Any]) -> None:
-        """Ask an actor to stop, and see to it in the background that it does within the deadline."""
+        """Stop an actor, and see in the background that it ends within the deadline."""
         if cell.finished:
             return
         cell.mailbox.signal(StopCommand())
@@ -334,7 +315,7 @@ class ActorSystem:
         def abandon() -> None:
             for cell in cells:
                 cell.abandon()
-            timers.append(self.loop.call_later(ABANDON_S, abandon))  # what waited for it may have to be left next
+            timers.append(self.loop.call_later(ABANDON_S, abandon))  # next, whatever waited for it
 
         timers = [
             self.loop.call_later(self.shutdown_timeout_s * HANDLERS_SHARE, cut_off, False),
@@ -350,28 +331,28 @@ class ActorSystem:
 
     def cut_off(self, ref: ActorRef[Any], *, hard: bool = False) -> None:
         """Cancel what an actor and its children are doing. They end; ``stopped`` still runs, unless ``hard``."""
-        ref._cell.cut_off(hard=hard)
+        cell_of(ref).cut_off(hard=hard)
 
     def hurry(self) -> None:
-        """Cancel what all actors are doing; when called again, what they do in ``stopped`` too."""
+        """Cancel what all actors are doing; the second call also cancels what they do in ``stopped``."""
         hard, self._hurried = self._hurried, True
         for cell in tuple(self._cells):
             cell.cut_off(hard=hard)
 
     def call_threadsafe(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function on the loop, from any thread."""
+        """Call a function on the loop, from any thread. Raises ``SystemNotRunning`` once the loop is closed."""
         try:
             self.loop.call_soon_threadsafe(function, *args)
         except RuntimeError as closed:
             raise SystemNotRunning(self.name, "is gone: its event loop is closed") from closed
 
     def run_from_thread(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> Future[T]:
-        """Run an async function in this system, from any other thread; its outcome is that of the future.
+        """Run ``function(*args)``, an async function, in this system; call it from any other thread.
 
-        ``system.run_from_thread(functools.partial(ref.ask, GetTotal, timeout_s=1.0)).result()`` asks from a
-        thread. Cancelling the future does not cancel the call. If the system ends first, the call is
-        cancelled and the future fails with ``SystemNotRunning``, as it does at once when the system is over
-        already.
+        ``system.run_from_thread(functools.partial(ref.ask, GetTotal, timeout_s=1.0)).result()`` asks from a thread.
+        Returns a ``concurrent.futures.Future`` with the outcome. Cancelling the future does not cancel the call. If
+        the system ends first, the call is cancelled and the future fails with ``SystemNotRunning``; it fails with
+        that immediately if the system is over. Raises ``SystemNotRunning`` once the event loop is closed.
         """
         outcome: Future[T] = Future()
 
@@ -398,7 +379,7 @@ class ActorSystem:
         return outcome
 
     async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a blocking function in a worker thread; if cancelled, the thread is left to end by itself."""
+        """Run a blocking function in a worker thread. A cancellation leaves the thread to end by itself."""
         if self._thread_limiter is None:
             self._thread_limiter = anyio.CapacityLimiter(40)
 

@@ -26,9 +26,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import anyio
 
-from actors.actor import Actor
+from actors.actor import Actor, ActorContext
 from actors.cell import ActorCell
-from actors.context import ActorContext
 from actors.hooks import Hook
 from actors.mailbox import Envelope, MailboxConfig
 from actors.ref import ActorRef

@@ -1,56 +1,58 @@
 """Keyed timers that belong to one actor.
 
-A timer that was cancelled or replaced never delivers, even if its message waits in the mailbox already: what
-is queued is not the message but a ticket, and a ticket whose timer is over is void when it is opened. A timer
-has at most one ticket in the mailbox at a time; ticks that come due meanwhile are skipped, so a slow actor is
-not buried.
+A timer that was cancelled or replaced never delivers, even if its message is already in the mailbox: what is queued is
+a ticket, and opening the ticket of a timer that is over yields nothing. A timer has at most one ticket in the mailbox;
+ticks that come due in the meantime are skipped, so a slow actor is not flooded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
 
-from actors.clock import Scheduled
-from actors.mailbox import Envelope
-
-if TYPE_CHECKING:
-    from actors.cell import ActorCell
+from actors.clock import Clock, Scheduled
+from actors.mailbox import Envelope, Mailbox
 
 M = TypeVar("M")
 
 
 class Timers(Generic[M]):
-    """The timers of one actor. They end with it, and with each restart. Loop-only, from the actor's own
-    code."""
+    """The timers of one actor, on the system's clock. They end with the actor, and at each restart.
 
-    __slots__ = ("_by_key", "_cell")
+    Loop-only, from the actor's own code.
+    """
 
-    def __init__(self, cell: ActorCell[Any]) -> None:
-        self._cell = cell
+    __slots__ = ("_by_key", "_clock", "_mailbox", "_refuse_if_over")
+
+    def __init__(self, mailbox: Mailbox, clock: Clock, refuse_if_over: Callable[[str], None]) -> None:
+        self._mailbox = mailbox
+        self._clock = clock
+        self._refuse_if_over = refuse_if_over
         self._by_key: dict[Hashable, _Timer] = {}
 
     def start(self, key: Hashable, message: M, *, delay_s: float | None = None, every_s: float | None = None) -> None:
-        """Deliver ``message`` to the actor itself after ``delay_s`` seconds, and then every ``every_s``
-        seconds.
+        """Deliver ``message`` to this actor after ``delay_s`` seconds, and then every ``every_s`` seconds.
 
-        Without ``delay_s`` the first one comes after ``every_s``; without ``every_s`` there is only one. A
-        running timer of the same key is replaced. Periods are counted from the due time, so they do not
-        drift. Timer messages do not count against the mailbox's capacity and wait behind the messages that
-        are queued already.
+        key: a running timer with the same key is replaced.
+        delay_s: 0 or more; ``every_s`` if omitted.
+        every_s: more than 0; if omitted, the timer delivers once. Periods count from the due time, so they do not
+            drift.
+
+        Timer messages do not count against the mailbox's capacity. They wait behind the messages that are queued.
+        Raises ``ValueError`` for other numbers, ``ActorStopped`` once the actor stops or restarts.
         """
         if delay_s is None and every_s is None:
             raise ValueError("a timer needs delay_s, every_s or both")
         if (delay_s is not None and delay_s < 0) or (every_s is not None and every_s <= 0):
             raise ValueError("delay_s must be 0 or more and every_s positive")
         self.cancel(key)
-        self._cell.refuse_if_over("timers")
+        self._refuse_if_over("timers")
         first_s = delay_s if delay_s is not None else every_s
         assert first_s is not None
         self._by_key[key] = _Timer(self, key, message, first_s, every_s)
 
     def cancel(self, key: Hashable) -> bool:
-        """End the timer of this key; False if there was none. Its message is not delivered any more."""
+        """End the timer with this key; False if there is none. Its message is not delivered any more."""
         timer = self._by_key.pop(key, None)
         if timer is None:
             return False
@@ -64,12 +66,8 @@ class Timers(Generic[M]):
         self._by_key.clear()
 
     def is_active(self, key: Hashable) -> bool:
-        """Whether this key has a timer that may still deliver."""
+        """Whether the timer with this key may still deliver."""
         return key in self._by_key
-
-    def keys(self) -> frozenset[Hashable]:
-        """The keys of all timers that may still deliver."""
-        return frozenset(self._by_key)
 
 
 class _Timer(Envelope):
@@ -86,7 +84,7 @@ class _Timer(Envelope):
         self._every_s = every_s
         self._queued = False
         self._void = False
-        clock = timers._cell.system.clock
+        clock = timers._clock
         self._due_at = clock.now() + first_s
         self._scheduled: Scheduled = clock.call_later(first_s, self._fire)
 
@@ -110,7 +108,7 @@ class _Timer(Envelope):
         if self._void:
             return
         if self._every_s is not None:
-            clock = self._timers._cell.system.clock
+            clock = self._timers._clock
             now = clock.now()
             self._due_at += self._every_s
             if self._due_at <= now:  # whole periods were missed
@@ -118,4 +116,4 @@ class _Timer(Envelope):
             self._scheduled = clock.call_later(max(0.0, self._due_at - now), self._fire)
         if not self._queued:
             self._queued = True
-            self._timers._cell.mailbox.force(self)
+            self._timers._mailbox.force(self)

@@ -1,4 +1,4 @@
-"""A clock that tests move, and the wait until nothing moves any more. Public through ``actors.testing``."""
+"""A clock that tests advance, and a wait until nothing is left to run. Public through ``actors.testing``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from actors.clock import Scheduled
 
 
 async def settle() -> None:
-    """Let the loop run until nothing is ready any more; what waits for I/O, threads or real time stays
-    waiting."""
+    """Let the loop run until nothing is ready. Code that waits for I/O, threads or real time goes on waiting."""
     ready = getattr(asyncio.get_running_loop(), "_ready", None)
     if ready is None:  # a foreign loop that does not show: many turns instead of as many as it takes
         for _ in range(100):
@@ -32,8 +31,7 @@ class VirtualClock:
         self._number = 0
         self._calls: list[tuple[float, int, _Call]] = []
         self.between: Callable[[], Awaitable[object]] = settle
-        """Awaited before and after each call that comes due, so that what follows from it happens at its
-        time."""
+        """Awaited before and after each call that comes due, so that its consequences happen at its time."""
 
     def now(self) -> float:
         return self._now
@@ -53,14 +51,16 @@ class VirtualClock:
             call.cancel()
 
     def next_due_s(self) -> float | None:
-        """When the next call is due, on this clock; None if there is none."""
+        """When the next call is due, in seconds of this clock; None if there is none."""
         while self._calls and self._calls[0][2].callback is None:
             heapq.heappop(self._calls)
         return self._calls[0][0] if self._calls else None
 
     async def advance(self, by_s: float) -> None:
-        """Let ``by_s`` seconds pass. Calls that come due are made in the order of their times, each at its
-        time."""
+        """Let ``by_s`` seconds pass. Calls that come due run in the order of their times, each at its time.
+
+        Raises ``ValueError`` if ``by_s`` is negative.
+        """
         if by_s < 0:
             raise ValueError("time does not go back")
         until = self._now + by_s

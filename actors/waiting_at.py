@@ -1,11 +1,11 @@
 """Where a suspended coroutine waits, in words: ``/app/jobs.py:31 in meet``.
 
-The chain of what is awaited is followed from the method that was called to the innermost frame: through coroutines,
-generators, asynchronous generators, tasks, and the task groups of asyncio and of anyio. A frame in the standard library
-or in an installed package says little to the person who wrote the method. So the innermost frame outside of those is
-named first, and the innermost one of all behind it.
+The chain of awaited objects is followed from the called method to the innermost frame: through coroutines, generators,
+asynchronous generators, tasks, and the task groups of asyncio and anyio. A frame in the standard library or in an
+installed package says little to the author of the method. So the text names the innermost frame outside of those
+first, and then the innermost frame of all.
 
-All of this only looks. It is for the thread of the event loop, between two steps of the coroutine.
+Nothing here changes what it looks at. Call it on the event loop's thread, between two steps of the coroutine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ from typing import Any
 
 import anyio
 
-import actors
-from actors import stepping
-
 _DEPTH_MAX = 200
-_STEPPING = str(stepping.__file__)
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_STEPPING = os.path.join(_HERE, "stepping.py")
 _OWN = ("actors", "protocol", "spark_bridge")
 
 
@@ -35,20 +33,20 @@ def _folder(module: Any) -> str:
 def _libraries() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     installed = {os.path.abspath(paths[name]) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    own = os.path.dirname(os.path.dirname(_folder(actors)))
-    return (*sorted(installed), _folder(anyio), *(os.path.join(own, name) + os.sep for name in _OWN))
+    own = (os.path.join(os.path.dirname(_HERE), name) + os.sep for name in _OWN)
+    return (*sorted(installed), _folder(anyio), *own)
 
 
 _LIBRARIES = _libraries()
 
 
 def waiting_at(awaited: object) -> str:
-    """Where ``awaited`` waits now. Empty if nothing can be told of it, say because it is over."""
+    """Where ``awaited`` waits now. Empty if that is unknown, for example because it has ended."""
     return _words(_frames(awaited))
 
 
 def raised_at(error: BaseException) -> str:
-    """The same for a coroutine that has raised: where the error came from."""
+    """Where an error that a coroutine raised came from, in the same words."""
     frames: list[tuple[CodeType, int]] = []
     traceback = error.__traceback__
     while traceback is not None:
@@ -59,7 +57,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def running_at(frame: FrameType) -> str:
-    """The same for code that runs now, say in another thread. ``frame``: its innermost one."""
+    """Where running code is, for example in another thread. ``frame``: its innermost frame."""
     frames: list[tuple[CodeType, int]] = []
     found: FrameType | None = frame
     while found is not None:
@@ -83,7 +81,7 @@ def _describe(code: CodeType, line: int) -> str:
 
 
 def is_library(filename: str) -> bool:
-    """Whether the code is not the user's own. What has no file (``<stdin>``, a cell of a notebook) is."""
+    """Whether the code is not the user's own. Code without a file (``<stdin>``, a notebook's cell) is the user's."""
     return filename.startswith(_LIBRARIES)
 
 
@@ -123,14 +121,14 @@ def _is_link(held: object) -> bool:
 
 
 def _child(future: Any) -> object:
-    """What ``asyncio.gather`` waits for, of that the first that is not over."""
+    """The first future that ``asyncio.gather`` still waits for."""
     return next((child for child in getattr(future, "_children", ()) if not child.done()), None)
 
 
 def _member(frame: FrameType | None) -> object:
-    """What a library waits for on behalf of its caller, of that the first task that is not over.
+    """The first unfinished task that a library waits for on behalf of its caller.
 
-    At the end of a task group's block that is one of its tasks; in ``asyncio.wait`` and ``wait_for`` an argument.
+    At the end of a task group's block, that is one of its tasks; in ``asyncio.wait`` and ``wait_for``, an argument.
     """
     if frame is None or not is_library(frame.f_code.co_filename):
         return None

@@ -1,7 +1,7 @@
 """Who waits for whom, right now.
 
-Each ``ask`` that is unanswered and each ``send`` that waits for room is on record, with the actor (or task)
-that waits. The dump of it is what one wants to see when a system stands still; a cycle in it is a deadlock.
+Each unanswered ``ask`` and each ``send`` that waits for room is on record, with the actor or task that waits. When a
+system stands still, this record shows why: a cycle in it is a deadlock.
 """
 
 from __future__ import annotations
@@ -11,18 +11,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from actors.cell import ActorCell
 
-current_cell: ContextVar[ActorCell[Any] | None] = ContextVar("headgate_current_actor", default=None)
+class Named(Protocol):
+    """An actor, as far as this module needs to know it."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def parent(self) -> Named | None: ...
+
+
+current_actor: ContextVar[Named | None] = ContextVar("headgate_current_actor", default=None)
+"""The actor on whose behalf this code runs, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """``waiter`` has waited for ``target`` for ``for_s`` seconds: ``what`` (a room, an answer),
-    ``message_type``."""
+    """``waiter`` has waited for ``for_s`` seconds for ``what`` (room, or an answer) of ``target``."""
 
     waiter: str
     what: str
@@ -32,24 +40,19 @@ class Wait:
 
 
 class WaitBoard:
-    """The waits of one system. Recording one costs a tuple and a dict entry; all naming is left to the
-    dump."""
+    """The waits of one system. Recording one costs a tuple and a dict entry; names are looked up only for a dump."""
 
     __slots__ = ("_next", "_now", "_open")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._next = 0
-        self._open: dict[int, tuple[object, str, ActorCell[Any], object, float]] = {}
+        self._open: dict[int, tuple[object, str, Named, object, float]] = {}
 
-    def current_cell(self) -> ActorCell[Any] | None:
-        """The actor in whose name this code runs, if any."""
-        return current_cell.get()
-
-    def begin(self, what: str, target: ActorCell[Any], message: object) -> int:
-        """Put a wait of the current actor or task on record; returns its key for ``end``."""
+    def begin(self, what: str, target: Named, message: object) -> int:
+        """Record that the current actor or task waits; returns the key for ``end``."""
         self._next = key = self._next + 1
-        waiter = current_cell.get() or asyncio.current_task()
+        waiter = current_actor.get() or asyncio.current_task()
         self._open[key] = (waiter, what, target, message, self._now())
         return key
 
@@ -58,8 +61,8 @@ class WaitBoard:
         self._open.pop(key, None)
 
     @contextmanager
-    def waiting(self, what: str, target: ActorCell[Any], message: object) -> Iterator[None]:
-        """On record while the block runs."""
+    def waiting(self, what: str, target: Named, message: object) -> Iterator[None]:
+        """Keep a wait on record while the block runs."""
         key = self.begin(what, target, message)
         try:
             yield
@@ -75,7 +78,7 @@ class WaitBoard:
         ]
 
     def cycles(self) -> list[tuple[str, ...]]:
-        """Rings of actors that wait for one another, each once, beginning with its smallest name."""
+        """Rings of actors that wait for one another. Each appears once and begins with its smallest name."""
         edges: dict[str, set[str]] = {}
         for wait in self.waits():
             edges.setdefault(wait.waiter, set()).add(wait.target)
@@ -83,6 +86,15 @@ class WaitBoard:
         for start in edges:
             _follow(edges, (start,), found)
         return sorted(found)
+
+    def dump(self) -> str:
+        """All waits, then all cycles, one a line."""
+        lines = [
+            f"{wait.waiter} waits for {wait.what} {wait.target}: {wait.message_type}, {wait.for_s:.3f} s"
+            for wait in self.waits()
+        ]
+        lines += ["deadlock: " + " -> ".join((*ring, ring[0])) for ring in self.cycles()]
+        return "\n".join(lines) if lines else "nobody waits"
 
 
 def _follow(edges: dict[str, set[str]], path: tuple[str, ...], found: set[tuple[str, ...]]) -> None:

@@ -1,4 +1,4 @@
-"""Spawn, stop, watch, link, signals, and one shutdown deadline."""
+"""Spawn, stop, watch, signals, and one shutdown deadline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from actors import (
     ActorSystem,
     DeadLetterReason,
     Directive,
-    LinkedActorFailed,
     MailboxConfig,
     NameTaken,
     Signal,
@@ -202,61 +201,39 @@ async def test_an_unwatched_end_is_not_delivered_even_if_it_waits_already() -> N
     assert seen == ["unwatch", Stopping]
 
 
-class Linked(Actor[str]):
+class Dependent(Actor[str]):
+    """Cannot live without ``other``: fails when that one has failed."""
+
     def __init__(self, other: ActorRef[CounterMessage]) -> None:
         self.other = other
 
     async def started(self, context: ActorContext[str]) -> None:
-        context.link(self.other)
+        context.watch(self.other)
 
-    async def receive(self, context: ActorContext[str], message: str) -> None:
-        if message == "unlink":
-            context.unlink(self.other)
-        else:
-            raise OSError(message)
+    async def signal(self, context: ActorContext[str], signal: Signal) -> None:
+        if isinstance(signal, Terminated) and signal.cause is not None:
+            raise signal.cause
 
 
-async def test_a_failure_travels_along_a_link_in_both_directions() -> None:
+async def test_watcher_can_fail_together_with_the_actor_it_watches() -> None:
     async with running_system() as system:
         probe: TestProbe[object] = TestProbe(system)
-        for who_fails in ("counter", "linked"):
-            counter = system.spawn(Counter, supervision=STOP)
-            linked = system.spawn(lambda counter=counter: Linked(counter), supervision=STOP)  # type: ignore[misc]
-            await settle()
-            if who_fails == "counter":
-                probe.watch(linked)
-                counter.tell(Explode(KeyError("boom")))
-                cause = await probe.expect_terminated(linked)
-                assert isinstance(cause.__cause__ if cause else None, KeyError)
-            else:
-                probe.watch(counter)
-                linked.tell("boom")
-                cause = await probe.expect_terminated(counter)
-                assert isinstance(cause.__cause__ if cause else None, OSError)
-            assert isinstance(cause, LinkedActorFailed)
-
-
-async def test_a_normal_stop_or_an_undone_link_carries_nothing() -> None:
-    async with running_system() as system:
-        counter, other = system.spawn(Counter), system.spawn(Counter, supervision=STOP)
-        first, second = system.spawn(lambda: Linked(counter)), system.spawn(lambda: Linked(other))
+        counter = system.spawn(Counter, supervision=STOP)
+        dependent = system.spawn(lambda: Dependent(counter), supervision=STOP)
+        probe.watch(dependent)
         await settle()
-        second.tell("unlink")
-        await system.stop(counter)
-        other.tell(Explode(KeyError("boom")))
-        await settle()
-        assert first.is_alive
-        assert second.is_alive
+        counter.tell(Explode(KeyError("boom")))
+        assert isinstance(await probe.expect_terminated(dependent), KeyError)
 
 
-async def test_linking_to_what_has_failed_already_fails_at_once() -> None:
+async def test_watching_an_actor_that_has_failed_reports_its_cause() -> None:
     async with running_system() as system:
         counter = system.spawn(Counter, supervision=STOP)
         counter.tell(Explode(KeyError("boom")))
         await settle()
-        linked = system.spawn(lambda: Linked(counter), supervision=STOP)
+        dependent = system.spawn(lambda: Dependent(counter), supervision=STOP)
         await settle()
-        assert not linked.is_alive
+        assert not dependent.is_alive
 
 
 async def test_the_shutdown_deadline_cancels_a_handler_that_hangs_and_still_runs_stopped() -> None:
@@ -354,7 +331,7 @@ async def test_an_actor_that_waits_for_its_own_end_is_told_so() -> None:
     class Suicidal(Actor[str]):
         async def receive(self, context: ActorContext[str], message: str) -> None:
             try:
-                await context.system.stop(context.self_ref)
+                await system.stop(context.self_ref)
             except WouldDeadlock as error:
                 errors.append(error)
 

@@ -271,7 +271,7 @@ async def test_an_ask_of_an_actor_by_itself_into_a_full_mailbox_is_refused() -> 
     class Narcissus(Actor[int]):
         async def receive(self, context: ActorContext[int], message: int) -> None:
             context.self_ref.tell(2)
-            with pytest.raises(MailboxFull, match="wait for ever"):
+            with pytest.raises(MailboxFull, match="wait forever"):
                 await context.self_ref.send(3)
             context.stop()
 

@@ -22,7 +22,6 @@ from actors import (
     Directive,
     Failure,
     HandlerCancelled,
-    Scope,
     Supervision,
     Terminated,
     decide,
@@ -80,14 +79,6 @@ RULES = Supervision(
         ),
         pytest.param(
             UNLIMITED, tuple(range(50)), Failure(OSError()), 50.0, Decision(Directive.RESTART, 3.0), id="ceiling"
-        ),
-        pytest.param(
-            Supervision(Directive.STOP, scope=Scope.ONE_FOR_ALL),
-            (),
-            Failure(OSError()),
-            0.0,
-            Decision(Directive.STOP, scope=Scope.ONE_FOR_ALL),
-            id="scope",
         ),
     ],
 )
@@ -266,7 +257,7 @@ def a_family(
     return probe, diaries, refs, parent
 
 
-async def test_one_for_one_leaves_the_siblings_alone() -> None:
+async def test_restart_leaves_siblings_alone() -> None:
     async with deterministic_system() as kit:
         _, diaries, refs, _ = a_family(kit, Supervision(Directive.RESTART))
         await kit.run_until_idle()
@@ -274,27 +265,6 @@ async def test_one_for_one_leaves_the_siblings_alone() -> None:
         await kit.run_until_idle()
         assert [ref.statistics().restarts for ref in refs] == [0, 1, 0]
         assert [len(diary.lines) for diary in diaries] == [1, 3, 1]
-
-
-async def test_one_for_all_restarts_every_sibling_with_the_cause() -> None:
-    async with deterministic_system() as kit:
-        cause = KeyError("boom")
-        _, diaries, refs, _ = a_family(kit, Supervision(Directive.RESTART, scope=Scope.ONE_FOR_ALL))
-        await kit.run_until_idle()
-        refs[1].tell(Explode(cause))
-        await kit.run_until_idle()
-        assert [ref.statistics().restarts for ref in refs] == [1, 1, 1]
-        assert [diary.causes for diary in diaries] == [[cause]] * 3
-
-
-async def test_one_for_all_stops_every_sibling() -> None:
-    async with deterministic_system() as kit:
-        _, _, refs, parent = a_family(kit, Supervision(Directive.STOP, scope=Scope.ONE_FOR_ALL))
-        await kit.run_until_idle()
-        refs[0].tell(Explode(KeyError("boom")))
-        await kit.run_until_idle()
-        assert [ref.is_alive for ref in refs] == [False, False, False]
-        assert parent.is_alive
 
 
 async def test_a_parent_is_told_of_a_failure_and_of_the_end() -> None:
@@ -370,20 +340,6 @@ async def test_a_cancellation_that_a_handler_lets_out_is_a_failure_and_not_a_sil
         async with running_system() as system:
             system.spawn(Careless).tell("go")
             await asyncio.Event().wait()
-
-
-async def test_siblings_that_fail_at_once_under_one_for_all_are_restarted_once() -> None:
-    async with deterministic_system(schedule=lambda candidates: 0) as kit:
-        policy = Supervision(Directive.RESTART, scope=Scope.ONE_FOR_ALL, backoff_s=1.0)
-        _, _, refs, _ = a_family(kit, policy)
-        await kit.run_until_idle()
-        gate = asyncio.Event()
-        for n in range(2):
-            refs[n].tell(ExplodeAfter(gate, KeyError(n)))
-        await kit.run_until_idle()
-        gate.set()
-        await kit.advance(10.0)
-        assert [ref.statistics().restarts for ref in refs] == [1, 1, 1]
 
 
 async def test_children_that_escalate_at_once_restart_their_parent_once() -> None:

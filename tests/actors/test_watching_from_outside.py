@@ -215,5 +215,5 @@ async def test_every_log_line_says_which_actor_of_which_system(log_lines: list[A
     for event in ("through the context", "through any logger"):
         line = by_event[event]
         assert (line["system"], line["actor"], line["operator_id"]) == ("test", "talker", "w")
-    failed = by_event["actor_failed"]
+    failed = by_event["actor failed"]
     assert (failed["actor"], failed["operator_id"], failed["decision"]) == ("talker/child", "w", "stop")

@@ -244,7 +244,7 @@ ACTORS = (
         (
             Edit(
                 "actors.cell:ActorCell.handle_direct",
-                "self.direct = None  # what comes meanwhile waits for its turn",
+                "self.direct = None  # further messages wait for their turn",
                 "pass",
             ),
         ),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actors import ActorRef, AskTimeout
-from actors.cell import ActorCell
+from actors.cell import ActorCell, cell_of
 from actors.coordination import OperatorStatistics
 from actors.coordination.barrier_tracker import BarrierTrackerActor
 from actors.coordination.coordinator import CoordinatorActor
@@ -106,7 +106,7 @@ class Overseer:
         self, bridge: ActorRef[BridgeMessage], tracker: ActorRef[TrackerMessage], statistics: OperatorStatistics
     ) -> None:
         """The operator is there: from here on its mailboxes are looked at."""
-        cell = tracker._cell
+        cell = cell_of(tracker)
         self._coordinator = coordinator = cell.children["coordinator"]
         self._boxes = {"bridge": bridge._cell.mailbox, "tracker": cell.mailbox, "coordinator": coordinator.mailbox}
         self._statistics = statistics
