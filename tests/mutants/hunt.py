@@ -18,6 +18,7 @@ from protocol.barrier_tracker import BarrierTracker
 from protocol.gateway.machine import GatewayMachine
 from protocol.subtask.machine import SubtaskMachine
 from tests.exploration import SCOPES, explore
+from tests.mutants.late_writes import check_late_writes
 from tests.mutants.lost_facts import check_lost_facts
 from tests.mutants.mutant import Mutant
 from tests.mutants.second_runs import check_history
@@ -28,7 +29,7 @@ EAGER = (0.1, None, 0.0)
 FEW = 150
 """So many worlds come before the exploration, the others behind it."""
 HISTORIES = 10
-"""So many histories of second runs come first, and as many of lost facts."""
+"""So many histories of each kind come before the exploration."""
 MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
 
 Report = Callable[[int], None]
@@ -124,7 +125,7 @@ def explore_scopes(budget: Budget, report: Report) -> Finding:
 
 
 def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -> Finding:
-    """A few worlds, second runs, lost facts, the small scopes, then many worlds, until one of them shows the mutant.
+    """A few worlds, histories of each kind, the small scopes, then many worlds, until one of them shows the mutant.
 
     One that is argued for is not hunted for long. A survivor's finding tells of all that was done.
     """
@@ -135,6 +136,7 @@ def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -
             lambda: simulate(range(budget.first, middle), report),
             lambda: tell_histories("second runs", check_history),
             lambda: tell_histories("lost facts", check_lost_facts),
+            lambda: tell_histories("late writes", check_late_writes),
             lambda: explore_scopes(budget, report),
             lambda: simulate(range(middle, end), report, before=few),
         )

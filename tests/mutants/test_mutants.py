@@ -85,6 +85,7 @@ def test_a_change_reaches_methods_tables_properties_and_importers() -> None:
         "class-kept-over-runs",  # H68
         "action-goes-on-with-old-splits",  # H68
         "kept-output-is-enumerated-anew",  # H56
+        "restore-without-record",  # H64
     ],
 )
 def test_a_bug_is_caught(name: str) -> None:

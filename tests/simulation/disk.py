@@ -223,7 +223,8 @@ class SimulatedFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec s
         if self.disk.renames:
             self._do("rename", source, partial(self._rename, source, target))
         else:
-            self._do("copy", source, partial(self._copy, source, target))
+            # The store has read the source when it is asked: a deletion meanwhile does not stop what is copied late.
+            self._do("copy", source, partial(self.disk.files.__setitem__, target, self._read(source)))
             self._do("delete", source, partial(self._delete, source))
 
     def rm_file(self, path: str) -> None:
@@ -253,11 +254,8 @@ class SimulatedFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec s
         except KeyError:
             raise FileNotFoundError(path) from None
 
-    def _copy(self, source: str, target: str) -> None:
-        self.disk.files[target] = self._read(source)
-
     def _rename(self, source: str, target: str) -> None:
-        self._copy(source, target)
+        self.disk.files[target] = self._read(source)
         del self.disk.files[source]
 
     def _delete(self, path: str) -> None:
