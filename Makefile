@@ -42,8 +42,12 @@ run: $(STAMP) ## the example job on a real Spark: two attempts are lost, every r
 	@$(with_java) && exec $(PY) examples/word_count.py $(ARGS)
 
 .PHONY: test
-test: $(STAMP) ## the test suite, real Spark included; the longer faults are left to make spark
+test: $(STAMP) ## the tests that take minutes, the core of those on a real Spark included
 	@$(with_java) && exec $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+.PHONY: test-long
+test-long: $(STAMP) ## all other tests: the long ones, most of them on a real Spark
+	@$(with_java) && exec $(PY) -m pytest -m long --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: spark
 spark: $(STAMP) ## every fault of docs/spark-faults.md, on real clusters

@@ -16,6 +16,7 @@ RUN_MAX_S = 580.0
 """On a machine that has much else to do, Spark alone may take half a minute to start."""
 
 
+@pytest.mark.long
 @pytest.mark.timeout(RUN_MAX_S + 20)
 @pytest.mark.parametrize("name", [name for name, module in FIGURES.items() if module in WITHOUT_SPARK])
 def test_a_quick_run_writes_its_figure_and_the_host_as_json(name: str, tmp_path: Path) -> None:
@@ -25,11 +26,10 @@ def test_a_quick_run_writes_its_figure_and_the_host_as_json(name: str, tmp_path:
 ON_SPARK = [name for name, module in FIGURES.items() if module not in WITHOUT_SPARK]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(RUN_MAX_S + 20)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "event_confirm" else pytest.mark.long) for name in ON_SPARK]
-)
+@pytest.mark.parametrize("name", ON_SPARK)
 def test_a_quick_run_on_a_real_spark_does_too(name: str, tmp_path: Path) -> None:
     check_quick_run(name, tmp_path / "figures.json")
 

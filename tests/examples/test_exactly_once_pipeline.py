@@ -129,6 +129,7 @@ def started_pipeline(folder: Path, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(SPARK_TIMEOUT_S)
 def test_every_number_goes_exactly_once_though_everything_dies_once(tmp_path: Path) -> None:
@@ -145,6 +146,7 @@ def test_every_number_goes_exactly_once_though_everything_dies_once(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(SPARK_TIMEOUT_S)
 def test_ctrl_c_ends_the_drivers_and_leaves_no_file(tmp_path: Path) -> None:

@@ -198,6 +198,7 @@ def test_a_driver_that_ends_otherwise_is_a_failure(
     assert (outcome.proof, outcome.wrong) == (None, wrong)
 
 
+@pytest.mark.long
 def test_a_driver_that_hangs_is_killed_and_its_last_words_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from examples.rate_limit import CALLS, PermitBucket
 from tests.examples.conftest import RunExample
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_rule_that_is_made_while_the_tasks_run_reaches_them(run_example: RunExample) -> None:
     """H22: the rule is sent before the leave to go on, so the task that tipped the scales obeys at once.
@@ -32,6 +33,7 @@ def test_a_rule_that_is_made_while_the_tasks_run_reaches_them(run_example: RunEx
     assert ended.stderr == ""
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_no_task_calls_without_a_permit(run_example: RunExample) -> None:
     """H33: every request is answered, and the answers add up to the budget."""
@@ -44,6 +46,7 @@ def test_no_task_calls_without_a_permit(run_example: RunExample) -> None:
     assert ended.stderr == ""
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_job_that_fails_again_and_again_leaves_its_neighbour_alone(run_example: RunExample) -> None:  # H65
     ended = run_example("two_jobs")

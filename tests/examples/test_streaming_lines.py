@@ -7,6 +7,7 @@ import pytest
 from tests.examples.conftest import RunExample
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_every_line_is_written_once_although_the_query_fails_twice(run_example: RunExample) -> None:
     """H52, H55."""

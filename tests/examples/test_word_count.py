@@ -44,6 +44,7 @@ def a_summary(**changed: Any) -> dict[str, Any]:
 # --- on a real Spark ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_every_word_counts_once_though_two_attempts_are_lost(
     run_example: RunExample, tree: Path, tmp_path: Path
@@ -71,6 +72,7 @@ def test_every_word_counts_once_though_two_attempts_are_lost(
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_terminal_sees_one_growing_line_and_more_subtasks_than_files_harm_nobody(tree: Path, tmp_path: Path) -> None:
     """Two files, three subtasks, the other relay; and somebody has to die for the fault that was ordered."""
@@ -115,6 +117,7 @@ def read_terminal(terminal: int, seen: list[bytes]) -> None:
         os.close(terminal)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_job_that_fails_is_reported_in_few_words(run_example: RunExample, tree: Path) -> None:
     """A master that forgives nothing: the first lost attempt is the end of the job."""
@@ -128,6 +131,7 @@ def test_a_job_that_fails_is_reported_in_few_words(run_example: RunExample, tree
     assert "exactly once" not in ended.stdout
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_port_in_use_is_named(run_example: RunExample, tree: Path) -> None:
     """H63."""

@@ -93,6 +93,7 @@ def test_a_broken_rule_becomes_a_short_story_of_the_same_rule(
     assert tell(load(path))[1] is None, "the mended machine keeps the contract in the same world"
 
 
+@pytest.mark.long
 def test_a_shorter_story_of_another_rule_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     # A job of few events breaks H1 as soon as it starts.
     break_duplicates(monkeypatch)
@@ -110,6 +111,7 @@ def test_a_shorter_story_of_another_rule_is_none(monkeypatch: pytest.MonkeyPatch
     assert short.steps <= STEPS_MAX
 
 
+@pytest.mark.long
 def test_the_same_world_becomes_the_same_story(monkeypatch: pytest.MonkeyPatch) -> None:
     break_reset_id(monkeypatch)
     long = first_story("H18")
@@ -131,6 +133,7 @@ def test_the_seed_and_its_record_tell_the_same(monkeypatch: pytest.MonkeyPatch) 
     assert again.lines == long.lines
 
 
+@pytest.mark.long
 def test_a_world_without_an_end_becomes_a_short_one_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     # H48: where tasks crash, somebody does nothing, again and again.
     actions = World.actions

@@ -178,6 +178,7 @@ def an_unlucky_world(seed: int) -> World:
     return world
 
 
+@pytest.mark.long
 def test_everything_that_can_befall_a_world_does() -> None:
     missing = set(HAPPENINGS)
     for seed in range(WORLDS_MAX):

@@ -376,6 +376,7 @@ def test_a_failed_job_is_run_again_from_its_last_checkpoint(spark: SparkSession)
     assert sorted(callback[1] for callback in failed) == [0, 1]
 
 
+@pytest.mark.long
 def test_a_job_that_goes_on_failing_is_given_up(spark: SparkSession) -> None:
     """H15: after n restarts the last cause is told."""
     starts: list[int] = []

@@ -7,7 +7,7 @@ import pytest
 from tests.spark.cluster import StandaloneCluster
 from tests.spark.conftest import SparkOn
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 def test_a_job_runs_on_both_hosts_and_a_killed_node_comes_back(

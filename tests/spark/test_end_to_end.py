@@ -116,6 +116,7 @@ def test_a_second_action_is_a_new_run_and_resets_the_coordinator_first(spark: Sp
     assert attempts == sorted(set(attempts))  # H2
 
 
+@pytest.mark.long
 def test_a_lost_executor_fails_its_attempts_and_they_are_retried(spark_on: SparkOn) -> None:
     """H12: an executor's JVM dies with its Python workers; its attempts are failed and their subtasks reset."""
     spark = spark_on("local-cluster[2,1,1024]")

@@ -168,13 +168,20 @@ def told(logged: list[Any], *events: str) -> list[Any]:
 AFTER_THE_RUN = ("checkpoint_coordinator", "notify_checkpoint_complete", "run_ended")
 
 CASES = [
+    ("start", waits, "its end"),
+    ("handle_request", waits, "ctrl-c"),
+    ("run_ended", waits, "its end"),
+    ("close", swallows_its_cancellation_once, "ctrl-c"),
+]
+MORE_CASES = [
     *[(method, waits, left_by) for method in METHODS for left_by in ("its end", "ctrl-c")],
     *[("handle_request", how, "its end") for how in HOW[1:]],
     *[("close", how, "ctrl-c") for how in HOW[1:]],
 ]
+EVERY_CASE = [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in MORE_CASES if case not in CASES)]
 
 
-@pytest.mark.parametrize(("method", "how", "left_by"), CASES, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(("method", "how", "left_by"), EVERY_CASE, ids=lambda value: getattr(value, "__name__", value))
 def test_a_sidecar_is_left_while_a_method_hangs(
     spark: SparkSession, method: str, how: Callable[[threading.Event], Awaitable[None]], left_by: str
 ) -> None:
@@ -206,7 +213,7 @@ class Blocking(Hanging):
         blocks_the_loop(self.release)
 
 
-@pytest.mark.parametrize("raising", [False, True])
+@pytest.mark.parametrize("raising", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_sidecar_whose_loop_is_blocked_is_left_and_the_code_is_named(spark: SparkSession, raising: bool) -> None:
     coordinator = Blocking("handle_request", waits, press=False)
     sidecar_threads = {thread for thread in threading.enumerate() if thread.name.startswith("headgate")}

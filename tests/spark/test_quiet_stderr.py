@@ -11,7 +11,7 @@ import pytest
 from tests.spark.cluster import ROOT
 from tests.spark.quiet_program import MARKER
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 @pytest.mark.timeout(600)

@@ -121,13 +121,14 @@ async def hear_one_job_twice(spark: SparkSession) -> tuple[FactsLog, FactsLog]:
         return by_jvm, by_py4j
 
 
-@pytest.mark.parametrize("master", ["local[2,3]", LOCAL_CLUSTER])
+@pytest.mark.parametrize("master", ["local[2,3]", pytest.param(LOCAL_CLUSTER, marks=pytest.mark.long)])
 async def test_both_relays_tell_the_same_facts_of_one_job(spark_on: SparkOn, master: str) -> None:
     by_jvm, by_py4j = await hear_one_job_twice(spark_on(master))
     assert by_jvm.facts == by_py4j.facts
     assert {type(fact) for fact in by_jvm.facts} >= {JobStarted, StageSubmitted, TaskStarted, TaskEnded}
 
 
+@pytest.mark.long
 async def test_a_lost_executor_is_told_and_its_tasks_end_with_it(spark_on: SparkOn, tmp_path: Path) -> None:
     # spark-facts 9: the running task ends with the executor; finished map tasks may be resubmitted (H17).
     spark = spark_on(LOCAL_CLUSTER)

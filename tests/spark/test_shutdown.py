@@ -294,6 +294,7 @@ def test_ctrl_c_in_an_action_ends_the_job_and_comes_out(spark: SparkSession) -> 
 # --- Ctrl-C, and worse, on the main program -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whom", ["the process", "the group, as a terminal does", "the group, three times"])
 def test_ctrl_c_ends_the_main_program_and_all_that_it_started(whom: str) -> None:
     arguments = ("-m", "examples.word_count", "--faults", "none", "--parallelism", "2")
@@ -310,6 +311,7 @@ def test_ctrl_c_ends_the_main_program_and_all_that_it_started(whom: str) -> None
         wait_until_nobody_is_left(program)
 
 
+@pytest.mark.long
 def test_ctrl_c_while_the_jvm_starts_leaves_no_jvm_behind() -> None:
     with Program("-m", "examples.word_count", "--faults", "none", "--parallelism", "2") as program:
         pause = threading.Event()

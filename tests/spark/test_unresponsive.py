@@ -18,7 +18,11 @@ from tests.spark.actions import one_task_each
 from tests.spark.operators import Listening
 from tests.spark.script import Script
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # up to six attempts, each of which Spark has to kill
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.long,
+    pytest.mark.timeout(300),
+]  # up to six attempts, each of which Spark has to kill
 
 FAILURES_MAX = 3  # of the master that the fixture starts
 FOR_EVER = 10**18

@@ -79,6 +79,7 @@ def check(**environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_check_lets_a_task_ask_its_coordinator() -> None:
     done = check(PYSPARK_PYTHON=sys.executable)
@@ -93,6 +94,7 @@ def test_check_lets_a_task_ask_its_coordinator() -> None:
     assert "ok, a task asked its coordinator and received the answer" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_check_names_a_worker_python_that_does_not_exist() -> None:
     assert shutil.which("python-that-is-missing") is None

@@ -11,17 +11,13 @@ from tests.spark.cluster import StandaloneCluster
 from tests.spark.conftest import SparkOn
 from tests.spark.faults.bench import Bench
 
-IN_EVERY_RUN = ("test_dying.py", "test_own_process.py")
-"""The others are marked ``long``: ``make test`` leaves them out, ``make spark`` and ``make matrix`` do not."""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """To start a cluster and a session may take longer than a test on a machine with much to do: it is not counted."""
     for item in items:
         if item.path.parent.name == "faults":
             item.add_marker(pytest.mark.timeout(600, func_only=True))
-            if item.path.name not in IN_EVERY_RUN:
-                item.add_marker(pytest.mark.long)
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="module")

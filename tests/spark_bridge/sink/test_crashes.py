@@ -179,7 +179,13 @@ async def run_until_operation(script: list[Step], number: int, *, reads: bool) -
 
 
 @pytest.mark.parametrize("reads", [False, True], ids=["nobody reads", "a reader takes everything at once"])
-@pytest.mark.parametrize("script", [SCRIPT, SCRIPT_IN_DOUBT], ids=["all completes", "one is in doubt"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(SCRIPT, id="all completes"),
+        pytest.param(SCRIPT_IN_DOUBT, id="one is in doubt", marks=pytest.mark.long),
+    ],
+)
 async def test_a_crash_at_any_change_of_the_filesystem_neither_loses_nor_doubles_a_row(
     script: list[Step], reads: bool
 ) -> None:  # H64
