@@ -18,6 +18,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from spark_bridge import foreign_packages
+
 if TYPE_CHECKING:
     from actors.coordination.checkpoint_requests import CheckpointFailed
     from actors.coordination.confirmation import Confirmation
@@ -232,7 +234,12 @@ def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(module), name)
+    try:
+        value = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        foreign_packages.explain(error)
+        raise
+    globals()[name] = value
     return value
 
 

@@ -16,7 +16,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["JAVA_MAJOR_MIN", "add_commands", "find_java", "java_major"]
+from spark_bridge import foreign_packages
+
+__all__ = ["JAVA_MAJOR_MIN", "add_commands", "check_packages", "find_java", "java_major"]
 
 JAVA_MAJOR_MIN = 17
 _INSTALL_JAVA = (
@@ -35,7 +37,7 @@ def add_commands(commands: Any) -> None:
     version.set_defaults(run=run_version)
     check = commands.add_parser(
         "check",
-        help="check that Headgate works here: Java, the workers' Python, the relay, one task",
+        help="check that Headgate works here: its packages, Java, the workers' Python, the relay, one task",
         description="Start a local Spark, compile the relay, and let one task ask its coordinator a question. Takes "
         "about ten seconds.",
         epilog="Exit status: 0 everything works, 1 something does not; the last line says what to do.",
@@ -68,6 +70,7 @@ def run_check(_: argparse.Namespace) -> int:
 def _check_all() -> int:
     with_spark = _WithSpark()
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
+        ("packages", check_packages),
         ("Java", check_java),
         ("Spark", with_spark.start),
         ("workers' Python", with_spark.check_workers),
@@ -107,6 +110,14 @@ def _warnings_to_stderr() -> Iterator[None]:
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def check_packages() -> str:
+    """Find what another distribution wrote over our packages; one in front of them was refused at import."""
+    found = foreign_packages.overwritten()
+    if found is not None:
+        raise CheckFailed(found)
+    return f"ok, in {Path(__file__).resolve().parent.parent}"
 
 
 def find_java() -> str:

@@ -69,7 +69,8 @@ LAYERS = (
     Layer("actors/", STDLIB | {"actors", "protocol", "anyio", "structlog"}),
     Layer("spark_bridge/subtask/", STDLIB | {"protocol", "spark_bridge.subtask"}),
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
-    Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge"}),
+    Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge.foreign_packages"}),
+    Layer("spark_bridge/foreign_packages.py", STDLIB),
     # The command that looks at checkpoints runs where neither Spark nor Java is.
     Layer(
         "spark_bridge/storage/",
@@ -211,7 +212,7 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
         ("actors.testing", ["spark_bridge", "pyspark", "py4j"]),
         ("spark_bridge.storage", ["actors", "pyspark", "py4j"]),
         ("spark_bridge.command", ["actors", "pyspark", "py4j"]),
-        ("headgate", ["actors", "protocol", "spark_bridge", "pyspark", "anyio", "structlog", "msgpack"]),
+        ("headgate", ["actors", "protocol", "pyspark", "anyio", "structlog", "msgpack"]),
         ("headgate.__main__", ["actors", "pyspark", "py4j"]),
         ("protocol", ["actors", "spark_bridge", "pyspark", "anyio", "structlog", "asyncio"]),
     ],

@@ -36,6 +36,7 @@ _COMPILED = (
     "headgate/__init__",
     "protocol/",
     "spark_bridge/__init__",
+    "spark_bridge/foreign_packages",
     "spark_bridge/sink/",
     "spark_bridge/subtask/",
     "spark_bridge/task_",

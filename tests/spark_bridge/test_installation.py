@@ -85,6 +85,7 @@ def test_check_lets_a_task_ask_its_coordinator() -> None:
     done = check(PYSPARK_PYTHON=sys.executable)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
+        "packages",
         "Java",
         "Spark",
         "workers' Python",
