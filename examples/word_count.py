@@ -34,12 +34,11 @@ from examples.quiet_spark import SPARK_ERRORS, JobFailed, SparkDidNotStart, star
 from headgate import (
     FailureReason,
     GatewayLimits,
+    HeadgateError,
     LatencyRecorder,
     OperatorHandle,
-    RelayError,
     Sidecar,
     SidecarConfig,
-    SidecarError,
     SourceCoordinator,
     SplitReader,
     StaticSplitEnumerator,
@@ -392,7 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SparkDidNotStart as error:
         print(f"Spark did not start: {error}", file=sys.stderr)
         return 2
-    except (SidecarError, RelayError) as error:
+    except HeadgateError as error:
         print(f"the sidecar refuses: {error}", file=sys.stderr)
         return 2
     report(summary, sys.stdout)

@@ -9,8 +9,53 @@ is imported from here::
         job = sidecar.coordinate("squares", coordinator, parallelism=2)
         rows = rdd.mapPartitions(job.subtask(Squares)).collect()
 
-`headgate.HeadgateError` is the base of every error that Headgate raises, except for wrong arguments (`TypeError`,
-`ValueError`). A name is loaded when it is first used, so a task never imports what only the driver needs.
+Running:
+    ``Sidecar`` runs coordinators in the driver's process (``async with`` gives a ``SidecarRuntime``), and
+    ``AttachedSidecar`` reaches those in a separate process. ``SidecarConfig`` holds the settings.
+    ``coordinate`` returns an ``OperatorHandle``. ``interrupts_held_back`` delays a Ctrl-C until a short block, such as
+    the start of Spark, has ended.
+Writing the driver's half:
+    ``OperatorCoordinator`` is the base class. Its methods are given a ``CoordinatorContext``, a ``SubtaskGateway`` for
+    each ``ExecutionAttempt``, and a ``FailureReason`` with its ``FailureKind``. An event that was sent has a
+    ``Confirmation``; coordinators share a ``CoordinatorStore``. ``RecreateOnReset`` builds a new coordinator after each
+    reset. ``SourceCoordinator`` hands out the splits of a ``SplitEnumerator``, which is given a
+    ``SplitEnumeratorContext``; ``StaticSplitEnumerator`` knows all splits from the start.
+Writing the task's half:
+    ``SubtaskOperator`` is the base class, and is given a ``SubtaskContext``. ``SplitReader`` reads the splits of a
+    ``SourceCoordinator``.
+Writing files exactly once:
+    ``FileSinkCoordinator`` and ``FileSinkOperator``, or ``SinkCommitter`` and ``SinkWriter`` inside your own classes.
+Settings:
+    ``CheckpointConfig``, ``GatewayLimits``, ``LedgerConfig``; ``RestoreMode``, or "batch" and "streaming";
+    ``FixedDelay``, ``ExponentialDelay`` and ``NO_RESTART`` for restarts.
+Inspecting:
+    ``CheckpointStorage`` reads stored checkpoints, each a ``CompletedCheckpoint``. ``OperatorStatistics`` counts events
+    and failures; its latencies are ``LatencyRecorder`` objects.
+Errors:
+    All have the base ``HeadgateError``, as do those that a traceback may show and that no program needs to tell apart.
+    A wrong argument raises ``TypeError`` or ``ValueError`` instead::
+
+        HeadgateError
+            AskTimeout
+            AttemptOver
+                ConfirmationTimeout
+            CheckpointDeclinedByOperator
+            CheckpointFailed
+            EventEncodeError
+            GatewayFull
+            RequestFailed
+            SidecarError
+                BatchFailed
+                BatchRefused
+                CoordinatorStartError
+                OutputNotCommitted
+                RestartsExhausted
+                SidecarUnreachable
+                StorageError
+            SinkFileLost
+            TimedOut
+
+A name is loaded when it is first used, so a task never imports what only the driver needs.
 """
 
 from __future__ import annotations
@@ -23,7 +68,6 @@ from spark_bridge import foreign_packages
 if TYPE_CHECKING:
     from actors.coordination.checkpoint_requests import CheckpointFailed
     from actors.coordination.confirmation import Confirmation
-    from actors.coordination.given import ResetNotSupported
     from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
     from actors.coordination.recreate_on_reset import RecreateOnReset
     from actors.coordination.source import (
@@ -43,14 +87,11 @@ if TYPE_CHECKING:
         EventEncodeError,
         GatewayFull,
         HeadgateError,
-        LocalProtocolError,
-        ProtocolError,
     )
     from protocol.gateway.types import GatewayLimits
     from protocol.ids import ExecutionAttempt
     from protocol.restart import NO_RESTART, ExponentialDelay, FixedDelay
     from protocol.wire.messages import RestoreMode
-    from spark_bridge.bridge.relay import RelayError
     from spark_bridge.driver.config import SidecarConfig
     from spark_bridge.driver.handle import OperatorHandle
     from spark_bridge.driver.interrupts import interrupts_held_back
@@ -63,7 +104,6 @@ if TYPE_CHECKING:
         OutputNotCommitted,
         RestartsExhausted,
         SidecarError,
-        SidecarNotRunning,
     )
     from spark_bridge.sink.committer import SinkCommitter
     from spark_bridge.sink.coordinator import FileSinkCoordinator
@@ -76,9 +116,7 @@ if TYPE_CHECKING:
     from spark_bridge.storage.errors import StorageError
     from spark_bridge.subtask.context import SubtaskContext
     from spark_bridge.subtask.errors import (
-        CannotReachSidecar,
         CheckpointDeclinedByOperator,
-        RegistrationRefused,
         RequestFailed,
         TimedOut,
     )
@@ -98,23 +136,23 @@ _MODULES = {
     "CoordinatorContext": "actors.coordination.interface",
     "SubtaskGateway": "actors.coordination.interface",
     "Confirmation": "actors.coordination.confirmation",
+    "ExecutionAttempt": "protocol.ids",
+    "FailureReason": "protocol.attempts",
+    "FailureKind": "protocol.attempts",
     "CoordinatorStore": "actors.coordination.store",
     "RecreateOnReset": "actors.coordination.recreate_on_reset",
     "SourceCoordinator": "actors.coordination.source",
     "SplitEnumerator": "actors.coordination.source",
     "SplitEnumeratorContext": "actors.coordination.source",
     "StaticSplitEnumerator": "actors.coordination.source",
-    "FileSinkCoordinator": "spark_bridge.sink.coordinator",
-    "SinkCommitter": "spark_bridge.sink.committer",
-    "ExecutionAttempt": "protocol.ids",
-    "FailureKind": "protocol.attempts",
-    "FailureReason": "protocol.attempts",
-    "CompletedCheckpoint": "protocol.barrier_tracker",
     # Writing the task's half
     "SubtaskOperator": "spark_bridge.subtask.operator",
     "SubtaskContext": "spark_bridge.subtask.context",
     "SplitReader": "spark_bridge.subtask.source",
+    # Writing files exactly once
+    "FileSinkCoordinator": "spark_bridge.sink.coordinator",
     "FileSinkOperator": "spark_bridge.sink.operator",
+    "SinkCommitter": "spark_bridge.sink.committer",
     "SinkWriter": "spark_bridge.sink.writer",
     # Settings
     "CheckpointConfig": "protocol.barrier_tracker",
@@ -124,110 +162,100 @@ _MODULES = {
     "FixedDelay": "protocol.restart",
     "ExponentialDelay": "protocol.restart",
     "NO_RESTART": "protocol.restart",
-    # Looking at what there is
+    # Inspecting
     "CheckpointStorage": "spark_bridge.storage",
+    "CompletedCheckpoint": "protocol.barrier_tracker",
     "OperatorStatistics": "actors.coordination.statistics",
     "LatencyRecorder": "actors.coordination.statistics",
     # Errors
     "HeadgateError": "protocol.errors",
-    "ProtocolError": "protocol.errors",
-    "LocalProtocolError": "protocol.errors",
     "AttemptOver": "protocol.errors",
     "ConfirmationTimeout": "protocol.errors",
     "EventEncodeError": "protocol.errors",
     "GatewayFull": "protocol.errors",
-    "CheckpointDeclinedByOperator": "spark_bridge.subtask.errors",
     "RequestFailed": "spark_bridge.subtask.errors",
-    "RegistrationRefused": "spark_bridge.subtask.errors",
-    "CannotReachSidecar": "spark_bridge.subtask.errors",
     "TimedOut": "spark_bridge.subtask.errors",
-    "AskTimeout": "actors.errors",
+    "CheckpointDeclinedByOperator": "spark_bridge.subtask.errors",
     "CheckpointFailed": "actors.coordination.checkpoint_requests",
-    "ResetNotSupported": "actors.coordination.given",
+    "AskTimeout": "actors.errors",
+    "SinkFileLost": "spark_bridge.sink.errors",
     "SidecarError": "spark_bridge.errors",
-    "CoordinatorStartError": "spark_bridge.errors",
-    "SidecarNotRunning": "spark_bridge.errors",
-    "RestartsExhausted": "spark_bridge.errors",
-    "OutputNotCommitted": "spark_bridge.errors",
     "BatchFailed": "spark_bridge.errors",
     "BatchRefused": "spark_bridge.errors",
-    "StorageError": "spark_bridge.storage.errors",
+    "CoordinatorStartError": "spark_bridge.errors",
+    "OutputNotCommitted": "spark_bridge.errors",
+    "RestartsExhausted": "spark_bridge.errors",
     "SidecarUnreachable": "spark_bridge.standalone.control_client",
-    "RelayError": "spark_bridge.bridge.relay",
-    "SinkFileLost": "spark_bridge.sink.errors",
+    "StorageError": "spark_bridge.storage.errors",
 }
 
-__all__ = [  # noqa: RUF022 - grouped by use
+__all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
     # Running
-    "AttachedSidecar",
-    "OperatorHandle",
     "Sidecar",
+    "AttachedSidecar",
     "SidecarConfig",
     "SidecarRuntime",
+    "OperatorHandle",
     "interrupts_held_back",
     # Writing the driver's half
-    "CompletedCheckpoint",
-    "Confirmation",
-    "CoordinatorContext",
-    "CoordinatorStore",
-    "ExecutionAttempt",
-    "FailureKind",
-    "FailureReason",
-    "FileSinkCoordinator",
     "OperatorCoordinator",
+    "CoordinatorContext",
+    "SubtaskGateway",
+    "Confirmation",
+    "ExecutionAttempt",
+    "FailureReason",
+    "FailureKind",
+    "CoordinatorStore",
     "RecreateOnReset",
-    "SinkCommitter",
     "SourceCoordinator",
     "SplitEnumerator",
     "SplitEnumeratorContext",
     "StaticSplitEnumerator",
-    "SubtaskGateway",
     # Writing the task's half
-    "FileSinkOperator",
-    "SinkWriter",
-    "SplitReader",
-    "SubtaskContext",
     "SubtaskOperator",
+    "SubtaskContext",
+    "SplitReader",
+    # Writing files exactly once
+    "FileSinkCoordinator",
+    "FileSinkOperator",
+    "SinkCommitter",
+    "SinkWriter",
     # Settings
     "CheckpointConfig",
-    "ExponentialDelay",
-    "FixedDelay",
     "GatewayLimits",
     "LedgerConfig",
-    "NO_RESTART",
     "RestoreMode",
-    # Looking at what there is
+    "FixedDelay",
+    "ExponentialDelay",
+    "NO_RESTART",
+    # Inspecting
     "CheckpointStorage",
-    "LatencyRecorder",
+    "CompletedCheckpoint",
     "OperatorStatistics",
+    "LatencyRecorder",
     # Errors
-    "AskTimeout",
+    "HeadgateError",
     "AttemptOver",
-    "BatchFailed",
-    "BatchRefused",
-    "CannotReachSidecar",
-    "CheckpointDeclinedByOperator",
-    "CheckpointFailed",
     "ConfirmationTimeout",
-    "CoordinatorStartError",
     "EventEncodeError",
     "GatewayFull",
-    "HeadgateError",
-    "LocalProtocolError",
-    "OutputNotCommitted",
-    "ProtocolError",
-    "RegistrationRefused",
-    "RelayError",
     "RequestFailed",
-    "ResetNotSupported",
-    "RestartsExhausted",
-    "SidecarError",
-    "SidecarNotRunning",
-    "SidecarUnreachable",
-    "SinkFileLost",
-    "StorageError",
     "TimedOut",
+    "CheckpointDeclinedByOperator",
+    "CheckpointFailed",
+    "AskTimeout",
+    "SinkFileLost",
+    "SidecarError",
+    "BatchFailed",
+    "BatchRefused",
+    "CoordinatorStartError",
+    "OutputNotCommitted",
+    "RestartsExhausted",
+    "SidecarUnreachable",
+    "StorageError",
 ]
+
+__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ import headgate
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/guide.md", "docs/streaming.md", "docs/checkpoints.md")
 LAYERS = ("actors", "protocol", "spark_bridge")
+NAMED = [getattr(headgate, name) for name in headgate.__all__]
+ERRORS = [value for value in NAMED if isinstance(value, type) and issubclass(value, BaseException)]
 
 
 def run(program: str) -> str:
@@ -38,7 +41,7 @@ def test_the_static_imports_and_the_lazy_table_agree() -> None:
         alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     assert static == headgate._MODULES
-    assert set(headgate.__all__) == static.keys()
+    assert headgate.__all__ == list(headgate._MODULES)
 
 
 def test_completion_shows_the_names_and_nothing_of_the_machinery() -> None:
@@ -64,10 +67,38 @@ def test_what_a_task_needs_loads_no_code_of_the_driver() -> None:
 
 
 def test_every_error_of_the_front_door_has_the_one_base() -> None:
-    values = (getattr(headgate, name) for name in headgate.__all__)
-    errors = [value for value in values if isinstance(value, type) and issubclass(value, BaseException)]
-    assert len(errors) > 20
-    assert [error.__name__ for error in errors if not issubclass(error, headgate.HeadgateError)] == []
+    assert len(ERRORS) > 15
+    assert [error.__name__ for error in ERRORS if not issubclass(error, headgate.HeadgateError)] == []
+
+
+def test_the_docstring_draws_the_tree_of_errors() -> None:
+    drawn = "\n".join(f"{' ' * 4 * (depth + 2)}{error.__name__}" for error, depth in tree(headgate.HeadgateError))
+    assert f"::\n\n{drawn}\n\n" in (headgate.__doc__ or "")
+
+
+def tree(error: type[BaseException], depth: int = 0) -> Iterator[tuple[type[BaseException], int]]:
+    """An error, then those right below it by name, each with its depth. Classes that are not exported are left out."""
+    yield error, depth
+    for below in sorted(ERRORS, key=lambda one: one.__name__):
+        if next((base for base in below.__mro__[1:] if base in ERRORS), None) is error:
+            yield from tree(below, depth + 1)
+
+
+def test_the_docstring_groups_the_names_as_the_list_does() -> None:
+    """Each group under its title, with all of its names; the errors are drawn as a tree instead."""
+    source = (ROOT / "headgate" / "__init__.py").read_text(encoding="utf-8")
+    listed = re.split(
+        r"^    # (.*)\n", source[source.index("__all__ = [") : source.index("]\n\n__version__")], flags=re.M
+    )
+    groups = {
+        title: set(re.findall(r'"(\w+)"', names)) for title, names in zip(listed[1::2], listed[2::2], strict=True)
+    }
+    text = (headgate.__doc__ or "").partition(".collect()\n")[2]
+    told = re.split(r"^(\S.*):$", text, flags=re.M)
+    for title, text in zip(told[1::2], told[2::2], strict=True):
+        if title != "Errors":
+            assert groups.pop(title) <= set(re.findall(r"``(\w+)``", text)), title
+    assert set(groups) == {"Errors"}
 
 
 def test_every_public_error_of_the_layers_has_the_one_base() -> None:

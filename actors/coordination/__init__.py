@@ -7,10 +7,6 @@ Nothing here knows Spark: any engine that can say when its execution attempts st
 from actors.coordination.barrier_tracker import BarrierTrackerActor
 from actors.coordination.checkpoint_requests import CheckpointFailed
 from actors.coordination.confirmation import Confirmation
-from actors.coordination.connection import AttemptConnection
-from actors.coordination.coordinator import CoordinatorActor
-from actors.coordination.gateway import GatewayActor
-from actors.coordination.gateway_handle import GatewayHandle
 from actors.coordination.given import GivenCoordinator, ResetNotSupported
 from actors.coordination.interface import CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from actors.coordination.operator_config import OperatorConfig, OperatorPorts
@@ -25,15 +21,11 @@ from actors.coordination.statistics import LatencyRecorder, OperatorStatistics, 
 from actors.coordination.store import CoordinatorStore
 
 __all__ = [
-    "AttemptConnection",
     "BarrierTrackerActor",
     "CheckpointFailed",
     "Confirmation",
-    "CoordinatorActor",
     "CoordinatorContext",
     "CoordinatorStore",
-    "GatewayActor",
-    "GatewayHandle",
     "GivenCoordinator",
     "LatencyRecorder",
     "OperatorConfig",

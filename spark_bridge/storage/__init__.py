@@ -7,7 +7,7 @@ from spark_bridge.storage.errors import CheckpointUnreadable, StorageError, Stor
 from spark_bridge.storage.interface import CheckpointInfo, Storage
 from spark_bridge.storage.memory import MemoryStorage
 from spark_bridge.storage.port import StoragePort, StorageSession
-from spark_bridge.storage.single_files import read_file, store_savepoint
+from spark_bridge.storage.single_files import read_file
 from spark_bridge.storage.store import CheckpointStorage
 
 __all__ = [
@@ -21,5 +21,4 @@ __all__ = [
     "StoragePort",
     "StorageSession",
     "read_file",
-    "store_savepoint",
 ]

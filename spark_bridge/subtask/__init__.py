@@ -14,7 +14,6 @@ from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity  # noqa: E4
 from spark_bridge.subtask.errors import (  # noqa: E402
     CannotReachSidecar,
     CheckpointDeclinedByOperator,
-    CoordinatorTraceback,
     RegistrationFailed,
     RegistrationRefused,
     RequestFailed,
@@ -28,7 +27,6 @@ __all__ = [
     "AttemptOver",
     "CannotReachSidecar",
     "CheckpointDeclinedByOperator",
-    "CoordinatorTraceback",
     "RegistrationFailed",
     "RegistrationRefused",
     "RequestFailed",
