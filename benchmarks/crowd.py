@@ -12,7 +12,7 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,7 @@ from spark_bridge.bridge.takeover import InheritedRuns
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.storage import MemoryStorage, Storage
-from spark_bridge.storage.interface import Permit, always_permitted
+from spark_bridge.storage.interface import DEFAULT_WRITE, WriteOptions
 
 OPERATOR, JOB, STAGE = "bench", 1, 1
 CHILDREN = 2
@@ -106,19 +106,8 @@ class TimedStorage(MemoryStorage):
 
     stored_ns = 0
 
-    def store(
-        self,
-        operator_id: str,
-        checkpoint: CompletedCheckpoint,
-        *,
-        mode: RestoreMode = RestoreMode.STREAMING,
-        completed_id: int | None = None,
-        given_up: Collection[int] = (),
-        permit: Permit = always_permitted,
-    ) -> str:
-        file = super().store(
-            operator_id, checkpoint, mode=mode, completed_id=completed_id, given_up=given_up, permit=permit
-        )
+    def store(self, operator_id: str, checkpoint: CompletedCheckpoint, options: WriteOptions = DEFAULT_WRITE) -> str:
+        file = super().store(operator_id, checkpoint, options)
         self.stored_ns = time.monotonic_ns()
         return file
 

@@ -67,7 +67,7 @@ def _store(folder: str, subtasks: int) -> Path:
         for subtask in range(subtasks)
     }
     checkpoint = CompletedCheckpoint(checkpoint_id, subtasks, b"c" * STATE_BYTES, parts)
-    return Path(storage.store(_operator(subtasks), checkpoint, mode=RestoreMode.STREAMING))
+    return Path(storage.store(_operator(subtasks), checkpoint))
 
 
 async def _measure(

@@ -9,24 +9,19 @@ it is known at all, whatever facts are late or lost. Job groups and job tags are
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import structlog
-from anyio.from_thread import BlockingPortal
 from py4j.clientserver import ClientServer
 from pyspark import SparkContext
 
-from protocol.restart import RestartStrategy
 from spark_bridge.driver.handle import OperatorHandle
-from spark_bridge.driver.restarts import Restarter, Runs
 from spark_bridge.task_entry import ACTION_PROPERTY
 
-__all__ = ["ActionRuns", "AwaitsActions", "marked", "names_of", "run_with_restarts"]
+__all__ = ["ActionRuns", "AwaitsActions", "marked", "names_of"]
 
-T = TypeVar("T")
 log = structlog.get_logger("headgate.actions")
 
 
@@ -109,46 +104,3 @@ class ActionRuns:
 
     async def settle(self) -> str:
         return await self._sidecar.settle_action(self._action_id)
-
-
-class RunsOfCalls(Runs, Protocol):
-    """The runs of an action that is called again and again."""
-
-    def begin(self) -> str:
-        """The action is about to be called; returns the id of this call."""
-        ...
-
-    def end(self) -> None:
-        """Nothing more is asked about it."""
-        ...
-
-
-def run_with_restarts(
-    portal: BlockingPortal,
-    context: SparkContext | None,
-    runs: RunsOfCalls,
-    strategy: RestartStrategy,
-    action: Callable[[], T],
-) -> T:
-    """Call ``action`` on this thread, and again after a failed run, as ``strategy`` says; return its result.
-
-    ``runs`` is used on the loop of ``portal`` alone. Raises as ``Sidecar.run``.
-    """
-    restarter = Restarter(runs, strategy)
-    try:
-        while True:
-            action_id = portal.call(runs.begin)
-            portal.call(restarter.begin)
-            try:
-                with marked(context, action_id):
-                    result = action()
-            except Exception as error:
-                delay_s: float | None = portal.call(restarter.failed, error)
-            else:
-                delay_s = portal.call(restarter.succeeded)
-                if delay_s is None:
-                    return result
-            time.sleep(delay_s or 0.0)
-    finally:
-        with suppress(RuntimeError):  # the sidecar was left meanwhile
-            portal.call(runs.end)

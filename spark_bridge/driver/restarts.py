@@ -1,28 +1,44 @@
 """Runs the user's Spark action, and again after a failure that a restart may fix (H15).
 
-Spark restarts tasks and stages by itself; a job that has failed it does not. The coordinators are reset to the last
-completed checkpoint before the first task of the next start is ready (H55), so all that is left to do is to call the
-action once more, after a delay that the restart strategy grants.
+Spark restarts tasks and stages by itself, but not a job that has failed. The coordinators are reset to the last
+completed checkpoint before the first task of the next run is ready (H55). So a restart only has to call the action
+again, after the delay that the restart strategy sets.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Protocol, TypeVar
 
+import anyio
 import structlog
+from pyspark import SparkContext
 
 from actors.coordination import CheckpointFailed, ResetNotSupported
 from protocol.restart import RestartBackoff, RestartStrategy
+from spark_bridge.driver.actions import marked
 from spark_bridge.errors import RestartsExhausted, SidecarError
 
-__all__ = ["Restarter", "Runs"]
+__all__ = ["OnLoop", "Restarter", "Runs", "run_blocking", "run_with_restarts"]
 
+R = TypeVar("R")
+T = TypeVar("T")
 log = structlog.get_logger("headgate.restarts")
 
 
 class Runs(Protocol):
-    """What the restarter asks of the sidecar. Loop only."""
+    """One action, called again and again, as the sidecar knows its runs. Loop only."""
+
+    def begin(self) -> str:
+        """The action is about to be called, for the first time or again; returns the id of this call."""
+        ...
+
+    def end(self) -> None:
+        """Nothing more is asked about the action. Idempotent."""
+        ...
 
     @property
     def failures(self) -> tuple[int, BaseException | None]:
@@ -31,17 +47,88 @@ class Runs(Protocol):
 
     @property
     def fenced(self) -> Exception | None:
-        """Why this application may not go on at all, if it may not."""
+        """The error if this application may not continue at all, else None."""
         ...
 
     async def settle(self) -> str:
-        """Return when all runs are over and every final checkpoint has ended: why some output is not committed, or
-        nothing."""
+        """Return when all runs are over and every final checkpoint has ended.
+
+        The result says why some output is not committed; it is empty if all of it is.
+        """
         ...
 
 
+class OnLoop(Protocol):
+    """Carries out one step on the loop of ``Runs`` and returns its result."""
+
+    async def __call__(self, step: Callable[[], Awaitable[R]], /) -> R: ...
+
+
+async def _right_here(step: Callable[[], Awaitable[R]], /) -> R:
+    return await step()
+
+
+async def run_with_restarts(
+    runs: Runs,
+    strategy: RestartStrategy,
+    call: Callable[[str], Awaitable[T]],
+    *,
+    on_loop: OnLoop = _right_here,
+    sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
+) -> T:
+    """Await ``call(action_id)``, and again after a failed run, as ``strategy`` says; return its result.
+
+    Raises as ``Sidecar.run``.
+    """
+    restarter = Restarter(runs, strategy)
+    try:
+        while True:
+            action_id = await on_loop(restarter.begin)
+            delay_s: float | None
+            try:
+                result = await call(action_id)
+            except Exception as error:
+                delay_s = await on_loop(partial(restarter.failed, error))
+            else:
+                delay_s = await on_loop(restarter.succeeded)
+                if delay_s is None:
+                    return result
+            await sleep(delay_s or 0.0)
+    finally:
+        with suppress(RuntimeError):  # the sidecar was closed in the meantime
+            await on_loop(restarter.end)
+
+
+def run_blocking(
+    runs: Runs,
+    strategy: RestartStrategy,
+    action: Callable[[], T],
+    context: SparkContext | None,
+    *,
+    on_loop: OnLoop = _right_here,
+) -> T:
+    """``run_with_restarts`` on the calling thread, which calls ``action`` and sleeps itself.
+
+    ``on_loop`` must block instead of suspending, so that no event loop is needed here.
+    """
+
+    async def call(action_id: str) -> T:
+        with marked(context, action_id):
+            return action()
+
+    async def sleep(delay_s: float) -> None:
+        time.sleep(delay_s)  # noqa: ASYNC251 - there is no loop on this thread
+
+    try:
+        run_with_restarts(runs, strategy, call, on_loop=on_loop, sleep=sleep).send(None)
+    except StopIteration as returned:
+        result: T = returned.value
+        return result
+    raise RuntimeError("a step of the restart loop was suspended, although it should block")
+
+
 class Restarter:
-    """One call of ``Sidecar.run``. Loop only; it never sleeps itself, so each kind of sidecar waits in its own way."""
+    """The decisions of one ``run``. Loop only; it never sleeps or calls the action itself."""
 
     def __init__(self, runs: Runs, strategy: RestartStrategy) -> None:
         self._runs = runs
@@ -50,16 +137,22 @@ class Restarter:
         self._failures_before = 0
         self._last_error: BaseException | None = None
 
-    async def begin(self) -> None:
-        """The action is about to be called."""
+    async def begin(self) -> str:
+        """The action is about to be called; returns the id of this call."""
+        action_id = self._runs.begin()
         self._failures_before, _ = self._runs.failures
         self._backoff.begun(time.monotonic())
+        return action_id
+
+    async def end(self) -> None:
+        """The action is not called again."""
+        self._runs.end()
 
     async def succeeded(self) -> float | None:
-        """The action has returned. None: its output is committed. Else the seconds until the action is to be called
-        again, because a coordinator failed behind it, or its last output could not be committed.
+        """The action has returned. None means that its output is committed.
 
-        Raises ``RestartsExhausted`` where no further start is granted.
+        Otherwise a coordinator failed after the run, or its last output could not be committed. The result is then the
+        seconds until the action is to be called again. Raises ``RestartsExhausted`` if no further restart is allowed.
         """
         uncommitted = await self._runs.settle()
         if uncommitted:
@@ -70,10 +163,10 @@ class Restarter:
         return None
 
     async def failed(self, error: Exception) -> float:
-        """The action has raised ``error``: the seconds until it is to be called again.
+        """The action has raised ``error``; returns the seconds until it is to be called again.
 
-        Raises ``error`` itself where no run of a coordinated operator has failed, for then a restart mends nothing;
-        ``RestartsExhausted`` where no further start is granted.
+        Raises ``error`` itself if no run of a coordinated operator has failed, because a restart would not help then.
+        Raises ``RestartsExhausted`` if no further restart is allowed.
         """
         await self._runs.settle()
         if not self._has_failed():
@@ -94,7 +187,7 @@ class Restarter:
         restarts = self._backoff.restarts
         text = f"{type(error).__name__}: {_first_line(error)}"
         if delay_s is None:
-            log.error("the action failed, and is given up", restarts=restarts, error=text)
+            log.error("action failed, restarts exhausted", restarts=restarts, error=text)
             raise RestartsExhausted(
                 f"the action failed again after {restarts} restarts, and {self._strategy} allows no more; "
                 f"the last failure was {text}"

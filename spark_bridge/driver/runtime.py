@@ -37,7 +37,7 @@ from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.micro_batches import MicroBatches
 from spark_bridge.driver.operators import Operators
-from spark_bridge.driver.restarts import Restarter
+from spark_bridge.driver.restarts import run_with_restarts
 from spark_bridge.driver.spark_driver import SparkDriver
 from spark_bridge.errors import OutputNotCommitted, SidecarNotRunning
 from spark_bridge.server.server import ServerConfig, SubtaskServer
@@ -253,33 +253,25 @@ class SidecarRuntime:
         restart: RestartStrategy = DEFAULT_RESTART,
         operators: Collection[OperatorHandle | str] | None = None,
     ) -> T:
-        """See ``Sidecar.run``. The action runs in a worker thread; a cancelled caller fails its runs, and leaves."""
-        runs = self.action_runs(operators)
-        restarter = Restarter(runs, restart)
+        """See ``Sidecar.run``. The action runs in a worker thread.
 
-        def call(action_id: str) -> T:
+        If the caller is cancelled, the jobs of the action fail, and the thread is left behind until the action returns.
+        """
+        runs = self.action_runs(operators)
+
+        def call_marked(action_id: str) -> T:
             with marked(self._driver.spark_context, action_id):
                 return action()
 
-        try:
-            while True:
-                action_id = runs.begin()
-                await restarter.begin()
-                try:
-                    result = await anyio.to_thread.run_sync(call, action_id, abandon_on_cancel=True)
-                except anyio.get_cancelled_exc_class():
-                    operator_ids = self._running_jobs.operators_of(action_id)
-                    self._bridge_ref.tell(FailRuns("the caller that awaited this job was cancelled", operator_ids))
-                    raise
-                except Exception as error:
-                    delay_s: float | None = await restarter.failed(error)
-                else:
-                    delay_s = await restarter.succeeded()
-                    if delay_s is None:
-                        return result
-                await anyio.sleep(delay_s or 0.0)
-        finally:
-            runs.end()
+        async def call(action_id: str) -> T:
+            try:
+                return await anyio.to_thread.run_sync(call_marked, action_id, abandon_on_cancel=True)
+            except anyio.get_cancelled_exc_class():
+                operator_ids = self._running_jobs.operators_of(action_id)
+                self._bridge_ref.tell(FailRuns("the caller that awaited this job was cancelled", operator_ids))
+                raise
+
+        return await run_with_restarts(runs, restart, call)
 
     # --- what a call of ``run`` asks, here or in another process --------------------------------------------------
 

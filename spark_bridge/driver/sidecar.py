@@ -9,19 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from functools import partial, update_wrapper
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from anyio.from_thread import BlockingPortal
 
-from actors.coordination import GivenCoordinator
-from protocol.barrier_tracker import CheckpointConfig
-from protocol.gateway.types import GatewayLimits
-from protocol.ids import ExecutionAttempt
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
-from protocol.wire.messages import RestoreMode
-from spark_bridge.driver.actions import run_with_restarts
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import driver_context
 from spark_bridge.driver.handle import OperatorHandle
@@ -29,11 +23,35 @@ from spark_bridge.driver.interrupts import interrupts_held_back
 from spark_bridge.driver.leaving import leave
 from spark_bridge.driver.loop import start_sidecar_loop
 from spark_bridge.driver.micro_batches import ForEachBatch, MicroBatches
+from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import LocalDriver
 from spark_bridge.errors import SidecarError, SidecarNotRunning
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
+
+
+def _on_its_loop(
+    method: Callable[Concatenate[SidecarRuntime, P], Awaitable[R]],
+) -> Callable[[Callable[..., object]], Callable[Concatenate[Sidecar, P], R]]:
+    """Make a method of ``Sidecar`` that calls ``method`` on the sidecar's loop and waits for its result.
+
+    The arguments are those of ``method``, for type checkers as for ``help``; the name and the docstring are those of
+    the decorated function, which is never called.
+    """
+
+    def decorate(described: Callable[..., object]) -> Callable[Concatenate[Sidecar, P], R]:
+        def call(self: Sidecar, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            portal, runtime = self._entered()
+            return portal.call(partial(method, runtime, *args, **kwargs))
+
+        update_wrapper(call, described)
+        vars(call)["__wrapped__"] = method  # so that `help` shows its signature
+        return call
+
+    return decorate
 
 
 class Sidecar:
@@ -88,19 +106,8 @@ class Sidecar:
         finally:
             self._runtime = self._portal = None
 
-    def coordinate(
-        self,
-        operator_id: str,
-        coordinator: GivenCoordinator,
-        *,
-        parallelism: int,
-        mode: RestoreMode | Literal["batch", "streaming"] = "batch",
-        gateway: GatewayLimits | None = None,
-        checkpoint: CheckpointConfig | None = None,
-        restore: str = "latest",
-        inject_barrier: Callable[[ExecutionAttempt, int, int], None] | None = None,
-        allow_fewer: bool = False,
-    ) -> OperatorHandle:
+    @_on_its_loop(SidecarRuntime.coordinate)
+    def coordinate(self, *args: Any, **kwargs: Any) -> Any:
         """Start ``coordinator`` for an operator of ``parallelism`` subtasks and return the operator's handle.
 
         ``coordinator`` is a class or a factory (a function without arguments that returns a coordinator), and a new one
@@ -129,22 +136,6 @@ class Sidecar:
         ``CheckpointUnreadable`` naming the file that cannot be restored (H50), ``SidecarError`` for a name in use,
         ``ValueError`` or ``TypeError`` for bad arguments, ``SidecarNotRunning`` outside the ``with``.
         """
-        portal, runtime = self._entered()
-
-        async def call() -> OperatorHandle:
-            return await runtime.coordinate(
-                operator_id,
-                coordinator,
-                parallelism=parallelism,
-                mode=mode,
-                gateway=gateway,
-                checkpoint=checkpoint,
-                restore=restore,
-                inject_barrier=inject_barrier,
-                allow_fewer=allow_fewer,
-            )
-
-        return portal.call(call)
 
     def release(self, operator_id: str) -> None:
         """Close an operator's coordinator and gateways; its live tasks are told. The name is free afterwards."""
@@ -203,7 +194,11 @@ class Sidecar:
         """
         portal, runtime = self._entered()
         runs = portal.call(runtime.action_runs, operators)
-        return run_with_restarts(portal, driver_context(self._spark), runs, restart, action)
+
+        async def on_loop(step: Callable[[], Awaitable[R]], /) -> R:
+            return portal.call(step)
+
+        return run_blocking(runs, restart, action, driver_context(self._spark), on_loop=on_loop)
 
     def for_each_batch(
         self, operator: OperatorHandle | str, function: Callable[[Any, int], object], *, adopt: bool = False

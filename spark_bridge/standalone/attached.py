@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import structlog
-from anyio.from_thread import start_blocking_portal
 
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.relay.janino import close_listener, open_listener
-from spark_bridge.driver.actions import names_of, run_with_restarts
+from spark_bridge.driver.actions import names_of
 from spark_bridge.driver.environment import check_worker_python, driver_context
 from spark_bridge.driver.handle import OperatorHandle
+from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import complain_of_output
 from spark_bridge.driver.shipping import ship_packages
 from spark_bridge.errors import SidecarError, SidecarNotRunning
@@ -164,8 +164,7 @@ class AttachedSidecar:
                 runs.blame_a_restart()
                 raise
 
-        with start_blocking_portal() as portal:  # a notebook calls this where a loop runs already
-            return run_with_restarts(portal, self._context, runs, restart, blaming_a_restart)
+        return run_blocking(runs, restart, blaming_a_restart, self._context)
 
     def _require_attached(self) -> None:
         if self._listener is None:

@@ -4,7 +4,7 @@ Needs neither Spark nor a JVM.
 """
 
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError, StorageFenced
-from spark_bridge.storage.interface import CheckpointInfo, Storage
+from spark_bridge.storage.interface import CheckpointInfo, Storage, WriteOptions
 from spark_bridge.storage.memory import MemoryStorage
 from spark_bridge.storage.port import StoragePort, StorageSession
 from spark_bridge.storage.single_files import read_file
@@ -20,5 +20,6 @@ __all__ = [
     "StorageFenced",
     "StoragePort",
     "StorageSession",
+    "WriteOptions",
     "read_file",
 ]

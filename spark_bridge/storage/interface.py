@@ -43,6 +43,28 @@ class CheckpointInfo:
     void: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How one checkpoint is stored, and what may be deleted after it.
+
+    ``completed_id`` is the operator's last completed checkpoint; None stands for the one before this. The storage keeps
+    the newest checkpoints up to it, and those in ``given_up`` do not count. ``permit`` is called just before the
+    checkpoint appears; an exception from it prevents that.
+    """
+
+    mode: RestoreMode = RestoreMode.STREAMING
+    completed_id: int | None = None
+    given_up: Collection[int] = ()
+    permit: Permit = always_permitted
+
+    def completed_before(self, checkpoint: CompletedCheckpoint) -> int:
+        """The last completed checkpoint when this one is stored."""
+        return checkpoint.checkpoint_id - 1 if self.completed_id is None else self.completed_id
+
+
+DEFAULT_WRITE = WriteOptions()
+
+
 def describe(stored: StoredCheckpoint, file: str, size_bytes: int) -> CheckpointInfo:
     """The line of a list for a whole checkpoint."""
     parts = stored.checkpoint.subtask_states.values()
@@ -73,20 +95,9 @@ class Storage(Protocol):
     def reserve_ids(self, count: int, *, above: int = 0) -> range:
         """The next ``count`` checkpoint ids above ``above``; they rise for the life of the storage (H4)."""
 
-    def store(
-        self,
-        operator_id: str,
-        checkpoint: CompletedCheckpoint,
-        *,
-        mode: RestoreMode = RestoreMode.STREAMING,
-        completed_id: int | None = None,
-        given_up: Collection[int] = (),
-        permit: Permit = always_permitted,
-    ) -> str:
-        """Make it durable, all of it or nothing (H50), then drop old ones (H51); returns its file.
+    def store(self, operator_id: str, checkpoint: CompletedCheckpoint, options: WriteOptions = DEFAULT_WRITE) -> str:
+        """Make it durable, all of it or nothing (H50), then delete old ones (H51); returns its file.
 
-        Retained are those up to ``completed_id``, the last one that has completed (None: the one before this), except
-        those in ``given_up``. ``permit`` is called just before the checkpoint appears; what it raises stops that.
         After an error the checkpoint may be there, now or later, unless ``discard`` succeeds.
         """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
 
@@ -13,7 +13,7 @@ from protocol.wire.checkpoint_format import StoredCheckpoint
 from protocol.wire.messages import RestoreMode
 from spark_bridge.storage import single_files
 from spark_bridge.storage.errors import StorageError
-from spark_bridge.storage.interface import CheckpointInfo, Permit, always_permitted, describe
+from spark_bridge.storage.interface import DEFAULT_WRITE, CheckpointInfo, WriteOptions, describe
 from spark_bridge.storage.layout import Owner, RestoreRecord
 from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
 
@@ -42,24 +42,16 @@ class MemoryStorage:
             self._last_id = first + count - 1
             return range(first, self._last_id + 1)
 
-    def store(
-        self,
-        operator_id: str,
-        checkpoint: CompletedCheckpoint,
-        *,
-        mode: RestoreMode = RestoreMode.STREAMING,
-        completed_id: int | None = None,
-        given_up: Collection[int] = (),
-        permit: Permit = always_permitted,
-    ) -> str:
-        permit()
+    def store(self, operator_id: str, checkpoint: CompletedCheckpoint, options: WriteOptions = DEFAULT_WRITE) -> str:
+        options.permit()
         with self._lock:
             mine = self._stored.setdefault(operator_id, {})
             created_ms = time.time_ns() // 1_000_000
-            mine[checkpoint.checkpoint_id] = StoredCheckpoint(operator_id, mode, created_ms, "memory", checkpoint)
-            completed_id = checkpoint.checkpoint_id - 1 if completed_id is None else completed_id
-            validity = self._validity(operator_id)
-            for stale in no_longer_kept(mine, validity, self._retained, completed_id, given_up):
+            mine[checkpoint.checkpoint_id] = StoredCheckpoint(
+                operator_id, options.mode, created_ms, "memory", checkpoint
+            )
+            completed_id, validity = options.completed_before(checkpoint), self._validity(operator_id)
+            for stale in no_longer_kept(mine, validity, self._retained, completed_id, options.given_up):
                 del mine[stale]
         return self._file(operator_id, checkpoint.checkpoint_id)
 

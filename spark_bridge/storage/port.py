@@ -22,7 +22,7 @@ from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from protocol.wire.messages import RestoreMode
 from spark_bridge.storage.errors import StorageError, StorageFenced
-from spark_bridge.storage.interface import Storage
+from spark_bridge.storage.interface import Storage, WriteOptions
 from spark_bridge.storage.writes import PendingWrite, WriteStopped
 
 T = TypeVar("T")
@@ -196,14 +196,8 @@ class StoragePort:
         write.begin()
         try:
             self._retry_discards()
-            self._storage.store(
-                self._operator_id,
-                checkpoint,
-                mode=self._mode,
-                completed_id=self._completed_id,
-                given_up=frozenset(self._unwanted),
-                permit=write.permit,
-            )
+            options = WriteOptions(self._mode, self._completed_id, frozenset(self._unwanted), write.permit)
+            self._storage.store(self._operator_id, checkpoint, options)
         except (StorageFenced, WriteStopped):
             raise
         except StorageError:

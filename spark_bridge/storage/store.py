@@ -20,7 +20,7 @@ from spark_bridge.storage import single_files
 from spark_bridge.storage.claims import Claims
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError, StorageFenced
 from spark_bridge.storage.files import Files
-from spark_bridge.storage.interface import CheckpointInfo, Permit, always_permitted, describe
+from spark_bridge.storage.interface import DEFAULT_WRITE, CheckpointInfo, WriteOptions, describe
 from spark_bridge.storage.layout import (
     CLAIMS_FOLDER,
     RestoreRecord,
@@ -137,33 +137,24 @@ class CheckpointStorage:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def store(
-        self,
-        operator_id: str,
-        checkpoint: CompletedCheckpoint,
-        *,
-        mode: RestoreMode = RestoreMode.STREAMING,
-        completed_id: int | None = None,
-        given_up: Collection[int] = (),
-        permit: Permit = always_permitted,
-    ) -> str:
+    def store(self, operator_id: str, checkpoint: CompletedCheckpoint, options: WriteOptions = DEFAULT_WRITE) -> str:
         """Write it durably and atomically, then delete what is no longer retained; returns its file.
 
-        Retained are the ``retained`` newest up to ``completed_id``, the operator's last completed one, so that one
-        always remains (H51); None means the one before this. Those in ``given_up`` do not count. What is above
-        ``completed_id`` may be written or in doubt, and stays. ``permit`` is called just before the file gets its name.
+        The ``retained`` newest checkpoints up to ``options.completed_id`` are kept, so at least one always remains.
+        Later ones may still be written or in doubt, so they stay too. ``options.permit`` is called just before the
+        file gets its name.
 
         Raises ``StorageFenced`` if a later application has taken over. After any error the file may be there, or
         appear later (H64). It has been discarded as far as that was possible, but only ``discard`` tells whether it is.
         """
         folder = operator_folder(operator_id)
         name = checkpoint_name(checkpoint.checkpoint_id)
-        data = single_files.encoded(operator_id, checkpoint, mode)
+        data = single_files.encoded(operator_id, checkpoint, options.mode)
         temporary = temporary_name(name, self._claims.owner)
 
         def before_move() -> None:
             self._claims.check()
-            permit()
+            options.permit()
 
         self._files.make_folder(folder)
         try:
@@ -179,8 +170,7 @@ class CheckpointStorage:
             except StorageError:
                 pass  # nothing answers; the failure of the write is what is to be told
             raise
-        completed_id = checkpoint.checkpoint_id - 1 if completed_id is None else completed_id
-        self._retain(folder, completed_id, given_up)
+        self._retain(folder, options.completed_before(checkpoint), options.given_up)
         return self._files.name_of(f"{folder}/{name}")
 
     def discard(self, operator_id: str, checkpoint_id: int) -> None:

@@ -23,7 +23,7 @@ from protocol.wire.messages import Registered, RestoreMode
 from spark_bridge.sink.coordinator import FileSinkCoordinator
 from spark_bridge.sink.errors import SinkFileLost
 from spark_bridge.sink.writer import SinkWriter
-from spark_bridge.storage import CheckpointStorage, StorageError, StorageFenced, read_file
+from spark_bridge.storage import CheckpointStorage, StorageError, StorageFenced, WriteOptions, read_file
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import World
 from tests.spark_bridge.sink.kit import rows_of, staged, take_visible, visible
@@ -84,7 +84,7 @@ class Driver(World):
     task: SinkTask
 
     async def _store(self, checkpoint: CompletedCheckpoint) -> None:
-        self.storage.store("words", checkpoint, completed_id=max(self.completed, default=-1))
+        self.storage.store("words", checkpoint, WriteOptions(completed_id=max(self.completed, default=-1)))
         if self.on_store is not None:
             await self.on_store(checkpoint)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from actors.coordination import CheckpointFailed, ResetNotSupported
 from protocol.restart import FixedDelay
-from spark_bridge.driver.restarts import Restarter
+from spark_bridge.driver.restarts import Restarter, run_blocking
 from spark_bridge.errors import RestartsExhausted
 from spark_bridge.storage import StorageFenced
 
@@ -19,7 +21,14 @@ class Runs:
         self.cause: BaseException | None = None
         self.uncommitted = ""
         self.settled = 0
+        self.ended = False
         self.fenced: Exception | None = None
+
+    def begin(self) -> str:
+        return "an action"
+
+    def end(self) -> None:
+        self.ended = True
 
     @property
     def failures(self) -> tuple[int, BaseException | None]:
@@ -124,3 +133,29 @@ async def test_the_text_names_what_failed_in_the_jvm_not_the_call_that_raised() 
     )
     with pytest.raises(RestartsExhausted, match=r"RuntimeError: org\.apache.*operator 'op': too many kills$"):
         await restarter.failed(error)
+
+
+def test_a_blocking_run_calls_the_action_again_on_the_calling_thread() -> None:
+    runs = Runs()
+    threads = []
+
+    def action() -> str:
+        threads.append(threading.get_ident())
+        if len(threads) == 1:
+            runs.failed += 1
+            raise RuntimeError("job aborted")
+        return "done"
+
+    assert run_blocking(runs, FixedDelay(restarts_max=1, delay_s=0.0), action, None) == "done"
+    assert threads == [threading.get_ident()] * 2
+
+
+def test_a_blocking_run_ends_its_action_when_it_is_interrupted() -> None:
+    runs = Runs()
+
+    def action() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_blocking(runs, FixedDelay(), action, None)
+    assert runs.ended

@@ -11,7 +11,15 @@ import pytest
 
 from protocol.wire.messages import RestoreMode
 from spark_bridge.command import main
-from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageError, StorageFenced, StorageSession
+from spark_bridge.storage import (
+    CheckpointStorage,
+    MemoryStorage,
+    Storage,
+    StorageError,
+    StorageFenced,
+    StorageSession,
+    WriteOptions,
+)
 from spark_bridge.storage.layout import ID_MAX, Owner, RestoreRecord, parse_record, parse_void, void_name
 from spark_bridge.storage.validity import NOTHING, Validity, no_longer_kept
 from tests.mutants.mutant import Edit
@@ -276,7 +284,7 @@ def test_a_start_from_nothing_is_not_undone_by_a_later_restart(storage: Storage)
     storage.start_from("words", None, first=first)
     assert storage.latest("words") is None
     assert storage.read("words", old) == a_checkpoint(old)  # it stays, and may be named
-    storage.store("words", a_checkpoint(new), completed_id=new)
+    storage.store("words", a_checkpoint(new), WriteOptions(completed_id=new))
     assert storage.restore_latest("words", first=second) == a_checkpoint(new)
 
 
@@ -288,7 +296,7 @@ def test_a_restart_does_not_silently_fall_back_behind_a_savepoint(storage: Stora
     with pytest.raises(StorageError, match=rf"last started from checkpoint {savepoint}, .* name that file again"):
         storage.latest("words")
     assert storage.latest("words", allow_older=True) == a_checkpoint(old)
-    storage.store("words", a_checkpoint(new), completed_id=new)
+    storage.store("words", a_checkpoint(new), WriteOptions(completed_id=new))
     assert storage.latest("words") == a_checkpoint(new)
 
 
@@ -323,7 +331,7 @@ def test_files_and_markers_go_when_they_say_nothing_any_more(any_url: str) -> No
         storage.restore_latest("words", first=first)
         completed = ids[0]
         for checkpoint_id in ids:
-            storage.store("words", a_checkpoint(checkpoint_id), completed_id=completed)
+            storage.store("words", a_checkpoint(checkpoint_id), WriteOptions(completed_id=completed))
             if checkpoint_id % 2:
                 storage.discard("words", checkpoint_id)
             else:

@@ -20,6 +20,7 @@ from spark_bridge.storage import (
     StorageError,
     StorageFenced,
     StorageSession,
+    WriteOptions,
     read_file,
 )
 from spark_bridge.storage.writes import PendingWrite, WriteStopped
@@ -262,7 +263,7 @@ def test_memory_keeps_the_last_completed_one_too() -> None:  # H51
     storage = MemoryStorage(retained=1)
     checkpoints = [a_checkpoint(checkpoint_id) for checkpoint_id in storage.reserve_ids(4)]
     for checkpoint in checkpoints:
-        storage.store("words", checkpoint, completed_id=2)
+        storage.store("words", checkpoint, WriteOptions(completed_id=2))
     storage.discard("words", 4)
     storage.discard("words", 3)
     assert storage.latest("words") == checkpoints[1]

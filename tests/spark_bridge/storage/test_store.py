@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from protocol.wire.messages import RestoreMode
-from spark_bridge.storage import CheckpointStorage, StorageError
+from spark_bridge.storage import CheckpointStorage, StorageError, WriteOptions
 from tests.spark_bridge.storage.checkpoints import (
     HookedFileSystem,
     a_checkpoint,
@@ -60,7 +60,7 @@ def test_the_last_completed_one_stays_when_all_that_are_under_way_are_given_up(a
     completed, *under_way = storage.reserve_ids(4)
     storage.store("words", a_checkpoint(completed))
     for checkpoint_id in under_way:
-        storage.store("words", a_checkpoint(checkpoint_id), completed_id=completed)
+        storage.store("words", a_checkpoint(checkpoint_id), WriteOptions(completed_id=completed))
     for checkpoint_id in under_way:
         storage.discard("words", checkpoint_id)
     assert storage.latest("words") == a_checkpoint(completed)
@@ -109,7 +109,7 @@ def test_a_discarded_one_is_gone_and_one_that_never_was_is_no_error(any_url: str
 def test_a_list_says_what_each_file_holds(tmp_path: Path) -> None:
     storage = a_prepared_storage(tmp_path)
     (checkpoint_id,) = storage.reserve_ids(1)
-    file = storage.store("words", a_checkpoint(checkpoint_id), mode=RestoreMode.BATCH)
+    file = storage.store("words", a_checkpoint(checkpoint_id), WriteOptions(mode=RestoreMode.BATCH))
     (info,) = storage.list()
     assert (info.operator_id, info.checkpoint_id, info.file) == ("words", checkpoint_id, file)
     assert (info.parallelism, info.subtasks, info.held_events, info.mode) == (2, 1, 1, "batch")
@@ -126,7 +126,7 @@ def test_what_appears_is_the_very_file_that_was_written_whole(tmp_path: Path) ->
         (temporary,) = (tmp_path / "words").iterdir()
         written.append((temporary.stat().st_ino, temporary.stat().st_size))
 
-    file = storage.store("words", a_checkpoint(checkpoint_id), permit=look)
+    file = storage.store("words", a_checkpoint(checkpoint_id), WriteOptions(permit=look))
     assert written == [(os.stat(file).st_ino, os.stat(file).st_size)]
 
 
