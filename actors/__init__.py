@@ -1,5 +1,7 @@
-"""An actor runtime for asyncio: typed messages, bounded mailboxes, supervision, and a test kit in
-``actors.testing``.
+"""An actor runtime for asyncio: typed messages, bounded mailboxes, supervision.
+
+``actors.testing`` has a virtual clock, a repeatable order of delivery, and probes. ``headgate.actors`` has the same
+names.
 
 >>> async with ActorSystem("example") as system:  # doctest: +SKIP
 ...     counter = system.spawn(Counter, name="counter")
@@ -9,7 +11,7 @@
 
 from actors.actor import Actor, ActorContext, DirectActor
 from actors.background import Background
-from actors.clock import Clock, LoopClock, Scheduled
+from actors.clock import Clock, Scheduled
 from actors.dead_letters import DeadLetter, DeadLetterReason, DeadLetters
 from actors.errors import (
     ActorCancelled,
@@ -28,10 +30,9 @@ from actors.hooks import Hook, Proceed, SlowHandler
 from actors.mailbox import MailboxConfig, MailboxStatistics, OnFull
 from actors.ref import ActorRef, Reply
 from actors.signals import ChildFailed, Signal, Stopping, Terminated
-from actors.supervision import Decision, Directive, Failure, Supervision, decide
+from actors.supervision import Decision, Directive, Supervision
 from actors.system import ActorSystem
 from actors.timers import Timers
-from actors.waits import Wait
 
 __all__ = [
     "Actor",
@@ -52,11 +53,9 @@ __all__ = [
     "DirectActor",
     "Directive",
     "ExitRaised",
-    "Failure",
     "HandlerCancelled",
     "HandlerFailed",
     "Hook",
-    "LoopClock",
     "MailboxConfig",
     "MailboxFull",
     "MailboxStatistics",
@@ -72,7 +71,9 @@ __all__ = [
     "SystemNotRunning",
     "Terminated",
     "Timers",
-    "Wait",
     "WouldDeadlock",
-    "decide",
 ]
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]

@@ -173,7 +173,7 @@ class ActorRef(Generic[M_contra]):
             await mailbox.send(message)
             return
         self._refuse_self_send()
-        with self._cell.system.waits.waiting("room for", self._cell, message):
+        with self._cell.system.waits.waiting("room in", self._cell, message):
             await mailbox.send(message)
 
     async def ask(self, build: Callable[[Reply[T]], M_contra], *, timeout_s: float) -> T:

@@ -30,7 +30,7 @@ current_actor: ContextVar[Named | None] = ContextVar("headgate_current_actor", d
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """``waiter`` has waited for ``for_s`` seconds for ``what`` (room, or an answer) of ``target``."""
+    """``waiter`` has waited for ``for_s`` seconds for ``what`` ("room in", "an answer from") ``target``."""
 
     waiter: str
     what: str

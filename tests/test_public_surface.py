@@ -15,8 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # What users import from, and what for. `tests/test_front_door.py` holds the names of `headgate`.
 PUBLIC = {
     "headgate": "programs on Spark",
-    "actors": "the actor runtime by itself, without Spark",
-    "actors.testing": "tests of such actors on virtual time",
+    "headgate.actors": "the actor runtime by itself, without Spark",
+    "headgate.actors.testing": "tests of such actors in virtual time",
+    "actors": "the same as headgate.actors",
+    "actors.testing": "the same as headgate.actors.testing",
 }
 # Packages that collect names for other layers. Users find what they need of these in `headgate`.
 INTERNAL = {
@@ -90,6 +92,19 @@ def test_a_promised_class_or_function_has_a_docstring(name: str) -> None:
         if (inspect.isclass(value) or inspect.isroutine(value)) and not own_doc(value)
     ]
     assert silent == []
+
+
+@pytest.mark.parametrize("name", ["actors", "headgate", "headgate.actors", "headgate.actors.testing"])
+def test_completion_shows_only_promised_names(name: str) -> None:
+    module = importlib.import_module(name)
+    assert {shown for shown in dir(module) if not shown.startswith("__")} == set(public_names(module))
+
+
+@pytest.mark.parametrize("name", ["actors", "actors.testing"])
+def test_alias_has_the_same_objects(name: str) -> None:
+    module, alias = importlib.import_module(name), importlib.import_module(f"headgate.{name}")
+    assert public_names(alias) == public_names(module)
+    assert all(getattr(alias, promised) is getattr(module, promised) for promised in public_names(module))
 
 
 def own_doc(thing: object) -> str:

@@ -20,12 +20,11 @@ from actors import (
     DeadLetterReason,
     Decision,
     Directive,
-    Failure,
     HandlerCancelled,
     Supervision,
     Terminated,
-    decide,
 )
+from actors.supervision import Failure, decide
 from actors.testing import DeterministicKit, TestProbe, VirtualClock, deterministic_system, settle
 from tests.actors.actors_under_test import (
     Add,

@@ -194,7 +194,7 @@ async def test_the_dump_shows_senders_that_wait_for_room() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(counter.send, Add(2), name="sender")
             await settle()
-            assert system.dump_waits() == "task sender waits for room for counter: Add, 0.000 s"
+            assert system.dump_waits() == "task sender waits for room in counter: Add, 0.000 s"
             gate.set()
 
 

@@ -1,0 +1,89 @@
+"""The examples of actors without Spark run, end by themselves, and show what they say; their own tests run too."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from examples.supervised_sensors import Sensor, Station
+from examples.test_bounded_mailbox import (
+    test_lines_of_one_producer_keep_their_order,
+    test_senders_wait_for_room_and_lose_nothing,
+)
+from headgate.actors.testing import deterministic_system
+from tests.examples.conftest import RunExample
+
+__all__ = ["test_lines_of_one_producer_keep_their_order", "test_senders_wait_for_room_and_lose_nothing"]
+
+
+def test_a_broken_sensor_is_retried_with_growing_pauses_and_replaced(run_example: RunExample) -> None:
+    ended = run_example("supervised_sensors")
+
+    assert ended.returncode == 0, ended.stderr
+    decisions = re.findall(r"failed \((\w+)\(.*\): (.+)", ended.stdout)
+    assert decisions == [
+        ("ValueError", "resume"),
+        ("ConnectionError", "restart after 0.1 s"),
+        ("ConnectionError", "restart after 0.2 s"),
+        ("ConnectionError", "restart after 0.4 s"),
+        ("ConnectionError", "stop"),
+    ]
+    assert re.findall(r"^  (\w+): ([\d.]+)$", ended.stdout, re.MULTILINE) == [
+        ("primary", "17.2"),
+        ("primary", "17.3"),
+        *[("backup", "17.0")] * 3,
+    ]
+    assert ended.stdout.endswith("5 readings, and every actor has stopped\n")
+    assert ended.stderr == ""
+
+
+async def test_the_reader_restarts_after_0_1_0_2_and_0_4_seconds() -> None:
+    enough = asyncio.Event()
+    async with deterministic_system() as kit:
+        sensors = [Sensor("primary", []), Sensor("backup", reliable=True)]
+        kit.system.spawn(lambda: Station(sensors, 1, enough), name="station")
+        await kit.advance(0.1 + 0.2 + 0.4 - 0.001)
+        assert not enough.is_set()
+        await kit.advance(0.001)
+        assert enough.is_set()
+
+
+async def test_the_station_fails_once_no_sensor_is_left() -> None:
+    async def lose_every_sensor() -> None:
+        async with deterministic_system() as kit:
+            kit.system.spawn(lambda: Station([Sensor("only")], 1, asyncio.Event()), name="station")
+            await kit.advance(1.0)
+
+    with pytest.raises(LookupError, match="no sensor is left"):
+        await lose_every_sensor()
+
+
+@pytest.mark.parametrize(
+    ("policy", "figures"),
+    [
+        ("wait", "0 dropped, 0 refused, at most 4 in the mailbox"),
+        ("refuse", r"0 dropped, \d+ refused, at most 4 in the mailbox"),
+        ("drop-newest", r"(\d+) dropped, 0 refused, at most 4 in the mailbox\n\1 dead letters: .* drops new messages"),
+        ("drop-oldest", r"(\d+) dropped, 0 refused, at most 4 in the mailbox\n\1 dead letters: .* its oldest message"),
+    ],
+)
+def test_a_full_mailbox_does_what_was_chosen(run_example: RunExample, policy: str, figures: str) -> None:
+    ended = run_example("bounded_mailbox", "--on-full", policy, "--lines", 10)
+
+    assert ended.returncode == 0, ended.stderr
+    assert re.search(figures, ended.stdout), ended.stdout
+    written = re.search(r"30 lines sent, (\d+) written", ended.stdout)
+    assert written is not None
+    assert (int(written[1]) == 30) == (policy == "wait")
+    assert ("waits for room in writer" in ended.stdout) == (policy == "wait")
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["supervised_sensors", "bounded_mailbox"])
+def test_the_options_are_explained(run_example: RunExample, name: str) -> None:
+    ended = run_example(name, "--help")
+
+    assert ended.returncode == 0
+    assert "default:" in ended.stdout
