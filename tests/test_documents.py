@@ -1,11 +1,20 @@
-"""The documents agree with the repository: links lead somewhere, and rules that are cited exist."""
+"""The documents agree with the repository: links lead somewhere, snippets run, every name and rule is described."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
+import subprocess
+import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from textwrap import dedent
+from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
+
+import headgate
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -16,7 +25,11 @@ RULE = re.compile(r"^- \*\*(H\d+)\*\*", re.MULTILINE)
 CITED = re.compile(r"\bH[1-9]\d?\b")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
 def test_every_link_inside_the_repository_leads_somewhere(document: Path) -> None:
     targets = [link for link in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in link]
     assert [target for target in targets if not (document.parent / target).exists()] == []
@@ -63,3 +76,150 @@ def test_every_fault_that_is_tried_stands_in_the_table_and_every_test_that_it_na
     }
     assert sorted(named - tried - elsewhere) == []
     assert sorted(tried - named) == []
+
+
+# --- snippets -----------------------------------------------------------------------------------------------------
+
+BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PROGRAM = re.compile(r'^```python title="([^"]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
+
+
+def without_indents(text: str) -> str:
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+def parts_of(document: Path) -> list[str]:
+    """The Python of a document; two empty lines separate what may stand apart in the example."""
+    blocks = BLOCK.findall(document.read_text(encoding="utf-8"))
+    return [part for block in blocks for part in dedent(block).split("\n\n\n")]
+
+
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if parts_of(path)], ids=named)
+def test_every_snippet_is_a_part_of_an_example(document: Path) -> None:
+    examples = [without_indents(file.read_text(encoding="utf-8")) for file in (ROOT / "examples").rglob("*.py")]
+    strays = [part for part in parts_of(document) if not any(without_indents(part) in example for example in examples)]
+    assert strays == []
+
+
+def test_the_programs_of_the_tutorial_are_those_that_are_tested() -> None:
+    """`tests/examples/test_tutorial.py` runs them."""
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    files = (ROOT / "examples" / "tutorial").glob("[!_]*.py")
+    assert dict(PROGRAM.findall(page)) == {file.name: file.read_text(encoding="utf-8") for file in files}
+
+
+# --- the reference ------------------------------------------------------------------------------------------------
+
+ENTRY = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
+BRANCH = re.compile(r"^([│├└─ ]*)(\w+)(?: {2,}|$)", re.MULTILINE)
+
+
+def reference_text() -> str:
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
+
+
+def test_every_name_of_the_front_door_has_one_entry_in_the_reference() -> None:
+    """A new name needs a line `::: headgate.NAME` on the page of docs/reference/ where it belongs."""
+    entries = [name for name in ENTRY.findall(reference_text()) if name.count(".") == 1]
+    assert sorted(entries) == sorted(f"headgate.{name}" for name in headgate.__all__)
+
+
+def every_error() -> dict[str, type[BaseException]]:
+    """Every class of the packages that derives from `HeadgateError`, by name."""
+    for top in ("actors", "protocol", "spark_bridge"):
+        package = importlib.import_module(top)
+        for module in pkgutil.walk_packages(package.__path__, f"{top}."):
+            importlib.import_module(module.name)
+    found: dict[str, type[BaseException]] = {}
+    waiting: list[type[BaseException]] = [headgate.HeadgateError]
+    while waiting:
+        error = waiting.pop()
+        found[error.__name__] = error
+        waiting += error.__subclasses__()
+    return found
+
+
+def test_the_tree_of_errors_is_that_of_the_classes() -> None:
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    tree = page.split("```text\n")[1].split("```")[0]
+    known = every_error()
+    path: list[str] = []
+    shown = set()
+    for indent, name in BRANCH.findall(tree):
+        depth = len(indent) // 4
+        assert name in known, f"{name} is not an error of Headgate"
+        del path[depth:]
+        if path:
+            assert known[path[-1]] in known[name].__bases__, f"{name} does not derive from {path[-1]}"
+        path.append(name)
+        shown.add(name)
+    public = {name for name in headgate.__all__ if name in known}
+    assert sorted(public - shown) == []
+
+
+# --- the contributors' page ---------------------------------------------------------------------------------------
+
+
+def test_the_contributors_page_lists_every_make_target() -> None:
+    targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(r"^\| `make ([a-z-]+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(target for target in targets if target != "help")
+
+
+# --- the site -----------------------------------------------------------------------------------------------------
+
+
+class Anchors(HTMLParser):
+    """The ids of a page, where it links to, and what it loads."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value for name, value in attrs if value is not None}
+        self.ids |= {found[name] for name in ("id", "name") if name in found}
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        self.loads += [found[name] for name in ("src", "href") if name in found and tag != "a"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` builds it: a warning is an error."""
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_site_needs_no_other_host(site: Path) -> None:
+    pages = {page: Anchors(page) for page in site.rglob("*.html")}
+    assert len(pages) > 20
+    assert [load for page in pages.values() for load in page.loads if urlsplit(load).netloc] == []
+
+
+def test_every_link_of_the_site_leads_to_a_place_on_it(site: Path) -> None:
+    pages = {page: Anchors(page) for page in site.rglob("*.html") if page.name != "404.html"}
+    broken = []
+    for page, anchors in pages.items():
+        for link in anchors.links:
+            path, anchor = urldefrag(link)
+            if urlsplit(link).scheme:
+                continue
+            target = (page.parent / unquote(path)).resolve() if path else page
+            target = target / "index.html" if target.is_dir() else target
+            found = target.exists() and (not anchor or target not in pages or unquote(anchor) in pages[target].ids)
+            if not found and link not in ("#", "."):
+                broken.append(f"{page.relative_to(site)}: {link}")
+    assert broken == []
+
+
+def test_the_site_has_an_entry_for_every_name_of_the_front_door(site: Path) -> None:
+    ids = {name for page in (site / "reference").glob("*.html") for name in Anchors(page).ids}
+    assert [name for name in headgate.__all__ if f"headgate.{name}" not in ids] == []

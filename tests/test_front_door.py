@@ -15,7 +15,7 @@ import pytest
 import headgate
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/guide.md", "docs/streaming.md", "docs/checkpoints.md")
+PAGES = ("README.md", *sorted(str(file.relative_to(ROOT)) for file in (ROOT / "docs").rglob("*.md")))
 LAYERS = ("actors", "protocol", "spark_bridge")
 NAMED = [getattr(headgate, name) for name in headgate.__all__]
 ERRORS = [value for value in NAMED if isinstance(value, type) and issubclass(value, BaseException)]

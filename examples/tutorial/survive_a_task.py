@@ -1,0 +1,51 @@
+"""One task is killed in the middle, and each sale counts once: the coordinator takes back what the task reported."""
+
+import os
+import signal
+from collections.abc import Iterator
+
+from pyspark.sql import SparkSession
+
+from headgate import FailureReason, OperatorCoordinator, Sidecar, SubtaskContext, SubtaskOperator
+
+
+class Till(OperatorCoordinator):
+    """On the driver."""
+
+    def __init__(self) -> None:
+        self.takings = [0, 0]  # one for each task
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: int) -> None:
+        self.takings[subtask] += event
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        print(f"task {subtask} died after takings of {self.takings[subtask]}")
+
+    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
+        self.takings[subtask] = 0
+
+    async def handle_client_request(self, request: object) -> int:
+        return sum(self.takings)
+
+
+class Seller(SubtaskOperator):
+    """In each task."""
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+
+    def process(self, orders: Iterator[int]) -> None:
+        for number, amount in enumerate(orders):
+            self.context.send_event(amount)
+            if number == 300 and self.context.subtask == 1 and self.context.attempt == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+spark = SparkSession.builder.master("local[2,4]").getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+with Sidecar(spark) as sidecar:
+    till = sidecar.coordinate("till", Till, parallelism=2)
+    orders = spark.sparkContext.parallelize(range(1, 1001), 2)
+    orders.mapPartitions(till.subtask(Seller)).count()
+    print("takings:", sidecar.request("till", "takings"), "of", sum(range(1, 1001)))
+spark.stop()

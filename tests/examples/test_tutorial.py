@@ -1,0 +1,141 @@
+"""The programs of the tutorial print what its page says, alone and along the page's own commands."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.examples.conftest import ROOT, RUN_TIMEOUT_S, RunExample
+
+PAGE = ROOT / "docs" / "tutorial.md"
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+TAKINGS = 500500
+
+pytestmark = pytest.mark.spark
+
+
+def test_the_till_counts_every_order(run_example: RunExample) -> None:
+    ended = run_example("tutorial/count")
+    assert f"takings: {TAKINGS} of {TAKINGS}" in ended.stdout, ended.stderr
+
+
+def test_without_a_reset_the_orders_of_a_dead_task_count_twice(run_example: RunExample) -> None:
+    ended = run_example("tutorial/lose_a_task")
+    found = re.search(r"takings: (\d+) of", ended.stdout)
+    assert found is not None, ended.stderr
+    assert TAKINGS < int(found[1]) <= TAKINGS + sum(range(501, 802))
+
+
+def test_the_coordinator_takes_back_what_a_dead_task_reported(run_example: RunExample) -> None:
+    ended = run_example("tutorial/survive_a_task")
+    assert "task 1 died after takings of" in ended.stdout, ended.stderr
+    assert f"takings: {TAKINGS} of {TAKINGS}" in ended.stdout
+
+
+def test_the_shop_closes_for_all_tasks(run_example: RunExample) -> None:
+    ended = run_example("tutorial/talk_back")
+    found = re.search(r"'sold': (\d+), 'turned away': (\d+)} together 1000", ended.stdout)
+    assert found is not None, ended.stderr
+    assert int(found[1]) >= 200  # 100 000 needs so many of the largest orders of both tasks
+
+
+def test_the_page_can_be_followed_to_the_letter(tmp_path: Path) -> None:
+    """Its commands, in its order, in a new environment with the wheel; the second terminal kills the driver."""
+    shell = Shell(tmp_path)
+    for kind, title, text in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
+        if kind == "python":
+            (shell.folder / title).write_text(text, encoding="utf-8")
+        elif kind == "sh" and title == "first terminal":
+            shell.start(text)
+        elif kind == "sh" and title == "second terminal":
+            shell.wait_for("checkpoint 3:")
+            shell.run(text)
+            assert shell.end() == -signal.SIGKILL
+        elif kind == "sh":
+            shell.run(text)
+        elif "of 500500" in text and "696451" not in text:  # what the page shows is what came
+            assert text.splitlines()[-1] in shell.said
+    assert "back to checkpoint" in shell.said
+    assert shell.programs == 6
+
+
+class Shell:
+    """Runs the page's commands; `pip install headgate` takes a wheel of this tree."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root
+        self.said = ""
+        self.programs = 0
+        self._wheels = root / "wheels"
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(self._wheels)]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+        self._environment = dict(os.environ)
+        for name in ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV"):
+            self._environment.pop(name, None)
+
+    def run(self, commands: str) -> None:
+        for command in commands.splitlines():
+            if command.startswith("cd "):
+                self.folder /= command.removeprefix("cd ")
+            elif command == "python3 -m venv .venv":
+                self._make_environment()
+            elif command.startswith(". ") or not command:
+                pass  # the environment is on the PATH already
+            elif command == "pip install headgate":
+                (wheel,) = self._wheels.glob("*.whl")
+                self._call(f"python -m pip install --quiet --no-deps --no-index {wheel}")
+            else:
+                self._call(command)
+
+    def start(self, command: str) -> None:
+        self.programs += 1
+        self._running = subprocess.Popen(
+            command.split(),
+            cwd=self.folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def wait_for(self, text: str) -> None:
+        """Until the running program has said this; the timeout of the test bounds it."""
+        assert self._running.stdout is not None
+        assert any(text in line for line in self._running.stdout), f"it ended without {text!r}"
+
+    def end(self) -> int:
+        code = self._running.wait(RUN_TIMEOUT_S)
+        assert self._running.stdout is not None
+        self._running.stdout.close()
+        return code
+
+    def _call(self, command: str) -> None:
+        self.programs += command.startswith("python ") and "-m" not in command
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=self.folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        self.said = done.stdout if command.startswith("python ") and "-m" not in command else self.said
+
+    def _make_environment(self) -> None:
+        """A new one that finds what Headgate depends on where this test finds it, and Headgate itself nowhere."""
+        venv.create(self.folder / ".venv", with_pip=True, symlinks=True)
+        (site,) = (self.folder / ".venv").glob("lib/python*/site-packages")
+        installed = next(path for path in sys.path if path.endswith("site-packages"))
+        (site / "dependencies.pth").write_text(installed + "\n", encoding="utf-8")
+        self._environment["PATH"] = f"{self.folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
