@@ -10,8 +10,12 @@ delivery.
 The actors' own code runs unchanged; what the kit takes over is whose turn it is. One signal or message is
 delivered at a time, everything that follows from it is run until nothing is left to do, and then the next
 receiver is chosen: by a seed, by a list of names, or by a function. The same seed gives the same order.
-Timers and deadlines follow the kit's clock, which stands still until it is advanced. Functions given to
-``run_in_thread`` run in place.
+Timers and deadlines follow the kit's clock, which stands still until it is advanced. So do ``anyio.sleep``,
+``asyncio.sleep`` and timeouts inside actors and driven coroutines; the test itself keeps real time.
+
+Functions that actors hand to a worker thread (``context.run_in_thread``, ``asyncio.to_thread``,
+``anyio.to_thread.run_sync``) run in a thread to their end while nothing else moves, so no order depends on a race.
+They have 30 real seconds each, then the call raises ``RuntimeError``.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -34,6 +38,7 @@ from actors.ref import ActorRef
 from actors.signals import Signal, Terminated
 from actors.system import ActorSystem
 from actors.virtual_clock import VirtualClock, settle
+from actors.virtual_loop import VirtualLoop, virtual_loop
 
 __all__ = [
     "Candidate",
@@ -108,22 +113,38 @@ class TurnGate:
             self.release(cell)
 
 
-class _InPlaceSystem(ActorSystem):
+class _DeterministicSystem(ActorSystem):
+    """Its tasks go by the virtual time of ``virtual``, which is set before it is entered."""
+
+    virtual: VirtualLoop
+
+    def spawn_child(self, *args: Any, **settings: Any) -> ActorRef[Any]:
+        with self.virtual.enter():
+            return super().spawn_child(*args, **settings)
+
     async def run_blocking(self, function: Callable[..., T], *args: Any) -> T:
-        return function(*args)
+        return self.virtual.run(function, *args)
 
 
 class DeterministicKit:
-    """Drives one system step by step; made by ``deterministic_system``."""
+    """Drives one system step by step; made by ``deterministic_system``.
 
-    def __init__(self, system: ActorSystem, clock: VirtualClock, gate: TurnGate, choose: _Chooser) -> None:
+    ``step``, ``run_until_idle``, ``advance`` and ``drive`` move the system. Only one of them runs at a time: another
+    call meanwhile, from an actor, from a driven coroutine or from a second task of the test, raises ``RuntimeError``.
+    """
+
+    def __init__(
+        self, system: ActorSystem, clock: VirtualClock, gate: TurnGate, choose: _Chooser, virtual: VirtualLoop
+    ) -> None:
         self.system = system
         self.clock = clock
         self.trace: list[Delivery] = []
         """All steps so far. ``[step.actor for step in kit.trace]`` is a schedule that replays them."""
         self._gate = gate
         self._choose = choose
-        clock.between = self.run_until_idle
+        self._virtual = virtual
+        self._moved_by = ""
+        clock.between = self._between
 
     async def candidates(self) -> list[Candidate]:
         """Whose turn it could be now, in the order in which they were spawned."""
@@ -133,34 +154,25 @@ class DeterministicKit:
     async def step(self) -> Delivery | None:
         """Deliver one signal or message and run what follows from it; None if there was nothing to
         deliver."""
-        candidates = await self.candidates()
-        if not candidates:
-            return None
-        chosen = self._choose(candidates)
-        cell, item = self._cells()[chosen], candidates[chosen].item
-        delivery = Delivery(cell.path, type(item).__name__)
-        self.trace.append(delivery)
-        self._gate.release(cell)
-        await settle()
-        return delivery
+        with self._moving("step()"):
+            return await self._step()
 
     async def run_until_idle(self, steps_max: int = 1_000_000) -> int:
         """Step until there is nothing to deliver; returns the number of steps.
 
         ``AssertionError`` after ``steps_max``: the actors then probably keep one another busy for ever.
         """
-        for steps in range(steps_max):
-            if await self.step() is None:
-                return steps
-        raise AssertionError(f"still not idle after {steps_max} steps")
+        with self._moving("run_until_idle()"):
+            return await self._run_until_idle(steps_max)
 
     async def advance(self, by_s: float) -> None:
-        """Let time pass; each timer that comes due is followed by all that it leads to. See
+        """Let ``by_s`` seconds pass; each timer that comes due is followed by all that it leads to. See
         ``VirtualClock``."""
-        await self.clock.advance(by_s)
+        with self._moving("advance()"):
+            await self.clock.advance(by_s)
 
     async def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine (an ``ask``, a ``send``) and step until it is done.
+        """Run a coroutine (an ``ask``, a ``send``) and step until it is done. It sees virtual time, as actors do.
 
         ``AssertionError``, with the dump of who waits for whom, if everything is idle before that: then only
         time could help, so advance it, or only a deadlock is left.
@@ -174,12 +186,22 @@ class DeterministicKit:
             except Exception as error:
                 errors.append(error)
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(run, name="driven by the test")
-            while not results and not errors:
-                if await self.step() is None and not results and not errors:
-                    errors.append(AssertionError(f"nothing moves any more:\n{self.system.dump_waits()}"))
-                    tasks.cancel_scope.cancel()
+        try:
+            moving = self._moving("drive()")
+            moving.__enter__()
+        except RuntimeError:
+            coroutine.close()
+            raise
+        try:
+            async with anyio.create_task_group() as tasks:
+                with self._virtual.enter():
+                    tasks.start_soon(run, name="driven by the test")
+                while not results and not errors:
+                    if await self._step() is None and not results and not errors:
+                        errors.append(AssertionError(f"nothing moves any more:\n{self.system.dump_waits()}"))
+                        tasks.cancel_scope.cancel()
+        finally:
+            moving.__exit__(None, None, None)
         if errors:
             raise errors[0]
         return results[0]
@@ -187,6 +209,44 @@ class DeterministicKit:
     def probe(self, name: str | None = None) -> TestProbe[Any]:
         """A probe in this system, which steps where it would wait."""
         return TestProbe(self.system, name=name, kit=self)
+
+    @contextmanager
+    def _moving(self, by: str) -> Iterator[None]:
+        if self._moved_by:
+            raise RuntimeError(
+                f"{by} was called while {self._moved_by} is moving the same system. Only the test moves it, one call "
+                "at a time: inside an actor or a driven coroutine, await the message itself, or return and step later"
+            )
+        self._moved_by = by
+        try:
+            yield
+        finally:
+            self._moved_by = ""
+
+    async def _step(self) -> Delivery | None:
+        candidates = await self.candidates()
+        if not candidates:
+            return None
+        chosen = self._choose(candidates)
+        cell, item = self._cells()[chosen], candidates[chosen].item
+        delivery = Delivery(cell.path, type(item).__name__)
+        self.trace.append(delivery)
+        self._gate.release(cell)
+        await settle()
+        return delivery
+
+    async def _run_until_idle(self, steps_max: int = 1_000_000) -> int:
+        for steps in range(steps_max):
+            if await self._step() is None:
+                return steps
+        raise AssertionError(f"still not idle after {steps_max} steps")
+
+    async def _between(self) -> None:
+        """What the clock awaits around each call that comes due."""
+        if self._moved_by == "advance()":
+            await self._run_until_idle()
+        else:
+            await self.run_until_idle()
 
     def _cells(self) -> list[ActorCell[Any]]:
         return sorted(self._gate.waiting, key=lambda cell: cell.ref.incarnation)
@@ -213,7 +273,7 @@ async def deterministic_system(
     On the way out the actors run freely again, and stop.
     """
     gate, clock = TurnGate(), clock or VirtualClock()
-    system = _InPlaceSystem(
+    system = _DeterministicSystem(
         name,
         clock=clock,
         hooks=hooks,
@@ -222,11 +282,13 @@ async def deterministic_system(
         loop_timer=lambda: 0.0,
     )
     try:
-        async with system:
-            try:
-                yield DeterministicKit(system, clock, gate, _chooser(seed, schedule))
-            finally:
-                gate.open()
+        with virtual_loop(clock) as system.virtual:
+            async with system:
+                try:
+                    yield DeterministicKit(system, clock, gate, _chooser(seed, schedule), system.virtual)
+                finally:
+                    system.virtual.close()
+                    gate.open()
     except BaseException as error:
         if schedule is None:
             error.add_note(f"replay with deterministic_system(seed={seed})")
