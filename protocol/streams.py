@@ -50,12 +50,6 @@ class ConnectionLost:
 
 
 @value
-class RoomAvailable:
-    """Effect: after a refusal with ``GatewayFull``, what was refused first would be accepted now. Once each
-    time."""
-
-
-@value
 class RefuseMessage:
     """Effect: a message was dropped, being stale or out of turn: count and log it (H3)."""
 

@@ -6,7 +6,6 @@ What is handed over but not yet confirmed is bounded at the handle (H27), so the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from actors import ActorContext, ActorRef, DirectActor
@@ -70,10 +69,9 @@ from protocol.gateway.types import (
 )
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
-from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.wire.messages import AttemptEnded, CoordinatorAwaited, Registered, Resumed
 
-_UNBOUNDED = 2**63
 TAKEN_EVERY = 64
 """Of events that come together, so many are taken before the task hears of it: its window must not stand still."""
 
@@ -98,9 +96,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         inject_barrier: BarrierInjector | None = None,
     ) -> None:
         self._attempt = attempt
-        # The budget bounds what is sent down, before it comes here. The machine, which would count answers against
-        # the same bound, must not refuse what was accepted.
-        self._machine = GatewayMachine(attempt, replace(limits, events_max=_UNBOUNDED, bytes_max=_UNBOUNDED))
+        self._machine = GatewayMachine(attempt, limits)
         self._registered = registered
         self._budget = budget
         self._coordinator_ref = coordinator_ref
@@ -357,7 +353,6 @@ _EFFECTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     ExpireEvent: GatewayActor._expire_event,
     DropConnection: lambda gateway, effect, now: gateway._drop_connection(effect.why, now),
     RefuseMessage: GatewayActor._refuse_message,
-    RoomAvailable: lambda gateway, effect, now: None,  # the machine never refuses: the budget at the handle does
     ReportOpened: GatewayActor._report_opened,
     ReportFinished: GatewayActor._report_finished,
     ReportClosed: GatewayActor._report_closed,

@@ -8,9 +8,9 @@ judged by the *upward intake* (``protocol.gateway.inbound``).
 
 *Down.* An event is held while the valve is closed; else it becomes the next item of the downward stream, and
 is sent if a connection is up (``protocol.streams``). It is confirmed when the peer has put it into its
-operator's mailbox (H23). Held and unconfirmed events together are bounded; at the bound ``EventSubmitted``
-raises ``GatewayFull``, and ``RoomAvailable`` tells when to try again. An answer to a request is an event in
-every respect (H33), but is never refused: the peer's open requests are bounded instead.
+operator's mailbox (H23). The shell bounds what it submits and has not yet seen confirmed or failed (H27): only there
+can a sender wait, and an event that reaches the machine has been accepted already. An answer to a request is an event
+in every respect (H33), but is never refused: the peer's open requests are bounded instead.
 
 *The first record.* ``ReadyAnnounced`` says that the coordinator's ``subtask_ready`` has returned. What it sent there
 was submitted before, so ``StartProcessing`` follows it, and the operator handles all of that before it sees a record
@@ -166,10 +166,9 @@ class GatewayMachine:
     def handle(self, input: GatewayInput, now: float) -> list[GatewayEffect]:
         """Take one input; return what to do, in this order. ``now``: seconds of any monotonic clock.
 
-        Raises ``GatewayFull`` (H27; a later ``RoomAvailable`` is all that is remembered of it),
-        ``LocalProtocolError`` for an input that contradicts earlier ones, ``RemoteProtocolError`` when the
-        peer broke the protocol (the shell then drops the connection and says ``ConnectionLost``). In each
-        case nothing was changed. After the end nothing raises, save what is no input at all.
+        Raises ``LocalProtocolError`` for an input that contradicts earlier ones, ``RemoteProtocolError`` when the
+        peer broke the protocol (the shell then drops the connection and says ``ConnectionLost``). In both cases
+        nothing was changed. After the end nothing raises, except what is not an input at all.
         """
         act = self._dispatch.get(type(input))
         if act is None:

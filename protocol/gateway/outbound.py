@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
-from protocol.errors import AttemptOver, ConfirmationTimeout, GatewayFull, LocalProtocolError
+from protocol.errors import AttemptOver, ConfirmationTimeout, LocalProtocolError
 from protocol.gateway.types import (
     AnswerSubmitted,
     CheckpointOutcome,
@@ -40,7 +40,6 @@ from protocol.gateway.types import (
     RefuseMessage,
     ReportAcknowledged,
     ReportDrained,
-    RoomAvailable,
     SendToAttempt,
 )
 from protocol.ids import ExecutionAttempt
@@ -116,7 +115,6 @@ class DownwardValve:
         "_limits",
         "_order",
         "_paused_s",
-        "_refused_bytes",
         "_settled",
         "_start_held",
         "_submitted",
@@ -144,7 +142,6 @@ class DownwardValve:
         self._submitted = 0  # of these, the ones that a checkpoint waits for;
         self._settled = 0  # of those, the confirmed ones
         self._last_event_seq = 0
-        self._refused_bytes: int | None = None  # the size of the first event that met the bound
         self.answers_pending = 0  # held or unconfirmed
         self._start_held = False  # the word to begin waits behind the last held event
         # The connected clock stands still while no connection is up.
@@ -214,17 +211,7 @@ class DownwardValve:
     # --- events and answers -------------------------------------------------------------------------------
 
     def submit_event(self, event: EventSubmitted, now: float, effects: Effects) -> None:
-        """Hold or send it. Raises ``GatewayFull`` at the bound (H27)."""
-        size = len(event.payload)
-        if not self._has_room(size):
-            if self._refused_bytes is None:
-                self._refused_bytes = size
-            stream = self.stream
-            raise GatewayFull(
-                f"{self._attempt}: {len(self._held)} events held and {stream.events_unconfirmed} unconfirmed, "
-                f"{self._held_bytes + stream.bytes_unconfirmed} bytes: at most {self._limits.events_max} events "
-                f"and {self._limits.bytes_max} bytes"
-            )
+        """Hold it or send it. Whoever submits has made sure that there is room (H27)."""
         self._order += 1
         if not event.loss_tolerant:
             self._submitted += 1
@@ -234,7 +221,7 @@ class DownwardValve:
             self._send_submitted(event, now, effects)
 
     def submit_answer(self, answer: AnswerSubmitted, now: float, effects: Effects) -> None:
-        """Like an event (H33), but never refused: the peer's open requests are bounded instead."""
+        """Like an event (H33). The bound on the peer's open requests bounds the answers."""
         self.answers_pending += 1
         self._order += 1
         self._submitted += 1
@@ -299,21 +286,6 @@ class DownwardValve:
             tolerated.popleft()
         if self.closed:
             self._report_drained(effects)
-        if self._refused_bytes is not None:
-            self.announce_room(effects)
-
-    def _has_room(self, size: int) -> bool:
-        stream, limits = self.stream, self._limits
-        count = len(self._held) + stream.events_unconfirmed
-        if count >= limits.events_max:
-            return False
-        return count == 0 or self._held_bytes + stream.bytes_unconfirmed + size <= limits.bytes_max
-
-    def announce_room(self, effects: Effects) -> None:
-        """Once, when what was refused first would be accepted (H27)."""
-        if self._refused_bytes is not None and self._has_room(self._refused_bytes):
-            self._refused_bytes = None
-            effects.append(RoomAvailable())
 
     def fail_all(self, reason: str, late: int | None, effects: Effects) -> None:
         """Fail every event that is not confirmed, in order, and forget everything (H26). ``late``: the event
@@ -336,7 +308,6 @@ class DownwardValve:
         self.closed.clear()
         self.attached = False
         self.stopped_at = None
-        self.announce_room(effects)
 
     # --- checkpoints --------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from enum import Enum
 
 from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.machine import TimePassed
-from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.values import value
 from protocol.wire.messages import DownMessage, HeldEvent, UpMessage
 
@@ -44,7 +44,6 @@ __all__ = [
     "ReportDrained",
     "ReportFinished",
     "ReportOpened",
-    "RoomAvailable",
     "SendToAttempt",
     "TimePassed",
 ]
@@ -352,7 +351,6 @@ GatewayEffect = (
     | InjectBarrier
     | FailAttempt
     | ExpireConnection
-    | RoomAvailable
     | RefuseMessage
     | DropConnection
 )

@@ -25,10 +25,11 @@ from collections import deque
 from enum import Enum
 
 from protocol.errors import GatewayFull, LocalProtocolError
-from protocol.streams import OutgoingStream, RoomAvailable
+from protocol.streams import OutgoingStream
 from protocol.subtask.types import (
     EventSubmitted,
     RequestSubmitted,
+    RoomAvailable,
     SendToCoordinator,
     SubtaskEffect,
     SubtaskLimits,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.machine import TimePassed
-from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.values import value
 from protocol.wire.framing import DEFAULT_LIMITS
 from protocol.wire.messages import DownMessage, UpMessage
@@ -251,6 +251,11 @@ class EndAttempt:
     """The attempt is over: the operator must stop now. Once, and the last effect that asks for anything."""
 
     reason: str
+
+
+@value
+class RoomAvailable:
+    """After ``GatewayFull``: the first submission that was refused would be accepted now. Once for each refusal."""
 
 
 SubtaskEffect = (

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 
 from protocol.errors import ProtocolError, RemoteProtocolError
 from protocol.machine import TimePassed
-from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage, RoomAvailable
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import (
     EndAttempt,
     MailboxEvent,
     PutInMailbox,
     ResolveRequest,
+    RoomAvailable,
     SendToCoordinator,
     SubtaskEffect,
     SubtaskInput,

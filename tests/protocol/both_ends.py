@@ -15,7 +15,7 @@ from protocol.errors import GatewayFull
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine
 from protocol.ids import ExecutionAttempt
-from protocol.streams import ConnectionAttached, ConnectionLost, RefuseMessage, RoomAvailable
+from protocol.streams import ConnectionAttached, ConnectionLost, RefuseMessage
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire.messages import DownMessage, HeldEvent, UpMessage
@@ -23,6 +23,8 @@ from protocol.wire.messages import DownMessage, HeldEvent, UpMessage
 __all__ = ["ATTEMPT", "World"]
 
 ATTEMPT = ExecutionAttempt("words", 2, 1, 77)
+SENT_DOWN_MAX = 10
+"""How many events to the subtask may be unsettled; the machine leaves this bound to its shell (H27)."""
 
 
 class World:
@@ -32,7 +34,7 @@ class World:
         """``held`` and ``events_sent`` are those of the snapshot that the attempt restores."""
         self.random = random.Random(seed)
         self.now = 0.0
-        self.gateway = GatewayMachine(ATTEMPT, g.GatewayLimits(1e6, 1e6, 10, 200, 8, 200))
+        self.gateway = GatewayMachine(ATTEMPT, g.GatewayLimits(1e6, 1e6, upward_events_max=8, upward_bytes_max=200))
         self.subtask = SubtaskMachine(77, 2, s.SubtaskLimits(8, 200, 1e6), held, events_sent)
         self.connected = False
         self.down: deque[DownMessage] = deque()
@@ -113,7 +115,7 @@ class World:
                     self.asked_back.append(request_id)
                 case s.EndAttempt(reason):
                     self.ended.append(reason)
-                case RoomAvailable():
+                case s.RoomAvailable():
                     pass
                 case RefuseMessage(why):
                     self.refused.append(why)
@@ -143,11 +145,10 @@ class World:
             self.drive_subtask(ConnectionLost())
 
     def send_down(self) -> None:
-        payload = b"d%d" % self.next_event
-        try:
-            self.drive_gateway(g.EventSubmitted(self.next_event, payload, self.random.random() < 0.1))
-        except GatewayFull:
+        if self.next_event - len(self.confirmed) - len(self.failed) >= SENT_DOWN_MAX:
             return
+        payload = b"d%d" % self.next_event
+        self.drive_gateway(g.EventSubmitted(self.next_event, payload, self.random.random() < 0.1))
         self.next_event += 1
         self.submitted.append(payload)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
-# What a refusal may leave behind: the size of what waits for ``RoomAvailable`` (H27). The dispatch table is
-# code.
-FORGIVEN = {"_refused", "_refused_bytes", "_dispatch"}
+# What a refusal may leave behind: the submission that waits for ``RoomAvailable`` (H27). The dispatch table is code.
+FORGIVEN = {"_refused", "_dispatch"}
 
 
 def snapshot(thing: object) -> object:

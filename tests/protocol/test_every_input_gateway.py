@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from hypothesis import given as hypothesis_given
 from hypothesis import settings
 
-from protocol.errors import GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway import types as g
 from protocol.gateway.inbound import _Peer as Peer
 from protocol.gateway.machine import LEGAL, GatewayMachine, GatewayState, Verdict
@@ -44,7 +44,6 @@ GatewayGiven = Given[g.GatewayInput, g.GatewayEffect]
 class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
     kinds = tuple(kind for kind in members(g.GatewayInput) if kind is not g.MessageReceived) + members(m.UpMessage)
     errors = (LocalProtocolError, RemoteProtocolError)
-    remembered: ClassVar = {GatewayFull: frozenset({"_refused_bytes"})}
     weights: ClassVar = {
         g.AttemptIsOver: 0.05,
         g.TimePassed: 0.3,
@@ -64,7 +63,6 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         self.open_events: set[int] = set()
         self.tolerated: set[int] = set()  # of these, the loss-tolerant ones whose wait has not ended
         self.open_requests: set[int] = set()
-        self.room_owed = False
         return GatewayMachine(ATTEMPT, self.limits)
 
     def fork(self) -> GatewayWalk:
@@ -195,7 +193,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             bool(intake._kept),
             bool(intake._unanswered),
         )
-        return self.machine.state, intake._peer, intake._ready, phases, waits, valve._refused_bytes is not None
+        return self.machine.state, intake._peer, intake._ready, phases, waits
 
     def is_news(self, message: m.UpMessage) -> bool:
         """Whether it is the next item, on this connection, and there is room for it."""
@@ -313,7 +311,6 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             self.open_events.add(given.input.event_id)
             if given.input.loss_tolerant:
                 self.tolerated.add(given.input.event_id)
-        self.room_owed = self.room_owed or isinstance(given.error, GatewayFull)
         for effect in given.effects:
             if isinstance(effect, g.ConfirmEvent | g.FailEvent):
                 self.open_events.remove(effect.event_id)
@@ -323,9 +320,6 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
                 assert isinstance(given.input, g.TimePassed)
                 assert set(given.kinds) == {g.ExpireEvent}
                 assert self.machine.state is GatewayState.ATTACHED
-            elif isinstance(effect, g.RoomAvailable):  # H27: once for each refusal, or row of them
-                assert self.room_owed
-                self.room_owed = False
         if self.machine.state is GatewayState.OVER:
             assert not self.open_events
         elif self.machine.state is GatewayState.ATTACHED:  # H72: there is a deadline, and it has not passed
@@ -353,7 +347,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
                     assert self.machine._in.awaits_start
                 confirms += isinstance(effect.message, m.Confirm)
                 assert effect.message.task_attempt_id == 7
-            elif not isinstance(effect, g.RoomAvailable):
+            else:
                 assert getattr(effect, "checkpoint_id", None) in {None, *known}
         assert confirms <= 1
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from protocol.errors import AttemptOver, ConfirmationTimeout, GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.errors import AttemptOver, ConfirmationTimeout, LocalProtocolError, RemoteProtocolError
 from protocol.gateway.machine import GatewayMachine, GatewayState
 from protocol.gateway.types import (
     AnswerSubmitted,
@@ -36,7 +36,6 @@ from protocol.gateway.types import (
     RefuseMessage,
     ReportFinished,
     ReportOpened,
-    RoomAvailable,
     SendToAttempt,
     TimePassed,
 )
@@ -130,39 +129,6 @@ def test_a_confirmation_of_what_was_never_sent_is_the_peers_fault_and_changes_no
     with pytest.raises(RemoteProtocolError):
         hear(gateway, Confirm(7, 2))
     assert snapshot(gateway) == before
-
-
-def test_at_the_bound_in_events_the_sender_is_refused_and_told_once_when_there_is_room() -> None:
-    # H27
-    gateway = a_gateway()
-    for event_id in (1, 2, 3):
-        gateway.handle(EventSubmitted(event_id, b"x"), 1.0)
-    before = snapshot(gateway)
-    for _ in range(2):
-        with pytest.raises(GatewayFull, match=r"words\[2\]#1 .*3 unconfirmed"):
-            gateway.handle(EventSubmitted(4, b"x"), 1.0)
-    assert snapshot(gateway) == before
-    assert hear(gateway, Confirm(7, 1)) == [ConfirmEvent(1), RoomAvailable()]
-    assert hear(gateway, Confirm(7, 2)) == [ConfirmEvent(2)]
-
-
-def test_room_in_bytes_is_told_when_what_was_refused_fits() -> None:
-    # H27
-    gateway = a_gateway()
-    gateway.handle(EventSubmitted(1, b"x" * 30), 1.0)
-    gateway.handle(EventSubmitted(2, b"x" * 60), 1.0)
-    with pytest.raises(GatewayFull):
-        gateway.handle(EventSubmitted(3, b"x" * 50), 1.0)
-    assert hear(gateway, Confirm(7, 1)) == [ConfirmEvent(1)]
-    assert hear(gateway, Confirm(7, 2)) == [ConfirmEvent(2), RoomAvailable()]
-
-
-def test_an_event_larger_than_the_bound_passes_alone_so_that_nobody_waits_for_ever() -> None:
-    # H27, H48
-    gateway = a_gateway()
-    assert len(gateway.handle(EventSubmitted(1, b"x" * 1000), 1.0)) == 1
-    with pytest.raises(GatewayFull):
-        gateway.handle(EventSubmitted(2, b"x"), 1.0)
 
 
 def test_the_figures_are_visible() -> None:
@@ -416,16 +382,6 @@ def test_an_event_to_an_attempt_that_is_over_is_accepted_and_failed() -> None:
     gateway.handle(AttemptIsOver("killed"), 2.0)
     for event_id in range(10):
         assert failed(gateway.handle(EventSubmitted(event_id, b"x" * 90), 3.0)) == [event_id]
-
-
-def test_a_sender_that_waits_for_room_is_woken_by_the_end() -> None:
-    # H26, H27
-    gateway = a_gateway()
-    for event_id in (1, 2, 3):
-        gateway.handle(EventSubmitted(event_id, b"x"), 1.0)
-    with pytest.raises(GatewayFull):
-        gateway.handle(EventSubmitted(4, b"x"), 1.0)
-    assert gateway.handle(AttemptIsOver("killed"), 2.0)[-1] == RoomAvailable()
 
 
 def test_what_an_attempt_says_when_it_is_over_is_refused() -> None:

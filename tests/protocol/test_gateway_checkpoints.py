@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.errors import GatewayFull, LocalProtocolError
+from protocol.errors import LocalProtocolError
 from protocol.gateway.machine import GatewayMachine
 from protocol.gateway.types import (
     AnswerSubmitted,
@@ -113,15 +113,6 @@ def test_held_events_run_no_confirm_clock_until_they_leave() -> None:
     assert gateway.handle(TimePassed(), 100.0) == []
     gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 100.0)
     assert gateway.next_deadline() == 110.0
-
-
-def test_held_events_count_against_the_bound() -> None:
-    # H27, G11
-    gateway = a_gateway()
-    cut(gateway, 5)
-    submit(gateway, 1, 2, 3)
-    with pytest.raises(GatewayFull, match="3 events held"):
-        submit(gateway, 4)
 
 
 def test_the_drain_waits_for_every_event_of_before_the_cut_and_for_no_later_one() -> None:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Protocol
 
 from protocol.errors import GatewayFull
-from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RoomAvailable
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import (
     BarrierArrived,
@@ -27,6 +27,7 @@ from protocol.subtask.types import (
     PutInMailbox,
     RequestSubmitted,
     ResolveRequest,
+    RoomAvailable,
     SendToCoordinator,
     SnapshotRefused,
     SnapshotTaken,

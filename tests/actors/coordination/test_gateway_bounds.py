@@ -57,6 +57,26 @@ async def test_the_bound_holds_for_bytes_too_but_a_large_event_passes_alone() ->
         assert task.events == [b"x" * 500, b"y"]
 
 
+async def test_events_held_by_a_checkpoint_count_against_the_bound() -> None:  # H27, G11
+    coordinator = RecordingCoordinator()
+    async with running_operator(coordinator, events_max=2) as world:
+        (task,) = await world.running(0)
+        task.busy = True
+        world.checkpoint()
+        await world.settle()
+        gateway = coordinator.gateways[0]
+        gateway.send_event_nowait(1)
+        gateway.send_event_nowait(2)
+        await world.settle()
+        assert world.statistics.events_held == 2
+        with pytest.raises(GatewayFull, match="2 events"):
+            gateway.send_event_nowait("refused")
+        task.busy = False
+        await world.settle()
+        assert task.events == [1, 2]
+        assert gateway.events_pending == 0
+
+
 async def test_nobody_overtakes_one_that_waits_for_room() -> None:  # H22, H27
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, bytes_max=100) as world:
