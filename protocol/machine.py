@@ -10,6 +10,7 @@ impossible; tests and the simulator call it after each step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Protocol, TypeVar
 
 from protocol.values import value
@@ -21,6 +22,17 @@ EffectT_co = TypeVar("EffectT_co", covariant=True)
 @value
 class TimePassed:
     """The clock has reached a deadline (or any later moment)."""
+
+
+class Reaction(Enum):
+    """What a machine does with an input in a given state: the cells of its table. No machine needs all of them."""
+
+    ACT = "act"
+    IGNORE = "ignore"
+    REFUSE = "refuse"  # a message: dropped, and reported with ``RefuseMessage`` (H3)
+    FAIL = "fail"  # an event: accepted, and failed in the same step; never raised at the sender (H21, H26)
+    ENDED = "ended"  # ``AttemptOver`` is raised: this is how the operator learns of the end
+    ILLEGAL = "illegal"  # ``LocalProtocolError`` is raised
 
 
 class Machine(Protocol[InputT_contra, EffectT_co]):

@@ -22,7 +22,7 @@ from enum import Enum
 from typing import get_args
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.gateway.outbound import DownwardValve, Effects
+from protocol.gateway.outbound import Effects, GatewayOutbound
 from protocol.gateway.types import (
     DeliverEvent,
     DeliverRequest,
@@ -61,7 +61,7 @@ class _Peer(Enum):
     FINISHED = 2
 
 
-class UpwardIntake:
+class GatewayInbound:
     """What one attempt says. ``valve`` is the other half: it hears of acknowledgements, and bounds the answers."""
 
     __slots__ = (
@@ -69,18 +69,18 @@ class UpwardIntake:
         "_kept",
         "_kept_words",
         "_limits",
+        "_outbound",
         "_peer",
         "_ready",
         "_unanswered",
-        "_valve",
         "awaits_start",
         "stream",
     )
 
-    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits, valve: DownwardValve) -> None:
+    def __init__(self, attempt: ExecutionAttempt, limits: GatewayLimits, outbound: GatewayOutbound) -> None:
         self._attempt = attempt
         self._limits = limits
-        self._valve = valve
+        self._outbound = outbound
         self.stream = IncomingStream()
         self._peer = _Peer.RESTORING
         self._ready = False
@@ -122,7 +122,7 @@ class UpwardIntake:
         if isinstance(item, RequestMessage):
             if item.request_id in self._unanswered:
                 raise RemoteProtocolError(f"{self._attempt} has used request id {item.request_id} twice")
-            if len(self._unanswered) + self._valve.answers_pending >= limits.upward_events_max:
+            if len(self._unanswered) + self._outbound.answers_pending >= limits.upward_events_max:
                 raise RemoteProtocolError(f"{self._attempt} has more open requests than its window allows")
 
     def _take_item(self, item: UpItem, now: float, effects: Effects) -> None:
@@ -136,7 +136,7 @@ class UpwardIntake:
                 self.awaits_start = item.awaits_start
                 effects.append(ReportOpened())
                 if self._ready and item.awaits_start:
-                    self._valve.start_processing(effects)
+                    self._outbound.start_processing(effects)
             return
         if isinstance(item, Finished):
             self._peer = _Peer.FINISHED
@@ -155,7 +155,7 @@ class UpwardIntake:
         against no window is bounded, too (H27)."""
         if isinstance(item, OF_CHECKPOINT):
             word = (type(item), item.checkpoint_id)
-            if word in self._kept_words or not self._valve.knows(item.checkpoint_id):
+            if word in self._kept_words or not self._outbound.knows(item.checkpoint_id):
                 self._refuse_stale(item, effects)
                 return
             self._forget_stale(effects)
@@ -163,11 +163,11 @@ class UpwardIntake:
         self._kept.append(item)
 
     def _forget_stale(self, effects: Effects) -> None:
-        if all(self._valve.knows(checkpoint_id) for _, checkpoint_id in self._kept_words):
+        if all(self._outbound.knows(checkpoint_id) for _, checkpoint_id in self._kept_words):
             return
         waiting, self._kept = self._kept, deque()
         for item in waiting:
-            if isinstance(item, OF_CHECKPOINT) and not self._valve.knows(item.checkpoint_id):
+            if isinstance(item, OF_CHECKPOINT) and not self._outbound.knows(item.checkpoint_id):
                 self._kept_words.remove((type(item), item.checkpoint_id))
                 self._refuse_stale(item, effects)
             else:
@@ -175,7 +175,7 @@ class UpwardIntake:
 
     def _refuse_stale(self, item: _OfCheckpoint, effects: Effects) -> None:
         name = f"{type(item).__name__} of {self._attempt}"
-        why = "was said before" if self._valve.knows(item.checkpoint_id) else "is over or unknown"
+        why = "was said before" if self._outbound.knows(item.checkpoint_id) else "is over or unknown"
         effects.append(RefuseMessage(f"{name}: checkpoint {item.checkpoint_id} {why}"))
 
     def _check_turn(self, item: UpItem, effects: Effects) -> bool:
@@ -199,14 +199,14 @@ class UpwardIntake:
             effects.append(ReportFinished(item.failure, item.state, item.events_sent))
         elif isinstance(item, Opened):
             raise AssertionError("readiness never waits for itself")
-        elif not self._valve.knows(item.checkpoint_id):
+        elif not self._outbound.knows(item.checkpoint_id):
             self._refuse_stale(item, effects)
         elif isinstance(item, ClosedForCheckpoint):
             effects.append(ReportClosed(item.checkpoint_id))
         elif isinstance(item, CheckpointDeclined):
             effects.append(ReportDeclined(item.checkpoint_id, item.reason))
         else:
-            self._valve.acknowledge(item, now, effects)
+            self._outbound.acknowledge(item, now, effects)
 
     def announce_ready(self, now: float, effects: Effects) -> None:
         """The coordinator knows the subtask: deliver what waits. To be called once."""

@@ -63,8 +63,8 @@ from enum import Enum
 from typing import Any
 
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
-from protocol.gateway.inbound import OF_CHECKPOINT, UpwardIntake
-from protocol.gateway.outbound import DownwardValve, Effects
+from protocol.gateway.inbound import OF_CHECKPOINT, GatewayInbound
+from protocol.gateway.outbound import Effects, GatewayOutbound
 from protocol.gateway.types import (
     AnswerSubmitted,
     AttemptIsOver,
@@ -86,7 +86,7 @@ from protocol.gateway.types import (
     SendToAttempt,
 )
 from protocol.ids import ExecutionAttempt
-from protocol.machine import TimePassed
+from protocol.machine import Reaction, TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.wire.messages import Confirm, Register, Resume, UpMessage
 
@@ -97,27 +97,18 @@ class GatewayState(Enum):
     OVER = "over"  # for ever
 
 
-class Verdict(Enum):
-    """What becomes of an input in a state. No cell of the table raises by itself: what an input *says* may
-    be wrong (a number out of order), but every fact can reach a gateway at any time."""
-
-    ACT = "act"
-    IGNORE = "ignore"
-    REFUSE = "refuse"  # a message: dropped, and reported with ``RefuseMessage`` (H3)
-    FAIL = "fail"  # an event: accepted, and failed at once; never raised at the sender (H21, H26)
-
-
 _LATER, _NOW, _AGAIN = range(3)
 """When an item wants to be confirmed: with what is sent next, at once, or at once and whether or not it was before."""
 
-_A, _I = Verdict.ACT, Verdict.IGNORE
+_A, _I = Reaction.ACT, Reaction.IGNORE
 
-LEGAL: dict[type, tuple[Verdict, Verdict, Verdict]] = {
+# No cell is ILLEGAL: what an input says may be wrong, but every fact can reach a gateway at any time.
+LEGAL: dict[type, tuple[Reaction, Reaction, Reaction]] = {
     #                    DETACHED        ATTACHED  OVER
     ConnectionAttached: (_A, _A, _I),
     ConnectionLost: (_I, _A, _I),
-    MessageReceived: (Verdict.REFUSE, _A, Verdict.REFUSE),
-    EventSubmitted: (_A, _A, Verdict.FAIL),
+    MessageReceived: (Reaction.REFUSE, _A, Reaction.REFUSE),
+    EventSubmitted: (_A, _A, Reaction.FAIL),
     AnswerSubmitted: (_A, _A, _I),
     ReadyAnnounced: (_A, _A, _I),
     ItemTaken: (_A, _A, _I),
@@ -142,11 +133,11 @@ class GatewayMachine:
         "_dispatch",
         "_heard_at",
         "_id",
-        "_in",
+        "_inbound",
         "_limits",
+        "_outbound",
         "_reason",
         "_state",
-        "_valve",
         "attempt",
     )
 
@@ -156,8 +147,8 @@ class GatewayMachine:
         self._limits = limits
         self._enter(GatewayState.DETACHED)
         self._reason = ""
-        self._valve = DownwardValve(attempt, limits)
-        self._in = UpwardIntake(attempt, limits, self._valve)
+        self._outbound = GatewayOutbound(attempt, limits)
+        self._inbound = GatewayInbound(attempt, limits, self._outbound)
         self._confirm_sent = 0
         self._heard_at = 0.0  # when something last came from the peer
 
@@ -175,8 +166,8 @@ class GatewayMachine:
             raise LocalProtocolError(f"no input of a gateway: {input!r}")
         effects: Effects = []
         act(self, input, now, effects)
-        if self._state is GatewayState.DETACHED and self._valve.stopped_at is None:
-            self._valve.stopped_at = now
+        if self._state is GatewayState.DETACHED and self._outbound.stopped_at is None:
+            self._outbound.stopped_at = now
         return effects
 
     def handle_batch(self, messages: Iterable[UpMessage], now: float) -> list[GatewayEffect]:
@@ -208,27 +199,27 @@ class GatewayMachine:
     def next_deadline(self) -> float | None:
         """When ``TimePassed`` is due, on the clock of ``now``; None when no clock runs."""
         if self._state is GatewayState.ATTACHED:
-            late, tolerated = self._fatal_deadline(), self._valve.tolerant_deadline()
+            late, tolerated = self._fatal_deadline(), self._outbound.tolerant_deadline()
             return late if tolerated is None or (late is not None and late < tolerated) else tolerated
-        if self._in.finished:
+        if self._inbound.finished:
             return None
-        stopped_at = self._valve.stopped_at
+        stopped_at = self._outbound.stopped_at
         return None if stopped_at is None else stopped_at + self._limits.reconnect_timeout_s
 
     def _fatal_deadline(self) -> float | None:
         """When a peer that is connected is given up."""
-        return None if self._in.finished else self._valve.confirm_deadline()
+        return None if self._inbound.finished else self._outbound.confirm_deadline()
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if the state is an impossible one."""
-        self._valve.check_invariants()
-        self._in.check_invariants()
-        assert self._valve.attached == (self._state is GatewayState.ATTACHED)
-        assert self._confirm_sent <= self._in.stream.received_seq
+        self._outbound.check_invariants()
+        self._inbound.check_invariants()
+        assert self._outbound.attached == (self._state is GatewayState.ATTACHED)
+        assert self._confirm_sent <= self._inbound.stream.received_seq
         if self._state is GatewayState.OVER:
             assert self.statistics() == GatewayStatistics(0, 0, 0, 0, 0, 0, ())
-            assert self._in.idle
-            assert not self._valve.answers_pending
+            assert self._inbound.idle
+            assert not self._outbound.answers_pending
             assert self.next_deadline() is None
 
     # --- what the shell may look at -----------------------------------------------------------------------
@@ -242,30 +233,30 @@ class GatewayMachine:
     def resume_seq(self) -> int:
         """What to tell a peer that reconnects (``Resumed.received_seq``): what is taken, as in a
         ``Confirm``."""
-        return self._in.stream.confirmable_seq
+        return self._inbound.stream.confirmable_seq
 
     def statistics(self) -> GatewayStatistics:
         """The figures at this moment; after the end all are zero."""
-        valve = self._valve
+        outbound = self._outbound
         return GatewayStatistics(
-            *valve.held(),
-            valve.stream.events_unconfirmed,
-            valve.stream.bytes_unconfirmed,
-            self._in.stream.untaken_events,
-            self._in.stream.untaken_bytes,
-            tuple(valve.closed),
+            *outbound.held(),
+            outbound.stream.events_unconfirmed,
+            outbound.stream.bytes_unconfirmed,
+            self._inbound.stream.untaken_events,
+            self._inbound.stream.untaken_bytes,
+            tuple(outbound.closed),
         )
 
     # --- connections and time -----------------------------------------------------------------------------
 
     def _attach(self, input: ConnectionAttached, now: float, effects: Effects) -> None:
-        self._valve.attach(input.received_seq, now, effects)
+        self._outbound.attach(input.received_seq, now, effects)
         self._heard_at = now
         self._enter(GatewayState.ATTACHED)
         self._send_confirm(effects, _AGAIN)
 
     def _detach(self, input: ConnectionLost, now: float, effects: Effects) -> None:
-        self._valve.detach(now)
+        self._outbound.detach(now)
         self._enter(GatewayState.DETACHED)
 
     def _pass_time(self, input: TimePassed, now: float, effects: Effects) -> None:
@@ -277,11 +268,11 @@ class GatewayMachine:
             effects.append(ExpireConnection(reason))
             self._end(reason, effects)
         elif (late := self._fatal_deadline()) is not None and now >= late:
-            reason, event_id = self._valve.describe_late(now, self._heard_at)
+            reason, event_id = self._outbound.describe_late(now, self._heard_at)
             effects.append(FailAttempt(reason))
             self._end(reason, effects, event_id)
         else:
-            self._valve.expire_tolerant(now, effects)
+            self._outbound.expire_tolerant(now, effects)
 
     def _end_attempt(self, input: AttemptIsOver, now: float, effects: Effects) -> None:
         self._end(input.reason, effects)
@@ -289,8 +280,8 @@ class GatewayMachine:
     def _end(self, reason: str, effects: Effects, late: int | None = None) -> None:
         self._enter(GatewayState.OVER)
         self._reason = reason
-        self._valve.fail_all(reason, late, effects)
-        self._in.clear()
+        self._outbound.fail_all(reason, late, effects)
+        self._inbound.clear()
 
     def _fail_at_once(self, input: EventSubmitted, now: float, effects: Effects) -> None:
         effects.append(FailEvent(input.event_id, AttemptOver(self._reason)))
@@ -306,25 +297,25 @@ class GatewayMachine:
     # --- down ---------------------------------------------------------------------------------------------
 
     def _submit_event(self, input: EventSubmitted, now: float, effects: Effects) -> None:
-        self._valve.submit_event(input, now, effects)
+        self._outbound.submit_event(input, now, effects)
 
     def _submit_answer(self, input: AnswerSubmitted, now: float, effects: Effects) -> None:
-        self._in.answer(input.request_id)
-        self._valve.submit_answer(input, now, effects)
+        self._inbound.answer(input.request_id)
+        self._outbound.submit_answer(input, now, effects)
 
     def _request_close(self, input: CloseRequested, now: float, effects: Effects) -> None:
-        self._valve.request_close(input.checkpoint_id, effects)
+        self._outbound.request_close(input.checkpoint_id, effects)
         self._send_confirm(effects, _LATER)
 
     def _reach_cut(self, input: CutReached, now: float, effects: Effects) -> None:
-        self._valve.reach_cut(input.checkpoint_id, effects)
+        self._outbound.reach_cut(input.checkpoint_id, effects)
 
     def _send_barrier(self, input: BarrierRequested, now: float, effects: Effects) -> None:
-        self._valve.send_barrier(input.checkpoint_id, input.apart, effects)
+        self._outbound.send_barrier(input.checkpoint_id, input.apart, effects)
         self._send_confirm(effects, _LATER)
 
     def _end_checkpoint(self, input: CheckpointOver, now: float, effects: Effects) -> None:
-        self._valve.end_checkpoint(input.checkpoint_id, input.outcome, now, effects)
+        self._outbound.end_checkpoint(input.checkpoint_id, input.outcome, now, effects)
         self._send_confirm(effects, _LATER)
 
     # --- up -----------------------------------------------------------------------------------------------
@@ -340,29 +331,29 @@ class GatewayMachine:
             effects.append(RefuseMessage(f"{name} on the connection of {self.attempt}"))
             return _LATER
         if isinstance(message, Confirm):
-            self._valve.confirm(message.seq, effects)
+            self._outbound.confirm(message.seq, effects)
             return _LATER
         if isinstance(message, PLAIN):
             raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection of {self.attempt}")
-        if self._in.receive(message, now, effects):
+        if self._inbound.receive(message, now, effects):
             return _AGAIN
-        return _LATER if isinstance(message, OF_CHECKPOINT) and not self._in.finished else _NOW
+        return _LATER if isinstance(message, OF_CHECKPOINT) and not self._inbound.finished else _NOW
 
     def _announce_ready(self, input: ReadyAnnounced, now: float, effects: Effects) -> None:
-        if self._in.ready:
+        if self._inbound.ready:
             raise LocalProtocolError(f"{self.attempt} was announced ready twice")
-        if self._in.awaits_start:
-            self._valve.start_processing(effects)
-        self._in.announce_ready(now, effects)
+        if self._inbound.awaits_start:
+            self._outbound.start_processing(effects)
+        self._inbound.announce_ready(now, effects)
 
     def _take(self, input: ItemTaken, now: float, effects: Effects) -> None:
-        self._in.take(input.seq)
+        self._inbound.take(input.seq)
         self._send_confirm(effects, _NOW)
 
     def _send_confirm(self, effects: Effects, when: int) -> None:
         if self._state is not GatewayState.ATTACHED:
             return
-        seq = self._in.stream.confirmable_seq
+        seq = self._inbound.stream.confirmable_seq
         if seq > self._confirm_sent:
             if when == _LATER and not any(isinstance(effect, SendToAttempt) for effect in effects):
                 return
@@ -395,12 +386,12 @@ _ACTS: dict[type, _Handler] = {
     AttemptIsOver: GatewayMachine._end_attempt,
     TimePassed: GatewayMachine._pass_time,
 }
-_OTHERS: dict[Verdict, _Handler] = {
-    Verdict.IGNORE: GatewayMachine._ignore,
-    Verdict.REFUSE: GatewayMachine._refuse,
-    Verdict.FAIL: GatewayMachine._fail_at_once,
+_OTHERS: dict[Reaction, _Handler] = {
+    Reaction.IGNORE: GatewayMachine._ignore,
+    Reaction.REFUSE: GatewayMachine._refuse,
+    Reaction.FAIL: GatewayMachine._fail_at_once,
 }
 _DISPATCH: dict[GatewayState, dict[type, _Handler]] = {
-    state: {kind: _ACTS[kind] if row[place] is Verdict.ACT else _OTHERS[row[place]] for kind, row in LEGAL.items()}
+    state: {kind: _ACTS[kind] if row[place] is Reaction.ACT else _OTHERS[row[place]] for kind, row in LEGAL.items()}
     for place, state in enumerate(GatewayState)
 }

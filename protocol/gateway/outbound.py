@@ -77,7 +77,7 @@ _ENDS: dict[CheckpointOutcome, type[CheckpointCompleted | CheckpointAborted | Sa
 }
 
 
-class _Phase(Enum):
+class GatewayPhase(Enum):
     """How far one checkpoint has come at this gateway. The valve is closed for it from CUT to BARRIER."""
 
     REQUESTED = "requested"
@@ -93,12 +93,12 @@ class _Checkpoint:
     __slots__ = ("order_at_cut", "phase", "submitted_at_cut")
 
     def __init__(self) -> None:
-        self.phase = _Phase.REQUESTED
+        self.phase = GatewayPhase.REQUESTED
         self.submitted_at_cut = 0
         self.order_at_cut = 0
 
 
-class DownwardValve:
+class GatewayOutbound:
     """What one attempt is being sent. Every method that appends to ``effects`` does so in the order of the
     wire."""
 
@@ -329,12 +329,12 @@ class DownwardValve:
         checkpoint = self._checkpoints.get(checkpoint_id)
         if checkpoint is None:
             return
-        if checkpoint.phase is not _Phase.REQUESTED:
+        if checkpoint.phase is not GatewayPhase.REQUESTED:
             raise LocalProtocolError(f"checkpoint {checkpoint_id} of {self._attempt} was cut twice")
         if self._latest_cut is not None and checkpoint_id < self._latest_cut:
             raise LocalProtocolError(f"the cut of {checkpoint_id} comes after that of {self._latest_cut}")
         self._latest_cut = checkpoint_id
-        checkpoint.phase = _Phase.CUT
+        checkpoint.phase = GatewayPhase.CUT
         checkpoint.submitted_at_cut = self._submitted
         checkpoint.order_at_cut = self._order
         self.closed.append(checkpoint_id)
@@ -345,11 +345,11 @@ class DownwardValve:
         for checkpoint_id in self.closed:
             checkpoint = self._checkpoints[checkpoint_id]
             if (
-                checkpoint.phase is _Phase.CUT
+                checkpoint.phase is GatewayPhase.CUT
                 and self._settled >= checkpoint.submitted_at_cut
                 and first_held > checkpoint.order_at_cut
             ):
-                checkpoint.phase = _Phase.DRAINED
+                checkpoint.phase = GatewayPhase.DRAINED
                 effects.append(ReportDrained(checkpoint_id))
 
     def send_barrier(self, checkpoint_id: int, apart: bool, effects: Effects) -> None:
@@ -358,10 +358,10 @@ class DownwardValve:
         checkpoint = self._checkpoints.get(checkpoint_id)
         if checkpoint is None:
             return
-        if checkpoint.phase is not _Phase.DRAINED:
+        if checkpoint.phase is not GatewayPhase.DRAINED:
             phase = checkpoint.phase.value
             raise LocalProtocolError(f"barrier of checkpoint {checkpoint_id} at {self._attempt}, when it is {phase}")
-        checkpoint.phase = _Phase.BARRIER
+        checkpoint.phase = GatewayPhase.BARRIER
         # The valve is closed, so the last event in the stream is the last one of before the cut.
         events_before = self._last_event_seq
         if apart:
@@ -374,11 +374,11 @@ class DownwardValve:
         """The attempt's own snapshot: report it, open, release (H41)."""
         checkpoint_id = item.checkpoint_id
         checkpoint = self._checkpoints[checkpoint_id]
-        if checkpoint.phase is not _Phase.BARRIER:
+        if checkpoint.phase is not GatewayPhase.BARRIER:
             phase = checkpoint.phase.value
             effects.append(RefuseMessage(f"{self._attempt} acknowledged checkpoint {checkpoint_id}, which is {phase}"))
             return
-        checkpoint.phase = _Phase.ACKNOWLEDGED
+        checkpoint.phase = GatewayPhase.ACKNOWLEDGED
         effects.append(ReportAcknowledged(checkpoint_id, item.state, item.held, item.events_sent))
         self._reopen(checkpoint_id, now, effects)
 
@@ -411,7 +411,7 @@ class DownwardValve:
     def check_invariants(self) -> None:
         self.stream.check_invariants()
         assert self.closed == sorted(set(self.closed))
-        closing = (_Phase.CUT, _Phase.DRAINED, _Phase.BARRIER)
+        closing = (GatewayPhase.CUT, GatewayPhase.DRAINED, GatewayPhase.BARRIER)
         assert set(self.closed) == {n for n, c in self._checkpoints.items() if c.phase in closing}
         assert self._held_bytes == sum(len(entry[2].payload) for entry in self._held)
         for label, _, _ in self._held:

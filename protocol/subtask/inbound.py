@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from protocol.errors import RemoteProtocolError
 from protocol.streams import IncomingStream, RefuseMessage
-from protocol.subtask.outbound import Effects, Phase, UpwardValve
+from protocol.subtask.outbound import Effects, SubtaskOutbound, SubtaskPhase
 from protocol.subtask.types import (
     BarrierArrived,
     MailboxAborted,
@@ -38,14 +38,14 @@ from protocol.wire.messages import (
 PAYLOAD = (EventMessage, AnswerMessage)
 
 
-class DownwardIntake:
+class SubtaskInbound:
     """What one attempt is told. ``valve`` is the other half, which closes, and knows the open requests."""
 
-    __slots__ = ("_apart", "_id", "_started", "_valve", "stream")
+    __slots__ = ("_apart", "_id", "_outbound", "_started", "stream")
 
-    def __init__(self, task_attempt_id: int, valve: UpwardValve) -> None:
+    def __init__(self, task_attempt_id: int, outbound: SubtaskOutbound) -> None:
         self._id = task_attempt_id
-        self._valve = valve
+        self._outbound = outbound
         self.stream = IncomingStream()
         self._started = False
         self._apart: dict[int, int] = {}  # barriers that came apart, and the item that each waits for
@@ -57,15 +57,15 @@ class DownwardIntake:
             effects.append(PutInMailbox(MailboxEvent(item.payload)))
         elif isinstance(item, AnswerMessage):
             self.stream.advance()
-            if self._valve.resolve(item.request_id, effects):
+            if self._outbound.resolve(item.request_id, effects):
                 effects.append(ResolveRequest(item.request_id, item.error, item.payload))
             else:
                 effects.append(RefuseMessage(f"an answer to request {item.request_id}, which is not open"))
         elif isinstance(item, CloseForCheckpoint):
-            if not self._valve.rises(item.checkpoint_id):
+            if not self._outbound.rises(item.checkpoint_id):
                 raise RemoteProtocolError(f"checkpoint {item.checkpoint_id}, but ids must rise (H4)")
             self.stream.advance()
-            self._valve.close(item.checkpoint_id, effects)
+            self._outbound.close(item.checkpoint_id, effects)
         elif isinstance(item, BarrierMessage):
             self._check_barrier(item)
             self.stream.advance()
@@ -78,13 +78,13 @@ class DownwardIntake:
             effects.append(PutInMailbox(MailboxStart()))
         else:
             self.stream.advance()
-            if self._valve.phase(item.checkpoint_id) is not None:
+            if self._outbound.phase(item.checkpoint_id) is not None:
                 if isinstance(item, CheckpointCompleted):
                     effects.append(PutInMailbox(MailboxCompleted(item.checkpoint_id)))
                 elif isinstance(item, CheckpointAborted):
                     effects.append(PutInMailbox(MailboxAborted(item.checkpoint_id)))
                 self._apart.pop(item.checkpoint_id, None)
-                self._valve.end_checkpoint(item.checkpoint_id, effects)
+                self._outbound.end_checkpoint(item.checkpoint_id, effects)
         if self._apart:
             self._meet_barriers_apart(effects)
 
@@ -97,13 +97,13 @@ class DownwardIntake:
             return
         self.stream.advance()
         if isinstance(item, CloseForCheckpoint):
-            closed = ClosedForCheckpoint(self._id, self._valve.next_seq, item.checkpoint_id)
-            self._valve.send_item(closed, effects)
+            closed = ClosedForCheckpoint(self._id, self._outbound.next_seq, item.checkpoint_id)
+            self._outbound.send_item(closed, effects)
 
     def take_barrier_apart(self, barrier: BarrierArrived, effects: Effects) -> None:
         """Put it into the mailbox as soon as its items are there; refuse one that is not wanted (H44)."""
         checkpoint_id = barrier.checkpoint_id
-        if self._valve.phase(checkpoint_id) is not Phase.CLOSED or checkpoint_id in self._apart:
+        if self._outbound.phase(checkpoint_id) is not SubtaskPhase.CLOSED or checkpoint_id in self._apart:
             why = "unknown, over, or has had its barrier"
             effects.append(RefuseMessage(f"barrier of checkpoint {checkpoint_id} at task {self._id}, which is {why}"))
             return
@@ -115,7 +115,7 @@ class DownwardIntake:
         self._apart.clear()
 
     def _check_barrier(self, item: BarrierMessage) -> None:
-        if self._valve.phase(item.checkpoint_id) is not Phase.CLOSED or item.checkpoint_id in self._apart:
+        if self._outbound.phase(item.checkpoint_id) is not SubtaskPhase.CLOSED or item.checkpoint_id in self._apart:
             raise RemoteProtocolError(f"barrier {item.checkpoint_id}, for which nothing was closed")
         if item.events_before >= item.seq:
             raise RemoteProtocolError(f"barrier {item.checkpoint_id} has overtaken item {item.events_before}")
@@ -127,11 +127,11 @@ class DownwardIntake:
             self._meet_barrier(checkpoint_id, effects)
 
     def _meet_barrier(self, checkpoint_id: int, effects: Effects) -> None:
-        self._valve.meet_barrier(checkpoint_id)
+        self._outbound.meet_barrier(checkpoint_id)
         effects.append(PutInMailbox(MailboxBarrier(checkpoint_id)))
 
     def check_invariants(self) -> None:
         self.stream.check_invariants()
         for checkpoint_id, events_before in self._apart.items():
-            assert self._valve.phase(checkpoint_id) is Phase.CLOSED
+            assert self._outbound.phase(checkpoint_id) is SubtaskPhase.CLOSED
             assert events_before > self.stream.received_seq, "every item before the barrier is here"

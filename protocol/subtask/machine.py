@@ -48,10 +48,10 @@ from enum import Enum
 from typing import Any
 
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
-from protocol.machine import TimePassed
+from protocol.machine import Reaction, TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
-from protocol.subtask.inbound import PAYLOAD, DownwardIntake
-from protocol.subtask.outbound import Effects, Phase, UpwardValve
+from protocol.subtask.inbound import PAYLOAD, SubtaskInbound
+from protocol.subtask.outbound import Effects, SubtaskOutbound, SubtaskPhase
 from protocol.subtask.types import (
     BarrierArrived,
     EndAttempt,
@@ -82,30 +82,20 @@ from protocol.wire.messages import (
 )
 
 
-class SubtaskState(Enum):
+class SubtaskStatus(Enum):
     OPENING = "opening"  # registered; the operator restores its state
     OPEN = "open"
     FINISHED = "finished"  # the operator has ended, its goodbye may still be on the way
     OVER = "over"  # the coordinator has ended the attempt, or is out of reach
 
 
-class Verdict(Enum):
-    """What becomes of an input in a state."""
+_A, _I, _X, _E = Reaction.ACT, Reaction.IGNORE, Reaction.ILLEGAL, Reaction.ENDED
 
-    ACT = "act"
-    IGNORE = "ignore"
-    REFUSE = "refuse"  # a message: dropped, and reported with ``RefuseMessage`` (H3)
-    ILLEGAL = "illegal"  # ``LocalProtocolError``
-    ENDED = "ended"  # ``AttemptOver``: this is how the operator learns of it
-
-
-_A, _I, _X, _E = Verdict.ACT, Verdict.IGNORE, Verdict.ILLEGAL, Verdict.ENDED
-
-LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict]] = {
+LEGAL: dict[type, tuple[Reaction, Reaction, Reaction, Reaction]] = {
     #                   OPENING OPEN FINISHED OVER
     ConnectionAttached: (_A, _A, _A, _I),
     ConnectionLost: (_A, _A, _A, _I),
-    MessageReceived: (_A, _A, _A, Verdict.REFUSE),
+    MessageReceived: (_A, _A, _A, Reaction.REFUSE),
     OperatorOpened: (_A, _X, _X, _I),
     EventSubmitted: (_A, _A, _X, _E),
     RequestSubmitted: (_A, _A, _X, _E),
@@ -126,7 +116,7 @@ class SubtaskMachine:
     thread-safe: the shell locks it.
     """
 
-    __slots__ = ("_confirm_sent", "_detached_at", "_dispatch", "_id", "_in", "_limits", "_state", "_valve")
+    __slots__ = ("_confirm_sent", "_detached_at", "_dispatch", "_id", "_inbound", "_limits", "_outbound", "_state")
 
     def __init__(
         self,
@@ -138,11 +128,11 @@ class SubtaskMachine:
     ) -> None:
         self._id = task_attempt_id
         self._limits = limits
-        self._enter(SubtaskState.OPENING)
+        self._enter(SubtaskStatus.OPENING)
         self._detached_at: float | None = None
         self._confirm_sent = 0
-        self._valve = UpwardValve(task_attempt_id, subtask, limits, held, events_sent)
-        self._in = DownwardIntake(task_attempt_id, self._valve)
+        self._outbound = SubtaskOutbound(task_attempt_id, subtask, limits, held, events_sent)
+        self._inbound = SubtaskInbound(task_attempt_id, self._outbound)
 
     # --- the shape of every machine -----------------------------------------------------------------------
 
@@ -159,7 +149,7 @@ class SubtaskMachine:
             raise LocalProtocolError(f"no input of a subtask: {input!r}")
         effects: Effects = []
         act(self, input, now, effects)
-        if self._detached_at is None and not self._valve.attached and self._state is not SubtaskState.OVER:
+        if self._detached_at is None and not self._outbound.attached and self._state is not SubtaskStatus.OVER:
             self._detached_at = now
         return effects
 
@@ -189,57 +179,57 @@ class SubtaskMachine:
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if the state is an impossible one."""
-        self._valve.check_invariants()
-        self._in.check_invariants()
-        assert self._detached_at is None or not self._valve.attached
-        if self._state in (SubtaskState.FINISHED, SubtaskState.OVER):
-            figures = self._valve.statistics()
+        self._outbound.check_invariants()
+        self._inbound.check_invariants()
+        assert self._detached_at is None or not self._outbound.attached
+        if self._state in (SubtaskStatus.FINISHED, SubtaskStatus.OVER):
+            figures = self._outbound.statistics()
             assert (figures.held_events, figures.open_requests, figures.closed_for) == (0, 0, ())
-        if self._state is SubtaskState.OVER:
+        if self._state is SubtaskStatus.OVER:
             assert self.all_confirmed
             assert self.next_deadline() is None
 
     # --- what the shell may look at -----------------------------------------------------------------------
 
     @property
-    def state(self) -> SubtaskState:
+    def state(self) -> SubtaskStatus:
         """How far the operator has come."""
         return self._state
 
     @property
     def resume_seq(self) -> int:
         """What to tell the peer on a new connection (``Resume.received_seq``), as in a ``Confirm``."""
-        return self._in.stream.confirmable_seq
+        return self._inbound.stream.confirmable_seq
 
     @property
     def may_finish(self) -> bool:
         """Whether the operator may end well now: nothing that it sent waits for the valve or the window."""
-        return not self._valve.holds()
+        return not self._outbound.holds()
 
     @property
     def all_confirmed(self) -> bool:
         """Whether the coordinator has taken everything that was sent, goodbye included: the task may
         leave."""
-        return not len(self._valve.stream)
+        return not len(self._outbound.stream)
 
     def wants_snapshot(self, checkpoint_id: int) -> bool:
         """Whether a barrier in the mailbox still means something: False once its checkpoint is over (H44, H49)."""
-        return self._valve.phase(checkpoint_id) is Phase.BARRIER
+        return self._outbound.phase(checkpoint_id) is SubtaskPhase.BARRIER
 
     def statistics(self) -> SubtaskStatistics:
         """The figures at this moment."""
-        return self._valve.statistics()
+        return self._outbound.statistics()
 
     # --- connections and time -----------------------------------------------------------------------------
 
     def _attach(self, input: ConnectionAttached, now: float, effects: Effects) -> None:
-        self._valve.attach(input.received_seq, effects)
+        self._outbound.attach(input.received_seq, effects)
         self._detached_at = None
         self._send_confirm(effects, at_once=True)
 
     def _detach(self, input: ConnectionLost, now: float, effects: Effects) -> None:
-        if self._valve.attached:
-            self._valve.attached = False
+        if self._outbound.attached:
+            self._outbound.attached = False
             self._detached_at = now
 
     def _pass_time(self, input: TimePassed, now: float, effects: Effects) -> None:
@@ -249,16 +239,16 @@ class SubtaskMachine:
             self._end(f"the coordinator was out of reach for {timeout_s:g} s", effects)
 
     def _end(self, reason: str, effects: Effects) -> None:
-        for request_id in self._valve.open_requests():
+        for request_id in self._outbound.open_requests():
             effects.append(ResolveRequest(request_id, f"the attempt is over: {reason}", b""))
         effects.append(EndAttempt(reason))
-        self._valve.forget()
-        self._valve.stream.clear()
-        self._valve.attached = False
-        self._in.stream.clear()
-        self._in.forget()
+        self._outbound.forget()
+        self._outbound.stream.clear()
+        self._outbound.attached = False
+        self._inbound.stream.clear()
+        self._inbound.forget()
         self._detached_at = None
-        self._enter(SubtaskState.OVER)
+        self._enter(SubtaskStatus.OVER)
 
     def _ignore(self, input: SubtaskInput, now: float, effects: Effects) -> None:
         pass
@@ -275,41 +265,41 @@ class SubtaskMachine:
     # --- the operator -------------------------------------------------------------------------------------
 
     def _open(self, input: OperatorOpened, now: float, effects: Effects) -> None:
-        self._enter(SubtaskState.OPEN)
-        self._valve.send_item(Opened(self._id, self._valve.next_seq, input.awaits_start), effects)
+        self._enter(SubtaskStatus.OPEN)
+        self._outbound.send_item(Opened(self._id, self._outbound.next_seq, input.awaits_start), effects)
 
     def _submit(self, input: EventSubmitted | RequestSubmitted, now: float, effects: Effects) -> None:
-        self._valve.submit(input, effects)
+        self._outbound.submit(input, effects)
 
     def _finish(self, input: OperatorFinished, now: float, effects: Effects) -> None:
         if not input.failure:
-            if self._state is SubtaskState.OPENING:
+            if self._state is SubtaskStatus.OPENING:
                 raise LocalProtocolError("the operator ended well without being opened")
-            if self._valve.holds():
-                raise LocalProtocolError(f"{self._valve.holds()} events have not left: serve the mailbox first")
-            self._valve.check_final_state(input.state)
-        self._valve.forget()
-        self._in.forget()
-        self._enter(SubtaskState.FINISHED)
-        finished = Finished(self._id, self._valve.next_seq, input.failure, input.state, self._valve.events_sent)
-        self._valve.send_item(finished, effects)
+            if self._outbound.holds():
+                raise LocalProtocolError(f"{self._outbound.holds()} events have not left: serve the mailbox first")
+            self._outbound.check_final_state(input.state)
+        self._outbound.forget()
+        self._inbound.forget()
+        self._enter(SubtaskStatus.FINISHED)
+        finished = Finished(self._id, self._outbound.next_seq, input.failure, input.state, self._outbound.events_sent)
+        self._outbound.send_item(finished, effects)
 
     def _acknowledge(self, input: SnapshotTaken, now: float, effects: Effects) -> None:
         if self._is_at_barrier(input.checkpoint_id):
-            self._valve.acknowledge(input.checkpoint_id, input.state, effects)
+            self._outbound.acknowledge(input.checkpoint_id, input.state, effects)
             self._send_confirm(effects, at_once=False)
 
     def _decline(self, input: SnapshotRefused, now: float, effects: Effects) -> None:
         if self._is_at_barrier(input.checkpoint_id):
-            self._valve.decline(input.checkpoint_id, input.reason, effects)
+            self._outbound.decline(input.checkpoint_id, input.reason, effects)
             self._send_confirm(effects, at_once=False)
 
     def _is_at_barrier(self, checkpoint_id: int) -> bool:
         """False for a checkpoint that is over or unknown: nothing may come of it (H44)."""
-        phase = self._valve.phase(checkpoint_id)
+        phase = self._outbound.phase(checkpoint_id)
         if phase is None:
             return False
-        if phase is not Phase.BARRIER:
+        if phase is not SubtaskPhase.BARRIER:
             raise LocalProtocolError(f"a snapshot for checkpoint {checkpoint_id}, which is at {phase.value}")
         return True
 
@@ -320,34 +310,34 @@ class SubtaskMachine:
 
     def _receive(self, message: DownMessage, effects: Effects) -> bool:
         """Take one message; True if it is an item that wants to be confirmed (again) at once."""
-        if message.task_attempt_id != self._id or not self._valve.attached:
+        if message.task_attempt_id != self._id or not self._outbound.attached:
             whose = f"{type(message).__name__} for task {message.task_attempt_id}"
-            where = "connected" if self._valve.attached else "not connected"
+            where = "connected" if self._outbound.attached else "not connected"
             effects.append(RefuseMessage(f"{whose}, when task {self._id} is {self._state.value} and {where}"))
             return False
         if isinstance(message, Confirm):
-            self._valve.confirm(message.seq, effects)
+            self._outbound.confirm(message.seq, effects)
             return False
         if isinstance(message, ENDS):
             self._end(message.reason if isinstance(message, AttemptEnded) else message.message, effects)
             return False
         if isinstance(message, PLAIN):
             raise RemoteProtocolError(f"{type(message).__name__} in the middle of a connection")
-        if self._in.stream.is_new(message.seq):
-            if self._state is SubtaskState.FINISHED:
-                self._in.take_after_finish(message, effects)
+        if self._inbound.stream.is_new(message.seq):
+            if self._state is SubtaskStatus.FINISHED:
+                self._inbound.take_after_finish(message, effects)
             else:
-                self._in.take(message, effects)
+                self._inbound.take(message, effects)
             return isinstance(message, PAYLOAD)
         return True
 
     def _take_barrier_apart(self, input: BarrierArrived, now: float, effects: Effects) -> None:
-        self._in.take_barrier_apart(input, effects)
+        self._inbound.take_barrier_apart(input, effects)
 
     def _send_confirm(self, effects: Effects, *, at_once: bool) -> None:
         """What need not be confirmed at once is so together with what is sent anyhow, if it was not before."""
-        seq = self._in.stream.confirmable_seq
-        if not self._valve.attached or not seq:
+        seq = self._inbound.stream.confirmable_seq
+        if not self._outbound.attached or not seq:
             return
         if not at_once and (
             seq == self._confirm_sent or not any(isinstance(effect, SendToCoordinator) for effect in effects)
@@ -356,7 +346,7 @@ class SubtaskMachine:
         self._confirm_sent = seq
         effects.append(SendToCoordinator(Confirm(self._id, seq)))
 
-    def _enter(self, state: SubtaskState) -> None:
+    def _enter(self, state: SubtaskStatus) -> None:
         self._state = state
         self._dispatch = _DISPATCH[state]
 
@@ -379,13 +369,13 @@ _ACTS: dict[type, _Handler] = {
     OperatorFinished: SubtaskMachine._finish,
     TimePassed: SubtaskMachine._pass_time,
 }
-_OTHERS: dict[Verdict, _Handler] = {
-    Verdict.IGNORE: SubtaskMachine._ignore,
-    Verdict.REFUSE: SubtaskMachine._refuse,
-    Verdict.ILLEGAL: SubtaskMachine._raise_illegal,
-    Verdict.ENDED: SubtaskMachine._raise_over,
+_OTHERS: dict[Reaction, _Handler] = {
+    Reaction.IGNORE: SubtaskMachine._ignore,
+    Reaction.REFUSE: SubtaskMachine._refuse,
+    Reaction.ILLEGAL: SubtaskMachine._raise_illegal,
+    Reaction.ENDED: SubtaskMachine._raise_over,
 }
-_DISPATCH: dict[SubtaskState, dict[type, _Handler]] = {
-    state: {kind: _ACTS[kind] if row[place] is Verdict.ACT else _OTHERS[row[place]] for kind, row in LEGAL.items()}
-    for place, state in enumerate(SubtaskState)
+_DISPATCH: dict[SubtaskStatus, dict[type, _Handler]] = {
+    state: {kind: _ACTS[kind] if row[place] is Reaction.ACT else _OTHERS[row[place]] for kind, row in LEGAL.items()}
+    for place, state in enumerate(SubtaskStatus)
 }

@@ -54,7 +54,7 @@ HELD_OVERHEAD_BYTES = 16
 """What an event in a snapshot takes besides its payload, at most: a list, a number, a length, a flag."""
 
 
-class Phase(Enum):
+class SubtaskPhase(Enum):
     """How far one checkpoint has come here. The valve is closed for it until SNAPSHOT."""
 
     CLOSED = "closed"
@@ -63,7 +63,7 @@ class Phase(Enum):
     SNAPSHOT = "snapshot"
 
 
-class UpwardValve:
+class SubtaskOutbound:
     """What one attempt sends. Every method that appends to ``effects`` does so in the order of the wire."""
 
     __slots__ = (
@@ -95,7 +95,7 @@ class UpwardValve:
         self._held_bytes = sum(len(event.payload) for event in held)
         self._open_requests: set[int] = set()
         self._refused: Submitted | None = None  # the first that met the window
-        self._checkpoints: dict[int, Phase] = {}  # not over
+        self._checkpoints: dict[int, SubtaskPhase] = {}  # not over
         self._closed: list[int] = []  # of these, the ones that close the valve
         self._latest: int | None = None
         self._release([])
@@ -245,20 +245,20 @@ class UpwardValve:
         """Whether the id is higher than all before (H4)."""
         return self._latest is None or checkpoint_id > self._latest
 
-    def phase(self, checkpoint_id: int) -> Phase | None:
+    def phase(self, checkpoint_id: int) -> SubtaskPhase | None:
         """How far it has come; None for one that is over or unknown."""
         return self._checkpoints.get(checkpoint_id)
 
     def close(self, checkpoint_id: int, effects: Effects) -> None:
         """Close for it, and say so behind everything that was sent before (H40)."""
         self._latest = checkpoint_id
-        self._checkpoints[checkpoint_id] = Phase.CLOSED
+        self._checkpoints[checkpoint_id] = SubtaskPhase.CLOSED
         self._closed.append(checkpoint_id)
         self.send_item(ClosedForCheckpoint(self._id, self.next_seq, checkpoint_id), effects)
 
     def meet_barrier(self, checkpoint_id: int) -> None:
         """The barrier is in the mailbox: a snapshot may come."""
-        self._checkpoints[checkpoint_id] = Phase.BARRIER
+        self._checkpoints[checkpoint_id] = SubtaskPhase.BARRIER
 
     def acknowledge(self, checkpoint_id: int, state: bytes, effects: Effects) -> None:
         """Send the snapshot with all that waits, in order (H31); then open for it. One that is too large for a
@@ -266,7 +266,7 @@ class UpwardValve:
         if excess := self._describe_excess(len(state)):
             self.decline(checkpoint_id, excess, effects)
             return
-        self._checkpoints[checkpoint_id] = Phase.SNAPSHOT
+        self._checkpoints[checkpoint_id] = SubtaskPhase.SNAPSHOT
         seq = self.next_seq
         snapshot = CheckpointAcknowledged(self._id, seq, checkpoint_id, state, self._snapshot_held(), self.events_sent)
         self.send_item(snapshot, effects)
@@ -304,7 +304,7 @@ class UpwardValve:
 
     def decline(self, checkpoint_id: int, reason: str, effects: Effects) -> None:
         """Say that there is no snapshot; the valve stays closed until the checkpoint is over."""
-        self._checkpoints[checkpoint_id] = Phase.DECLINED
+        self._checkpoints[checkpoint_id] = SubtaskPhase.DECLINED
         self.send_item(CheckpointDeclined(self._id, self.next_seq, checkpoint_id, reason), effects)
 
     def end_checkpoint(self, checkpoint_id: int, effects: Effects) -> bool:
@@ -333,7 +333,7 @@ class UpwardValve:
 
     def check_invariants(self) -> None:
         self.stream.check_invariants()
-        closed = [n for n, phase in self._checkpoints.items() if phase is not Phase.SNAPSHOT]
+        closed = [n for n, phase in self._checkpoints.items() if phase is not SubtaskPhase.SNAPSHOT]
         assert sorted(closed) == sorted(self._closed)
         assert self._held_bytes == sum(len(held.payload) for held in self._held)
         if self._held:

@@ -328,13 +328,13 @@ class SubtaskEnd:
             self.life is Life.LEAVING and machine.all_confirmed,
             machine.next_deadline() is not None,
             done and not machine.statistics().closed_for and only_words_unconfirmed(machine),
-            machine._valve.stream.last_seq,
+            machine._outbound.stream.last_seq,
         )
 
 
 def only_words_unconfirmed(machine: SubtaskMachine) -> bool:
     """What concerns a checkpoint is confirmed with whatever the coordinator sends next, and that may be nothing."""
-    return all(isinstance(item, OF_CHECKPOINT) for item in machine._valve.stream.unconfirmed())
+    return all(isinstance(item, OF_CHECKPOINT) for item in machine._outbound.stream.unconfirmed())
 
 
 def event_up(subtask: int, place: int) -> bytes:

@@ -9,13 +9,13 @@ import pytest
 
 from protocol.barrier_tracker.under_way import CheckpointsUnderWay
 from protocol.errors import ConfirmationTimeout, RemoteProtocolError
-from protocol.gateway.inbound import UpwardIntake
+from protocol.gateway.inbound import GatewayInbound
 from protocol.gateway.machine import GatewayMachine
-from protocol.gateway.outbound import DownwardValve
+from protocol.gateway.outbound import GatewayOutbound
 from protocol.gateway.types import ExpireEvent
 from protocol.streams import IncomingStream
-from protocol.subtask.inbound import DownwardIntake
-from protocol.subtask.outbound import UpwardValve
+from protocol.subtask.inbound import SubtaskInbound
+from protocol.subtask.outbound import SubtaskOutbound
 from tests.exploration import SCOPES, Scope, explore
 from tests.exploration.__main__ import main
 from tests.exploration.freezing import freeze
@@ -115,7 +115,7 @@ def test_the_states_stand_for_all_that_differ_in_names(scope: Scope) -> None:
 
 
 def test_held_events_that_miss_from_the_snapshot_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UpwardValve, "_snapshot_held", lambda self: ())
+    monkeypatch.setattr(SubtaskOutbound, "_snapshot_held", lambda self: ())
     found = explore(TINY).violation
     assert found is not None
     assert found.rule in ("invariant", "H31")
@@ -124,14 +124,14 @@ def test_held_events_that_miss_from_the_snapshot_are_seen(monkeypatch: pytest.Mo
 
 def test_a_valve_that_reopens_at_the_barrier_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """FLINK-28606."""
-    send_barrier = DownwardValve.send_barrier
+    send_barrier = GatewayOutbound.send_barrier
 
-    def send_and_open(self: DownwardValve, checkpoint_id: int, apart: bool, effects: list[object]) -> None:
+    def send_and_open(self: GatewayOutbound, checkpoint_id: int, apart: bool, effects: list[object]) -> None:
         send_barrier(self, checkpoint_id, True, effects)  # type: ignore[arg-type]
         self._reopen(checkpoint_id, 0.0, effects)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(DownwardValve, "send_barrier", send_and_open)
-    monkeypatch.setattr(DownwardValve, "check_invariants", lambda self: None)
+    monkeypatch.setattr(GatewayOutbound, "send_barrier", send_and_open)
+    monkeypatch.setattr(GatewayOutbound, "check_invariants", lambda self: None)
     found = explore(replace(TINY, apart=True)).violation
     assert found is not None
     assert found.rule == "H23"
@@ -159,7 +159,7 @@ def test_a_duplicate_that_is_taken_again_is_seen(monkeypatch: pytest.MonkeyPatch
 
 def test_a_barrier_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """H48: without a clock that runs out, the checkpoint would wait for ever."""
-    monkeypatch.setattr(DownwardIntake, "_meet_barrier", lambda self, checkpoint_id, effects: None)
+    monkeypatch.setattr(SubtaskInbound, "_meet_barrier", lambda self, checkpoint_id, effects: None)
     found = explore(TINY).violation
     assert found is not None
     assert found.rule == "H45"
@@ -171,7 +171,7 @@ def test_a_goodbye_that_is_given_up_after_a_long_cut_is_seen(monkeypatch: pytest
 
     def runs_for_ever(self: GatewayMachine) -> float | None:
         with pytest.MonkeyPatch.context() as for_the_clock:
-            for_the_clock.setattr(UpwardIntake, "finished", property(lambda self: False))
+            for_the_clock.setattr(GatewayInbound, "finished", property(lambda self: False))
             return next_deadline(self)
 
     monkeypatch.setattr(GatewayMachine, "next_deadline", runs_for_ever)
@@ -182,10 +182,10 @@ def test_a_goodbye_that_is_given_up_after_a_long_cut_is_seen(monkeypatch: pytest
 
 
 def test_an_attempt_that_fails_for_a_loss_tolerant_event_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:  # H28
-    monkeypatch.setattr(GatewayMachine, "_fatal_deadline", lambda self: self._valve.tolerant_deadline())
-    describe_late = DownwardValve.describe_late
+    monkeypatch.setattr(GatewayMachine, "_fatal_deadline", lambda self: self._outbound.tolerant_deadline())
+    describe_late = GatewayOutbound.describe_late
     monkeypatch.setattr(
-        DownwardValve,
+        GatewayOutbound,
         "describe_late",
         lambda self, *times: describe_late(self, *times) if self._awaited else ("a loss-tolerant event", None),
     )
@@ -195,10 +195,10 @@ def test_an_attempt_that_fails_for_a_loss_tolerant_event_is_seen(monkeypatch: py
 
 
 def test_a_loss_tolerant_event_that_expires_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:  # H72
-    def expire(self: DownwardValve, now: float, effects: list[object]) -> None:
+    def expire(self: GatewayOutbound, now: float, effects: list[object]) -> None:
         effects += [ExpireEvent(tag, ConfirmationTimeout("late")) for tag in self.stream.tags()]
 
-    monkeypatch.setattr(DownwardValve, "expire_tolerant", expire)
+    monkeypatch.setattr(GatewayOutbound, "expire_tolerant", expire)
     found = explore(SCOPES["loss-tolerant"]).violation
     assert found is not None
     assert found.rule == "H72"
@@ -225,7 +225,7 @@ def test_the_program_tells_what_it_found(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_program_fails_with_the_story_of_a_violation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(UpwardValve, "_snapshot_held", lambda self: ())
+    monkeypatch.setattr(SubtaskOutbound, "_snapshot_held", lambda self: ())
     assert main(["--scope", "tiny", "--jobs", "1"]) == 1
     assert "the task: 0#0" in capsys.readouterr().out.replace("the task 0#0", "the task: 0#0")
 

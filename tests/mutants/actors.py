@@ -55,7 +55,7 @@ ACTORS = (
         (
             Edit(
                 "protocol.gateway.machine:GatewayMachine._announce_ready",
-                "self._valve.start_processing(effects)",
+                "self._outbound.start_processing(effects)",
                 "pass",
             ),
         ),

@@ -276,13 +276,13 @@ CHECKPOINTS = (
         ("H44",),
         (
             Edit(
-                "protocol.gateway.outbound:DownwardValve.end_checkpoint",
+                "protocol.gateway.outbound:GatewayOutbound.end_checkpoint",
                 "if self._checkpoints.pop(checkpoint_id, None) is None:",
                 "if self._checkpoints.pop(checkpoint_id, None) is False:",
             ),
             Edit(
-                "protocol.subtask.inbound:DownwardIntake.take",
-                "if self._valve.phase(item.checkpoint_id) is not None:",
+                "protocol.subtask.inbound:SubtaskInbound.take",
+                "if self._outbound.phase(item.checkpoint_id) is not None:",
                 "if True:",
             ),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Edit, Mutant
 
 GATEWAY = "protocol.gateway.machine:GatewayMachine."
-VALVE = "protocol.gateway.outbound:DownwardValve."
+OUTBOUND = "protocol.gateway.outbound:GatewayOutbound."
 UNDER_WAY = "protocol.barrier_tracker.under_way:CheckpointsUnderWay."
 
 CLOCKS = (
@@ -14,7 +14,7 @@ CLOCKS = (
         "An attempt that confirms nothing is never failed.",
         "feared",
         ("H25", "H48"),
-        (Edit(f"{VALVE}confirm_deadline", "if not self._awaited:", "if True:"),),
+        (Edit(f"{OUTBOUND}confirm_deadline", "if not self._awaited:", "if True:"),),
     ),
     Mutant(
         "reconnect-timeout-never-fires",
@@ -54,7 +54,7 @@ CLOCKS = (
         "The time without a connection counts against the confirmation of an event.",
         "feared",
         ("H24", "H25"),
-        (Edit(f"{VALVE}attach", "self._paused_s += now - self.stopped_at", "pass"),),
+        (Edit(f"{OUTBOUND}attach", "self._paused_s += now - self.stopped_at", "pass"),),
     ),
     Mutant(
         "checkpoint-timeout-never-fires",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Edit, Mutant
 
 GATEWAY = "protocol.gateway.machine:GatewayMachine."
-VALVE = "protocol.gateway.outbound:DownwardValve."
-INTAKE = "protocol.subtask.inbound:DownwardIntake."
+OUTBOUND = "protocol.gateway.outbound:GatewayOutbound."
+INBOUND = "protocol.subtask.inbound:SubtaskInbound."
 
 DOWNWARD = (
     Mutant(
@@ -16,7 +16,7 @@ DOWNWARD = (
         ("H42",),
         (
             Edit(
-                f"{VALVE}_report_drained",
+                f"{OUTBOUND}_report_drained",
                 "and self._settled >= checkpoint.submitted_at_cut",
                 "and self._settled >= 0",
             ),
@@ -29,7 +29,7 @@ DOWNWARD = (
         ("H42",),
         (
             Edit(
-                f"{VALVE}fail_all",
+                f"{OUTBOUND}fail_all",
                 "self._settled = self._submitted",
                 "self._settled = self._submitted; self._report_drained(effects)",
             ),
@@ -42,7 +42,7 @@ DOWNWARD = (
         ("H23",),
         (
             Edit(
-                f"{VALVE}_send_submitted",
+                f"{OUTBOUND}_send_submitted",
                 "stream.append(item, len(payload), submitted.event_id)",
                 "stream.append(item, len(payload)); effects.append(ConfirmEvent(submitted.event_id))",
             ),
@@ -56,12 +56,12 @@ DOWNWARD = (
         (
             Edit(
                 f"{GATEWAY}_send_barrier",
-                "self._valve.send_barrier(input.checkpoint_id, input.apart, effects)",
-                "self._valve.send_barrier(input.checkpoint_id, input.apart, effects);"
-                " self._valve._reopen(input.checkpoint_id, now, effects)",
+                "self._outbound.send_barrier(input.checkpoint_id, input.apart, effects)",
+                "self._outbound.send_barrier(input.checkpoint_id, input.apart, effects);"
+                " self._outbound._reopen(input.checkpoint_id, now, effects)",
             ),
             Edit(
-                f"{VALVE}_reopen",
+                f"{OUTBOUND}_reopen",
                 "closed.remove(checkpoint_id)",
                 "closed.remove(checkpoint_id) if checkpoint_id in closed else None",
             ),
@@ -74,7 +74,7 @@ DOWNWARD = (
         ("H42",),
         (
             Edit(
-                f"{VALVE}end_checkpoint",
+                f"{OUTBOUND}end_checkpoint",
                 "if checkpoint_id in self.closed:",
                 "self._settled = self._submitted if outcome is CheckpointOutcome.ABORTED else self._settled\n"
                 "    if checkpoint_id in self.closed:",
@@ -88,7 +88,7 @@ DOWNWARD = (
         ("H44", "H43"),
         (
             Edit(
-                f"{VALVE}end_checkpoint",
+                f"{OUTBOUND}end_checkpoint",
                 "self._reopen(checkpoint_id, now, effects)",
                 "self._reopen(self.closed[-1], now, effects)",
             ),
@@ -101,7 +101,7 @@ DOWNWARD = (
         ("H43",),
         (
             Edit(
-                f"{VALVE}_reopen",
+                f"{OUTBOUND}_reopen",
                 "while held and not (closed and closed[0] <= held[0][0]):",
                 "while held:",
             ),
@@ -114,7 +114,7 @@ DOWNWARD = (
         ("H23",),
         (
             Edit(
-                f"{INTAKE}take_barrier_apart",
+                f"{INBOUND}take_barrier_apart",
                 "self._apart[checkpoint_id] = barrier.events_before",
                 "self._apart[checkpoint_id] = 0",
             ),
@@ -127,7 +127,7 @@ DOWNWARD = (
         ("H23",),
         (
             Edit(
-                f"{VALVE}send_barrier",
+                f"{OUTBOUND}send_barrier",
                 "events_before = self._last_event_seq",
                 "events_before = self._last_event_seq - 1",
             ),
@@ -140,7 +140,7 @@ DOWNWARD = (
         ("H22",),
         (
             Edit(
-                f"{INTAKE}_meet_barrier",
+                f"{INBOUND}_meet_barrier",
                 "effects.append(PutInMailbox(MailboxBarrier(checkpoint_id)))",
                 "effects.extend([PutInMailbox(MailboxBarrier(checkpoint_id))] * 2)",
             ),
@@ -153,7 +153,7 @@ DOWNWARD = (
         ("H22",),
         (
             Edit(
-                f"{INTAKE}take",
+                f"{INBOUND}take",
                 "effects.append(PutInMailbox(MailboxEvent(item.payload)))",
                 "effects.extend([PutInMailbox(MailboxEvent(item.payload))] * 2)",
             ),
@@ -179,7 +179,7 @@ DOWNWARD = (
         ("H24",),
         (
             Edit(
-                f"{VALVE}attach",
+                f"{OUTBOUND}attach",
                 "for item in self.stream.unconfirmed()]",
                 "for item in list(self.stream.unconfirmed())[1:]]",
             ),
@@ -190,21 +190,21 @@ DOWNWARD = (
         "Events that are held when the attempt is over are forgotten, not failed.",
         "feared",
         ("H26",),
-        (Edit(f"{VALVE}fail_all", "for _, _, held in self._held:", "for _, _, held in ():"),),
+        (Edit(f"{OUTBOUND}fail_all", "for _, _, held in self._held:", "for _, _, held in ():"),),
     ),
     Mutant(
         "unconfirmed-not-failed",
         "Events that are unconfirmed when the attempt is over are forgotten, not failed.",
         "feared",
         ("H26",),
-        (Edit(f"{VALVE}fail_all", "for event_id in self.stream.tags():", "for event_id in ():"),),
+        (Edit(f"{OUTBOUND}fail_all", "for event_id in self.stream.tags():", "for event_id in ():"),),
     ),
     Mutant(
         "answers-pass-the-valve",
         "The answer to a request passes the closed gateway.",
         "G14",
         ("H33", "H41"),
-        (Edit(f"{VALVE}submit_answer", "if self.closed:", "if False:"),),
+        (Edit(f"{OUTBOUND}submit_answer", "if self.closed:", "if False:"),),
         argued=(
             "with the actors around it, the machine never holds an answer: the coordinator answers within the "
             "call that brings the request, and no request comes between its cut and the subtask's snapshot, "
@@ -216,14 +216,14 @@ DOWNWARD = (
         "A checkpoint does not wait for the answers of before its cut.",
         "G14",
         ("H33", "H42"),
-        (Edit(f"{VALVE}submit_answer", "self._submitted += 1", "pass"),),
+        (Edit(f"{OUTBOUND}submit_answer", "self._submitted += 1", "pass"),),
     ),
     Mutant(
         "waits-for-the-loss-tolerant",
         "An attempt that does not confirm a loss-tolerant event is failed for it.",
         "G10",
         ("H28",),
-        (Edit(f"{VALVE}_send_submitted", "awaited = not submitted.loss_tolerant", "awaited = True"),),
+        (Edit(f"{OUTBOUND}_send_submitted", "awaited = not submitted.loss_tolerant", "awaited = True"),),
     ),
     Mutant(
         "tolerates-for-ever",
@@ -232,7 +232,7 @@ DOWNWARD = (
         ("H72",),
         (
             Edit(
-                f"{VALVE}tolerant_deadline",
+                f"{OUTBOUND}tolerant_deadline",
                 "if not self._tolerated:",
                 "if True:",
             ),
@@ -245,7 +245,7 @@ DOWNWARD = (
         ("H72",),
         (
             Edit(
-                f"{VALVE}expire_tolerant",
+                f"{OUTBOUND}expire_tolerant",
                 "effects.append(ExpireEvent(event_id, ConfirmationTimeout(reason)))",
                 "effects.extend([ExpireEvent(event_id, ConfirmationTimeout(reason))] * 2)",
             ),
@@ -258,7 +258,7 @@ DOWNWARD = (
         ("H72",),
         (
             Edit(
-                f"{VALVE}tolerant_deadline",
+                f"{OUTBOUND}tolerant_deadline",
                 "return self._tolerated[0][1] + self._limits.confirm_timeout_s + self._paused_s",
                 "return self._tolerated[0][1] + self._limits.confirm_timeout_s",
             ),
@@ -271,7 +271,7 @@ DOWNWARD = (
         ("H10", "H11"),
         (
             Edit(
-                "protocol.gateway.inbound:UpwardIntake._take_item",
+                "protocol.gateway.inbound:GatewayInbound._take_item",
                 "if not self._ready and (self._kept or isinstance(item, PAYLOAD)):",
                 "if False:",
             ),

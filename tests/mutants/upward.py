@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Edit, Mutant
 
-VALVE = "protocol.subtask.outbound:UpwardValve."
+OUTBOUND = "protocol.subtask.outbound:SubtaskOutbound."
 NOBODY_COMPARES = Edit("protocol.barrier_tracker.pending:Part.why_torn", "if self.snapshot is None or", "if True or")
 """The tracker would give a torn checkpoint up (H32); the checkers have to see it without that."""
 
@@ -15,7 +15,7 @@ UPWARD = (
         "FLINK-26029",
         ("H31",),
         (
-            Edit(f"{VALVE}submit", "if self._closed or (in_snapshot", "if (in_snapshot"),
+            Edit(f"{OUTBOUND}submit", "if self._closed or (in_snapshot", "if (in_snapshot"),
             NOBODY_COMPARES,
         ),
     ),
@@ -24,21 +24,21 @@ UPWARD = (
         "What the upward valve holds is left out of the snapshot.",
         "G1",
         ("H31",),
-        (Edit(f"{VALVE}_snapshot_held", "for submitted in self._held", "for submitted in ()"),),
+        (Edit(f"{OUTBOUND}_snapshot_held", "for submitted in self._held", "for submitted in ()"),),
     ),
     Mutant(
         "last-held-missing-from-snapshot",
         "The newest of the held events is left out of the snapshot.",
         "G1",
         ("H31",),
-        (Edit(f"{VALVE}_snapshot_held", "for submitted in self._held", "for submitted in list(self._held)[:-1]"),),
+        (Edit(f"{OUTBOUND}_snapshot_held", "for submitted in self._held", "for submitted in list(self._held)[:-1]"),),
     ),
     Mutant(
         "held-in-wrong-order",
         "Held events leave, and lie in the snapshot, in the wrong order.",
         "feared",
         ("H30", "H31"),
-        (Edit(f"{VALVE}submit", "self._held.append(submitted)", "self._held.appendleft(submitted)"),),
+        (Edit(f"{OUTBOUND}submit", "self._held.append(submitted)", "self._held.appendleft(submitted)"),),
     ),
     Mutant(
         "upward-release-while-another-is-closed",
@@ -47,7 +47,7 @@ UPWARD = (
         ("H43",),
         (
             Edit(
-                f"{VALVE}_open",
+                f"{OUTBOUND}_open",
                 "self._make_room(effects)",
                 "closed, self._closed = self._closed, []; self._make_room(effects); self._closed = closed",
             ),
@@ -60,8 +60,8 @@ UPWARD = (
         "G1",
         ("H31",),
         (
-            Edit(f"{VALVE}__init__", "self._release([])", "pass"),
-            Edit(f"{VALVE}attach", "self._make_room(effects)", "pass"),
+            Edit(f"{OUTBOUND}__init__", "self._release([])", "pass"),
+            Edit(f"{OUTBOUND}attach", "self._make_room(effects)", "pass"),
         ),
     ),
     Mutant(
@@ -71,7 +71,7 @@ UPWARD = (
         ("H24", "H30"),
         (
             Edit(
-                f"{VALVE}attach",
+                f"{OUTBOUND}attach",
                 "for item in self.stream.unconfirmed()]",
                 "for item in list(self.stream.unconfirmed())[1:]]",
             ),
@@ -82,14 +82,14 @@ UPWARD = (
         "A confirmation makes no room at the subtask.",
         "feared",
         ("H27", "H48"),
-        (Edit(f"{VALVE}confirm", "self._make_room(effects)", "pass"),),
+        (Edit(f"{OUTBOUND}confirm", "self._make_room(effects)", "pass"),),
     ),
     Mutant(
         "taken-items-are-lost",
         "The gateway does not hear that the coordinator has taken an event.",
         "feared",
         ("H27", "H48"),
-        (Edit("protocol.gateway.machine:GatewayMachine._take", "self._in.take(input.seq)", "pass"),),
+        (Edit("protocol.gateway.machine:GatewayMachine._take", "self._inbound.take(input.seq)", "pass"),),
     ),
     Mutant(
         "taken-items-are-not-told",
@@ -105,7 +105,7 @@ UPWARD = (
         ("H73",),
         (
             Edit(
-                f"{VALVE}_snapshot_held",
+                f"{OUTBOUND}_snapshot_held",
                 "HeldEvent(self._subtask, submitted.payload, isinstance(submitted, RequestSubmitted))",
                 "HeldEvent(self._subtask, submitted.payload)",
             ),
@@ -116,7 +116,7 @@ UPWARD = (
         "A restored request leaves as an event.",
         "found",
         ("H73",),
-        (Edit(f"{VALVE}_send_submitted", "elif submitted.is_request:", "elif False:"),),
+        (Edit(f"{OUTBOUND}_send_submitted", "elif submitted.is_request:", "elif False:"),),
     ),
     Mutant(
         "late-confirmation-never-leaves",

@@ -15,9 +15,10 @@ from protocol.gateway import machine as gateway
 from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine, GatewayState
 from protocol.ids import ExecutionAttempt
+from protocol.machine import Reaction
 from protocol.subtask import machine as subtask
 from protocol.subtask import types as s
-from protocol.subtask.machine import SubtaskMachine, SubtaskState
+from protocol.subtask.machine import SubtaskMachine, SubtaskStatus
 from protocol.wire import messages as m
 from tests.protocol.snapshots import snapshot
 
@@ -67,31 +68,31 @@ def test_each_cell_of_the_gateways_table_holds(input: Any, state: GatewayState) 
     effects = machine.handle(input, 1.0)
     machine.check_invariants()
     match gateway.LEGAL[type(input)][list(GatewayState).index(state)]:
-        case gateway.Verdict.IGNORE:
+        case Reaction.IGNORE:
             assert effects == []
             assert snapshot(machine) == before
-        case gateway.Verdict.REFUSE:  # H3
+        case Reaction.REFUSE:  # H3
             assert [type(effect) for effect in effects] == [g.RefuseMessage]
             assert snapshot(machine) == before
-        case gateway.Verdict.FAIL:  # H21, H26
+        case Reaction.FAIL:  # H21, H26
             assert [type(effect) for effect in effects] == [g.FailEvent]
             assert snapshot(machine) == before
-        case gateway.Verdict.ACT:
+        case Reaction.ACT:
             assert state is not GatewayState.OVER
             idle = isinstance(input, g.ItemTaken | g.BarrierRequested | g.TimePassed)
             assert (effects == [] and snapshot(machine) == before) == idle
 
 
-def a_subtask_in(state: SubtaskState) -> SubtaskMachine:
+def a_subtask_in(state: SubtaskStatus) -> SubtaskMachine:
     machine = SubtaskMachine(7, 2, s.SubtaskLimits(4, 60, 30))
     machine.handle(s.ConnectionAttached(0), 0.0)
     machine.handle(s.EventSubmitted(b"u"), 0.0)
-    if state is not SubtaskState.OPENING:
+    if state is not SubtaskStatus.OPENING:
         machine.handle(s.OperatorOpened(), 0.0)
     machine.handle_batch([m.CloseForCheckpoint(7, 1, 3), m.BarrierMessage(7, 2, 3, 0)], 0.0)
-    if state is SubtaskState.FINISHED:
+    if state is SubtaskStatus.FINISHED:
         machine.handle(s.OperatorFinished("", b""), 0.0)
-    if state is SubtaskState.OVER:
+    if state is SubtaskStatus.OVER:
         machine.handle(s.MessageReceived(m.AttemptEnded(7, "killed")), 0.0)
     assert machine.state is state
     return machine
@@ -116,32 +117,32 @@ def test_the_subtasks_table_has_a_row_for_every_input() -> None:
     assert {type(input) for input in SUBTASK_INPUTS} == set(subtask.LEGAL)
 
 
-@pytest.mark.parametrize("state", SubtaskState)
+@pytest.mark.parametrize("state", SubtaskStatus)
 @pytest.mark.parametrize("input", SUBTASK_INPUTS, ids=lambda input: type(input).__name__)
-def test_each_cell_of_the_subtasks_table_holds(input: Any, state: SubtaskState) -> None:
+def test_each_cell_of_the_subtasks_table_holds(input: Any, state: SubtaskStatus) -> None:
     machine = a_subtask_in(state)
     before = snapshot(machine)
-    verdict = subtask.LEGAL[type(input)][list(SubtaskState).index(state)]
-    if verdict in (subtask.Verdict.ILLEGAL, subtask.Verdict.ENDED):
-        error = LocalProtocolError if verdict is subtask.Verdict.ILLEGAL else AttemptOver
+    reaction = subtask.LEGAL[type(input)][list(SubtaskStatus).index(state)]
+    if reaction in (Reaction.ILLEGAL, Reaction.ENDED):
+        error = LocalProtocolError if reaction is Reaction.ILLEGAL else AttemptOver
         with pytest.raises(error):
             machine.handle(input, 1.0)
         assert snapshot(machine) == before
         return
     effects = machine.handle(input, 1.0)
     machine.check_invariants()
-    match verdict:
-        case subtask.Verdict.IGNORE:
+    match reaction:
+        case Reaction.IGNORE:
             assert effects == []
             assert snapshot(machine) == before
-        case subtask.Verdict.REFUSE:  # H3
+        case Reaction.REFUSE:  # H3
             assert [type(effect) for effect in effects] == [s.RefuseMessage]
             assert snapshot(machine) == before
         case _:
             assert (effects == [] and snapshot(machine) == before) == isinstance(input, s.TimePassed)
 
 
-@pytest.mark.parametrize("make", [lambda: a_gateway_in(GatewayState.OVER), lambda: a_subtask_in(SubtaskState.OPEN)])
+@pytest.mark.parametrize("make", [lambda: a_gateway_in(GatewayState.OVER), lambda: a_subtask_in(SubtaskStatus.OPEN)])
 def test_what_is_no_input_at_all_is_refused(make: Callable[[], Any]) -> None:
     with pytest.raises(LocalProtocolError, match="no input of"):
         make().handle("hello", 1.0)
@@ -252,7 +253,7 @@ def test_no_run_of_inputs_brings_a_subtask_into_an_impossible_state(
 ) -> None:
     restored = tuple(m.HeldEvent(5, payload) for payload in held)
     limits = s.SubtaskLimits(3, 60, 9, snapshot_bytes_max=100, held_events_max=4)
-    machine = a_subtask_in(SubtaskState.OPEN) if start else SubtaskMachine(7, 2, limits, restored)
+    machine = a_subtask_in(SubtaskStatus.OPEN) if start else SubtaskMachine(7, 2, limits, restored)
     ends = 0
     for place, input in enumerate([*inputs, s.MessageReceived(m.AttemptEnded(7, "end"))]):
         effects = step(machine, input, float(place))

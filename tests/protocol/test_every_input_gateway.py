@@ -12,9 +12,10 @@ from hypothesis import settings
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway import types as g
 from protocol.gateway.inbound import _Peer as Peer
-from protocol.gateway.machine import LEGAL, GatewayMachine, GatewayState, Verdict
-from protocol.gateway.outbound import _Phase as Phase
+from protocol.gateway.machine import LEGAL, GatewayMachine, GatewayState
+from protocol.gateway.outbound import GatewayPhase
 from protocol.ids import ExecutionAttempt
+from protocol.machine import Reaction
 from protocol.wire import messages as m
 from tests.protocol.every_input import (
     HUGE,
@@ -36,7 +37,7 @@ OF_CHECKPOINT = (m.ClosedForCheckpoint, m.CheckpointAcknowledged, m.CheckpointDe
 ABOUT_CHECKPOINT = (g.CutReached, g.BarrierRequested, g.CheckpointOver, *OF_CHECKPOINT)
 HEARD = "_heard_at"  # every message of a connection is a sign of life, a refused one too (H69)
 STREAM = ("_untaken", "received_seq", "untaken_bytes", "_confirm_sent", HEARD)  # what a dropped item moves all the same
-WHAT_CAME = ("_in", "_confirm_sent", HEARD)  # what waited for readiness, and is over, may be dropped with it
+WHAT_CAME = ("_inbound", "_confirm_sent", HEARD)  # what waited for readiness, and is over, may be dropped with it
 
 GatewayGiven = Given[g.GatewayInput, g.GatewayEffect]
 
@@ -74,15 +75,15 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
 
     # --- what fits ---
 
-    def phases(self) -> dict[int, Phase]:
-        return {n: checkpoint.phase for n, checkpoint in self.machine._valve._checkpoints.items()}
+    def phases(self) -> dict[int, GatewayPhase]:
+        return {n: checkpoint.phase for n, checkpoint in self.machine._outbound._checkpoints.items()}
 
     def held_events(self) -> list[tuple[int, int, g.EventSubmitted]]:
-        return [held for held in self.machine._valve._held if isinstance(held[2], g.EventSubmitted)]  # type: ignore[misc]
+        return [held for held in self.machine._outbound._held if isinstance(held[2], g.EventSubmitted)]  # type: ignore[misc]
 
-    def checkpoint(self, fits: bool, *phases: Phase) -> int:
+    def checkpoint(self, fits: bool, *phases: GatewayPhase) -> int:
         known = self.phases()
-        latest = self.machine._valve._latest or 0
+        latest = self.machine._outbound._latest or 0
         fitting = [n for n, phase in known.items() if phase in phases]
         others = [n for n in known if n not in fitting]
         return self.one_of(fitting, [*others, latest + 1, -1, 0, HUGE, max(latest - 1, 0)], fits)
@@ -93,8 +94,8 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
     def draw(self, kind: type, fits: bool) -> g.GatewayInput:
         if kind in members(m.UpMessage):
             return g.MessageReceived(self.message(kind, fits))
-        valve, intake, dice = self.machine._valve, self.machine._in, self.dice
-        stream = valve.stream
+        outbound, inbound, dice = self.machine._outbound, self.machine._inbound, self.dice
+        stream = outbound.stream
         if kind is g.ConnectionAttached:
             low, high = stream.confirmed_seq, stream.last_seq
             return g.ConnectionAttached(self.one_of(range(low, high + 1), (low - 1, high + 1, -HUGE, HUGE), fits))
@@ -102,22 +103,22 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             self.event_id += 1
             return g.EventSubmitted(self.event_id, self.payload(fits), dice.random() < 0.2)
         if kind is g.AnswerSubmitted:
-            unanswered = sorted(intake._unanswered)
+            unanswered = sorted(inbound._unanswered)
             answered = sorted(set(range(1, self.request_id)) - set(unanswered))
             request_id = self.one_of(unanswered, (-1, HUGE, *answered[-3:]), fits)
             return g.AnswerSubmitted(request_id, dice.choice(("", "no")), self.payload(fits))
         if kind is g.ItemTaken:
-            delivered = intake._kept[0].seq - 1 if intake._kept else intake.stream.received_seq
+            delivered = inbound._kept[0].seq - 1 if inbound._kept else inbound.stream.received_seq
             return g.ItemTaken(self.one_of(range(delivered + 1), (delivered + 1, HUGE, -1), fits))
         if kind is g.CloseRequested:
-            latest = valve._latest or 0
+            latest = outbound._latest or 0
             return g.CloseRequested(self.one_of((latest + 1, latest + 3), (latest, -1, latest - 1), fits))
         if kind is g.CutReached:
-            return g.CutReached(self.checkpoint(fits, Phase.REQUESTED))
+            return g.CutReached(self.checkpoint(fits, GatewayPhase.REQUESTED))
         if kind is g.BarrierRequested:
-            return g.BarrierRequested(self.checkpoint(fits, Phase.DRAINED), dice.random() < 0.3)
+            return g.BarrierRequested(self.checkpoint(fits, GatewayPhase.DRAINED), dice.random() < 0.3)
         if kind is g.CheckpointOver:
-            return g.CheckpointOver(self.checkpoint(fits, *Phase), dice.choice(list(g.CheckpointOutcome)))
+            return g.CheckpointOver(self.checkpoint(fits, *GatewayPhase), dice.choice(list(g.CheckpointOutcome)))
         if kind is g.TimePassed:
             deadline = self.machine.next_deadline()
             if fits and deadline is not None:
@@ -131,8 +132,8 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         return simple[kind]
 
     def message(self, kind: type, fits: bool) -> m.UpMessage:
-        dice, intake, sent = self.dice, self.machine._in, self.machine._valve.stream
-        came = intake.stream.received_seq
+        dice, inbound, sent = self.dice, self.machine._inbound, self.machine._outbound.stream
+        came = inbound.stream.received_seq
         task = 7 if self.perhaps(fits) else dice.choice((8, -1))
         seq = self.one_of((came + 1,), (came + 1, came + 1, came, 0, -1, came + 2, HUGE), self.perhaps(fits))
         if kind is m.Confirm:
@@ -150,15 +151,15 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             return m.RestoredRequestMessage(task, seq, dice.choice((0, 5, HUGE)), self.payload(fits))
         if kind is m.RequestMessage:
             self.request_id += 1
-            request_id = self.one_of((self.request_id,), (*sorted(intake._unanswered), HUGE), fits)
+            request_id = self.one_of((self.request_id,), (*sorted(inbound._unanswered), HUGE), fits)
             return m.RequestMessage(task, seq, request_id, self.payload(fits))
         if kind is m.ClosedForCheckpoint:
-            return m.ClosedForCheckpoint(task, seq, self.checkpoint(fits, Phase.REQUESTED))
+            return m.ClosedForCheckpoint(task, seq, self.checkpoint(fits, GatewayPhase.REQUESTED))
         if kind is m.CheckpointAcknowledged:
-            checkpoint_id = self.checkpoint(fits, Phase.BARRIER)
+            checkpoint_id = self.checkpoint(fits, GatewayPhase.BARRIER)
             return m.CheckpointAcknowledged(task, seq, checkpoint_id, b"state", (m.HeldEvent(2, b"held"),), 3)
         if kind is m.CheckpointDeclined:
-            return m.CheckpointDeclined(task, seq, self.checkpoint(fits, Phase.BARRIER), "no")
+            return m.CheckpointDeclined(task, seq, self.checkpoint(fits, GatewayPhase.BARRIER), "no")
         if kind is m.Finished:
             return m.Finished(task, seq, dice.choice(("", "boom")), b"last", 3)
         assert kind is m.Opened, f"a message without a generator: {kind}"
@@ -171,51 +172,51 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         if self.machine.state is GatewayState.DETACHED:
             return self.draw(g.ConnectionAttached, True)
         steps: list[type] = [m.Confirm, g.ItemTaken, g.EventSubmitted, g.EventSubmitted]
-        steps += [] if self.machine._in._ready else [g.ReadyAnnounced]
-        steps += [m.Opened] if self.machine._in._peer is Peer.RESTORING else []
+        steps += [] if self.machine._inbound._ready else [g.ReadyAnnounced]
+        steps += [m.Opened] if self.machine._inbound._peer is Peer.RESTORING else []
         phases = set(self.phases().values())
         steps += [] if len(self.phases()) > 2 else [g.CloseRequested]
-        steps += [g.CutReached, m.ClosedForCheckpoint] if Phase.REQUESTED in phases else []
-        steps += [g.BarrierRequested] if Phase.DRAINED in phases else []
-        steps += [m.CheckpointAcknowledged] if Phase.BARRIER in phases else []
-        steps += [g.CheckpointOver] if Phase.ACKNOWLEDGED in phases else []
+        steps += [g.CutReached, m.ClosedForCheckpoint] if GatewayPhase.REQUESTED in phases else []
+        steps += [g.BarrierRequested] if GatewayPhase.DRAINED in phases else []
+        steps += [m.CheckpointAcknowledged] if GatewayPhase.BARRIER in phases else []
+        steps += [g.CheckpointOver] if GatewayPhase.ACKNOWLEDGED in phases else []
         return self.draw(self.dice.choice(steps), True)
 
     # --- the tables ---
 
     def state(self) -> Hashable:
-        valve, intake = self.machine._valve, self.machine._in
+        outbound, inbound = self.machine._outbound, self.machine._inbound
         phases = frozenset(self.phases().values())
         waits = (
-            bool(valve._held),
-            bool(valve._awaited),
-            bool(valve._tolerated),
-            bool(intake._kept),
-            bool(intake._unanswered),
+            bool(outbound._held),
+            bool(outbound._awaited),
+            bool(outbound._tolerated),
+            bool(inbound._kept),
+            bool(inbound._unanswered),
         )
-        return self.machine.state, intake._peer, intake._ready, phases, waits
+        return self.machine.state, inbound._peer, inbound._ready, phases, waits
 
     def is_news(self, message: m.UpMessage) -> bool:
         """Whether it is the next item, on this connection, and there is room for it."""
         if not isinstance(message, m.UpItem) or message.task_attempt_id != 7:
             return False
-        intake = self.machine._in
-        if self.machine.state is not GatewayState.ATTACHED or message.seq != intake.stream.received_seq + 1:
+        inbound = self.machine._inbound
+        if self.machine.state is not GatewayState.ATTACHED or message.seq != inbound.stream.received_seq + 1:
             return False
         if not isinstance(message, PAYLOAD):
-            said = {(type(item), getattr(item, "checkpoint_id", None)) for item in intake._kept}
+            said = {(type(item), getattr(item, "checkpoint_id", None)) for item in inbound._kept}
             return (type(message), getattr(message, "checkpoint_id", None)) not in said
-        count, size = intake.stream.untaken_events, intake.stream.untaken_bytes + len(message.payload)
+        count, size = inbound.stream.untaken_events, inbound.stream.untaken_bytes + len(message.payload)
         if count and (count >= self.limits.upward_events_max or size > self.limits.upward_bytes_max):
             return False
         if isinstance(message, m.RequestMessage):
-            open_requests = len(intake._unanswered) + self.machine._valve.answers_pending
-            return message.request_id not in intake._unanswered and open_requests < self.limits.upward_events_max
+            open_requests = len(inbound._unanswered) + self.machine._outbound.answers_pending
+            return message.request_id not in inbound._unanswered and open_requests < self.limits.upward_events_max
         return True
 
     def cells(self, input: g.GatewayInput) -> list[Cell]:
-        state, intake = self.machine.state, self.machine._in
-        self.waited = bool(intake._kept)
+        state, inbound = self.machine.state, self.machine._inbound
+        self.waited = bool(inbound._kept)
         cells: list[Cell] = [("state", state, type(input))]
         about: Any = input
         if isinstance(input, g.MessageReceived):
@@ -223,8 +224,8 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             cells.append(("message", state, type(about)))
             if not self.is_news(about):
                 return cells
-            cells.append(("item", intake._peer, intake._ready, type(about)))
-            if intake._kept or intake._peer is Peer.FINISHED:
+            cells.append(("item", inbound._peer, inbound._ready, type(about)))
+            if inbound._kept or inbound._peer is Peer.FINISHED:
                 return cells
         if isinstance(about, ABOUT_CHECKPOINT) and state is not GatewayState.OVER:
             cells.append(("checkpoint", self.phases().get(about.checkpoint_id), type(about)))
@@ -247,17 +248,17 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         self.judge_requests(cells, given)
         self.judge_ids(given)
 
-    def judge_state(self, verdict: Verdict, given: GatewayGiven) -> None:
-        match verdict:
-            case Verdict.IGNORE:
+    def judge_state(self, reaction: Reaction, given: GatewayGiven) -> None:
+        match reaction:
+            case Reaction.IGNORE:
                 assert given.nothing(*self.started())
-            case Verdict.REFUSE:  # H3
+            case Reaction.REFUSE:  # H3
                 assert given.kinds == [g.RefuseMessage]
                 assert not given.changed(*self.started())
-            case Verdict.FAIL:  # H21, H26
+            case Reaction.FAIL:  # H21, H26
                 assert given.kinds == [g.FailEvent]
                 assert not given.changed(*self.started())
-            case Verdict.ACT if isinstance(given.input, g.MessageReceived) and g.RefuseMessage in given.kinds:
+            case Reaction.ACT if isinstance(given.input, g.MessageReceived) and g.RefuseMessage in given.kinds:
                 assert set(given.kinds) <= {g.RefuseMessage, g.SendToAttempt}
                 assert not given.changed(*(WHAT_CAME if self.waited else STREAM))
 
@@ -266,7 +267,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         return () if any(given.error is None for given in self.history) else ("stopped_at",)
 
     def judge_item(self, peer: Peer, ready: bool, kind: type, given: GatewayGiven) -> None:
-        """The table at the top of ``upward_intake``, for an item that comes for the first time."""
+        """The table at the top of ``protocol.gateway.inbound``, for an item that comes for the first time."""
         assert given.error is None
         refused = g.RefuseMessage in given.kinds
         waits = g.DeliverEvent not in given.kinds and g.DeliverRequest not in given.kinds
@@ -285,18 +286,18 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             assert not refused
             assert (g.ReportFinished in given.kinds) or not (ready or badly)
 
-    def judge_checkpoint(self, phase: Phase | None, kind: type, given: GatewayGiven) -> None:
-        """The phases of a checkpoint at ``downward_valve``, and what an unknown id may do: nothing (H44)."""
+    def judge_checkpoint(self, phase: GatewayPhase | None, kind: type, given: GatewayGiven) -> None:
+        """The phases of a checkpoint at ``protocol.gateway.outbound``, and what an unknown id may do: nothing (H44)."""
         refused = given.kinds[:1] == [g.RefuseMessage]
         if phase is None:
             assert refused if kind in OF_CHECKPOINT else given.nothing(*self.started())
         elif kind is g.CutReached:
-            assert phase is Phase.REQUESTED or isinstance(given.error, LocalProtocolError)
+            assert phase is GatewayPhase.REQUESTED or isinstance(given.error, LocalProtocolError)
         elif kind is g.BarrierRequested:
-            assert (given.error is None) == (phase is Phase.DRAINED)
+            assert (given.error is None) == (phase is GatewayPhase.DRAINED)
         elif kind is m.CheckpointAcknowledged:
-            assert refused == (phase is not Phase.BARRIER)
-            assert (g.ReportAcknowledged in given.kinds) == (phase is Phase.BARRIER)
+            assert refused == (phase is not GatewayPhase.BARRIER)
+            assert (g.ReportAcknowledged in given.kinds) == (phase is GatewayPhase.BARRIER)
         elif kind is m.ClosedForCheckpoint:
             assert g.ReportClosed in given.kinds
         elif kind is m.CheckpointDeclined:
@@ -343,8 +344,8 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         for effect in given.effects:
             if isinstance(effect, g.SendToAttempt):
                 if isinstance(effect.message, m.StartProcessing):  # H66
-                    assert self.machine._in.ready
-                    assert self.machine._in.awaits_start
+                    assert self.machine._inbound.ready
+                    assert self.machine._inbound.awaits_start
                 confirms += isinstance(effect.message, m.Confirm)
                 assert effect.message.task_attempt_id == 7
             else:
@@ -392,7 +393,7 @@ ALL_CELLS: list[Cell] = [
     *(("state", state, kind) for state in GatewayState for kind in LEGAL),
     *(("message", state, kind) for state in GatewayState for kind in members(m.UpMessage)),
     *(("item", peer, ready, kind) for peer in Peer for ready in (False, True) for kind in ITEMS),
-    *(("checkpoint", phase, kind) for phase in (None, *Phase) for kind in ABOUT_CHECKPOINT),
+    *(("checkpoint", phase, kind) for phase in (None, *GatewayPhase) for kind in ABOUT_CHECKPOINT),
 ]
 
 

@@ -10,9 +10,10 @@ from hypothesis import given as hypothesis_given
 from hypothesis import settings
 
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
+from protocol.machine import Reaction
 from protocol.subtask import types as s
-from protocol.subtask.machine import LEGAL, SubtaskMachine, SubtaskState, Verdict
-from protocol.subtask.outbound import Phase
+from protocol.subtask.machine import LEGAL, SubtaskMachine, SubtaskStatus
+from protocol.subtask.outbound import SubtaskPhase
 from protocol.wire import messages as m
 from tests.protocol.every_input import (
     HUGE,
@@ -69,9 +70,9 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
 
     # --- what fits ---
 
-    def checkpoint(self, fits: bool, *phases: Phase) -> int:
-        known = self.machine._valve._checkpoints
-        latest = self.machine._valve._latest or 0
+    def checkpoint(self, fits: bool, *phases: SubtaskPhase) -> int:
+        known = self.machine._outbound._checkpoints
+        latest = self.machine._outbound._latest or 0
         fitting = [n for n, phase in known.items() if phase in phases]
         others = [n for n in known if n not in fitting]
         return self.one_of(fitting, [*others, latest + 1, -1, 0, HUGE, max(latest - 1, 0)], fits)
@@ -80,7 +81,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         return bytes(self.one_of((0, 1, 9, 30), (61, 500), fits or self.dice.random() < 0.5))
 
     def draw(self, kind: type, fits: bool) -> s.SubtaskInput:
-        dice, sent = self.dice, self.machine._valve.stream
+        dice, sent = self.dice, self.machine._outbound.stream
         if kind in members(m.DownMessage):
             return s.MessageReceived(self.message(kind, fits))
         if kind is s.ConnectionAttached:
@@ -90,16 +91,16 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
             return s.EventSubmitted(self.payload(fits), dice.random() < 0.2)
         if kind is s.RequestSubmitted:
             self.request_id += 1
-            used = sorted(self.machine._valve._open_requests)
+            used = sorted(self.machine._outbound._open_requests)
             return s.RequestSubmitted(self.one_of((self.request_id,), used, fits), self.payload(fits))
         if kind is s.BarrierArrived:
-            came = self.machine._in.stream.received_seq
+            came = self.machine._inbound.stream.received_seq
             events_before = self.one_of((came, came, came + 1, came + 2, 0), (HUGE, -1), fits)
-            return s.BarrierArrived(self.checkpoint(fits, Phase.CLOSED), events_before)
+            return s.BarrierArrived(self.checkpoint(fits, SubtaskPhase.CLOSED), events_before)
         if kind is s.SnapshotTaken:
-            return s.SnapshotTaken(self.checkpoint(fits, Phase.BARRIER), bytes(dice.choice((0, 20, 500))))
+            return s.SnapshotTaken(self.checkpoint(fits, SubtaskPhase.BARRIER), bytes(dice.choice((0, 20, 500))))
         if kind is s.SnapshotRefused:
-            return s.SnapshotRefused(self.checkpoint(fits, Phase.BARRIER), "no")
+            return s.SnapshotRefused(self.checkpoint(fits, SubtaskPhase.BARRIER), "no")
         if kind is s.OperatorFinished:
             failure = "boom" if dice.random() < (0.5 if self.machine.may_finish else 0.1) else ""
             return s.OperatorFinished(failure, bytes(dice.choice((0, 20)) if fits else 500))
@@ -114,8 +115,8 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         return s.ConnectionLost()
 
     def message(self, kind: type, fits: bool) -> m.DownMessage:
-        dice, valve = self.dice, self.machine._valve
-        came, sent = self.machine._in.stream.received_seq, valve.stream
+        dice, outbound = self.dice, self.machine._outbound
+        came, sent = self.machine._inbound.stream.received_seq, outbound.stream
         task = 7 if self.perhaps(fits) else dice.choice((8, -1))
         seq = self.one_of((came + 1,), (came + 1, came + 1, came, 0, -1, came + 2, HUGE), self.perhaps(fits))
         if kind is m.Confirm:
@@ -132,52 +133,57 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         if kind is m.EventMessage:
             return m.EventMessage(task, seq, self.payload(fits))
         if kind is m.AnswerMessage:
-            request_id = self.one_of(sorted(valve._open_requests), (self.request_id + 1, -1, HUGE), fits)
+            request_id = self.one_of(sorted(outbound._open_requests), (self.request_id + 1, -1, HUGE), fits)
             return m.AnswerMessage(task, seq, request_id, dice.choice(("", "no")), self.payload(fits))
         if kind is m.CloseForCheckpoint:
-            latest = valve._latest or 0
+            latest = outbound._latest or 0
             return m.CloseForCheckpoint(
                 task, seq, self.one_of((latest + 1, latest + 3), (latest, latest - 1, -1), fits)
             )
         if kind is m.BarrierMessage:
             events_before = self.one_of((came, 0), (seq, HUGE), fits)
-            return m.BarrierMessage(task, seq, self.checkpoint(fits, Phase.CLOSED), events_before)
+            return m.BarrierMessage(task, seq, self.checkpoint(fits, SubtaskPhase.CLOSED), events_before)
         if kind is m.StartProcessing:
             return m.StartProcessing(task, seq)
         ends: dict[type, type[m.CheckpointCompleted | m.CheckpointAborted | m.SavepointTaken]] = {e: e for e in ENDS}
-        return ends[kind](task, seq, self.checkpoint(fits, *Phase))
+        return ends[kind](task, seq, self.checkpoint(fits, *SubtaskPhase))
 
     def follow(self) -> s.SubtaskInput | None:
         """The next step of a life that has a checkpoint under way most of the time."""
-        machine, valve = self.machine, self.machine._valve
-        if machine.state is SubtaskState.OVER:
+        machine, outbound = self.machine, self.machine._outbound
+        if machine.state is SubtaskStatus.OVER:
             return None
-        if machine.state is SubtaskState.FINISHED:
+        if machine.state is SubtaskStatus.FINISHED:
             any_of = (s.ConnectionAttached, s.ConnectionLost, m.Confirm, m.EventMessage, m.CloseForCheckpoint)
             return self.draw(self.dice.choice(any_of), True)
-        if not valve.attached:
+        if not outbound.attached:
             return self.draw(s.ConnectionAttached, True)
         steps: list[type] = [m.Confirm, m.AnswerMessage, m.EventMessage]
-        steps += [s.OperatorOpened] if machine.state is SubtaskState.OPENING else []
-        steps += [] if machine._in._started else [m.StartProcessing]
-        phases = set(valve._checkpoints.values())
-        steps += [] if len(valve._checkpoints) > 2 else [m.CloseForCheckpoint]
-        steps += [m.BarrierMessage, s.BarrierArrived] if Phase.CLOSED in phases else []
-        steps += [s.SnapshotTaken, s.SnapshotTaken, s.SnapshotRefused] if Phase.BARRIER in phases else []
-        steps += list(ENDS) if phases & {Phase.SNAPSHOT, Phase.DECLINED} else []
+        steps += [s.OperatorOpened] if machine.state is SubtaskStatus.OPENING else []
+        steps += [] if machine._inbound._started else [m.StartProcessing]
+        phases = set(outbound._checkpoints.values())
+        steps += [] if len(outbound._checkpoints) > 2 else [m.CloseForCheckpoint]
+        steps += [m.BarrierMessage, s.BarrierArrived] if SubtaskPhase.CLOSED in phases else []
+        steps += [s.SnapshotTaken, s.SnapshotTaken, s.SnapshotRefused] if SubtaskPhase.BARRIER in phases else []
+        steps += list(ENDS) if phases & {SubtaskPhase.SNAPSHOT, SubtaskPhase.DECLINED} else []
         return self.draw(self.dice.choice(steps), True)
 
     # --- the tables ---
 
     def state(self) -> Hashable:
-        machine, valve = self.machine, self.machine._valve
-        phases = frozenset(valve._checkpoints.values())
-        waits = (bool(valve._held), bool(valve._open_requests), bool(machine._in._apart), machine.all_confirmed)
-        return machine.state, valve.attached, phases, waits, valve._refused is not None
+        machine, outbound = self.machine, self.machine._outbound
+        phases = frozenset(outbound._checkpoints.values())
+        waits = (
+            bool(outbound._held),
+            bool(outbound._open_requests),
+            bool(machine._inbound._apart),
+            machine.all_confirmed,
+        )
+        return machine.state, outbound.attached, phases, waits, outbound._refused is not None
 
     def cells(self, input: s.SubtaskInput) -> list[Cell]:
         machine = self.machine
-        attached = machine._valve.attached
+        attached = machine._outbound.attached
         cells: list[Cell] = [("state", machine.state, type(input))]
         about: Any = input
         if isinstance(input, s.MessageReceived):
@@ -185,25 +191,29 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
             if about.task_attempt_id != 7:
                 return [*cells, ("stranger", type(about))]
             cells.append(("message", machine.state, attached, type(about)))
-            if not attached or not isinstance(about, m.DownItem) or about.seq != machine._in.stream.received_seq + 1:
+            if (
+                not attached
+                or not isinstance(about, m.DownItem)
+                or about.seq != machine._inbound.stream.received_seq + 1
+            ):
                 return cells
             cells.append(("item", machine.state, type(about)))
-        if isinstance(about, ABOUT_CHECKPOINT) and machine.state in (SubtaskState.OPENING, SubtaskState.OPEN):
-            cells.append(("checkpoint", machine._valve.phase(about.checkpoint_id), type(about)))
+        if isinstance(about, ABOUT_CHECKPOINT) and machine.state in (SubtaskStatus.OPENING, SubtaskStatus.OPEN):
+            cells.append(("checkpoint", machine._outbound.phase(about.checkpoint_id), type(about)))
         return cells
 
     def judge(self, cells: list[Cell], given: SubtaskGiven) -> None:
         for cell in cells:
             match cell:
                 case ("state", state, kind):
-                    assert state is not SubtaskState.OVER or self.machine.state is SubtaskState.OVER  # for ever
-                    self.judge_state(LEGAL[kind][list(SubtaskState).index(state)], given)
+                    assert state is not SubtaskStatus.OVER or self.machine.state is SubtaskStatus.OVER  # for ever
+                    self.judge_state(LEGAL[kind][list(SubtaskStatus).index(state)], given)
                 case ("stranger", _):
                     assert given.kinds == [s.RefuseMessage]
                     assert not given.changed(*self.started())
                 case ("message", state, attached, kind):
                     self.judge_message(state, attached, kind, given)
-                case ("item", SubtaskState.FINISHED, kind):
+                case ("item", SubtaskStatus.FINISHED, kind):
                     self.judge_item_after_finish(kind, given)
                 case ("checkpoint", phase, kind):
                     self.judge_checkpoint(phase, kind, given)
@@ -213,23 +223,23 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         """What the first input of any kind changes: it starts the clock."""
         return () if any(given.error is None for given in self.history) else ("_detached_at",)
 
-    def judge_state(self, verdict: Verdict, given: SubtaskGiven) -> None:
-        match verdict:
-            case Verdict.IGNORE:
+    def judge_state(self, reaction: Reaction, given: SubtaskGiven) -> None:
+        match reaction:
+            case Reaction.IGNORE:
                 assert given.nothing(*self.started())
-            case Verdict.REFUSE:  # H3
+            case Reaction.REFUSE:  # H3
                 assert given.kinds == [s.RefuseMessage]
                 assert not given.changed()
-            case Verdict.ILLEGAL:
+            case Reaction.ILLEGAL:
                 assert isinstance(given.error, LocalProtocolError)
-            case Verdict.ENDED:
+            case Reaction.ENDED:
                 assert isinstance(given.error, AttemptOver)
-            case Verdict.ACT:
+            case Reaction.ACT:
                 assert not isinstance(given.error, AttemptOver)
                 remote = isinstance(given.input, s.MessageReceived | s.ConnectionAttached)
                 assert given.error is None or isinstance(given.error, RemoteProtocolError) == remote
 
-    def judge_message(self, state: SubtaskState, attached: bool, kind: type, given: SubtaskGiven) -> None:
+    def judge_message(self, state: SubtaskStatus, attached: bool, kind: type, given: SubtaskGiven) -> None:
         if not attached:  # H3: only what the present connection brings counts
             assert given.kinds == [s.RefuseMessage]
             assert not given.changed(*self.started())
@@ -237,7 +247,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
             assert isinstance(given.error, RemoteProtocolError)
         elif kind in LAST:
             assert given.kinds[-1] is s.EndAttempt
-            assert self.machine.state is SubtaskState.OVER
+            assert self.machine.state is SubtaskStatus.OVER
 
     def judge_item_after_finish(self, kind: type, given: SubtaskGiven) -> None:
         """Nobody reads the mailbox, so nothing that belongs there is confirmed (H23); valves close (H47)."""
@@ -245,7 +255,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         assert s.PutInMailbox not in given.kinds
         if kind in (m.EventMessage, m.AnswerMessage):
             assert given.kinds[0] is s.RefuseMessage
-            assert self.machine.resume_seq <= self.machine._in.stream.received_seq - 1
+            assert self.machine.resume_seq <= self.machine._inbound.stream.received_seq - 1
             assert not given.changed(*STREAM)
         elif kind is m.CloseForCheckpoint:
             sent = [e.message for e in given.effects if isinstance(e, s.SendToCoordinator)]
@@ -253,20 +263,20 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         else:
             assert not given.changed(*STREAM)
 
-    def judge_checkpoint(self, phase: Phase | None, kind: type, given: SubtaskGiven) -> None:
-        """The phases of a checkpoint at ``upward_valve``, and what an unknown id may do: nothing (H44)."""
+    def judge_checkpoint(self, phase: SubtaskPhase | None, kind: type, given: SubtaskGiven) -> None:
+        """The phases of a checkpoint at ``protocol.subtask.outbound``, and what an unknown id may do: nothing (H44)."""
         local, remote = isinstance(given.error, LocalProtocolError), isinstance(given.error, RemoteProtocolError)
         if kind is m.CloseForCheckpoint:
             assert remote or phase is None
         elif kind is m.BarrierMessage:
-            assert remote or phase is Phase.CLOSED
+            assert remote or phase is SubtaskPhase.CLOSED
         elif kind is s.BarrierArrived:
             assert given.error is None
-            if phase is not Phase.CLOSED:
+            if phase is not SubtaskPhase.CLOSED:
                 assert given.kinds == [s.RefuseMessage]
                 assert not given.changed(*self.started())
         elif kind in (s.SnapshotTaken, s.SnapshotRefused):
-            assert local == (phase not in (None, Phase.BARRIER))
+            assert local == (phase not in (None, SubtaskPhase.BARRIER))
             if phase is None:
                 assert given.nothing(*self.started())
         else:
@@ -292,18 +302,18 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
                     self.room_owed = False
                 case s.EndAttempt(_):
                     assert place == len(given.effects) - 1
-                    assert not self.asked or self.machine.state is SubtaskState.OVER
+                    assert not self.asked or self.machine.state is SubtaskStatus.OVER
                 case s.PutInMailbox(s.MailboxStart()):  # H66: once
                     assert not self.begun
                     self.begun = True
                 case s.SendToCoordinator(message):
                     confirms += isinstance(message, m.Confirm)
                     assert message.task_attempt_id == 7
-                    assert self.machine._valve.attached
+                    assert self.machine._outbound.attached
         assert confirms <= 1
-        if self.machine.state is SubtaskState.FINISHED:
+        if self.machine.state is SubtaskStatus.FINISHED:
             self.asked.clear()  # nobody waits any more
-        if self.machine.state is SubtaskState.OVER:
+        if self.machine.state is SubtaskStatus.OVER:
             assert not self.asked
 
     # --- batches ---
@@ -346,17 +356,17 @@ def silent(effects: list[s.SubtaskEffect]) -> list[s.SubtaskEffect]:
 
 
 ALL_CELLS: list[Cell] = [
-    *(("state", state, kind) for state in SubtaskState for kind in LEGAL),
+    *(("state", state, kind) for state in SubtaskStatus for kind in LEGAL),
     *(("stranger", kind) for kind in members(m.DownMessage)),
     *(
         ("message", state, attached, kind)
-        for state in SubtaskState
+        for state in SubtaskStatus
         for attached in (False, True)
         for kind in members(m.DownMessage)
-        if not (attached and state is SubtaskState.OVER)
+        if not (attached and state is SubtaskStatus.OVER)
     ),
-    *(("item", state, kind) for state in SubtaskState if state is not SubtaskState.OVER for kind in ITEMS),
-    *(("checkpoint", phase, kind) for phase in (None, *Phase) for kind in ABOUT_CHECKPOINT),
+    *(("item", state, kind) for state in SubtaskStatus if state is not SubtaskStatus.OVER for kind in ITEMS),
+    *(("checkpoint", phase, kind) for phase in (None, *SubtaskPhase) for kind in ABOUT_CHECKPOINT),
 ]
 
 

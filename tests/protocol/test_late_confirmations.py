@@ -413,7 +413,7 @@ def checkpoint(
 
 
 def unconfirmed(machine: GatewayMachine | SubtaskMachine) -> list[object]:
-    return list(machine._valve.stream.unconfirmed())
+    return list(machine._outbound.stream.unconfirmed())
 
 
 @pytest.mark.parametrize("seed", range(5))

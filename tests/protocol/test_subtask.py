@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError, RemoteProtocolError
-from protocol.subtask.machine import SubtaskMachine, SubtaskState
+from protocol.subtask.machine import SubtaskMachine, SubtaskStatus
 from protocol.subtask.types import (
     ConnectionAttached,
     ConnectionLost,
@@ -134,7 +134,7 @@ def test_a_message_of_another_attempt_is_refused_before_anything_else() -> None:
     for message in (EventMessage(8, 1, b"a"), Confirm(8, 99), AttemptEnded(8, "x"), Resumed(8, 0)):
         [effect] = hear(subtask, message)
         assert isinstance(effect, RefuseMessage)
-    assert subtask.state is SubtaskState.OPEN
+    assert subtask.state is SubtaskStatus.OPEN
 
 
 @pytest.mark.parametrize("plain", [Resumed(7, 0), Registered(7, 0, -1, (), (), 30.0, 3, 100, 0)])
