@@ -10,11 +10,11 @@ class SidecarError(HeadgateError):
 
 
 class SidecarNotRunning(SidecarError):
-    """The sidecar is not entered yet, or has been closed."""
+    """The sidecar has not been entered yet, or has been closed."""
 
 
 class CoordinatorStartError(SidecarError):
-    """A coordinator's ``start`` raised; the cause is chained, and what was built is closed (H6)."""
+    """The factory or ``start`` of a coordinator raised. The cause is chained, and the coordinator is closed."""
 
 
 class RestartsExhausted(SidecarError):
@@ -22,19 +22,23 @@ class RestartsExhausted(SidecarError):
 
 
 class NotSettled(SidecarError):
-    """The end of a run, or its final checkpoint, did not come within ``SidecarConfig.settle_timeout_s`` (H48)."""
+    """A run and its final checkpoint did not end within ``SidecarConfig.settle_timeout_s``."""
 
 
 class OutputNotCommitted(SidecarError):
     """The output of a successful run was not committed when the sidecar was left; the message says why.
 
-    Run the job again. Raised at the end of the ``with`` block; an exception that is already on its way gets a note.
+    Run the job again. Raised at the end of the ``with`` block. If another exception is being raised, it gets a note
+    instead.
     """
 
 
 class BatchRefused(SidecarError):
-    """The micro-batch that Spark asks for does not follow the operator's last completed checkpoint."""
+    """The micro-batch that Spark asks for does not follow the operator's last completed checkpoint.
+
+    The message says what does not match and how to continue.
+    """
 
 
 class BatchFailed(SidecarError):
-    """A micro-batch is not committed, or the coordinator failed behind it, although its function returned."""
+    """A micro-batch was not committed, or the coordinator failed after it, although its function returned."""

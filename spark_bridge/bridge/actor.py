@@ -81,7 +81,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
             case RelayedFact(fact, callback_us):
                 self._running.hear(fact)
                 if isinstance(fact, FactsDropped):
-                    context.log.warning("facts dropped; the ledger will heal", count=fact.count)
+                    context.log.warning("Spark facts dropped", count=fact.count)
                 self._carry_out(context, self._ledger.handle(fact, now), callback_us)
             case RegistrationReceived():
                 self._register(context, message, now)
@@ -161,7 +161,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
         try:
             effects = self._ledger.handle(RegistrationArrived(connection_id, message.message), now)
         except RemoteProtocolError as error:
-            context.log.warning("connection closed: a registration that makes no sense", error=str(error))
+            context.log.warning("invalid registration refused", error=str(error))
             del self._registering[connection_id]
             message.connection.close(flush=False)
         else:
@@ -187,7 +187,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
                     self._refuse(context, effect)
                 case ReportStale(what, operator_id, task_attempt_id):
                     context.log.debug(
-                        "stale, ignored", what=what, operator_id=operator_id, task_attempt_id=task_attempt_id
+                        "stale input ignored", what=what, operator_id=operator_id, task_attempt_id=task_attempt_id
                     )
                 case KillTask() | CancelJobs() | QueryStatus():
                     self._commands.ask(context, effect)

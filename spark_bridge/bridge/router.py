@@ -72,7 +72,7 @@ class ConnectionRouter:
             return
         if connection.connection_id in self._over:  # a killed task may talk on for seconds (H3)
             self.messages_dropped += len(messages)
-            log.debug("dropped: the attempt is over", peer=connection.peer, messages=len(messages))
+            log.debug("messages of ended attempt dropped", peer=connection.peer, messages=len(messages))
             return
         first, rest = messages[0], messages[1:]
         match first:
@@ -88,7 +88,7 @@ class ConnectionRouter:
                 if rest and connection.connection_id in self._by_connection:  # a refused one has no more to say
                     self.messages_received(connection, rest)
             case _:
-                log.warning("connection closed: it spoke before it was registered", peer=connection.peer)
+                log.warning("unregistered connection closed", peer=connection.peer)
                 connection.close(flush=False)
 
     def disconnected(self, connection: Connection, reason: str) -> None:

@@ -63,7 +63,7 @@ class SparkCommands:
                 self.send(context, KillCommand(effect.task_attempt_id, effect.reason))
             case CancelJobs(job_ids, reason):
                 for job_id in job_ids:
-                    context.log.info("cancelling a job", job_id=job_id, reason=reason)
+                    context.log.info("job cancellation requested", job_id=job_id, reason=reason)
                     self.send(context, CancelCommand(job_id, reason))
             case QueryStatus(task_attempt_ids, job_ids):
                 context.run(
@@ -91,10 +91,12 @@ class SparkCommands:
         """Ask again after a while, unless there is no Spark any more."""
         command, error = message.command, message.error
         if isinstance(command, QueryStatus) or isinstance(error, RelayStopped):
-            context.log.warning("Spark refused", what=str(command), error=repr(error))
+            context.log.warning("Spark command failed", command=str(command), error=repr(error))
             return
         delay_s = min(FIRST_REPEAT_S * 2**command.failures, REPEAT_MAX_S)
-        context.log.warning("Spark refused; asked again soon", what=str(command), delay_s=delay_s, error=repr(error))
+        context.log.warning(
+            "Spark command failed, retry scheduled", command=str(command), delay_s=delay_s, error=repr(error)
+        )
         again = replace(command, failures=min(command.failures + 1, 32))
         context.timers.start(replace(again, failures=0), again, delay_s=delay_s)
 

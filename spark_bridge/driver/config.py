@@ -1,4 +1,4 @@
-"""How a sidecar is set up."""
+"""The settings of a sidecar."""
 
 from __future__ import annotations
 
@@ -15,39 +15,46 @@ from spark_bridge.bridge.relay import RelayKind
 
 @dataclass(frozen=True, slots=True)
 class SidecarConfig:
-    """All times in seconds.
+    """The settings of a sidecar. All times are in seconds.
 
-    ``bind_host`` and ``port`` are where the sidecar listens for tasks; ``advertised_host`` and ``advertised_port`` are
-    what tasks are told, where a router or a container stands between (H63). Left as None, the host comes from Spark:
-    loopback for a ``local`` master, else ``spark.driver.bindAddress`` and ``spark.driver.host``. Port 0 takes a free
-    one.
+    **Addresses.** The sidecar listens for tasks on ``bind_host`` and ``port``. Tasks connect to ``advertised_host`` and
+    ``advertised_port``, which differ if there is a router or container boundary in between. None takes the host from
+    Spark: loopback for a ``local`` master, else ``spark.driver.bindAddress`` and ``spark.driver.host``. Port 0
+    chooses a free port.
 
-    ``storage`` is where checkpoints live: a directory, or any filesystem by URL (``s3://bucket/jobs/words``), with the
-    filesystem's own ``storage_options``; None keeps them in this process, which serves its retries but no new
-    application (H52). ``retained_checkpoints`` are kept for each operator, the last completed one always (H51). A
-    damaged checkpoint is never restored; ``allow_older_checkpoint`` takes the one before it instead of an error (H50).
+    **Storage.** ``storage`` is the place for checkpoints: a directory, or the URL of any filesystem
+    (``s3://bucket/jobs/words``) with that filesystem's own ``storage_options``. None keeps them in this process, which
+    is enough for its retries but not for a new application. ``retained_checkpoints`` are kept for each operator, and
+    always the last completed one. A damaged checkpoint is never restored: that is an error, unless
+    ``allow_older_checkpoint`` lets the one before it be restored instead.
 
-    ``settle_timeout_s``: how long ``Sidecar.run`` and the end of the sidecar wait for the end of a run to be known and
-    for its final checkpoint.
+    **Facts from Spark.** ``relay`` is ``"jvm"`` or ``"py4j"``, the slower fallback that needs no Java compilation.
+    ``ledger`` says how lost facts are replaced, and how often attempts of one subtask may be killed
+    (``LedgerConfig.attempts_max``). Its default is ``spark.task.maxFailures``, or F of ``local[N,F]``, and 4 for a
+    sidecar in a separate process.
 
-    ``ledger``: how Spark's lost facts are made up for, and how often attempts of one subtask may be killed
-    (``LedgerConfig.attempts_max``; None takes ``spark.task.maxFailures``, or F of ``local[N,F]``, and 4 in a process of
-    its own).
+    **Operators.** ``gateway`` limits every operator's gateways unless ``coordinate`` is given other limits.
+    ``start_timeout_s`` is the limit for a coordinator's ``start``. ``settle_timeout_s`` is how long ``Sidecar.run``,
+    a micro-batch and the end of the sidecar wait for the end of a run and its final checkpoint. A coordinator's method
+    that has not returned after ``method_report_s`` is logged with the place where it waits, and again each time the
+    waiting time has doubled. Tasks that time out in the meantime report the same. A method that keeps the event loop
+    from turning for ``slow_handler_limit_s`` is logged too.
 
-    ``gateway`` bounds and times every operator's gateways unless ``coordinate`` is given its own. ``start_timeout_s``
-    is how long a coordinator's ``start`` may take. ``connect_timeout_s``, ``register_timeout_s`` and
-    ``ready_timeout_s`` are for the tasks: until a connection stands, until the driver has taken the task, and until
-    the coordinator's ``subtask_ready`` has returned.
+    **Tasks.** ``authenticate_timeout_s`` is how long a peer may take to prove that it knows the secret. A task waits
+    ``connect_timeout_s`` for a connection, ``register_timeout_s`` until the driver accepts it, and ``ready_timeout_s``
+    until the coordinator's ``subtask_ready`` has returned.
 
-    ``method_report_s``: a coordinator's method that has not returned for so long is reported in the log, with where it
-    waits, and again each time that this time has doubled; tasks that run into a timeout meanwhile say the same.
+    **Leaving** the ``with`` block takes at most the sum of these times:
 
-    Leaving the ``with`` block takes at most the sum of: 1 s for the last run to be known as over, or 5 s more for one
-    that still runs and is failed; ``settle_timeout_s`` for the final checkpoint, but only ``shutdown_timeout_s`` once a
-    coordinator's method does not return; ``shutdown_timeout_s`` for operators to stop, during which such a method is
-    cancelled and named in the log, and 2 s more for code that ignores that, which is abandoned; ``shutdown_timeout_s``
-    for the relay. A Ctrl-C meanwhile cancels what is waited for. If a coordinator blocks the event loop itself, leaving
-    gives up after ``shutdown_timeout_s`` and 5 s: it raises ``SidecarError`` that names the code.
+    * 1 s until the last run is known to be over, and 5 s more for a run that is still going and is failed;
+    * ``settle_timeout_s`` for the final checkpoint, but only ``shutdown_timeout_s`` if a coordinator's method does not
+      return;
+    * ``shutdown_timeout_s`` for the operators to stop. A method that does not return is then cancelled and named in the
+      log. Code that ignores the cancellation is abandoned after another 2 s;
+    * ``shutdown_timeout_s`` for the relay.
+
+    Ctrl-C cancels these waits. If a coordinator blocks the event loop itself, leaving gives up after
+    ``shutdown_timeout_s`` plus 5 s and raises a ``SidecarError`` that names the blocking code.
     """
 
     bind_host: str | None = None

@@ -1,4 +1,4 @@
-"""One coordinated operator, as the driver's code holds it."""
+"""The handle of a coordinated operator in the driver's code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ log = structlog.get_logger("headgate.operators")
 
 
 class OperatorHandle:
-    """Its tasks, its figures and its failure. Thread-safe."""
+    """An operator that ``coordinate`` has started: makes its tasks, and reports figures and failures.
+
+    Thread-safe. ``subtask`` and the properties also work after the sidecar has closed, but a task that starts then
+    cannot reach its coordinator and fails.
+    """
 
     def __init__(
         self,
@@ -39,36 +43,38 @@ class OperatorHandle:
 
     @property
     def endpoint(self) -> TaskEndpoint:
-        """What its tasks are told."""
+        """The address and settings that its tasks receive."""
         return self._endpoint
 
     @property
     def operator_id(self) -> str:
+        """The operator's name."""
         return self._endpoint.operator_id
 
     @property
     def parallelism(self) -> int:
+        """The number of subtasks."""
         return self._endpoint.parallelism
 
     @property
     def failure(self) -> BaseException | None:
-        """The first exception with which the coordinator failed its latest job, if it did (H7)."""
+        """The first exception with which the coordinator failed its latest job, or None."""
         return self._failure()
 
     def subtask(self, operator: Callable[..., SubtaskOperator], *args: Any, **kwargs: Any) -> SubtaskTask:
-        """The function for ``mapPartitions``, ``mapInPandas``, ``mapInArrow``, ``foreachPartition`` and barrier stages.
+        """Make the function for ``mapPartitions``, ``mapInPandas``, ``mapInArrow`` or ``foreachPartition``.
 
-        ``operator(*args, **kwargs)`` is called in each task; all three must be picklable. The partition is the subtask,
-        so the RDD or DataFrame must have exactly ``parallelism`` partitions.
+        Each task calls ``operator(*args, **kwargs)``, so all three must be picklable. A partition is a subtask, so the
+        RDD or DataFrame must have exactly ``parallelism`` partitions. Works in barrier stages too.
 
-        Raises ``TypeError`` for what cannot make a ``SubtaskOperator``, as far as that shows here, for a method that is
-        ``async def`` or has a ``yield`` where that cannot work, and for a method whose name is unmistakably a
+        Raises ``TypeError`` if ``operator`` cannot make a ``SubtaskOperator``, as far as that can be seen here; for a
+        method that is ``async def`` or has a ``yield`` that cannot work; and for a method whose name is clearly a
         misspelling of one of ``SubtaskOperator``. A name that is only similar is logged as a warning.
         """
         if not callable(operator):
             raise TypeError(
-                f"{operator!r} cannot be called to make an operator: pass the class and its arguments, "
-                "subtask(MyOperator, ...), for every task makes its own"
+                f"{operator!r} is not callable: pass the operator's class and its arguments, "
+                "subtask(MyOperator, ...), because each task makes its own operator"
             )
         made = operator.func if isinstance(operator, partial) else operator
         if isinstance(made, type):
@@ -85,5 +91,9 @@ class OperatorHandle:
         return SubtaskTask(operator, self._endpoint, args, kwargs)
 
     def statistics(self) -> dict[str, Any]:
-        """Counts and latencies so far, as plain values. Also after the sidecar has closed."""
+        """Return counts and latencies so far, as plain values. Also works after the sidecar has closed.
+
+        The handle of an ``AttachedSidecar`` asks the sidecar's process, so it raises ``SidecarUnreachable`` if that is
+        gone.
+        """
         return self._statistics()

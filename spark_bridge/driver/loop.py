@@ -41,7 +41,7 @@ class SidecarLoop(asyncio.SelectorEventLoop):
             except (SystemExit, KeyboardInterrupt) as error:
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                     raise
-                log.error("task or callback raised an exit, the loop goes on", error=repr(error), exc_info=error)
+                log.error("exit raised by task or callback contained", error=repr(error), exc_info=error)
 
 
 class _Steps:

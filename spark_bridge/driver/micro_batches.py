@@ -154,7 +154,7 @@ class MicroBatches:
     ) -> None:
         """Raise, unless the batch is adopted."""
         if adopt and decision is not BatchDecision.AHEAD:
-            log.warning("adopted, from another checkpoint than that behind the batch before", batch=str(batch))
+            log.warning("batch adopted from non-matching checkpoint", batch=str(batch))
             return
         matching = None
         if decision is BatchDecision.AHEAD and batch.batch_id > 0:

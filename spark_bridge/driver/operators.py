@@ -162,13 +162,17 @@ class Operators:
                 restored = stored.checkpoint
                 await port.start_from(restored.checkpoint_id)
         if restored is None:
-            log.info("starting from nothing", operator_id=operator_id, storage=str(self._config.storage or "memory"))
+            log.info(
+                "operator started without checkpoint",
+                operator_id=operator_id,
+                storage=str(self._config.storage or "memory"),
+            )
             return None
         try:
             restored = rescaled(restored, config.parallelism)
         except LocalProtocolError as error:
             raise SidecarError(f"operator {operator_id!r}: {error}") from error
-        log.info("restoring a checkpoint", operator_id=operator_id, checkpoint_id=restored.checkpoint_id)
+        log.info("checkpoint restored", operator_id=operator_id, checkpoint_id=restored.checkpoint_id)
         return restored
 
     async def _start(self, config: OperatorConfig, operator: Operator) -> None:
@@ -222,7 +226,7 @@ class Operators:
         """A later application goes on from here: leave everything to it, resets and their clean-up included."""
         if self.fenced is None:
             self.fenced = error
-            log.error("fenced: this application ends its runs and takes no more tasks", error=str(error))
+            log.error("application fenced", error=str(error))
             self._hear_failure(operator_id, error)
             self._router.refuse_tasks(str(error))
             self._bridge_ref.tell(FailRuns(str(error)))

@@ -1,7 +1,7 @@
-"""The sidecar on the running event loop: server, actors and relay, put together and taken apart.
+"""The sidecar on the running event loop: starts and stops server, actors and relay.
 
-They are entered in the order server, actors, relay, and left the other way round, after the jobs that still run have
-been ended: a task then hears of its end from its gateway before the server closes.
+They start in the order server, actors, relay, and stop in the reverse order, after the jobs that are still running have
+been failed. So each task hears from its gateway before the server closes.
 """
 
 from __future__ import annotations
@@ -50,14 +50,17 @@ log = structlog.get_logger("headgate.sidecar")
 RUN_END_GRACE_S = 1.0
 RUN_FAIL_S = 5.0
 CLOSED_WHILE_RUNNING = (
-    "the sidecar was closed while this job was running; leave the `with` block only when the action has returned"
+    "the sidecar was closed while this job was running; leave the `with` block only after the action has returned"
 )
 
 
 class SidecarRuntime:
-    """The sidecar on the running event loop. ``Sidecar`` makes it; its methods are for that loop only.
+    """What ``async with Sidecar(spark) as sidecar`` returns: the sidecar on the caller's event loop.
 
-    One that takes over from another sidecar lets tasks wait until ``take_tasks``.
+    Its methods are those of ``Sidecar``, as coroutines. They are not thread-safe: call them on that loop only. After
+    the block, every method raises ``SidecarNotRunning``.
+
+    A runtime that takes over from an earlier sidecar keeps its tasks waiting until ``take_tasks``.
     """
 
     def __init__(self, driver: SparkDriver, config: SidecarConfig) -> None:
@@ -75,12 +78,12 @@ class SidecarRuntime:
         self._bridge_ref: ActorRef[BridgeMessage]
         self._running = False
         self._uncommitted = ""
-        self._patience: anyio.CancelScope  # for what may still be waited for when the sidecar is left
+        self._patience: anyio.CancelScope  # around the waits while the sidecar is left
         self.thread_id = 0
-        """Of the event loop."""
+        """The thread of the event loop."""
         self.loop: asyncio.AbstractEventLoop
         self.closed = False
-        """Whether it was entered, and has been left."""
+        """Whether it was entered and has been left."""
 
     async def __aenter__(self) -> SidecarRuntime:
         config = self._config
@@ -152,7 +155,7 @@ class SidecarRuntime:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        """Raises ``OutputNotCommitted`` where no other exception is on its way."""
+        """Raises ``OutputNotCommitted`` unless another exception is being raised."""
         self._running = False
         try:
             result = await self._stack.__aexit__(exception_type, exception, traceback)
@@ -164,21 +167,22 @@ class SidecarRuntime:
         return result
 
     def take_tasks(self) -> None:
-        """From here on tasks are served; those that came before have waited."""
+        """Serve tasks from now on, including those that have been waiting."""
         self._router.attach(self._bridge_ref)
 
     @property
     def handles(self) -> Mapping[str, OperatorHandle]:
-        """The operators that are coordinated now, by name."""
+        """The handles of the operators that are coordinated now, by name."""
         return self._handles
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port that tasks are told."""
+        """The host and port that tasks connect to."""
         return self._server.address
 
     @property
     def relay_kind(self) -> str:
+        """See ``Sidecar.relay_kind``."""
         return self._relay.kind
 
     async def coordinate(
@@ -276,7 +280,7 @@ class SidecarRuntime:
     # --- what a call of ``run`` asks, here or in another process --------------------------------------------------
 
     def action_runs(self, operators: Collection[OperatorHandle | str] | None) -> ActionRuns:
-        """For one call of ``run``. Raises ``SidecarError`` for an operator that is not coordinated."""
+        """The runs of one call of ``run``. Raises ``SidecarError`` for an unknown operator."""
         self._require_running()
         operator_ids = names_of(operators)
         for operator_id in sorted(operator_ids or ()):
@@ -299,17 +303,16 @@ class SidecarRuntime:
         return self._running_jobs.failures_of(action_id)
 
     async def settle_action(self, action_id: str) -> str:
-        """Wait until the action's runs are over and their final checkpoints have ended: why some output is not
-        committed, or "".
+        """Wait until the action's runs and their final checkpoints have ended; return why output is not committed.
 
-        Raises ``NotSettled`` after ``SidecarConfig.settle_timeout_s``.
+        The result is empty if all output is committed. Raises ``NotSettled`` after ``SidecarConfig.settle_timeout_s``.
         """
         self._require_running()
         operator_ids = self._running_jobs.operators_of(action_id)
         return await self._operators.settle(self._config.settle_timeout_s, operator_ids)
 
     async def settle(self) -> str:
-        """As ``settle_action``, for all operators."""
+        """Like ``settle_action``, for all operators."""
         self._require_running()
         return await self._operators.settle(self._config.settle_timeout_s)
 
@@ -321,19 +324,19 @@ class SidecarRuntime:
 
     @property
     def fenced(self) -> Exception | None:
-        """Set for good when a later application has taken the storage over: this one cannot go on."""
+        """The error if a later application has taken over the storage, so that this one cannot continue; else None."""
         return self._operators.fenced
 
     async def _look_at_run(self, run_id: int) -> StageLook:
         return await self._relay.look_at_stage(run_id)
 
     def _relay_lost(self, error: RelayError) -> None:
-        log.error("the relay is lost: no more facts of Spark, and nothing can be asked of it", error=str(error))
+        log.error("relay lost, Spark can no longer be observed", error=str(error))
 
     async def _end_runs(self) -> None:
-        """Leave no job behind whose tasks would look for their coordinator in vain (H57).
+        """Fail the jobs that are still running: their tasks would look for a coordinator that is gone (H57).
 
-        The fact of a job's end may come a moment after the user's action has returned.
+        The fact that a job has ended may arrive shortly after the user's action has returned.
         """
         with anyio.CancelScope(shield=True):
             try:
@@ -343,7 +346,7 @@ class SidecarRuntime:
                 with self._patience:
                     self._uncommitted = await self._uncommitted_without(running)
                 self._operators.cut_off_stuck()
-            except ActorError:  # cancelled from outside, or failed: the actors are gone before their time
+            except ActorError:  # the actors were cancelled from outside, or failed
                 await self._cancel_jobs()
 
     async def _fail_runs(self) -> None:
@@ -352,10 +355,10 @@ class SidecarRuntime:
         try:
             await self._bridge_ref.ask(AwaitRunsOver, timeout_s=timeout_s)
         except AskTimeout as error:
-            log.warning("closed while a job was running, whose end is not known", error=str(error))
+            log.warning("sidecar closed before a job was known to have ended", error=str(error))
 
     async def uncommitted_output(self) -> str:
-        """Why the output of some run that ended well is not committed, or "". Waits for final checkpoints."""
+        """Wait for final checkpoints; return why the output of a successful run is not committed, or ""."""
         self._require_running()
         running = await self._await_ends()
         return await self._uncommitted_without(running)
@@ -365,12 +368,12 @@ class SidecarRuntime:
         return await self._operators.uncommitted(config.settle_timeout_s, running, config.shutdown_timeout_s)
 
     def hurry(self) -> None:
-        """Cancel what is still waited for while the sidecar is left. When called again, cancel ``close`` too."""
+        """Cancel the waits while the sidecar is being left. A second call cancels the coordinators' ``close`` too."""
         self._patience.cancel()
         self._system.hurry()
 
     async def _await_ends(self) -> list[str]:
-        """Give runs whose action has returned a moment to end; the operators that have a run all the same."""
+        """Give runs whose action has returned a moment to end; return the operators that still have one."""
         with suppress(AskTimeout):
             await self._bridge_ref.ask(AwaitRunsOver, timeout_s=RUN_END_GRACE_S)
         return self._running_jobs.operator_ids
@@ -380,14 +383,14 @@ class SidecarRuntime:
             try:
                 await self._relay.cancel_job(job_id, CLOSED_WHILE_RUNNING)
             except RelayError as error:
-                log.warning("a job could not be cancelled", job_id=job_id, error=str(error))
+                log.warning("job cancellation failed", job_id=job_id, error=str(error))
 
     async def _close_relay(self) -> None:
         try:
             with anyio.CancelScope(shield=True), anyio.fail_after(self._config.shutdown_timeout_s):
                 await self._relay.close()
         except (RelayError, TimeoutError) as error:
-            log.warning("the relay did not close cleanly", error=repr(error))
+            log.warning("relay close failed", error=repr(error))
 
     def _open_storage(self) -> Storage:
         config = self._config
@@ -401,21 +404,21 @@ class SidecarRuntime:
 
 
 def complain_of_output(why: str, exception: BaseException | None) -> None:
-    """Raise ``OutputNotCommitted``, or add it as a note to the ``exception`` that is on its way."""
-    log.error("closed, but the last output is not committed: run the job again", why=why)
-    error = OutputNotCommitted(f"the last output is not committed, so run the job again: {why}")
+    """Raise ``OutputNotCommitted``, or add it as a note to the ``exception`` that is being raised."""
+    log.error("sidecar closed with uncommitted output", why=why)
+    error = OutputNotCommitted(f"the last output is not committed: {why}; run the job again")
     if exception is None:
         raise error
     exception.add_note(f"{type(error).__name__}: {error}")
 
 
 def _check_arguments(operator_id: object, parallelism: object) -> None:
-    """Users need not have a type checker."""
+    """Check what a type checker would find."""
     if not isinstance(operator_id, str):
         raise TypeError(f"operator_id must be a str, not {operator_id!r}")
     if not operator_id or "/" in operator_id:
-        raise ValueError(f"operator_id must be a name without a slash, and not the empty string: {operator_id!r}")
+        raise ValueError(f"operator_id must not be empty or contain a slash, but is {operator_id!r}")
     if not isinstance(parallelism, int) or isinstance(parallelism, bool):
         raise TypeError(f"parallelism must be an int, the number of subtasks, not {parallelism!r}")
     if parallelism < 1:
-        raise ValueError(f"parallelism must be the number of subtasks, at least 1, not {parallelism}")
+        raise ValueError(f"parallelism must be at least 1, not {parallelism}")

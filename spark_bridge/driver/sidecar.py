@@ -1,8 +1,8 @@
-"""The sidecar: everything of Headgate that lives beside the Spark driver, behind one ``with``.
+"""The sidecar: Headgate's part of the Spark driver, in one ``with`` block.
 
-``with Sidecar(spark) as sidecar`` runs it on a thread and an event loop of its own; ``async with Sidecar(spark) as
-sidecar`` on the caller's loop. Both give a handle for each operator, whose ``subtask(...)`` is what ``mapPartitions``
-and its kin take.
+``with Sidecar(spark) as sidecar`` runs it on its own thread and event loop. ``async with Sidecar(spark) as sidecar``
+runs it on the caller's loop. Both return a handle for each operator. Its ``subtask(...)`` makes the function for
+``mapPartitions`` and similar functions.
 """
 
 from __future__ import annotations
@@ -55,18 +55,24 @@ def _on_its_loop(
 
 
 class Sidecar:
-    """Headgate's half of a Spark driver; see the module.
+    """Runs coordinators alongside a Spark driver: ``with Sidecar(spark) as sidecar:``.
 
-    ``spark`` is a classic SparkSession or SparkContext. ``config`` sets addresses, times and bounds. The object can be
-    entered again after it was left, also with the same SparkContext; never twice at once.
+    ``spark`` is a classic SparkSession or SparkContext. ``config`` sets addresses, times and limits. After it was left,
+    a sidecar can be entered again, also with the same SparkContext, but not while it is running. All methods are
+    thread-safe and block the calling thread, except that none may be called on the sidecar's own loop, that is, by a
+    coordinator. With ``async with``, use the methods of the ``SidecarRuntime`` that it returns.
 
-    Raises on entering: ``RelayError`` for a Spark Connect session or a stopped context, ``TypeError`` for no session at
-    all, ``SidecarError`` for a wrong worker Python, ``ServerStartError`` where the port is in use. Leaving it ends
-    every operator: a job that still runs fails with a text that says so, coordinators are closed, and no thread, socket
-    or listener stays, whether the job runs, has failed, or the context is stopped already. Leaving raises
-    ``OutputNotCommitted`` if the output of a run that ended well could not be committed, in streaming mode, and neither
-    ``run`` nor a micro-batch has said so; another exception that is on its way gets a note instead. Ctrl-C while it is
-    entered or left still ends it whole; it comes out as the usual ``KeyboardInterrupt``.
+    Entering raises ``RelayError`` for a Spark Connect session or a stopped context, ``TypeError`` for an object that is
+    not a session, ``SidecarError`` if the workers' Python cannot run a task or the sidecar is already running, and
+    ``ServerStartError`` if the port is in use.
+
+    Leaving fails each job that is still running, with a message that says so, and closes all coordinators. No thread,
+    socket or listener is left behind, whether the job is running, has failed, or the context has stopped. In streaming
+    mode, leaving raises ``OutputNotCommitted`` if the output of a successful run could not be committed and neither
+    ``run`` nor a micro-batch has reported that. If another exception is already being raised, it gets a note instead.
+    ``SidecarConfig`` says how long leaving may take. After that, every method raises ``SidecarNotRunning``.
+
+    Ctrl-C during entering or leaving still shuts the sidecar down completely, and then raises ``KeyboardInterrupt``.
     """
 
     def __init__(self, spark: Any, config: SidecarConfig | None = None) -> None:
@@ -82,7 +88,7 @@ class Sidecar:
         self._require_idle()
         driver_context(self._spark)
         with ExitStack() as stack:
-            with interrupts_held_back():  # or the thread that has just been started would never be told to end
+            with interrupts_held_back():  # otherwise the new thread might never be told to end
                 self._portal = stack.enter_context(start_sidecar_loop())
             runtime = SidecarRuntime(LocalDriver(self._spark), self._config)
             manager: AbstractContextManager[SidecarRuntime] = self._portal.wrap_async_context_manager(runtime)
@@ -110,61 +116,68 @@ class Sidecar:
     def coordinate(self, *args: Any, **kwargs: Any) -> Any:
         """Start ``coordinator`` for an operator of ``parallelism`` subtasks and return the operator's handle.
 
-        ``coordinator`` is a class or a factory (a function without arguments that returns a coordinator), and a new one
-        is built for each run and each restart, after the old one is closed. Or it is an instance, which lives over all
-        runs: then it must override ``reset_to_checkpoint`` to forget the run before, or its second run fails with
-        ``ResetNotSupported``. The coordinator lives on the sidecar's loop until ``release`` or the sidecar's end.
+        ``coordinator`` is a class or a factory (a function without arguments that returns a coordinator). A new
+        coordinator is then built for each run and each restart, after the old one is closed. It may also be an
+        instance, which is kept for all runs. It must override ``reset_to_checkpoint`` to forget the previous run,
+        otherwise its second run fails with ``ResetNotSupported``. The coordinator runs on the sidecar's loop until
+        ``release`` or the end of the sidecar.
 
         ``mode`` says who owns the operator's output: Spark (``"batch"``), or the operator, which commits it with
-        checkpoints (``"streaming"``). ``gateway`` replaces the sidecar's own limits. ``checkpoint`` says when they
-        are taken, and how many failures are tolerated; without it there are only those that ``checkpoint()`` asks for,
-        and the last one of each streaming run.
+        checkpoints (``"streaming"``). ``gateway`` replaces the limits of ``SidecarConfig``. ``checkpoint`` says when
+        checkpoints are taken and how many failures are tolerated. Without it, only ``checkpoint()`` and the end of each
+        streaming run take one.
 
-        In streaming mode the operator goes on from the newest checkpoint of this name that the sidecar's storage holds,
-        also with another parallelism (H52): the coordinator hears ``reset_to_checkpoint`` before ``start``.
-        ``restore`` is ``"latest"`` for that, ``"none"`` to start from nothing and leave what is stored, or the path or
-        URL of one checkpoint or savepoint file. A later ``"latest"`` never goes back to what was left by that.
+        In streaming mode, the operator continues from its newest checkpoint in the sidecar's storage, even if that was
+        taken with another parallelism. The coordinator's ``reset_to_checkpoint`` is called before its ``start``.
+        ``restore="latest"`` means this. ``"none"`` starts without a checkpoint and keeps the stored ones. Otherwise
+        ``restore`` is the path or URL of a checkpoint or savepoint file. A later ``"latest"`` never returns to the
+        checkpoints that were skipped in this way.
 
-        ``inject_barrier(attempt, checkpoint_id, events_before)`` sends barriers on a way of your own, say with the
-        data; the operator hands what arrives to ``SubtaskContext.barrier_arrived``. It is called on the sidecar's loop
-        and must not block. Without it the barrier travels with the events.
+        ``inject_barrier(attempt, checkpoint_id, events_before)`` sends barriers through a channel of yours, for example
+        with the data. The operator passes each barrier that arrives to ``SubtaskContext.barrier_arrived``. The function
+        is called on the sidecar's loop and must not block. Without it, barriers travel with the events.
 
-        The RDD or DataFrame must have exactly ``parallelism`` partitions. A run over more is refused, and so is one
-        over fewer, unless ``allow_fewer``: then the subtasks without a partition are never ready.
+        The RDD or DataFrame must have exactly ``parallelism`` partitions. A run with more is refused. So is a run with
+        fewer, unless ``allow_fewer`` is set; the subtasks without a partition then never become ready.
 
-        Raises ``CoordinatorStartError`` with the cause if the factory, ``start`` or the restore raises,
-        ``CheckpointUnreadable`` naming the file that cannot be restored (H50), ``SidecarError`` for a name in use,
-        ``ValueError`` or ``TypeError`` for bad arguments, ``SidecarNotRunning`` outside the ``with``.
+        Raises ``CoordinatorStartError``, with the cause chained, if the factory, ``start`` or the restore raises;
+        ``CheckpointUnreadable``, naming the file, for a damaged checkpoint; ``SidecarError`` for a name in use;
+        ``ValueError`` or ``TypeError`` for invalid arguments; ``SidecarNotRunning`` outside the ``with`` block.
         """
 
     def release(self, operator_id: str) -> None:
-        """Close an operator's coordinator and gateways; its live tasks are told. The name is free afterwards."""
+        """Close an operator's coordinator and gateways, notify its live tasks, and free its name.
+
+        Waits at most ``SidecarConfig.shutdown_timeout_s`` for a run to end. Raises ``SidecarError`` for an unknown
+        operator.
+        """
         portal, runtime = self._entered()
         portal.call(runtime.release, operator_id)
 
     def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
-        """Take one checkpoint of an operator now and return its id once it is complete and durable (H40).
+        """Take one checkpoint of an operator now and return its id once it is complete and durable.
 
-        The name may be left out where only one operator is coordinated. ``timeout_s`` bounds this call; the checkpoint
-        has its own deadline. Raises ``CheckpointFailed`` with the reason, ``AskTimeout`` when the call took too long.
+        ``operator_id`` may be omitted if only one operator is coordinated. ``timeout_s`` limits this call, in seconds;
+        the checkpoint has its own deadline. Raises ``CheckpointFailed`` with the reason, ``AskTimeout`` if the call
+        took too long, and ``SidecarError`` for an unknown operator.
         """
         portal, runtime = self._entered()
         return portal.call(partial(runtime.checkpoint, operator_id, timeout_s=timeout_s))
 
     def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
-        """Write a snapshot of an operator into ``directory`` (path or URL), apart from its checkpoints; return its id.
+        """Write a savepoint of an operator into ``directory`` (a path or URL) and return its id.
 
-        Nothing is committed for it, and no retry falls back to it (H49); a new application starts from it with
+        Nothing is committed for a savepoint, and no retry restores it. A new application starts from it with
         ``coordinate(..., restore=...)``. Raises as ``checkpoint`` does.
         """
         portal, runtime = self._entered()
         return portal.call(partial(runtime.savepoint, operator_id, directory=directory, timeout_s=timeout_s))
 
     def request(self, operator_id: str, payload: Any, *, timeout_s: float = 30.0) -> Any:
-        """Ask a coordinator from the driver's code: the answer of its ``handle_client_request`` (R97).
+        """Send ``payload`` to a coordinator and return the result of its ``handle_client_request``.
 
-        ``payload`` and answer stay in this process and are not copied. Raises what the coordinator raises;
-        ``SidecarError`` when the operator does not exist, ``AskTimeout`` without an answer.
+        Payload and result stay in this process and are not copied. Raises what the coordinator raises, ``SidecarError``
+        for an unknown operator, and ``AskTimeout`` if there is no answer within ``timeout_s`` seconds.
         """
         portal, runtime = self._entered()
         return portal.call(partial(runtime.request, operator_id, payload, timeout_s=timeout_s))
@@ -176,21 +189,22 @@ class Sidecar:
         restart: RestartStrategy = DEFAULT_RESTART,
         operators: Collection[OperatorHandle | str] | None = None,
     ) -> T:
-        """Call ``action``, your Spark action, and again after a failed run, as ``restart`` says; return its result.
+        """Call ``action``, your Spark action, again after each failed run, as ``restart`` allows; return its result.
 
-        It runs on the caller's thread. A failure of a coordinated run (an exception of the coordinator, ``fail_job``,
-        too many failed tasks or checkpoints) is followed by a delay and the next call; coordinators and subtasks start
-        from the last completed checkpoint in streaming mode, from the beginning in batch mode (H15, H55). When the
-        action returns, this waits until the last output is committed by a final checkpoint, and restarts if that fails.
+        The action runs on the caller's thread. After a failure of a coordinated run (an exception in the coordinator,
+        ``fail_job``, too many failed tasks or checkpoints), this waits for the delay that ``restart`` sets and calls
+        the action again. Coordinators and subtasks then start from the last completed checkpoint in streaming mode,
+        from the beginning in batch mode. When the action returns, this waits until a final checkpoint has committed the
+        last output, and restarts if that fails.
 
-        Only the operators whose tasks run in the Spark jobs of this action count, whatever other threads run meanwhile.
-        The jobs are those that this thread starts, and its ``pyspark.InheritableThread``s. ``operators`` names the
-        operators instead, as handles or names: for an action whose jobs are started by other threads while actions of
-        further operators run, and for one that reads what a job of another action computes.
+        Only operators whose tasks run in the Spark jobs of this action count, whatever other threads run at the same
+        time. These are the jobs that are started by this thread and its ``pyspark.InheritableThread``s. ``operators``
+        names the operators explicitly, as handles or names. Use it if other threads start the action's jobs while
+        actions of further operators run, or if the action reads the result of another action's job.
 
-        Raises what ``action`` raises where no coordinated run has failed, for then a restart mends nothing;
-        ``RestartsExhausted``, with the last cause chained; ``StorageFenced`` when a later application has taken the
-        storage over; ``NotSettled`` when the run's end does not become known.
+        Raises what ``action`` raises if no coordinated run has failed, because a restart would not help;
+        ``RestartsExhausted``, with the last cause chained; ``StorageFenced`` if a later application has taken over the
+        storage; ``NotSettled`` if the run's end is not known in time.
         """
         portal, runtime = self._entered()
         runs = portal.call(runtime.action_runs, operators)
@@ -203,20 +217,21 @@ class Sidecar:
     def for_each_batch(
         self, operator: OperatorHandle | str, function: Callable[[Any, int], object], *, adopt: bool = False
     ) -> Callable[[Any, int], None]:
-        """What to give to ``writeStream.foreachBatch``, so that ``function(frame, batch_id)`` commits each batch once.
+        """Return a function for ``writeStream.foreachBatch`` that commits each batch of ``function`` exactly once.
 
-        ``function`` runs one Spark action over the tasks of ``operator``, which is in streaming mode and belongs to
-        this one query; or none where the batch has nothing for it. It returns when the action has. Then this waits for
-        the final checkpoint of that run, which holds the batch and is labelled with it, and lets Spark note the end of
-        the batch. So when Spark asks for a batch again, it runs from the checkpoint that matches, or is skipped if
-        it is committed. What else ``function`` does comes before the action, and may be done again.
+        ``function(frame, batch_id)`` runs one Spark action over the tasks of ``operator``, or none if the batch has
+        nothing for it, and returns when the action has returned. The operator must be in streaming mode and belong to
+        this query only. The returned function then waits for the final checkpoint of that run, which contains the batch
+        and is labelled with it, before Spark records the end of the batch. If Spark asks for a batch again, it runs
+        from the matching checkpoint, or is skipped if it is already committed. Everything else that ``function`` does
+        must come before the action, and may be repeated.
 
-        ``adopt``: take the first batch from whatever state there is, for an operator that is new in a query which has
-        run before. The module ``spark_bridge.driver.micro_batches`` says what is refused without it.
+        With ``adopt``, the first batch runs from the existing state, whatever it is. Use it for an operator that is new
+        in a query which has run before.
 
-        In the query this raises ``BatchRefused``, ``BatchFailed``, ``NotSettled``, ``StorageFenced``, and what
-        ``function`` raises: each fails the query. Here: ``SidecarError`` for an operator that is not coordinated, or in
-        batch mode.
+        In the query, the returned function raises ``BatchRefused``, ``BatchFailed``, ``NotSettled``, ``StorageFenced``,
+        and what ``function`` raises. Each of them fails the query. This method raises ``SidecarError`` for an operator
+        that is unknown or in batch mode.
         """
         operator_id = operator if isinstance(operator, str) else operator.operator_id
 
@@ -232,12 +247,12 @@ class Sidecar:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port that tasks are told."""
+        """The host and port that tasks connect to."""
         return self._entered()[1].address
 
     @property
     def relay_kind(self) -> str:
-        """How Spark's facts come: ``"jvm"``, or ``"py4j"`` if asked for, or where the first was refused or lost."""
+        """The way Spark's events reach the sidecar: ``"jvm"``, or ``"py4j"`` if configured or as the fallback."""
         return self._entered()[1].relay_kind
 
     # --- async with: the caller's loop ----------------------------------------------------------------------------

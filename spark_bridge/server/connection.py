@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         except RemoteProtocolError as error:
             self._refuse(str(error))
         except Exception:
-            log.exception("connection dropped: its handler failed", peer=self.peer, connection=self.connection_id)
+            log.exception("connection dropped, handler failed", peer=self.peer, connection=self.connection_id)
             self.abort("its handler failed")
 
     def eof_received(self) -> None:
@@ -250,7 +250,7 @@ class Connection(asyncio.Protocol):
             try:
                 self._handler.disconnected(self, reason)
             except Exception:
-                log.exception("a handler failed on a closed connection", peer=self.peer)
+                log.exception("handler failed on closed connection", peer=self.peer)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 

@@ -185,7 +185,7 @@ class SinkCommitter:
                         f"{len(left)} of {len(due)} files of sink {self._sink!r} could not be published in "
                         f"{self._directory.address}, after {len(self._retry_delays_s) + 1} tries: {error}"
                     ) from error
-                self._log.warning("publishing failed, trying again", error=repr(error), delay_s=delay_s)
+                self._log.warning("publishing failed, retry scheduled", error=repr(error), delay_s=delay_s)
                 await anyio.sleep(delay_s)
         if lost:
             raise SinkFileLost(
@@ -219,7 +219,7 @@ class SinkCommitter:
             elif outcome is Published.GONE and not before:  # it was there a moment ago
                 lost.append(file.name)
             elif outcome is Published.GONE:
-                self._log.info("published before, and taken away by a reader", file=file.name)
+                self._log.info("published file already removed by reader", file=file.name)
             self._ledger.published(file.name)
             self._to_delete.discard(file.name)
             left.pop(0)
@@ -236,7 +236,7 @@ class SinkCommitter:
         try:
             names = await run_sync(self._directory.staged)
         except OSError as error:
-            self._log.warning("the staging directory could not be listed", error=repr(error))
+            self._log.warning("staging directory listing failed", error=repr(error))
             return
         await self._delete(choose(names))
 
@@ -258,7 +258,7 @@ class SinkCommitter:
             try:
                 self._directory.delete(name)
             except OSError as error:
-                self._log.warning("a dead part could not be deleted", file=name, error=repr(error))
+                self._log.warning("part deletion failed", file=name, error=repr(error))
 
     @property
     def _log(self) -> Any:

@@ -1,4 +1,4 @@
-"""The driver's half of a sidecar that runs in a process of its own."""
+"""The driver's half of a sidecar that runs in a separate process."""
 
 from __future__ import annotations
 
@@ -33,18 +33,25 @@ T = TypeVar("T")
 log = structlog.get_logger("headgate.attached")
 
 ANSWER_TIMEOUT_S = 150.0
-"""For what is answered at once, or as soon as the sidecar's operators are started."""
+"""For answers that come immediately, or as soon as the sidecar's operators have started."""
 
 
 class AttachedSidecar:
-    """Gives this driver to a sidecar that runs elsewhere: ``with AttachedSidecar(spark, "host:port", ...) as sidecar``.
+    """Attaches this driver to a sidecar in another process: ``with AttachedSidecar(spark, "host:port", ...) as s:``.
 
-    Its operators are those of the sidecar's factory; ``operator(name).subtask(...)`` is what ``mapPartitions`` and its
-    kin take. A sidecar that dies is looked for by tasks and driver, and goes on when it is started again. Thread-safe.
+    Its operators are those of the sidecar's factory. ``operator(name).subtask(...)`` makes the function for
+    ``mapPartitions`` and similar functions. If the sidecar dies, tasks and driver look for it and continue when it has
+    been restarted. Thread-safe; every method blocks the calling thread.
 
-    ``secret_file``: as given to the sidecar. ``connect_timeout_s``: how long each question waits for a sidecar that is
-    not there, in seconds. Raises as ``driver_context`` does for ``spark``, and ``ValueError`` for an address that is
-    none.
+    ``spark`` is a classic SparkSession or SparkContext, and ``address`` is ``"host:port"`` of the sidecar.
+    ``secret_file`` is the file that was given to the sidecar, or a copy. ``connect_timeout_s`` is how long each request
+    waits for a sidecar that cannot be reached, in seconds.
+
+    Raises ``ValueError`` for an invalid address, ``SidecarError`` if the secret cannot be read, ``TypeError`` for an
+    object that is not a session, and ``RelayError`` for a Spark Connect session or a stopped context. Entering raises
+    ``SidecarUnreachable``, ``SidecarError`` if the workers' Python cannot run a task, and ``RelayError``. Leaving
+    raises ``OutputNotCommitted`` as ``Sidecar`` does; the coordinators stay in the sidecar's process, which ends them
+    when the application ends. Outside the block, every method raises ``SidecarNotRunning``.
     """
 
     def __init__(
@@ -60,9 +67,8 @@ class AttachedSidecar:
         self._operators: dict[str, OperatorHandle] = {}
 
     def __enter__(self) -> AttachedSidecar:
-        """Raises ``SidecarUnreachable``, ``SidecarError`` for workers that cannot run a subtask, ``RelayError``."""
         if self._listener is not None:
-            raise SidecarError("this driver is attached already: leave it first")
+            raise SidecarError("this driver is already attached: exit its `with` block first")
         check_worker_python(self._context)
         place = self._ask("attach")
         ship_packages(self._context)
@@ -83,7 +89,7 @@ class AttachedSidecar:
         exception: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Raises ``OutputNotCommitted`` where no other exception is on its way."""
+        """Raises ``OutputNotCommitted`` unless another exception is being raised."""
         try:
             if why := self._uncommitted(exception):
                 complain_of_output(why, exception)
@@ -94,11 +100,11 @@ class AttachedSidecar:
         if all(handle.endpoint.mode is RestoreMode.BATCH for handle in self._operators.values()):
             return ""
         if exception is not None and not isinstance(exception, Exception):
-            return ""  # a Ctrl-C is not held up
+            return ""  # do not delay a Ctrl-C
         try:
             why: str = self._ask("uncommitted", connect_timeout_s=None if exception is None else 0.0)
-        except SidecarError as error:  # it died, or was never there: a job that needed it has failed
-            log.warning("detached, whether the last output is committed is not known", error=str(error))
+        except SidecarError as error:  # the sidecar is gone: a job that needed it has failed
+            log.warning("driver detached, output commit unknown", error=str(error))
             return ""
         return why
 
@@ -108,16 +114,16 @@ class AttachedSidecar:
         if listener is not None:
             close_listener(listener)
 
-    # --- what a driver does with it -------------------------------------------------------------------------------
+    # --- for the driver's code ------------------------------------------------------------------------------------
 
     @property
     def operator_ids(self) -> list[str]:
-        """The operators that the sidecar coordinates."""
+        """The names of the operators that the sidecar coordinates, sorted."""
         self._require_attached()
         return sorted(self._operators)
 
     def operator(self, operator_id: str) -> OperatorHandle:
-        """Raises ``SidecarError`` for one that the sidecar does not coordinate."""
+        """The handle of an operator. Raises ``SidecarError`` for one that the sidecar does not coordinate."""
         self._require_attached()
         handle = self._operators.get(operator_id)
         if handle is None:
@@ -126,20 +132,20 @@ class AttachedSidecar:
         return handle
 
     def checkpoint(self, operator_id: str | None = None, *, timeout_s: float = 60.0) -> int:
-        """See ``Sidecar.checkpoint``. Raises ``SidecarUnreachable`` when it is not known whether it completed."""
+        """See ``Sidecar.checkpoint``. Raises ``SidecarUnreachable`` if it is not known whether it completed."""
         self._require_attached()
         checkpoint_id: int = self._ask("checkpoint", [operator_id, timeout_s], timeout_s=timeout_s + ANSWER_TIMEOUT_S)
         return checkpoint_id
 
     def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
-        """See ``Sidecar.savepoint``; the directory is the sidecar's."""
+        """See ``Sidecar.savepoint``. The sidecar's process writes into ``directory``."""
         self._require_attached()
         argument = [operator_id, directory, timeout_s]
         checkpoint_id: int = self._ask("savepoint", argument, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
         return checkpoint_id
 
     def request(self, operator_id: str, payload: Any, *, timeout_s: float = 30.0) -> Any:
-        """See ``Sidecar.request``. ``payload`` and answer are plain values, as in events."""
+        """See ``Sidecar.request``. Payload and result must be plain values, as in events."""
         self._require_attached()
         return self._ask("request", [operator_id, payload, timeout_s], timeout_s=timeout_s + ANSWER_TIMEOUT_S)
 
@@ -150,38 +156,29 @@ class AttachedSidecar:
         restart: RestartStrategy = DEFAULT_RESTART,
         operators: Collection[OperatorHandle | str] | None = None,
     ) -> T:
-        """See ``Sidecar.run``. A job that failed while its sidecar died, or because it did, is run again too."""
+        """See ``Sidecar.run``. A job that failed while the sidecar was restarted, or because of that, is also rerun."""
         operator_ids = names_of(operators)
         for operator_id in sorted(operator_ids or ()):
             self.operator(operator_id)
         self._require_attached()
         runs = _RunsElsewhere(self._ask, operator_ids)
 
-        def blaming_a_restart() -> T:
+        def noticing_restarts() -> T:
             try:
                 return action()
             except Exception:
-                runs.blame_a_restart()
+                runs.count_restart_as_failure()
                 raise
 
-        return run_blocking(runs, restart, blaming_a_restart, self._context)
+        return run_blocking(runs, restart, noticing_restarts, self._context)
 
     def _require_attached(self) -> None:
         if self._listener is None:
             raise SidecarNotRunning("this driver is not attached: enter `with AttachedSidecar(...) as sidecar:`")
 
-    def _handle(self, told: dict[str, Any]) -> OperatorHandle:
-        endpoint = TaskEndpoint(
-            told["host"],
-            told["port"],
-            self._address.secret,
-            told["operator_id"],
-            told["parallelism"],
-            RestoreMode(told["mode"]),
-            connect_timeout_s=told["connect_timeout_s"],
-            register_timeout_s=told["register_timeout_s"],
-            ready_timeout_s=told["ready_timeout_s"],
-        )
+    def _handle(self, description: dict[str, Any]) -> OperatorHandle:
+        mode = RestoreMode(description["mode"])
+        endpoint = TaskEndpoint(**{**description, "secret": self._address.secret, "mode": mode})
         name = endpoint.operator_id
         return OperatorHandle(endpoint, partial(self._ask, "statistics", name), partial(self._failure_of, name))
 
@@ -202,9 +199,9 @@ class AttachedSidecar:
 
 
 class _RunsElsewhere:
-    """What the restarter of one call of ``run`` asks of the sidecar, over as many lives of it as there are.
+    """The runs of one call of ``run``, asked of the sidecar's process, which may be restarted in the meantime.
 
-    The count of failures goes on where the life before ended.
+    The count of failures continues over restarts. All methods block.
     """
 
     def __init__(self, ask: Callable[..., Any], operator_ids: frozenset[str] | None) -> None:
@@ -212,11 +209,10 @@ class _RunsElsewhere:
         self._operator_ids = None if operator_ids is None else sorted(operator_ids)
         self._action_id = ""
         self._instance = ""
-        self._earlier = 0  # failures of the lives before
-        self._latest = 0  # of this one
+        self._earlier = 0  # failures that earlier processes have counted
+        self._latest = 0  # failures that this one has counted
 
     def begin(self) -> str:
-        """The action is about to be called, for the first time or again; returns the id of this call."""
         self.end()
         self._action_id = secrets.token_hex(8)
         self._instance = self._ask_again("begin", self._action)
@@ -224,9 +220,8 @@ class _RunsElsewhere:
         return self._action_id
 
     def end(self) -> None:
-        """Nothing more is asked about it. Idempotent."""
         if self._action_id:
-            with suppress(SidecarError):  # a sidecar that is away, or was started again, knows nothing of it
+            with suppress(SidecarError):  # a sidecar that is gone or was restarted does not know the action
                 self._ask("end", self._action_id, connect_timeout_s=0.0)
             self._action_id = ""
 
@@ -236,11 +231,11 @@ class _RunsElsewhere:
 
     @property
     def failures(self) -> tuple[int, BaseException | None]:
-        told = self._ask_again("failures", self._action)
-        if told["instance"] != self._instance:
-            self._instance, self._earlier = told["instance"], self._earlier + self._latest
-        self._latest = told["count"]
-        cause = told["cause"]
+        answer = self._ask_again("failures", self._action)
+        if answer["instance"] != self._instance:
+            self._instance, self._earlier = answer["instance"], self._earlier + self._latest
+        self._latest = answer["count"]
+        cause = answer["cause"]
         return self._earlier + self._latest, None if cause is None else SidecarError(cause)
 
     @property
@@ -248,8 +243,8 @@ class _RunsElsewhere:
         text = self._ask_again("failures", self._action)["fenced"]
         return None if text is None else StorageFenced(text)
 
-    def blame_a_restart(self) -> None:
-        """An action has failed: if the sidecar is another one than before, that is reason enough."""
+    def count_restart_as_failure(self) -> None:
+        """The action has failed. If the sidecar was restarted in the meantime, count that as a failure."""
         before = self._instance
         _ = self.failures
         self._earlier += before != self._instance
@@ -259,7 +254,7 @@ class _RunsElsewhere:
         return uncommitted
 
     def _ask_again(self, method: str, argument: Any) -> Any:
-        """These questions may be asked twice, so one whose answer was cut off is asked once more."""
+        """Ask, and once more if the answer was cut off: these requests may be repeated."""
         try:
             return self._ask(method, argument)
         except SidecarUnreachable:

@@ -80,7 +80,7 @@ class SidecarProcess:
         """
         async with anyio.create_task_group() as tasks:
             port = await tasks.start(serve_control, self._answer, self._secret, self._host, self._ports.control)
-            log.info("waiting for a driver", host=self._host, port=port)
+            log.info("control port opened", host=self._host, port=port)
             started(port)
             while True:
                 await self._serve_application()
@@ -99,7 +99,7 @@ class SidecarProcess:
                 log.warning("driver disconnected during startup", error=str(error))
                 return
             if stages:
-                log.warning("taking over a driver whose jobs are under way", stages=len(stages), resume=self._resume)
+                log.warning("running jobs taken over", stages=len(stages), resume=self._resume)
             driver = RemoteDriver(relay, self._secret, stages, resume=self._resume)
             self._left_uncommitted = ""
             try:
@@ -108,9 +108,9 @@ class SidecarProcess:
                     runtime.take_tasks()
                     self._runtime = runtime
                     self._ready.set()
-                    log.info("serving a driver", operators=sorted(runtime.handles))
+                    log.info("driver attached", operators=sorted(runtime.handles))
                     await relay.over.wait()
-                    log.info("the driver is gone")
+                    log.info("driver detached")
             except OutputNotCommitted as error:  # it is in the log, and the driver asks for it
                 self._left_uncommitted = str(error)
         finally:

@@ -113,7 +113,7 @@ class StorageSession:
                     self._ids.extend(await self.run_in_thread(partial(self._storage.reserve_ids, self._block_ids)))
             except StorageError as error:
                 self._refill_error = error
-                log.warning("reserving checkpoint ids failed; the next checkpoint tries again", error=str(error))
+                log.warning("checkpoint id reservation failed", error=str(error))
             else:
                 self._refill_error = None
             self._refill_wanted = anyio.Event()

@@ -125,7 +125,7 @@ class CheckpointStorage:
             for name in self._files.names(folder):
                 writer = parse_temporary(name)
                 if writer is not None and writer < self._claims.owner:
-                    log.info("removing what an earlier application was writing", file=f"{folder}/{name}")
+                    log.info("temporary file of earlier application removed", file=f"{folder}/{name}")
                     self._files.remove(f"{folder}/{name}")
 
     def reserve_ids(self, count: int, *, above: int = 0) -> range:
@@ -196,7 +196,7 @@ class CheckpointStorage:
                 try:
                     self._files.remove(path)
                 except StorageError as error:  # it is void; retention tries again
-                    log.warning("void checkpoint could not be deleted", file=path, error=str(error))
+                    log.warning("void checkpoint deletion failed", file=path, error=str(error))
 
     def store_savepoint(
         self,
@@ -221,13 +221,13 @@ class CheckpointStorage:
             for checkpoint_id in stale:
                 path = f"{folder}/{checkpoint_name(checkpoint_id)}"
                 if checkpoint_id in damaged:
-                    log.warning("deleting a damaged checkpoint that is older than those kept", file=path)
+                    log.warning("expired damaged checkpoint deleted", file=path)
                 self._files.remove(path)
             oldest_kept = min((id_ for id_ in found.ids if id_ not in stale and id_ <= completed_id), default=0)
             for name in found.markers_below(oldest_kept):
                 self._files.remove(f"{folder}/{name}")
         except StorageError as error:  # the checkpoint is stored; the next one tries again
-            log.warning("old checkpoints could not be deleted", error=str(error))
+            log.warning("expired checkpoint deletion failed", error=str(error))
 
     # --- restoring ------------------------------------------------------------------------------------------------
 
@@ -269,7 +269,7 @@ class CheckpointStorage:
             for superseded in self._look(folder).validity.superseded():
                 self._files.remove(f"{folder}/{superseded.name}")
         except StorageError as error:  # what is superseded says nothing
-            log.warning("old restore records could not be deleted", error=str(error))
+            log.warning("superseded restore record deletion failed", error=str(error))
 
     @contextmanager
     def _choice(self, folder: str) -> Iterator[None]:
@@ -304,7 +304,7 @@ class CheckpointStorage:
             missing = base_is_elsewhere(operator_id, found.validity.base)
             if not allow_older:
                 raise StorageError(f"{self._files.name_of(folder)}: {missing}")
-            log.warning("passing over the checkpoint that the operator was last started from", problem=missing)
+            log.warning("last restored checkpoint skipped", problem=missing)
         for checkpoint_id in restorable:
             try:
                 return self._read(operator_id, checkpoint_id)[0].checkpoint
@@ -313,7 +313,7 @@ class CheckpointStorage:
                     raise
                 if not allow_older:
                     raise CheckpointUnreadable(error.file, error.problem, _HINT) from error
-                log.warning("passing over a damaged checkpoint", file=error.file, problem=error.problem)
+                log.warning("damaged checkpoint skipped", file=error.file, problem=error.problem)
                 self._damaged.add(f"{folder}/{checkpoint_name(checkpoint_id)}")
                 first = first or error
         if first is not None:

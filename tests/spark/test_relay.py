@@ -243,7 +243,7 @@ async def test_without_janino_the_py4j_listener_takes_over(
             assert relay.kind == "py4j"
             await in_a_thread(one_row_each, spark.sparkContext, 2)
             await log.wait_for(JobEnded)
-    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["relay falls back to py4j"]
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == ["relay replaced by py4j"]
 
 
 @pytest.mark.parametrize("kind", ["jvm", "py4j"])

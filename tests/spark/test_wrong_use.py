@@ -454,9 +454,9 @@ def test_a_mistake_in_a_coordinators_class_is_told_when_it_is_coordinated(
 @pytest.mark.parametrize(
     ("operator_id", "coordinator", "parallelism", "error", "text"),
     [
-        ("", Recorder(), 1, ValueError, "not the empty string"),
+        ("", Recorder(), 1, ValueError, "must not be empty"),
         (None, Recorder(), 1, TypeError, "operator_id must be a str"),
-        ("a/b", Recorder(), 1, ValueError, "a name without a slash"),
+        ("a/b", Recorder(), 1, ValueError, "or contain a slash"),
         ("op", Recorder(), 0, ValueError, "at least 1, not 0"),
         ("op", Recorder(), 2.5, TypeError, "parallelism must be an int"),
         ("op", Recorder(), "2", TypeError, "parallelism must be an int"),

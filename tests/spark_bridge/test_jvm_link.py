@@ -181,7 +181,7 @@ async def test_a_handler_that_raises_does_not_cost_the_next_fact() -> None:
             jvm.tell_job_end(1, 1)
             jvm.tell_job_end(2, 2)
             await sidecar.log.wait_for(JobEnded, lambda fact: fact.job_id == 2)
-        assert [line["event"] for line in lines] == ["the handler of a Spark fact raised"]
+        assert [line["event"] for line in lines] == ["Spark fact handler failed"]
 
 
 async def test_a_peer_without_the_secret_is_turned_away_and_tells_nothing() -> None:  # H61

@@ -87,7 +87,7 @@ async def test_what_was_asked_of_a_lost_relay_is_asked_of_the_other() -> None:
     assert [relayed.fact for relayed in two.facts] == [FactsDropped(1)]
     assert (two.relay.statistics.records, two.relay.statistics.dropped) == (6, 1)
     assert two.lost == []
-    assert [line["event"] for line in lines] == ["relay falls back to py4j"]
+    assert [line["event"] for line in lines] == ["relay replaced by py4j"]
     await two.relay.close()
     assert (two.first.story[-1], two.second.story[-1]) == ("close", "close")
 

@@ -63,7 +63,7 @@ class AwaitedRelay(JvmCommands):
             except RelayStopped:
                 raise
             except RelayError as error:  # its tables change while it reads them
-                _log.info("the driver's active stages are asked for again", error=str(error))
+                _log.info("active stages query failed, retry scheduled", error=str(error))
                 await asyncio.sleep(JOIN_PAUSE_S)
         return await self.active_stages()
 

@@ -259,7 +259,7 @@ class RelayServer:
             return
         self._link = None
         if self._over is None and not self._end_expected:
-            _log.warning("relay connection lost, waiting for the driver's JVM", cause=repr(exc))
+            _log.warning("relay connection lost", cause=repr(exc))
             self._lost_timer = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._give_up)
 
     def frame_received(self, sequence: int, body: bytes) -> None:
@@ -314,4 +314,4 @@ def deliver(on_fact: OnFact, relayed: RelayedFact) -> None:
     try:
         on_fact(relayed)
     except Exception:
-        _log.exception("the handler of a Spark fact raised", fact=relayed.fact)
+        _log.exception("Spark fact handler failed", fact=relayed.fact)

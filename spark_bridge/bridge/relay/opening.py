@@ -69,7 +69,7 @@ def _janino(spark: Any, on_fact: OnFact, buffer_capacity: int, on_lost: OnLost) 
 
 
 def _nobody_asked(error: RelayError) -> None:
-    _log.error("the relay is lost", error=str(error))
+    _log.error("relay lost", error=str(error))
 
 
 class _WithFallback:
@@ -94,7 +94,7 @@ class _WithFallback:
         try:
             await self._relay.start()
         except RelayRefused as refusal:
-            _log.warning("relay falls back to py4j", because=str(refusal), cause=repr(refusal.__cause__))
+            _log.warning("relay replaced by py4j", because=str(refusal), cause=repr(refusal.__cause__))
             self._relay = self._second
             await self._relay.start()
 
@@ -129,14 +129,14 @@ class _WithFallback:
         return await command(self._relay)
 
     def _first_is_lost(self, error: RelayError) -> None:
-        _log.warning("relay falls back to py4j", because=str(error), cause=repr(error.__cause__))
+        _log.warning("relay replaced by py4j", because=str(error), cause=repr(error.__cause__))
         self._change = asyncio.get_running_loop().create_task(self._change_over(error))
 
     async def _change_over(self, lost: RelayError) -> None:
         try:
             await self._second.start()
         except Exception as problem:  # whatever it is, there is no relay now, and somebody must hear it
-            _log.warning("there is no other relay either", problem=repr(problem))
+            _log.warning("fallback relay start failed", problem=repr(problem))
             self._on_lost(lost)
             return
         totals, before = self._second.statistics, self._first.statistics

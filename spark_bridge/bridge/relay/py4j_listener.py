@@ -298,7 +298,7 @@ class Py4jRelay:
         self._hand_over(fact, callback_us)
 
     def _callback_failed(self, problem: str) -> None:
-        _log.warning("a Spark event could not be read", problem=problem)
+        _log.warning("Spark event read failed", problem=problem)
         self._hand_over(FactsDropped(1), time.time_ns() // 1000)
 
     def _hand_over(self, fact: EngineFact, callback_us: int) -> None:

@@ -201,7 +201,7 @@ def test_a_relay_that_is_lost_for_good_is_replaced_by_the_other_one(bench: Bench
     assert what_became_of(script, lost) == ["ready", "failed", "reset", "ready", "ready"]
     assert what_became_of(script, 1 - lost) == ["ready", "ready"]
     assert [reason.kind for reason in script.reasons] == [FailureKind.CONNECTION_LOST]
-    assert [line["event"] for line in lines].count("relay falls back to py4j") == 1
+    assert [line["event"] for line in lines].count("relay replaced by py4j") == 1
 
 
 def test_a_jvm_that_refuses_the_relay_gets_the_other_one_and_the_log_says_so(
@@ -220,7 +220,7 @@ def test_a_jvm_that_refuses_the_relay_gets_the_other_one_and_the_log_says_so(
 
     assert received(results) == OUTPUT_OF_A_PLAIN_JOB
     assert kind == "py4j"
-    [warning] = [line for line in lines if line["event"] == "relay falls back to py4j"]
+    [warning] = [line for line in lines if line["event"] == "relay replaced by py4j"]
     assert warning["log_level"] == "warning"
     assert "janino" in warning["because"]
     assert what_became_of(script, 1) == ["ready", "failed", "reset", "ready"]
