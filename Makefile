@@ -96,6 +96,10 @@ soak-spark: $(STAMP) ## faults of Spark at random on one cluster and sidecar: MI
 bench: $(STAMP) ## the figures of the README, with their raw baselines
 	@$(with_java) && exec $(PY) -m benchmarks $(ARGS)
 
+.PHONY: docs
+docs: $(STAMP) ## the documentation as a site in site/; a broken link or a missing reference is an error
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS) && echo "site/index.html"
+
 .PHONY: format
 format: $(STAMP) ## let ruff rewrite what it can
 	@$(PY) -m ruff format .
@@ -106,7 +110,7 @@ venv: $(STAMP) ## only build .venv
 
 .PHONY: clean
 clean: ## remove .venv and all that tools left behind
-	@rm -rf $(VENV) .venv-spark-* build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+	@rm -rf $(VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 		spark-warehouse metastore_db derby.log
 	@find $(wildcard $(FOLDERS)) -name __pycache__ -type d -prune -exec rm -rf {} +
 
