@@ -40,9 +40,11 @@ class Actor(Generic[M]):
     async def stopped(self, context: ActorContext[M], cause: BaseException | None) -> None:
         """Called last, once for each instance, after its children and background work have ended.
 
-        cause: None for a normal stop, else the failure; a failure also before a restart.
-
         Must return within the deadline of the stop. An exception is logged and goes no further.
+
+        Args:
+            context: The actor's context.
+            cause: None for a normal stop, else the failure; also a failure before a restart.
         """
 
     def outlives_cancellation(self, context: ActorContext[M]) -> bool:
@@ -153,10 +155,14 @@ class ActorContext(ABC, Generic[M]):
     ) -> Background:
         """Run ``coroutine_function(*args)`` concurrently with the actor, for as long as the actor's instance lives.
 
-        on_result, on_error: make a message of the outcome. It is queued regardless of the mailbox's capacity. Without
-            ``on_result``, the result is discarded; without ``on_error``, an exception is a failure of the actor.
+        The function must not touch the actor's state: it runs between the actor's messages. The message made of its
+        outcome is queued regardless of the mailbox's capacity.
 
-        The function must not touch the actor's state: it runs between the actor's messages.
+        Args:
+            coroutine_function: What to run.
+            args: Its arguments.
+            on_result: Makes a message of the result; without it, the result is discarded.
+            on_error: Makes a message of an exception; without it, an exception is a failure of the actor.
         """
 
     @abstractmethod

@@ -46,9 +46,10 @@ class DeadLetters:
     def subscribe(self, callback: Callable[[DeadLetter], object]) -> Callable[[], None]:
         """Call ``callback`` with each dead letter from now on. Returns the function that ends the subscription.
 
-        callback: called on the loop, within the call that produced the dead letter, in order of subscription. To
-            have an actor handle dead letters, give ``ref.tell`` of an actor of ``DeadLetter``. An exception of the
-            callback is logged and goes no further.
+        Args:
+            callback: Called on the loop, within the call that produced the dead letter, in order of subscription. To
+                have an actor handle dead letters, give ``ref.tell`` of an actor of ``DeadLetter``. An exception of
+                the callback is logged and goes no further.
         """
         self._next = key = self._next + 1
         self._subscribers[key] = callback

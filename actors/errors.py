@@ -1,8 +1,7 @@
 """What can go wrong between actors, as exceptions.
 
-Every error names actors by their path (a string), never by a live reference, so it can be logged, compared
-and pickled. Each class passes all of its constructor arguments to ``Exception``, which is what makes pickling
-work.
+Every error names actors by their path, a string, and holds no live reference. So it can be logged, compared and
+pickled. Each class passes all its constructor arguments to ``Exception``, which makes pickling work.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from protocol.errors import HeadgateError
 
 
 class ActorError(HeadgateError):
-    """The base of every error that this package raises on its own account."""
+    """The base class of the errors that the actor runtime itself raises, except ``ExitRaised``."""
 
 
 class ActorStopped(ActorError):
-    """The target is stopped, is stopping, or was restarted before it answered."""
+    """The actor has stopped, is stopping, or restarted before it answered."""
 
     def __init__(self, actor: str, detail: str = "is stopped") -> None:
         super().__init__(actor, detail)
@@ -27,7 +26,7 @@ class ActorStopped(ActorError):
 
 
 class MailboxFull(ActorError):
-    """The mailbox has no room, and its policy is not to make this caller wait."""
+    """The mailbox has no room, and its policy or the call does not allow waiting."""
 
     def __init__(self, actor: str, capacity: int, detail: str = "") -> None:
         super().__init__(actor, capacity, detail)
@@ -41,7 +40,7 @@ class MailboxFull(ActorError):
 
 
 class AskTimeout(ActorError):
-    """No answer came within the time that the caller gave. ``detail`` says why, where that is known."""
+    """No answer came within the caller's ``timeout_s``. ``detail`` says why, if that is known."""
 
     def __init__(self, actor: str, message_type: str, timeout_s: float, detail: str = "") -> None:
         super().__init__(actor, message_type, timeout_s, detail)
@@ -56,7 +55,7 @@ class AskTimeout(ActorError):
 
 
 class HandlerFailed(ActorError):
-    """The handler of an asked message raised, and the actor went on without answering (it was resumed)."""
+    """The handler of an asked message raised before it answered; the exception is the ``__cause__``."""
 
     def __init__(self, actor: str, message_type: str) -> None:
         super().__init__(actor, message_type)
@@ -68,8 +67,7 @@ class HandlerFailed(ActorError):
 
 
 class HandlerCancelled(ActorError):
-    """A handler let a cancellation out that nobody asked of it: it awaited something that others
-    cancelled."""
+    """A handler awaited something that others cancelled, and let that cancellation out."""
 
     def __init__(self, actor: str, what: str) -> None:
         super().__init__(actor, what)
@@ -83,7 +81,7 @@ class HandlerCancelled(ActorError):
 class ExitRaised(HeadgateError, RuntimeError):
     """Code raised something that is not an ``Exception``, such as ``SystemExit``; that is the ``__cause__``.
 
-    It would have ended the event loop or the task, so it fails only the call that raised it.
+    That would have ended the event loop or the task. As this error, it only fails the call that raised it.
     """
 
     def __init__(self, what: str, detail: str) -> None:
@@ -96,7 +94,7 @@ class ExitRaised(HeadgateError, RuntimeError):
 
 
 class ActorCancelled(ActorError):
-    """The actor was cut off in the middle: it did not stop within the deadline of a stop."""
+    """The actor did not stop within the deadline of a stop, and was cancelled."""
 
     def __init__(self, actor: str) -> None:
         super().__init__(actor)
@@ -118,7 +116,7 @@ class NameTaken(ActorError):
 
 
 class SystemNotRunning(ActorError):
-    """The actor system is not entered yet, is shutting down, or is gone."""
+    """The actor system has not been entered, is shutting down, or has ended."""
 
     def __init__(self, system: str, detail: str = "is not running") -> None:
         super().__init__(system, detail)

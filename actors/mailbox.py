@@ -52,9 +52,15 @@ class OnFull(Enum):
 class MailboxConfig:
     """How many messages may wait in a mailbox, and what happens to one more.
 
-    capacity: messages, at least 1; None for no bound. Signals, timers and the results of an actor's own background
-        work do not count: what the actor itself has started bounds each of them.
-    on_full: see ``OnFull``.
+    Signals, timers and the results of an actor's own background work do not count: what the actor itself has started
+    bounds each of them.
+
+    Args:
+        capacity: Messages, at least 1; None for no bound.
+        on_full: What happens to a message for which there is no room.
+
+    Raises:
+        ValueError: The capacity is less than 1.
     """
 
     capacity: int | None = 1024
@@ -69,10 +75,16 @@ class MailboxConfig:
 class MailboxStatistics:
     """A mailbox at one moment.
 
-    capacity: as configured. queued: messages that wait. high_water: the most that ever waited.
-    waiting_senders: senders that wait for room. accepted: messages taken in so far.
-    handled: messages given to the actor so far. dropped: by a DROP policy. refused: with ``MailboxFull``.
-    restarts: of the actor so far.
+    Args:
+        capacity: As configured.
+        queued: Messages that wait.
+        high_water: The most messages that ever waited.
+        waiting_senders: Senders that wait for room.
+        accepted: Messages taken in so far.
+        handled: Messages given to the actor so far.
+        dropped: Messages dropped by a DROP policy so far.
+        refused: Messages refused with ``MailboxFull`` so far.
+        restarts: Restarts of the actor so far.
     """
 
     capacity: int | None

@@ -179,16 +179,18 @@ class ActorRef(Generic[M_contra]):
     async def ask(self, build: Callable[[Reply[T]], M_contra], *, timeout_s: float) -> T:
         """Send the message that ``build`` makes around a ``Reply``, and wait for the answer.
 
-        timeout_s: seconds of the system's clock, counted from the call; the wait for room is included.
+        An ask that ends without an answer withdraws its message only if that still waited for room.
+
+        Args:
+            build: Makes the message, for example the message's class if the reply is its only field.
+            timeout_s: Seconds of the system's clock, counted from the call; the wait for room is included.
 
         Raises:
-            AskTimeout: no answer within ``timeout_s``.
-            ActorStopped: the actor has stopped, stops, or restarts between taking the message and answering.
-            HandlerFailed: the handler raised before it answered, and supervision resumed the actor.
-            MailboxFull: the mailbox's policy refused or dropped the message.
-            Exception: whatever the actor gave to ``Reply.fail``.
-
-        An ask that ends without an answer withdraws its message only if that still waited for room.
+            AskTimeout: No answer came within ``timeout_s``.
+            ActorStopped: The actor has stopped, stops, or restarts between taking the message and answering.
+            HandlerFailed: The handler raised before it answered.
+            MailboxFull: The mailbox's policy refused or dropped the message.
+            Exception: Whatever the actor gave to ``Reply.fail``.
         """
         cell, mailbox = self._cell, self._mailbox
         system = cell.system

@@ -32,15 +32,18 @@ class Directive(Enum):
 class Supervision:
     """The policy for one actor.
 
-    on_failure: what to do about an exception that no rule matches.
-    rules: pairs of an exception type and a directive; the first whose type matches counts.
-    max_restarts, within_s: at most so many restarts in a sliding window of so many seconds; None removes the limit of
-        number or of time. The next failure gets ``when_exhausted``.
-    backoff_s, backoff_factor, backoff_max_s: the first restart in the window waits ``backoff_s`` seconds, each further
-        one ``backoff_factor`` times as long, up to ``backoff_max_s``.
-    when_exhausted: STOP or ESCALATE.
+    Args:
+        on_failure: What to do about an exception that no rule matches.
+        rules: Pairs of an exception type and a directive; the first whose type matches counts.
+        max_restarts: How many restarts are allowed within ``within_s``; None for any number.
+        within_s: The length of that sliding window in seconds; None for the whole life of the actor.
+        backoff_s: Seconds that the first restart in the window waits.
+        backoff_factor: How many times as long each further restart waits.
+        backoff_max_s: The longest such wait in seconds.
+        when_exhausted: What to do about the failure after ``max_restarts``: STOP or ESCALATE.
 
-    Raises ``ValueError`` for values that make no sense.
+    Raises:
+        ValueError: A number is negative, the window empty, or ``when_exhausted`` would never end.
     """
 
     on_failure: Directive = Directive.ESCALATE
@@ -73,9 +76,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do. ``delay_s``: seconds before a restart. ``history``: for the next call of ``decide``.
+    """What to do about a failure.
 
-    ``exhausted``: the policy's restarts are used up.
+    Args:
+        directive: What happens to the actor.
+        delay_s: Seconds before a restart.
+        history: The times of the restarts so far, for the next decision.
+        exhausted: Whether the policy's restarts are used up.
     """
 
     directive: Directive
@@ -87,10 +94,13 @@ class Decision:
 def decide(policy: Supervision, history: Sequence[float], failure: Failure, now: float) -> Decision:
     """Decide about one failure.
 
-    history: the times of the restarts so far, oldest first (``Decision.history`` of the last decision).
-    now: the current time in seconds, on the clock of the history.
-
     A failure while starting turns RESUME into RESTART, because there is no instance to keep.
+
+    Args:
+        policy: The policy of the actor that failed.
+        history: The times of the restarts so far, oldest first (``Decision.history`` of the last decision).
+        failure: What went wrong.
+        now: The current time in seconds, on the clock of the history.
     """
     directive = _directive_for(policy, failure.cause)
     if directive is Directive.RESUME and failure.while_starting:

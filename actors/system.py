@@ -51,19 +51,20 @@ ABANDON_S = 1.0
 class ActorSystem:
     """All actors that belong together. Use it with ``async with``; afterwards none of its tasks is left.
 
-    name: appears in the log lines of all actors.
-    clock: the time for timers, ask deadlines and back-off; the loop's own by default.
-    hooks: see ``Hook``; the first is the outermost.
-    shutdown_timeout_s: the deadline, in real seconds, for the whole shutdown, and for the stop of any actor.
-    slow_handler_limit_s: a handler that holds the loop for more real seconds than this, without awaiting, is logged,
-        counted in ``slow_handlers``, and reported to the hooks.
-    loop_timer: what measures that, in seconds; for tests.
-    gate: who decides whose turn it is; for test kits.
-
     A failure that no policy handles ends the system: the body of the ``async with`` is cancelled, all actors are
     stopped, and the ``async with`` raises the first such cause. An exception of the body wins if it came first.
 
     All methods belong to the loop's thread unless they say otherwise. A system can be entered only once.
+
+    Args:
+        name: Appears in the log lines of all actors.
+        clock: The time for timers, ask deadlines and back-off; the loop's own by default.
+        hooks: See ``Hook``; the first is the outermost.
+        shutdown_timeout_s: The deadline, in real seconds, for the whole shutdown, and for the stop of any actor.
+        slow_handler_limit_s: A handler that holds the loop for more real seconds than this, without awaiting, is
+            logged, counted in ``slow_handlers``, and reported to the hooks.
+        loop_timer: What measures that, in seconds; for tests.
+        gate: Decides whose turn it is; for test kits.
     """
 
     def __init__(
@@ -184,16 +185,17 @@ class ActorSystem:
     ) -> ActorRef[M]:
         """Start a top-level actor and return its reference, which accepts messages immediately.
 
-        factory: builds the instance, in the actor's own task, and again at each restart.
-        name: without a slash, and free among living siblings; None generates one.
-        mailbox: its bound and what happens when it is full; by default, 1024 messages, and senders wait.
-        supervision: what to do about its failures; escalate by default, so that nothing fails silently.
-        log_context: bound to each of its log lines, and to those of its children.
+        Args:
+            factory: Builds the instance, in the actor's own task, and again at each restart.
+            name: Without a slash, and free among living siblings; None generates one.
+            mailbox: Its bound and what happens when it is full; by default, 1024 messages, and senders wait.
+            supervision: What to do about its failures; escalate by default, so that nothing fails silently.
+            log_context: Bound to each of its log lines, and to those of its children.
 
         Raises:
-            NameTaken: a living sibling has this name.
-            ValueError: the name is empty or contains a slash.
-            SystemNotRunning: outside the ``async with``, and during the shutdown.
+            NameTaken: A living sibling has this name.
+            ValueError: The name is empty or contains a slash.
+            SystemNotRunning: Outside the ``async with``, and during the shutdown.
         """
         return self.spawn_child(
             None, factory, name=name, mailbox=mailbox, supervision=supervision, log_context=log_context

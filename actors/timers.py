@@ -33,13 +33,18 @@ class Timers(Generic[M]):
     def start(self, key: Hashable, message: M, *, delay_s: float | None = None, every_s: float | None = None) -> None:
         """Deliver ``message`` to this actor after ``delay_s`` seconds, and then every ``every_s`` seconds.
 
-        key: a running timer with the same key is replaced.
-        delay_s: 0 or more; ``every_s`` if omitted.
-        every_s: more than 0; if omitted, the timer delivers once. Periods count from the due time, so they do not
-            drift.
+        Timer messages do not count against the mailbox's capacity. They are handled after the messages that are queued.
+        Periods count from the due time, so they do not drift.
 
-        Timer messages do not count against the mailbox's capacity. They wait behind the messages that are queued.
-        Raises ``ValueError`` for other numbers, ``ActorStopped`` once the actor stops or restarts.
+        Args:
+            key: Names the timer; a running timer with the same key is replaced.
+            message: What to deliver.
+            delay_s: 0 or more; ``every_s`` if omitted.
+            every_s: More than 0; if omitted, the timer delivers once.
+
+        Raises:
+            ValueError: Both times are omitted, or one is out of range.
+            ActorStopped: The actor stops or restarts.
         """
         if delay_s is None and every_s is None:
             raise ValueError("a timer needs delay_s, every_s or both")

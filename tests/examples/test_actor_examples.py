@@ -18,6 +18,18 @@ from tests.examples.conftest import RunExample
 __all__ = ["test_lines_of_one_producer_keep_their_order", "test_senders_wait_for_room_and_lose_nothing"]
 
 
+def test_the_first_actor_counts_for_the_loop_and_for_threads(run_example: RunExample) -> None:
+    ended = run_example("first_actor")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        "total: 5",
+        "total, after work in a thread: 1371",
+        "total, seen from a thread: 1381",
+    ]
+    assert ended.stderr == ""
+
+
 def test_a_broken_sensor_is_retried_with_growing_pauses_and_replaced(run_example: RunExample) -> None:
     ended = run_example("supervised_sensors")
 
