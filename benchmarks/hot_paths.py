@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 from actors import Actor, ActorContext, ActorSystem, MailboxConfig, Reply
 from protocol.attempts import (
+    AttemptAccepted,
     AttemptLedger,
     LedgerConfig,
     LedgerInput,
     OperatorAdded,
+    OperatorEnded,
     OperatorOpened,
     RegistrationArrived,
-    SubtaskFinished,
+    SubtaskReady,
 )
 from protocol.barrier_tracker import (
-    AttemptAccepted,
-    AttemptReady,
     BarrierTracker,
     CheckpointConfig,
     CheckpointStored,
@@ -170,8 +170,8 @@ def checkpoint_of_16(steps: int) -> Step:
     tracker = BarrierTracker(OPERATOR, CHECKPOINT_SUBTASKS, CheckpointConfig())
     attempts = [ExecutionAttempt(OPERATOR, subtask, 0, TASK + subtask) for subtask in range(CHECKPOINT_SUBTASKS)]
     for attempt in attempts:
-        tracker.handle(AttemptAccepted(attempt, RestoreMode.STREAMING), NOW)
-        tracker.handle(AttemptReady(attempt), NOW)
+        tracker.handle(AttemptAccepted(attempt, RestoreMode.STREAMING, 1, attempt.task_attempt_id), NOW)
+        tracker.handle(SubtaskReady(attempt), NOW)
     checkpoints = [_checkpoint(number + 1, attempts) for number in range(steps)]
 
     def step(number: int) -> None:
@@ -213,7 +213,7 @@ def _task(subtask: int, parallelism: int) -> list[LedgerInput]:
         TaskStarted(task, STAGE, 0, subtask, 0),
         RegistrationArrived(task, registration),
         OperatorOpened(OPERATOR, task),
-        SubtaskFinished(OPERATOR, task, ""),
+        OperatorEnded(OPERATOR, task, ""),
         TaskEnded(task, STAGE, 0, subtask, 0, TaskOutcome.SUCCESS),
     ]
 

@@ -30,68 +30,47 @@ from actors.coordination.messages import (
     LabelledWork,
     LedgerDecided,
     NoteAwaited,
-    NotifyAborted,
-    NotifyCompleted,
-    NotifyDiscarded,
     RequestCheckpoint,
-    ResetToCheckpoint,
-    RunHasEnded,
     Settled,
     StartCoordinator,
     StartOperator,
-    SubtaskFailed,
-    SubtaskFinished,
-    SubtaskReset,
-    TakeSnapshot,
+    Timed,
     TrackerMessage,
 )
 from actors.coordination.open_gateways import OpenGateways
 from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
 from actors.coordination.statistics import OperatorStatistics
 from protocol.attempts import (
-    AcceptAttempt,
-    AnnounceFailed,
-    AnnounceReady,
-    EndRun,
-    FinishAttempt,
-    LedgerEffect,
-    ResetOperator,
-    ResetSubtask,
-    StartRun,
+    AttemptAccepted,
+    RunEnded,
+    RunStarted,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
 )
 from protocol.barrier_tracker import (
-    AbortCheckpoint,
-    AttemptAccepted,
-    AttemptFailed,
-    AttemptFinished,
-    AttemptReady,
     BarrierTracker,
     CheckpointTriggered,
     CloseSubtask,
-    CompleteCheckpoint,
     CompletedCheckpoint,
     DiscardCheckpoint,
     EndSavepoint,
     GatewayDrained,
-    OperatorResetRequired,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NotifyCheckpointDiscarded,
+    OperatorResetToCheckpoint,
     RaiseGlobalFailure,
     RefuseCheckpoint,
     ReopenSubtask,
     ReportStale,
     RestoreAttempt,
-    RunEnded,
     SendBarrier,
     SnapshotCoordinator,
     StoreCheckpoint,
     SubtaskAcknowledged,
     SubtaskClosed,
-    SubtaskResetRequired,
-    TellDiscarded,
-    TellFailed,
-    TellReady,
-    TellReset,
-    TellResetToCheckpoint,
-    TellRunEnded,
+    SubtaskResetToCheckpoint,
     TrackerEffect,
     TrackerInput,
     TriggerCheckpoint,
@@ -175,8 +154,8 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case AskLabelledWork(reply_to):
                 labels = self._labels
                 reply_to.answer(LabelledWork(labels.completed, labels.runs, self._failures.latched))
-            case LedgerDecided(effect, callback_us, connection):
-                self._hear_ledger(context, now, effect, callback_us, connection)
+            case LedgerDecided():
+                self._take_decision(context, now, message)
             case _:
                 if isinstance(message, TimePassed):
                     self._deadline.fired()
@@ -215,33 +194,31 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory)
         self._handle(context, CheckpointTriggered(checkpoint_id, is_savepoint), now)
 
-    def _hear_ledger(
-        self,
-        context: ActorContext[TrackerMessage],
-        now: float,
-        effect: LedgerEffect,
-        callback_us: int | None,
-        connection: AttemptConnection | None,
-    ) -> None:
-        match effect:
-            case StartRun(run_id=run_id):
-                self._run_is_on = True
-                self._run_id = run_id
-                self._requests.uncommitted = ""
-                forbidden = self._labels.run_begins()
-                if forbidden:
-                    self._failures.raise_failure(self._failures.resets, CheckpointFailed(forbidden), forbidden)
+    def _take_decision(self, context: ActorContext[TrackerMessage], now: float, message: LedgerDecided) -> None:
+        """What the ledger decided, as it is, after what this actor itself has to do about it."""
+        decision = message.decision
+        match decision:
+            case RunStarted():
+                self._start_run(decision)
                 return
-            case EndRun(succeeded=succeeded):
+            case RunEnded(succeeded=succeeded):
                 self._run_is_on = False
                 self._labels.run_ended(succeeded)
-            case AcceptAttempt(attempt=attempt):
-                assert connection is not None
-                self._accepting[attempt.task_attempt_id] = connection
-            case FinishAttempt(attempt):
+            case AttemptAccepted(attempt):
+                assert message.connection is not None
+                self._accepting[attempt.task_attempt_id] = message.connection
+            case SubtaskFinished(attempt):
                 self._gateways.close(attempt, "it has finished")
-                self._coordinator_ref.tell(SubtaskFinished(attempt))
-        self._handle(context, _as_fact(effect), now, callback_us)
+                self._coordinator_ref.tell(decision)
+        self._handle(context, decision, now, message.callback_us)
+
+    def _start_run(self, decision: RunStarted) -> None:
+        self._run_is_on = True
+        self._run_id = decision.run_id
+        self._requests.uncommitted = ""
+        forbidden = self._labels.run_begins()
+        if forbidden:
+            self._failures.raise_failure(self._failures.resets, CheckpointFailed(forbidden), forbidden)
 
     def _carry_out(
         self,
@@ -250,26 +227,15 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         now: float,
         callback_us: int | None,
     ) -> None:
-        gateways = self._gateways
         for effect in effects:
             match effect:
-                case CloseSubtask(attempt, checkpoint_id):
-                    gateways.tell(attempt, CloseRequested(checkpoint_id))
-                case SendBarrier(attempt, checkpoint_id):
-                    apart = self._config.inject_barrier is not None
-                    gateways.tell(attempt, BarrierRequested(checkpoint_id, apart))
-                case ReopenSubtask(attempt, checkpoint_id):
-                    gateways.tell(attempt, CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
-                case SnapshotCoordinator(checkpoint_id):
-                    self._coordinator_ref.tell(TakeSnapshot(checkpoint_id))
+                case CloseSubtask() | SendBarrier() | ReopenSubtask():
+                    self._tell_gateway(effect)
                 case StoreCheckpoint(checkpoint, savepoint):
                     self._store(checkpoint, savepoint)
                 case DiscardCheckpoint(checkpoint_id):
                     self._writes.take_back(checkpoint_id)
-                case TellDiscarded(checkpoint_id):
-                    self._writes.no_doubt(checkpoint_id)
-                    self._coordinator_ref.tell(NotifyDiscarded(checkpoint_id))
-                case CompleteCheckpoint() | EndSavepoint() | AbortCheckpoint() | RefuseCheckpoint():
+                case NotifyCheckpointComplete() | EndSavepoint() | NotifyCheckpointAborted() | RefuseCheckpoint():
                     self._end_checkpoint(context, effect, now)
                 case ReportStale(what):
                     context.log.debug("stale, ignored", what=what)
@@ -277,35 +243,52 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                     context.log.error("too many checkpoints failed", cause=cause)
                     self._failures.raise_failure(self._failures.resets, CheckpointFailed(cause), cause)
                 case RestoreAttempt(attempt=attempt):
-                    gateways.open(effect, self._accepting.pop(attempt.task_attempt_id))
+                    self._gateways.open(effect, self._accepting.pop(attempt.task_attempt_id))
                 case TriggerCheckpoint():
-                    pass  # behind the other effects: it leads to new ones
+                    pass  # after the other effects: it leads to new ones
                 case _:
                     self._tell_coordinator(effect, callback_us)
 
+    def _tell_gateway(self, effect: CloseSubtask | SendBarrier | ReopenSubtask) -> None:
+        attempt, checkpoint_id = effect.attempt, effect.checkpoint_id
+        match effect:
+            case CloseSubtask():
+                self._gateways.tell(attempt, CloseRequested(checkpoint_id))
+            case SendBarrier():
+                apart = self._config.inject_barrier is not None
+                self._gateways.tell(attempt, BarrierRequested(checkpoint_id, apart))
+            case ReopenSubtask():
+                self._gateways.tell(attempt, CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
+
     def _tell_coordinator(self, effect: TrackerEffect, callback_us: int | None) -> None:
+        """The effect is the message that the coordinator handles."""
         tell = self._coordinator_ref.tell
         match effect:
-            case TellReady(attempt):
+            case SnapshotCoordinator():
+                tell(effect)
+            case NotifyCheckpointDiscarded(checkpoint_id):
+                self._writes.no_doubt(checkpoint_id)
+                tell(effect)
+            case SubtaskReady(attempt):
                 readiness = self._gateways.readiness(attempt)
                 if readiness is not None:  # else it finished while its readiness was withheld, and is not alive (H11)
                     tell(readiness)
-            case TellFailed(attempt, reason):
+            case SubtaskFailed(attempt, reason):
                 why = f"{reason.kind.name.lower()}: {reason.text}"
                 self._gateways.mute(attempt, why)
-                tell(SubtaskFailed(attempt, reason, callback_us))  # it does not wait for the gateway to be taken down
+                tell(_timed(effect, callback_us))  # it does not wait for the gateway to be taken down
                 self._gateways.close(attempt, why)
-            case TellReset(subtask, checkpoint_id):
-                tell(SubtaskReset(subtask, checkpoint_id, callback_us))
-            case TellResetToCheckpoint(checkpoint_id, state):
-                resets = self._failures.reset()
+            case SubtaskResetToCheckpoint():
+                tell(_timed(effect, callback_us))
+            case OperatorResetToCheckpoint():
+                self._failures.reset()
                 if problem := why_not_resettable(self._config.operator_id, self._coordinator):
                     # Before the registration that led here is answered: so no attempt of the new run is ever ready.
-                    self._failures.raise_failure(resets, ResetNotSupported(problem), problem)
-                tell(ResetToCheckpoint(resets, checkpoint_id, state))
-            case TellRunEnded(run_id, succeeded, reason_text):
+                    self._failures.raise_failure(self._failures.resets, ResetNotSupported(problem), problem)
+                tell(effect)
+            case RunEnded():
                 self._gateways.close_all("the run has ended")
-                tell(RunHasEnded(run_id, succeeded, reason_text, callback_us))
+                tell(_timed(effect, callback_us))
             case _:
                 raise TypeError(f"no effect of a tracker: {effect!r}")
 
@@ -324,28 +307,28 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
     def _end_checkpoint(
         self,
         context: ActorContext[TrackerMessage],
-        effect: CompleteCheckpoint | EndSavepoint | AbortCheckpoint | RefuseCheckpoint,
+        effect: NotifyCheckpointComplete | EndSavepoint | NotifyCheckpointAborted | RefuseCheckpoint,
         now: float,
     ) -> None:
         checkpoint_id = effect.checkpoint_id
         match effect:
-            case CompleteCheckpoint():
+            case NotifyCheckpointComplete():
                 self._writes.kept(checkpoint_id)
                 self._ports.completed(checkpoint_id)
                 self._labels.complete(checkpoint_id)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED))
-                self._coordinator_ref.tell(NotifyCompleted(checkpoint_id))
+                self._coordinator_ref.tell(effect)
                 self._requests.completed(checkpoint_id, now)
             case EndSavepoint():
                 self._writes.kept(checkpoint_id)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.SAVEPOINT))
                 self._requests.savepoint_completed(checkpoint_id)
-            case AbortCheckpoint(reason=reason, in_doubt=in_doubt):
+            case NotifyCheckpointAborted(reason=reason, in_doubt=in_doubt):
                 context.log.info("checkpoint aborted", checkpoint_id=checkpoint_id, reason=reason, in_doubt=in_doubt)
                 self._gateways.tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
-                self._coordinator_ref.tell(NotifyAborted(checkpoint_id, in_doubt))
+                self._coordinator_ref.tell(effect)
                 if not in_doubt:
-                    self._coordinator_ref.tell(NotifyDiscarded(checkpoint_id))
+                    self._coordinator_ref.tell(NotifyCheckpointDiscarded(checkpoint_id))
                 written = checkpoint_id in self._writes
                 self._requests.aborted(checkpoint_id, reason, final_owed=self._machine.final_owed, written=written)
             case RefuseCheckpoint(reason=reason):
@@ -365,25 +348,8 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._awaiting_settled.clear()
 
 
-def _as_fact(effect: LedgerEffect) -> TrackerInput:
-    """A decision of the ledger as a fact for the tracker."""
-    match effect:
-        case AcceptAttempt(attempt=attempt, mode=mode):
-            return AttemptAccepted(attempt, mode)
-        case AnnounceReady(attempt):
-            return AttemptReady(attempt)
-        case AnnounceFailed(attempt, reason):
-            return AttemptFailed(attempt, reason)
-        case FinishAttempt(attempt):
-            return AttemptFinished(attempt)
-        case ResetSubtask(subtask=subtask):
-            return SubtaskResetRequired(subtask)
-        case ResetOperator(cause=cause):
-            return OperatorResetRequired(cause)
-        case EndRun(run_id=run_id, succeeded=succeeded, reason=reason_text):
-            return RunEnded(run_id, succeeded, reason_text)
-        case _:
-            raise TypeError(f"no decision about an operator: {effect!r}")
+def _timed(message: SubtaskFailed | SubtaskResetToCheckpoint | RunEnded, callback_us: int | None) -> CoordinatorMessage:
+    return message if callback_us is None else Timed(message, callback_us)
 
 
 __all__ = ["UNBOUNDED", "BarrierTrackerActor"]

@@ -29,18 +29,10 @@ from actors.coordination.messages import (
     Flush,
     GatewayMessage,
     NoteAwaited,
-    NotifyAborted,
-    NotifyCompleted,
-    NotifyDiscarded,
     RequestArrived,
-    ResetToCheckpoint,
-    RunHasEnded,
     StartCoordinator,
-    SubtaskFailed,
-    SubtaskFinished,
-    SubtaskReady,
-    SubtaskReset,
-    TakeSnapshot,
+    SubtaskReadyWithGateway,
+    Timed,
     TrackerMessage,
 )
 from actors.coordination.statistics import OperatorStatistics
@@ -48,8 +40,17 @@ from actors.coordination.store import CoordinatorStore
 from actors.coordination.taken_events import TakenEvents
 from actors.coordination.user_calls import call_user, is_fatal, traceback_text, true_cause
 from actors.exits import as_exception, describe
-from protocol.attempts import AttemptCondemned, LedgerInput
-from protocol.barrier_tracker import CoordinatorSnapshotFailed, CoordinatorSnapshotTaken
+from protocol.attempts import AttemptCondemned, LedgerInput, RunEnded, SubtaskFailed, SubtaskFinished
+from protocol.barrier_tracker import (
+    CoordinatorSnapshotFailed,
+    CoordinatorSnapshotTaken,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NotifyCheckpointDiscarded,
+    OperatorResetToCheckpoint,
+    SnapshotCoordinator,
+    SubtaskResetToCheckpoint,
+)
 from protocol.errors import ProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
@@ -95,7 +96,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._failures = failures
         self._watch = watch
         self._report_s = report_s
-        self._resets = 0  # handled here
+        self._resets = 0  # handled here; ``FailureLatch.resets`` are decided
         self._live: dict[int, ActorRef[GatewayMessage]] = {}
         self._failure: BaseException | None = None  # the first one since the reset
         self._ended_well = False  # the last run did
@@ -112,7 +113,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._handle_event(context, message)
             case RequestArrived():
                 await self._handle_request(context, message)
-            case TakeSnapshot(checkpoint_id):
+            case SnapshotCoordinator(checkpoint_id):
                 await self._take_snapshot(context, checkpoint_id)
             case CallHandler(handler, caller):
                 await self._guarded(context, caller, handler)
@@ -122,6 +123,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 await self._handle_client_request(context, message)
             case Flush(reply_to, settled):
                 reply_to.answer(replace(settled, failed=self._failed_behind))
+            case Timed(fact, callback_us):
+                self._statistics.fact_us.record(time.time_ns() / 1000 - callback_us)
+                await self._handle_lifecycle(context, fact)
             case _:
                 await self._handle_lifecycle(context, message)
 
@@ -181,7 +185,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     async def _handle_lifecycle(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
         user = self._coordinator
         match message:
-            case SubtaskReady(attempt, gateway, gateway_ref, events_sent):
+            case SubtaskReadyWithGateway(attempt, gateway, gateway_ref, events_sent):
                 self._live[attempt.task_attempt_id] = gateway_ref
                 self.taken.begin(attempt, events_sent)
                 self._statistics.ready += 1
@@ -189,10 +193,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._ignores_events = not handles_events(user)
                 if ready:  # else the job fails; the operator must not begin without what it should have got (H66)
                     gateway_ref.tell_direct(ReadyAnnounced())
-            case SubtaskFailed(attempt, reason, callback_us):
+            case SubtaskFailed(attempt, reason):
                 self._live.pop(attempt.task_attempt_id, None)
                 self.taken.forget(attempt)
-                self._measure_fact(callback_us)
                 self._count_failure(reason.kind.name.lower())
                 context.log.info("subtask failed", **_keys(attempt), kind=reason.kind.name, reason=reason.text)
                 await self._guarded(
@@ -200,36 +203,35 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 )
             case SubtaskFinished(attempt):
                 self._live.pop(attempt.task_attempt_id, None)
-            case SubtaskReset(subtask, checkpoint_id, callback_us):
-                self._measure_fact(callback_us)
+            case SubtaskResetToCheckpoint(subtask, checkpoint_id):
                 self._statistics.subtask_resets += 1
                 context.log.info("subtask reset", subtask=subtask, checkpoint_id=checkpoint_id)
                 await self._guarded(context, "subtask_reset", user.subtask_reset, subtask, checkpoint_id)
-            case ResetToCheckpoint(reset, checkpoint_id, state):
-                self._failure, self._resets = None, reset
+            case OperatorResetToCheckpoint(checkpoint_id, state):
+                self._failure = None
+                self._resets += 1
                 self._ended_well, self._failed_behind = False, ""
                 self._live.clear()
                 self.taken.clear()
                 self._statistics.operator_resets += 1
                 context.log.info("coordinator reset", checkpoint_id=checkpoint_id)
                 await self._guarded(context, "reset_to_checkpoint", user.reset_to_checkpoint, checkpoint_id, state)
-            case RunHasEnded(run_id, succeeded, reason_text, callback_us):
+            case RunEnded(_, run_id, succeeded, reason_text):
                 self._live.clear()
                 self._ended_well = succeeded
-                self._measure_fact(callback_us)
                 self._statistics.runs += 1
                 await self._guarded(context, "run_ended", user.run_ended, run_id, succeeded, reason_text)
                 self._tell_ignored_by_operator(context)
-            case NotifyCompleted(checkpoint_id):
+            case NotifyCheckpointComplete(checkpoint_id):
                 self._tell_ignored_by_operator(context)
                 await self._guarded(
                     context, "notify_checkpoint_complete", user.notify_checkpoint_complete, checkpoint_id
                 )
-            case NotifyAborted(checkpoint_id, in_doubt):
+            case NotifyCheckpointAborted(checkpoint_id, _, in_doubt):
                 if in_doubt:
                     self.in_doubt.add(checkpoint_id)
                 await self._guarded(context, "notify_checkpoint_aborted", user.notify_checkpoint_aborted, checkpoint_id)
-            case NotifyDiscarded(checkpoint_id):
+            case NotifyCheckpointDiscarded(checkpoint_id):
                 self.in_doubt.discard(checkpoint_id)
                 await self._guarded(
                     context, "notify_checkpoint_discarded", user.notify_checkpoint_discarded, checkpoint_id
@@ -387,10 +389,6 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._statistics.failures += 1
         by_kind = self._statistics.failures_by_kind
         by_kind[kind] = by_kind.get(kind, 0) + 1
-
-    def _measure_fact(self, callback_us: int | None) -> None:
-        if callback_us is not None:
-            self._statistics.fact_us.record(time.time_ns() / 1000 - callback_us)
 
 
 def _keys(attempt: ExecutionAttempt) -> dict[str, int]:

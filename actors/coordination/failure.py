@@ -30,11 +30,10 @@ class FailureLatch:
         """Whether a failure was reported that no reset has followed yet."""
         return self._latched
 
-    def reset(self) -> int:
-        """A reset is decided; returns which one it is."""
+    def reset(self) -> None:
+        """A reset is decided."""
         self._latched = False
         self.resets += 1
-        return self.resets
 
     def raise_failure(self, resets: int, error: BaseException, cause: str) -> bool:
         """Report a global failure after reset ``resets``; False when its reset is under way already."""

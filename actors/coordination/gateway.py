@@ -31,8 +31,7 @@ from actors.coordination.operator_config import BarrierInjector
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal
 from actors.exits import as_exception, describe
-from protocol.attempts import AttemptCondemned, ConnectionExpired, LedgerInput, OperatorOpened
-from protocol.attempts import SubtaskFinished as LedgerSubtaskFinished
+from protocol.attempts import AttemptCondemned, ConnectionExpired, LedgerInput, OperatorEnded, OperatorOpened
 from protocol.barrier_tracker import (
     GatewayDrained,
     SubtaskAcknowledged,
@@ -296,7 +295,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         attempt = self._attempt
         if not effect.failure:
             self._tracker_ref.tell_direct(SubtaskFinalState(attempt, effect.state, effect.events_sent))
-        self._report(LedgerSubtaskFinished(attempt.operator_id, attempt.task_attempt_id, effect.failure))
+        self._report(OperatorEnded(attempt.operator_id, attempt.task_attempt_id, effect.failure))
 
     def _report_closed(self, effect: ReportClosed, now: float) -> None:
         self._tracker_ref.tell_direct(SubtaskClosed(self._attempt, effect.checkpoint_id))

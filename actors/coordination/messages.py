@@ -1,7 +1,11 @@
-"""What the actors of one operator say to one another. Machine inputs travel as they are; these are the rest.
+"""What the actors of one operator say to one another.
+
+Inputs and effects of the machines travel as they are: ``SubtaskFailed`` is decided by the attempt ledger, taken and
+handed on by the barrier tracker, and handled by the coordinator's actor, which calls ``subtask_failed``. The messages
+below are the rest.
 
 ``callback_us`` is the moment, in microseconds since the epoch, at which the engine called back with the fact that a
-message comes from; None where no fact caused it. It is measured, never decided upon.
+message comes from; None if no fact caused it. It is measured, never decided upon.
 """
 
 from __future__ import annotations
@@ -13,8 +17,16 @@ from actors import ActorRef, Reply
 from actors.coordination.confirmation import Confirmation
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.interface import SubtaskGateway
-from protocol.attempts import FailureReason, LedgerEffect
-from protocol.barrier_tracker import TrackerInput
+from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
+from protocol.barrier_tracker import (
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NotifyCheckpointDiscarded,
+    OperatorResetToCheckpoint,
+    SnapshotCoordinator,
+    SubtaskResetToCheckpoint,
+    TrackerInput,
+)
 from protocol.gateway.types import GatewayInput
 from protocol.ids import ExecutionAttempt
 from protocol.values import value
@@ -108,8 +120,11 @@ class RequestArrived:
 
 
 @value
-class SubtaskReady:
-    """``events_sent``: where the count of the attempt's upward events goes on (H32)."""
+class SubtaskReadyWithGateway:
+    """``SubtaskReady``, with the gateway that the coordinator gets for the attempt.
+
+    ``events_sent``: where the count of the attempt's upward events goes on (H32).
+    """
 
     attempt: ExecutionAttempt
     gateway: SubtaskGateway
@@ -118,65 +133,11 @@ class SubtaskReady:
 
 
 @value
-class SubtaskFailed:
-    attempt: ExecutionAttempt
-    reason: FailureReason
-    callback_us: int | None
+class Timed:
+    """``message`` follows from a fact of Spark's, with which the engine called back at ``callback_us``."""
 
-
-@value
-class SubtaskFinished:
-    """Not a callback of the coordinator: from here on what the attempt says is stale (H3). What it had said before
-    counts, until its success is revoked."""
-
-    attempt: ExecutionAttempt
-
-
-@value
-class SubtaskReset:
-    subtask: int
-    checkpoint_id: int
-    callback_us: int | None
-
-
-@value
-class ResetToCheckpoint:
-    """``reset``: which one it is, counted from 1 (``FailureLatch``)."""
-
-    reset: int
-    checkpoint_id: int
-    state: bytes | None
-
-
-@value
-class RunHasEnded:
-    run_id: int
-    succeeded: bool
-    reason: str
-    callback_us: int | None
-
-
-@value
-class TakeSnapshot:
-    checkpoint_id: int
-
-
-@value
-class NotifyCompleted:
-    checkpoint_id: int
-
-
-@value
-class NotifyAborted:
-    """``in_doubt``: a restart may still restore it, and ``NotifyDiscarded`` comes later; if False, it comes next."""
-
-    checkpoint_id: int
-    in_doubt: bool
-
-
-@value
-class NotifyDiscarded:
-    checkpoint_id: int
+    message: SubtaskFailed | SubtaskResetToCheckpoint | RunEnded
+    callback_us: int
 
 
 @value
@@ -227,16 +188,17 @@ CoordinatorMessage = (
     StartCoordinator
     | EventArrived
     | RequestArrived
-    | SubtaskReady
+    | SubtaskReadyWithGateway
     | SubtaskFailed
     | SubtaskFinished
-    | SubtaskReset
-    | ResetToCheckpoint
-    | RunHasEnded
-    | TakeSnapshot
-    | NotifyCompleted
-    | NotifyAborted
-    | NotifyDiscarded
+    | SubtaskResetToCheckpoint
+    | OperatorResetToCheckpoint
+    | RunEnded
+    | Timed
+    | SnapshotCoordinator
+    | NotifyCheckpointComplete
+    | NotifyCheckpointAborted
+    | NotifyCheckpointDiscarded
     | CallHandler
     | ClientRequest
     | Flush
@@ -247,9 +209,9 @@ CoordinatorMessage = (
 
 @value
 class LedgerDecided:
-    """An effect of the attempt ledger that concerns this operator, with the connection that it concerns, if any."""
+    """A decision of the attempt ledger about this operator, with the connection that it concerns, if any."""
 
-    effect: LedgerEffect
+    decision: Decision
     callback_us: int | None = None
     connection: AttemptConnection | None = None
 
@@ -304,7 +266,7 @@ class LabelledWork:
 
 @value
 class AskLabelledWork:
-    """Answered at once, with what is so at that moment."""
+    """Answered immediately, with the state at that moment."""
 
     reply_to: Reply[LabelledWork]
 

@@ -13,7 +13,7 @@ from actors.coordination.messages import (
     AttachConnection,
     CoordinatorMessage,
     GatewayMessage,
-    SubtaskReady,
+    SubtaskReadyWithGateway,
     TrackerMessage,
 )
 from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
@@ -82,10 +82,12 @@ class OpenGateways:
         ref.tell(AttachConnection(connection, None))
         self._ports.gateway_opened(attempt, ref, connection)
 
-    def readiness(self, attempt: ExecutionAttempt) -> SubtaskReady | None:
+    def readiness(self, attempt: ExecutionAttempt) -> SubtaskReadyWithGateway | None:
         """What the coordinator is told of a ready attempt; None when its gateway is closed already (H11)."""
         gateway = self._open.get(attempt.task_attempt_id)
-        return None if gateway is None else SubtaskReady(attempt, gateway.handle, gateway.ref, gateway.events_sent)
+        if gateway is None:
+            return None
+        return SubtaskReadyWithGateway(attempt, gateway.handle, gateway.ref, gateway.events_sent)
 
     def tell(self, attempt: ExecutionAttempt, message: GatewayMessage) -> None:
         gateway = self._open.get(attempt.task_attempt_id)

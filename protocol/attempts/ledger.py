@@ -18,13 +18,13 @@ from protocol.attempts.types import (
     LedgerEffect,
     LedgerInput,
     OperatorAdded,
+    OperatorEnded,
     OperatorOpened,
     OperatorRemoved,
     QueryStatus,
     RefuseRegistration,
     RegistrationArrived,
     ReportStale,
-    SubtaskFinished,
 )
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import (
@@ -118,7 +118,7 @@ class AttemptLedger:
         match input:
             case RegistrationArrived():
                 self._registration_arrived(input, now)
-            case OperatorOpened() | SubtaskFinished() | ConnectionExpired() | AttemptCondemned():
+            case OperatorOpened() | OperatorEnded() | ConnectionExpired() | AttemptCondemned():
                 operator = self._operators.get(input.operator_id)
                 if operator is None:
                     what = type(input).__name__

@@ -9,27 +9,27 @@ from protocol.attempts import kills, unwanted
 from protocol.attempts.books import EngineBooks, RecentIds, TaskRecord
 from protocol.attempts.entries import AttemptEntry, AttemptState, HeldRegistration, Run, SubtaskEntry
 from protocol.attempts.types import (
-    AcceptAttempt,
-    AnnounceFailed,
-    AnnounceReady,
+    AttemptAccepted,
     AttemptCondemned,
     AttemptWord,
     CancelJobs,
     ConnectionExpired,
-    EndRun,
     FailureKind,
     FailureReason,
-    FinishAttempt,
     KillTask,
     LedgerConfig,
     LedgerEffect,
+    OperatorEnded,
     OperatorOpened,
+    OperatorReset,
     RefuseRegistration,
     ReportStale,
-    ResetOperator,
-    ResetSubtask,
-    StartRun,
+    RunEnded,
+    RunStarted,
+    SubtaskFailed,
     SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
 )
 from protocol.facts import TaskOutcome
 from protocol.ids import ExecutionAttempt
@@ -48,10 +48,10 @@ _LEGAL_WORDS: frozenset[tuple[AttemptState, type]] = frozenset(
     {
         # in this state       this may be said; anything else is stale
         (AttemptState.ACCEPTED, OperatorOpened),
-        (AttemptState.ACCEPTED, SubtaskFinished),
+        (AttemptState.ACCEPTED, OperatorEnded),
         (AttemptState.ACCEPTED, ConnectionExpired),
         (AttemptState.ACCEPTED, AttemptCondemned),
-        (AttemptState.READY, SubtaskFinished),
+        (AttemptState.READY, OperatorEnded),
         (AttemptState.READY, ConnectionExpired),
         (AttemptState.READY, AttemptCondemned),
         # ENDING: the operator has ended, so its connection may go, and what is unconfirmed is no failure
@@ -125,11 +125,11 @@ class OperatorLedger:
 
     def _reset_operator(self) -> None:
         if self.reset_due is not None:
-            self.out.append(ResetOperator(self.operator_id, self.reset_due))
+            self.out.append(OperatorReset(self.operator_id, self.reset_due))
             self.reset_due = None
 
     def _announce_failed(self, attempt: ExecutionAttempt, kind: FailureKind, text: str) -> None:
-        self.out.append(AnnounceFailed(attempt, FailureReason(kind, text)))
+        self.out.append(SubtaskFailed(attempt, FailureReason(kind, text)))
 
     def looks_whole(self, run: Run) -> bool:
         """Nobody has said how the run ended, but every partition that Spark has made of it seems to have ended well.
@@ -148,7 +148,7 @@ class OperatorLedger:
         Deaths that the facts told before it are told now (H11).
         """
         self._reset_operator()
-        self.out.append(StartRun(self.operator_id, run_id))
+        self.out.append(RunStarted(self.operator_id, run_id))
         self.run = Run(run_id)
         self.want_look(now + self.config.audit_every_s)
         stage = self.books.stage(run_id)
@@ -176,7 +176,7 @@ class OperatorLedger:
         for subtask in run.subtasks.values():
             self._end_subtask(subtask, succeeded, reason)
         reason = run.failed_cause or reason
-        self.out.append(EndRun(self.operator_id, run.run_id, succeeded, reason))
+        self.out.append(RunEnded(self.operator_id, run.run_id, succeeded, reason))
         self.run = None
         self.ended_runs.add(run.run_id)
         if self.reset_due is None:
@@ -243,7 +243,7 @@ class OperatorLedger:
         beside = frozenset(entry.task_attempt_id for entry in subtask.living)
         entry = AttemptEntry(attempt, beside, now, message.mode == RestoreMode.STREAMING)
         subtask.attempts[attempt.task_attempt_id] = self.run.by_task[attempt.task_attempt_id] = entry
-        self.out.append(AcceptAttempt(held.connection_id, attempt, message.run_id, RestoreMode(message.mode)))
+        self.out.append(AttemptAccepted(attempt, RestoreMode(message.mode), message.run_id, held.connection_id))
 
     def refuse(self, task_attempt_id: int, code: RefusalCode, text: str) -> None:
         held = self.held.pop(task_attempt_id)
@@ -282,7 +282,7 @@ class OperatorLedger:
         subtask = run.subtask(attempt.subtask)
         subtask.owes_reset = True
         if not subtask.living and subtask.finished is None:
-            self.out.append(ResetSubtask(self.operator_id, attempt.subtask))
+            self.out.append(SubtaskReset(self.operator_id, attempt.subtask))
             subtask.owes_reset = False
 
     def _fail_barrier_stage(self, run: Run, attempt: ExecutionAttempt, text: str) -> None:
@@ -342,7 +342,7 @@ class OperatorLedger:
         """
         entry.state = AttemptState.FINISHED
         entry.finished_at = self.now
-        self.out.append(FinishAttempt(entry.attempt))
+        self.out.append(SubtaskFinished(entry.attempt))
         for rival in subtask.living:
             reason = FailureReason(FailureKind.SUPERSEDED, f"{entry.attempt} has succeeded")
             self.out.append(self._kill_not_counted(rival, str(reason)))
@@ -361,11 +361,11 @@ class OperatorLedger:
         match word:
             case OperatorOpened():
                 entry.state = AttemptState.READY
-                self.out.append(AnnounceReady(entry.attempt))
-            case SubtaskFinished(failure=""):
+                self.out.append(SubtaskReady(entry.attempt))
+            case OperatorEnded(failure=""):
                 entry.state = AttemptState.ENDING
                 self.want_look(now + self.config.heal_after_s)
-            case SubtaskFinished(failure=failure):
+            case OperatorEnded(failure=failure):
                 self.fail(entry, FailureKind.FAILED, failure)
             case ConnectionExpired():
                 self.fail(entry, FailureKind.CONNECTION_LOST, "the task did not come back in time", kill=True)

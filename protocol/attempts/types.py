@@ -1,5 +1,10 @@
 """What goes into the attempt ledger and what comes out of it.
 
+Two kinds of values come out. A *decision* is a fact about an operator, in the past tense. It is the very value that the
+operator's barrier tracker takes as its input, and several of them go on to the coordinator unchanged, so one name
+leads from the bridge to the user's method: ``SubtaskFailed`` to ``subtask_failed``. A *request* is an imperative for
+the bridge to carry out: answer a registration, kill a task, cancel a job, look at Spark's books.
+
 The effects of one ``handle`` call are to be carried out in their order, and those of one call before those of
 the next. That order *is* H10: a failure stands before the reset that follows from it, the reset before the
 acceptance of the next attempt. ``KillTask``, ``CancelJobs`` and ``QueryStatus`` may run in the background.
@@ -91,8 +96,8 @@ class OperatorOpened:
 
 
 @value
-class SubtaskFinished:
-    """The task's own goodbye. ``failure`` is empty when the operator ended well."""
+class OperatorEnded:
+    """The task says that its operator has ended. ``failure`` is empty when it ended well."""
 
     operator_id: str
     task_attempt_id: int
@@ -124,7 +129,7 @@ class GlobalFailureRaised:
     cause: str
 
 
-AttemptWord = OperatorOpened | SubtaskFinished | ConnectionExpired | AttemptCondemned
+AttemptWord = OperatorOpened | OperatorEnded | ConnectionExpired | AttemptCondemned
 """What comes from, or about, one attempt: the inputs that can be stale (H3)."""
 
 LedgerInput = (
@@ -132,7 +137,7 @@ LedgerInput = (
 )
 
 
-# --- effects ------------------------------------------------------------------------------------------------
+# --- why an attempt is over ---------------------------------------------------------------------------------
 
 
 class FailureKind(Enum):
@@ -162,14 +167,100 @@ class FailureReason:
         return f"{self.kind.value}: {self.text}" if self.text else self.kind.value
 
 
-@value
-class AcceptAttempt:
-    """Build the gateway of ``attempt`` and answer its registration. Its number is given out here (H2)."""
+# --- decisions ----------------------------------------------------------------------------------------------
 
-    connection_id: int
-    attempt: ExecutionAttempt
+
+@value
+class RunStarted:
+    """A new run of the operator begins; an ``OperatorReset`` stands before it if there was one before (H55)."""
+
+    operator_id: str
     run_id: int
+
+
+@value
+class AttemptAccepted:
+    """Build the attempt's gateway and answer its registration, which came on ``connection_id``.
+
+    The attempt's number is given out here (H2).
+    """
+
+    attempt: ExecutionAttempt
     mode: RestoreMode
+    run_id: int
+    connection_id: int
+
+
+@value
+class SubtaskReady:
+    """The attempt is ready: started, registered, restored, open and alive (H11)."""
+
+    attempt: ExecutionAttempt
+
+
+@value
+class SubtaskFailed:
+    """The attempt is over without success, or its success was revoked (H12, H17).
+
+    Its gateway ends first, then the coordinator is told (H14, H26). The attempt may never have been accepted; its
+    number is new then (H11).
+    """
+
+    attempt: ExecutionAttempt
+    reason: FailureReason
+
+
+@value
+class SubtaskFinished:
+    """Spark counts the attempt as a success, which can be revoked until the run ends (H17).
+
+    No method of the coordinator is called. What the attempt had said before counts, and what it says from here on is
+    stale (H3). Its final state comes on its own way, before or after this.
+    """
+
+    attempt: ExecutionAttempt
+
+
+@value
+class SubtaskReset:
+    """No attempt of the subtask is alive any more; the next one comes after this, and restores (H10, H13)."""
+
+    operator_id: str
+    subtask: int
+
+
+@value
+class OperatorReset:
+    """The coordinator is reset as a whole, and everything restores (H15, H55). Nothing of the operator is alive."""
+
+    operator_id: str
+    cause: str
+
+
+@value
+class RunEnded:
+    """The run is over: what is left of its gateways, finished ones too, ends silently (H57)."""
+
+    operator_id: str
+    run_id: int
+    succeeded: bool
+    reason: str = ""
+
+
+Decision = (
+    RunStarted
+    | AttemptAccepted
+    | SubtaskReady
+    | SubtaskFailed
+    | SubtaskFinished
+    | SubtaskReset
+    | OperatorReset
+    | RunEnded
+)
+"""What the ledger has decided about one operator."""
+
+
+# --- requests -----------------------------------------------------------------------------------------------
 
 
 @value
@@ -180,65 +271,6 @@ class RefuseRegistration:
     task_attempt_id: int
     code: RefusalCode
     message: str
-
-
-@value
-class AnnounceReady:
-    """Tell the coordinator that the attempt is ready: started, registered, restored and alive (H11)."""
-
-    attempt: ExecutionAttempt
-
-
-@value
-class AnnounceFailed:
-    """The attempt is over: its gateway ends first, then the coordinator is told (H14, H26).
-
-    It may never have been accepted (H11); its number is new then.
-    """
-
-    attempt: ExecutionAttempt
-    reason: FailureReason
-
-
-@value
-class FinishAttempt:
-    """Spark counts the attempt as a success. It can be revoked until the run ends (H17)."""
-
-    attempt: ExecutionAttempt
-
-
-@value
-class ResetSubtask:
-    """No attempt of the subtask is alive any more; the next one comes after this (H10, H13)."""
-
-    operator_id: str
-    subtask: int
-
-
-@value
-class ResetOperator:
-    """Reset the coordinator as a whole (H15, H55). Nothing of the operator is alive at this point."""
-
-    operator_id: str
-    cause: str
-
-
-@value
-class StartRun:
-    """A new run of the operator begins; a ``ResetOperator`` stands before it if there was one before (H55)."""
-
-    operator_id: str
-    run_id: int
-
-
-@value
-class EndRun:
-    """The run is over: what is left of its gateways, finished ones too, ends silently (H57)."""
-
-    operator_id: str
-    run_id: int
-    succeeded: bool
-    reason: str
 
 
 @value
@@ -286,18 +318,4 @@ class ReportStale:
     task_attempt_id: int
 
 
-LedgerEffect = (
-    AcceptAttempt
-    | RefuseRegistration
-    | AnnounceReady
-    | AnnounceFailed
-    | FinishAttempt
-    | ResetSubtask
-    | ResetOperator
-    | StartRun
-    | EndRun
-    | KillTask
-    | CancelJobs
-    | QueryStatus
-    | ReportStale
-)
+LedgerEffect = Decision | RefuseRegistration | KillTask | CancelJobs | QueryStatus | ReportStale

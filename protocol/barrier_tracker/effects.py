@@ -1,8 +1,12 @@
-"""What a ``BarrierTracker`` asks for; ``tracker`` says in which order."""
+"""What a ``BarrierTracker`` asks for; ``tracker`` says in which order.
+
+What the coordinator is told is the very value that its actor handles. A decision of the ledger goes through unchanged:
+``SubtaskReady``, ``SubtaskFailed``, ``RunEnded``. A reset gains the checkpoint to go back to, and another name with it.
+"""
 
 from __future__ import annotations
 
-from protocol.attempts.types import FailureReason
+from protocol.attempts.types import RunEnded, SubtaskFailed, SubtaskReady
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint
 from protocol.ids import ExecutionAttempt
 from protocol.values import value
@@ -21,7 +25,7 @@ class CloseSubtask:
 
 @value
 class SnapshotCoordinator:
-    """Call ``checkpoint_coordinator`` in the coordinator's order; its return closes the gateways (H40)."""
+    """``checkpoint_coordinator``, in the coordinator's order; its return closes the gateways (H40)."""
 
     checkpoint_id: int
 
@@ -69,18 +73,18 @@ class DiscardCheckpoint:
 
 
 @value
-class CompleteCheckpoint:
+class NotifyCheckpointComplete:
     """Tell the coordinator and every live attempt; from here on resets name this checkpoint (H18)."""
 
     checkpoint_id: int
 
 
 @value
-class AbortCheckpoint:
+class NotifyCheckpointAborted:
     """Tell the coordinator and every live attempt; reopen what is closed for it, and only that (H44, H45).
 
-    ``in_doubt``: a restart may still restore it (H64), and ``TellDiscarded`` says when that has ended. If False, it is
-    discarded at this moment: tell the coordinator that too, right after the abort.
+    ``in_doubt``: a restart may still restore it (H64), and ``NotifyCheckpointDiscarded`` says when that has ended. If
+    False, it is discarded at this moment: tell the coordinator that too, right after the abort.
     """
 
     checkpoint_id: int
@@ -89,8 +93,8 @@ class AbortCheckpoint:
 
 
 @value
-class TellDiscarded:
-    """``notify_checkpoint_discarded``: it was aborted in doubt, and no restart restores it any more (H64)."""
+class NotifyCheckpointDiscarded:
+    """It was aborted in doubt, and no restart restores it any more: tell the coordinator (H64)."""
 
     checkpoint_id: int
 
@@ -112,7 +116,7 @@ class TriggerCheckpoint:
 
 @value
 class RefuseCheckpoint:
-    """It never began; nobody but the one who asked need know."""
+    """Tell the requester that the checkpoint was refused; it never began."""
 
     checkpoint_id: int
     reason: str
@@ -133,43 +137,25 @@ class RestoreAttempt:
 
 
 @value
-class TellReady:
-    """``subtask_ready``, with the gateway of this attempt (H11, H20)."""
+class SubtaskResetToCheckpoint:
+    """``subtask_reset``: a ``SubtaskReset``, with the checkpoint to go back to (H18).
 
-    attempt: ExecutionAttempt
-
-
-@value
-class TellFailed:
-    """``subtask_failed``; the gateway of the attempt ends first (H14, H26)."""
-
-    attempt: ExecutionAttempt
-    reason: FailureReason
-
-
-@value
-class TellReset:
-    """``subtask_reset``, to the last checkpoint whose completion the coordinator was told, or -1 (H18)."""
+    That is the last one whose completion the coordinator was told, or -1.
+    """
 
     subtask: int
     checkpoint_id: int
 
 
 @value
-class TellResetToCheckpoint:
-    """``reset_to_checkpoint``, with ``(-1, None)`` where there is none (H15)."""
+class OperatorResetToCheckpoint:
+    """``reset_to_checkpoint``: an ``OperatorReset``, with the checkpoint to go back to.
+
+    ``(-1, None)`` if there is none (H15).
+    """
 
     checkpoint_id: int
     state: bytes | None
-
-
-@value
-class TellRunEnded:
-    """The run is over, and what is left of its gateways ends with it (H57)."""
-
-    run_id: int
-    succeeded: bool
-    reason: str
 
 
 @value
@@ -193,18 +179,18 @@ TrackerEffect = (
     | ReopenSubtask
     | StoreCheckpoint
     | DiscardCheckpoint
-    | CompleteCheckpoint
-    | AbortCheckpoint
-    | TellDiscarded
+    | NotifyCheckpointComplete
+    | NotifyCheckpointAborted
+    | NotifyCheckpointDiscarded
     | EndSavepoint
     | TriggerCheckpoint
     | RefuseCheckpoint
     | RestoreAttempt
-    | TellReady
-    | TellFailed
-    | TellReset
-    | TellResetToCheckpoint
-    | TellRunEnded
+    | SubtaskReady
+    | SubtaskFailed
+    | SubtaskResetToCheckpoint
+    | OperatorResetToCheckpoint
+    | RunEnded
     | RaiseGlobalFailure
     | ReportStale
 )

@@ -27,11 +27,11 @@ timeout, a refusal, an exception of the coordinator, the storage, and two halves
 (H45).
 
 **In doubt** is a checkpoint that is aborted after its write has begun (H64): the storage may hold it, now or later, and
-a new application may restore it. ``AbortCheckpoint.in_doubt`` says so, and ``DiscardCheckpoint`` follows it.
-The doubt ends with ``TellDiscarded``, exactly once: when the storage has discarded the checkpoint durably
-(``CheckpointDiscarded``), or right after the ``CompleteCheckpoint`` of a higher one, which every restart prefers. Until
-then nothing that was prepared for the checkpoint may be destroyed. Resets and ends of runs do not end the doubt. A
-checkpoint that is aborted earlier was never written: it is discarded together with its abort.
+a new application may restore it. ``NotifyCheckpointAborted.in_doubt`` says so, and ``DiscardCheckpoint`` follows it.
+The doubt ends with ``NotifyCheckpointDiscarded``, exactly once: when the storage has discarded the checkpoint durably
+(``CheckpointDiscarded``), or right after the ``NotifyCheckpointComplete`` of a higher one, which every restart prefers.
+Until then nothing that was prepared for the checkpoint may be destroyed. Resets and ends of runs do not end the doubt.
+A checkpoint that is aborted earlier was never written: it is discarded together with its abort.
 
 **A savepoint** goes the same way, but is stored elsewhere and changes nothing: both sides reopen, nobody commits, no
 reset ever names it (H49). One that fails is aborted like any other, but does not count as a failure, for somebody waits
@@ -46,16 +46,24 @@ complete, end of the savepoint, abort and refuse. One that is due by itself (``s
 
 **Restores.** In batch mode Spark owns the output, so a retry restarts from nothing, -1, whatever was
 completed. In streaming mode it restores the last checkpoint whose completion the coordinator *was told*:
-``CompleteCheckpoint`` and the id in a ``TellReset`` come in one ordered sequence of effects, so they cannot
-cross (H18). The checkpoint that a new application starts from is such a one, cut to its parallelism (``rescale``).
+``NotifyCheckpointComplete`` and the id in a ``SubtaskResetToCheckpoint`` come in one ordered sequence of effects, so
+they cannot cross (H18). The checkpoint that a new application starts from is such a one, cut to its parallelism
+(``rescale``).
+
+**What the coordinator is told** is told with the ledger's own values, as they came: ``SubtaskReady``,
+``SubtaskFailed``, ``RunEnded``. A ``SubtaskReset`` or ``OperatorReset`` gains the checkpoint to go back to, which only
+this machine knows, and another name with it: ``SubtaskResetToCheckpoint``, ``OperatorResetToCheckpoint``.
 
 **The order of effects is part of the contract**: carry them out one after the other, and hand on those for
 the coordinator through one ordered mailbox, which also takes the events of its subtasks.
-``AbortCheckpoint`` stands before ``TellFailed``, ``TellReset``, ``TellResetToCheckpoint``,
-``TellRunEnded`` and ``RaiseGlobalFailure`` (H16), that of a subsumed checkpoint before the ``CompleteCheckpoint`` of
-the one above it; ``SnapshotCoordinator`` before the ``TellReady`` of withheld attempts; ``CompleteCheckpoint`` before
-the ``TellDiscarded`` of those that it supersedes, and before the next ``CloseSubtask``; ``TellRunEnded`` before the
-``TriggerCheckpoint`` of the final checkpoint.
+
+- ``NotifyCheckpointAborted`` comes before ``SubtaskFailed``, ``SubtaskResetToCheckpoint``,
+  ``OperatorResetToCheckpoint``, ``RunEnded`` and ``RaiseGlobalFailure`` (H16), and that of a subsumed checkpoint before
+  the ``NotifyCheckpointComplete`` of the one above it.
+- ``SnapshotCoordinator`` comes before the ``SubtaskReady`` of withheld attempts.
+- ``NotifyCheckpointComplete`` comes before the ``NotifyCheckpointDiscarded`` of those that it supersedes, and before
+  the next ``CloseSubtask``.
+- ``RunEnded`` comes before the ``TriggerCheckpoint`` of the final checkpoint.
 """
 
 from __future__ import annotations
@@ -63,15 +71,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from protocol.attempts.types import (
+    AttemptAccepted,
+    OperatorReset,
+    RunEnded,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
+)
 from protocol.barrier_tracker.attempts import KnownAttempts
 from protocol.barrier_tracker.effects import (
     CloseSubtask,
+    OperatorResetToCheckpoint,
     ReportStale,
     RestoreAttempt,
-    TellFailed,
-    TellReset,
-    TellResetToCheckpoint,
-    TellRunEnded,
+    SubtaskResetToCheckpoint,
     TrackerEffect,
     TriggerCheckpoint,
 )
@@ -81,10 +96,6 @@ from protocol.barrier_tracker.schedule import CheckpointSchedule
 from protocol.barrier_tracker.under_way import CheckpointsUnderWay
 from protocol.barrier_tracker.vocabulary import (
     AbortRequested,
-    AttemptAccepted,
-    AttemptFailed,
-    AttemptFinished,
-    AttemptReady,
     CheckpointConfig,
     CheckpointDiscarded,
     CheckpointStored,
@@ -94,13 +105,10 @@ from protocol.barrier_tracker.vocabulary import (
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
     GatewayDrained,
-    OperatorResetRequired,
-    RunEnded,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
     SubtaskFinalState,
-    SubtaskResetRequired,
     SubtaskSnapshot,
     TrackerInput,
 )
@@ -213,9 +221,9 @@ class BarrierTracker:
                 return self._under_way.why_stale(input)
             case CheckpointDiscarded():
                 return self._under_way.why_no_doubt(input)
-            case AttemptReady() | AttemptFinished() | SubtaskFinalState():
+            case SubtaskReady() | SubtaskFinished() | SubtaskFinalState():
                 return self._why_not_news(input)
-            case AttemptAccepted(attempt, _):
+            case AttemptAccepted(attempt):
                 if self._attempts.get(attempt) or not 0 <= attempt.subtask < self._attempts.parallelism:
                     raise LocalProtocolError(f"{attempt} was accepted before, or has no place")
                 return None
@@ -229,13 +237,13 @@ class BarrierTracker:
             case _:
                 return None
 
-    def _why_not_news(self, input: AttemptReady | AttemptFinished | SubtaskFinalState) -> str | None:
+    def _why_not_news(self, input: SubtaskReady | SubtaskFinished | SubtaskFinalState) -> str | None:
         known = self._attempts.get(input.attempt)
         if known is None:
             return f"{type(input).__name__} of {input.attempt}, which is over or unknown"
         repeated = {
-            AttemptReady: known.ready,
-            AttemptFinished: known.finished,
+            SubtaskReady: known.ready,
+            SubtaskFinished: known.finished,
             SubtaskFinalState: known.final is not None,
         }[type(input)]
         return f"{type(input).__name__} of {input.attempt}, said before" if repeated else None
@@ -290,26 +298,26 @@ class BarrierTracker:
             self._under_way.abort_all(copies, out)
         out.append(RestoreAttempt(attempt, self.restore_id, snapshot.states, snapshot.held, snapshot.events_sent))
 
-    def _ready(self, input: AttemptReady, now: float, out: list[TrackerEffect]) -> None:
+    def _ready(self, input: SubtaskReady, now: float, out: list[TrackerEffect]) -> None:
         self._attempts.become_ready(input.attempt)
         self._under_way.tell_ready(input.attempt, out)
 
-    def _failed(self, input: AttemptFailed, now: float, out: list[TrackerEffect]) -> None:
+    def _failed(self, input: SubtaskFailed, now: float, out: list[TrackerEffect]) -> None:
         attempt = input.attempt
         self._attempts.fail(attempt)
         self._under_way.forget(attempt)  # if it was not announced yet, it never will be (H11)
         self._under_way.abort_all(f"{attempt}: {input.reason}", out)
-        out.append(TellFailed(attempt, input.reason))
+        out.append(input)
 
-    def _finished(self, input: AttemptFinished, now: float, out: list[TrackerEffect]) -> None:
+    def _finished(self, input: SubtaskFinished, now: float, out: list[TrackerEffect]) -> None:
         self._attempts.finish(input.attempt)
 
-    def _subtask_reset(self, input: SubtaskResetRequired, now: float, out: list[TrackerEffect]) -> None:
+    def _subtask_reset(self, input: SubtaskReset, now: float, out: list[TrackerEffect]) -> None:
         self._under_way.abort_all(f"subtask {input.subtask} is reset", out)
         self._attempts.resets_owed.discard(input.subtask)
-        out.append(TellReset(input.subtask, self.restore_id))
+        out.append(SubtaskResetToCheckpoint(input.subtask, self.restore_id))
 
-    def _operator_reset(self, input: OperatorResetRequired, now: float, out: list[TrackerEffect]) -> None:
+    def _operator_reset(self, input: OperatorReset, now: float, out: list[TrackerEffect]) -> None:
         self._under_way.withheld.clear()
         self._under_way.abort_all(f"the operator is reset: {input.cause}", out)
         self._under_way.halted = False
@@ -317,7 +325,7 @@ class BarrierTracker:
         self._schedule.reset()
         point = self._restore_point()
         state = None if point is None else point.coordinator_state
-        out.append(TellResetToCheckpoint(self.restore_id, state))
+        out.append(OperatorResetToCheckpoint(self.restore_id, state))
 
     def _run_ended(self, input: RunEnded, now: float, out: list[TrackerEffect]) -> None:
         """What has finished stays known, with its final state, until the reset that comes before the next
@@ -331,7 +339,7 @@ class BarrierTracker:
             if not pending.settled() or not all(self._attempts.get(part.attempt) for part in pending.parts.values())
         ]
         self._under_way.give_up(over, f"run {input.run_id} has ended", out)
-        out.append(TellRunEnded(input.run_id, input.succeeded, input.reason))
+        out.append(input)
         if input.succeeded and self._mode is RestoreMode.STREAMING:
             # A global failure that came too late for the run fails nobody, and must not keep its last output back.
             self._under_way.halted = False
@@ -403,11 +411,11 @@ _HANDLERS: dict[type, _Handler] = {
     AbortRequested: BarrierTracker._abort_requested,
     TimePassed: BarrierTracker._time_passed,
     AttemptAccepted: BarrierTracker._accepted,
-    AttemptReady: BarrierTracker._ready,
-    AttemptFailed: BarrierTracker._failed,
-    AttemptFinished: BarrierTracker._finished,
-    SubtaskResetRequired: BarrierTracker._subtask_reset,
-    OperatorResetRequired: BarrierTracker._operator_reset,
+    SubtaskReady: BarrierTracker._ready,
+    SubtaskFailed: BarrierTracker._failed,
+    SubtaskFinished: BarrierTracker._finished,
+    SubtaskReset: BarrierTracker._subtask_reset,
+    OperatorReset: BarrierTracker._operator_reset,
     RunEnded: BarrierTracker._run_ended,
     SubtaskClosed: BarrierTracker._step,
     CoordinatorSnapshotTaken: BarrierTracker._step,

@@ -23,16 +23,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.attempts.types import SubtaskReady
 from protocol.barrier_tracker.effects import (
-    AbortCheckpoint,
-    CompleteCheckpoint,
     DiscardCheckpoint,
     EndSavepoint,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NotifyCheckpointDiscarded,
     RaiseGlobalFailure,
     RefuseCheckpoint,
     ReopenSubtask,
-    TellDiscarded,
-    TellReady,
     TrackerEffect,
 )
 from protocol.barrier_tracker.pending import (
@@ -210,7 +210,7 @@ class CheckpointsUnderWay:
             if self._withholds(attempt):
                 self.withheld.append(attempt)
             else:
-                out.append(TellReady(attempt))
+                out.append(SubtaskReady(attempt))
 
     # --- readiness ----------------------------------------------------------------------------------------
 
@@ -240,10 +240,10 @@ class CheckpointsUnderWay:
             subsumed = [other for other in lower if not other.savepoint]
             self.give_up(subsumed, f"subsumed by checkpoint {checkpoint_id}", out)
             self.failures = 0
-            out.append(CompleteCheckpoint(checkpoint_id))
+            out.append(NotifyCheckpointComplete(checkpoint_id))
             superseded = sorted(other for other in self.in_doubt if other < checkpoint_id)
             self.in_doubt.difference_update(superseded)
-            out.extend(map(TellDiscarded, superseded))
+            out.extend(map(NotifyCheckpointDiscarded, superseded))
         self.move_on(out)
         return None if pending.savepoint else pending.whole(self.parallelism)
 
@@ -286,7 +286,7 @@ class CheckpointsUnderWay:
         in_doubt = written and not pending.savepoint
         if in_doubt:
             self.in_doubt.add(checkpoint_id)
-        out.append(AbortCheckpoint(checkpoint_id, reason, in_doubt))
+        out.append(NotifyCheckpointAborted(checkpoint_id, reason, in_doubt))
         if written:
             out.append(DiscardCheckpoint(checkpoint_id, pending.savepoint))
 
@@ -304,7 +304,7 @@ class CheckpointsUnderWay:
     def discarded(self, checkpoint_id: int, out: Effects) -> None:
         """No restart restores it any more."""
         self.in_doubt.remove(checkpoint_id)
-        out.append(TellDiscarded(checkpoint_id))
+        out.append(NotifyCheckpointDiscarded(checkpoint_id))
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` when the state is impossible."""

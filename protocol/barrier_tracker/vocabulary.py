@@ -1,10 +1,22 @@
-"""What a ``BarrierTracker`` is told, and the values that it keeps; ``effects`` is what it asks for."""
+"""What a ``BarrierTracker`` is told, and the values that it keeps; ``effects`` is what it asks for.
+
+Its inputs are requests for checkpoints, the steps of each, and the decisions of the attempt ledger as they are
+(``protocol.attempts.types``).
+"""
 
 from __future__ import annotations
 
 from dataclasses import field
 
-from protocol.attempts.types import FailureReason
+from protocol.attempts.types import (
+    AttemptAccepted,
+    OperatorReset,
+    RunEnded,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
+)
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.values import value
@@ -72,7 +84,7 @@ class CompletedCheckpoint:
 class CheckpointTriggered:
     """Somebody wants checkpoint ``checkpoint_id``; it is higher than every id before it (H4).
 
-    Exactly one of ``CompleteCheckpoint``, ``EndSavepoint``, ``AbortCheckpoint`` and ``RefuseCheckpoint``
+    Exactly one of ``NotifyCheckpointComplete``, ``EndSavepoint``, ``NotifyCheckpointAborted`` and ``RefuseCheckpoint``
     answers it. A ``savepoint`` is stored elsewhere, completes nothing, and is no point to restore (H49).
     """
 
@@ -86,62 +98,6 @@ class AbortRequested:
 
     checkpoint_id: int
     reason: str
-
-
-# --- inputs: what the attempt ledger decided --------------------------------------------------------------
-
-
-@value
-class AttemptAccepted:
-    """An attempt has registered; what does it restore?"""
-
-    attempt: ExecutionAttempt
-    mode: RestoreMode
-
-
-@value
-class AttemptReady:
-    """It has restored, it is open, and it is alive (H11)."""
-
-    attempt: ExecutionAttempt
-
-
-@value
-class AttemptFailed:
-    """It is over without success, or its success was revoked (H12, H17)."""
-
-    attempt: ExecutionAttempt
-    reason: FailureReason
-
-
-@value
-class AttemptFinished:
-    """It has ended well. Its final state comes on its own way, before or after this."""
-
-    attempt: ExecutionAttempt
-
-
-@value
-class SubtaskResetRequired:
-    """No attempt of the subtask is left; the next one restores (H13)."""
-
-    subtask: int
-
-
-@value
-class OperatorResetRequired:
-    """Global failover, or a new run: everything restores (H15, H55)."""
-
-    cause: str
-
-
-@value
-class RunEnded:
-    """The run is over; its attempts are, too (H57)."""
-
-    run_id: int
-    succeeded: bool
-    reason: str = ""
 
 
 # --- inputs: the steps of a checkpoint --------------------------------------------------------------------
@@ -240,11 +196,11 @@ TrackerInput = (
     CheckpointTriggered
     | AbortRequested
     | AttemptAccepted
-    | AttemptReady
-    | AttemptFailed
-    | AttemptFinished
-    | SubtaskResetRequired
-    | OperatorResetRequired
+    | SubtaskReady
+    | SubtaskFailed
+    | SubtaskFinished
+    | SubtaskReset
+    | OperatorReset
     | RunEnded
     | SubtaskClosed
     | CoordinatorSnapshotTaken

@@ -13,27 +13,27 @@ from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.messages import LedgerDecided, TrackerMessage
 from protocol.attempts import (
-    AcceptAttempt,
-    AnnounceFailed,
-    AnnounceReady,
+    AttemptAccepted,
     AttemptLedger,
     CancelJobs,
     ConnectionExpired,
-    EndRun,
-    FinishAttempt,
     GlobalFailureRaised,
     KillTask,
     LedgerConfig,
     LedgerEffect,
     OperatorAdded,
     OperatorRemoved,
+    OperatorReset,
     QueryStatus,
     RefuseRegistration,
     RegistrationArrived,
     ReportStale,
-    ResetOperator,
-    ResetSubtask,
-    StartRun,
+    RunEnded,
+    RunStarted,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
 )
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import FactsDropped, JobStarted
@@ -175,12 +175,12 @@ class BridgeActor(DirectActor[BridgeMessage]):
     ) -> None:
         for effect in effects:
             match effect:
-                case AcceptAttempt(connection_id=connection_id, attempt=attempt):
+                case AttemptAccepted(connection_id=connection_id, attempt=attempt):
                     connection, _ = self._registering.pop(connection_id)
                     self._tell_operator(attempt.operator_id, LedgerDecided(effect, callback_us, connection))
-                case AnnounceReady(attempt) | AnnounceFailed(attempt) | FinishAttempt(attempt):
+                case SubtaskReady(attempt) | SubtaskFailed(attempt) | SubtaskFinished(attempt):
                     self._tell_operator(attempt.operator_id, LedgerDecided(effect, callback_us))
-                case ResetSubtask() | ResetOperator() | StartRun() | EndRun():
+                case SubtaskReset() | OperatorReset() | RunStarted() | RunEnded():
                     self._running.note(effect)
                     self._tell_operator(effect.operator_id, LedgerDecided(effect, callback_us))
                 case RefuseRegistration():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from actors.coordination import ResetNotSupported
-from protocol.attempts import EndRun, LedgerEffect, StartRun
+from protocol.attempts import LedgerEffect, RunEnded, RunStarted
 from protocol.facts import ApplicationEnded, EngineFact, JobEnded, JobStarted
 
 __all__ = ["RunningJobs"]
@@ -66,12 +66,12 @@ class RunningJobs:
     def note(self, effect: LedgerEffect) -> None:
         """What the ledger has decided."""
         match effect:
-            case StartRun(operator_id, run_id):
+            case RunStarted(operator_id, run_id):
                 self._run_of_operator[operator_id] = run_id
                 self._belongs(operator_id, self._action_of_run.get(run_id, ""))
                 if operator_id in self._refused:
                     self.failed(operator_id, self._refused.pop(operator_id))
-            case EndRun(operator_id=operator_id, run_id=run_id, succeeded=succeeded):
+            case RunEnded(operator_id=operator_id, run_id=run_id, succeeded=succeeded):
                 self._run_of_operator.pop(operator_id, None)
                 if run_id not in self._run_of_operator.values():
                     self._action_of_run.pop(run_id, None)

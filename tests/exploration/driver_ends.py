@@ -5,25 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from protocol.attempts import (
-    AcceptAttempt,
-    AnnounceFailed,
-    AnnounceReady,
+    AttemptAccepted,
     AttemptLedger,
     CancelJobs,
-    FinishAttempt,
     GlobalFailureRaised,
     KillTask,
     OperatorAdded,
     RefuseRegistration,
-    ResetSubtask,
-    StartRun,
+    RunStarted,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
 )
 from protocol.barrier_tracker import (
-    AbortCheckpoint,
     AbortRequested,
-    AttemptAccepted,
-    AttemptFailed,
-    AttemptReady,
     BarrierTracker,
     CheckpointConfig,
     CheckpointDiscarded,
@@ -31,10 +27,12 @@ from protocol.barrier_tracker import (
     CheckpointStoreFailed,
     CheckpointTriggered,
     CloseSubtask,
-    CompleteCheckpoint,
     CompletedCheckpoint,
     DiscardCheckpoint,
     EndSavepoint,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NotifyCheckpointDiscarded,
     RaiseGlobalFailure,
     RefuseCheckpoint,
     ReopenSubtask,
@@ -43,15 +41,10 @@ from protocol.barrier_tracker import (
     SendBarrier,
     SnapshotCoordinator,
     StoreCheckpoint,
-    SubtaskResetRequired,
+    SubtaskResetToCheckpoint,
     SubtaskSnapshot,
-    TellDiscarded,
-    TellFailed,
-    TellReady,
-    TellReset,
     TrackerEffect,
 )
-from protocol.barrier_tracker import AttemptFinished as FinishedFact
 from protocol.facts import JobStarted, StageSubmitted
 from protocol.gateway.types import (
     AttemptIsOver,
@@ -103,9 +96,9 @@ class LedgerEnd:
                     demand(False, "H11", f"task {task} is refused: {text}")
                 case CancelJobs(_, reason):
                     demand(False, "H45", f"the job is given up: {reason}")
-                case AcceptAttempt() | AnnounceReady() | AnnounceFailed() | FinishAttempt() | ResetSubtask():
+                case AttemptAccepted() | SubtaskReady() | SubtaskFailed() | SubtaskFinished() | SubtaskReset():
                     out.append((To.TRACKER, effect))
-                case StartRun():
+                case RunStarted():
                     pass  # it is the only one
                 case _:
                     pass  # a stale word, or a look at Spark's books, which would tell nothing new
@@ -168,19 +161,13 @@ class TrackerEnd:
             case DiscardEnds(checkpoint_id):
                 self.discarding.discard(checkpoint_id)
                 out.append((To.TRACKER, CheckpointDiscarded(checkpoint_id)))
-            case AcceptAttempt(attempt=attempt, mode=mode):
-                self._handle(AttemptAccepted(attempt, mode), out)
-            case AnnounceReady(attempt):
-                self._handle(AttemptReady(attempt), out)
-            case AnnounceFailed(attempt, reason):
+            case SubtaskFailed(attempt):
                 self.over.add(attempt.task_attempt_id)
-                self._handle(AttemptFailed(attempt, reason), out)
-            case FinishAttempt(attempt):
+                self._handle(message, out)
+            case SubtaskFinished(attempt):
                 self._close(attempt, "it has finished", out)
                 out.append((To.COORDINATOR, AttemptFinished(Slot(attempt.task_attempt_id - 1))))
-                self._handle(FinishedFact(attempt), out)
-            case ResetSubtask(subtask=subtask):
-                self._handle(SubtaskResetRequired(subtask), out)
+                self._handle(message, out)
             case _:
                 self._handle(message, out)
         return out
@@ -221,9 +208,9 @@ class TrackerEnd:
                 self.writing.discard(checkpoint_id)
                 if not savepoint:
                     self.discarding.add(checkpoint_id)
-            case TellDiscarded(checkpoint_id):
+            case NotifyCheckpointDiscarded(checkpoint_id):
                 out.append((To.COORDINATOR, Discarded(checkpoint_id)))
-            case CompleteCheckpoint() | AbortCheckpoint() | EndSavepoint() | RefuseCheckpoint():
+            case NotifyCheckpointComplete() | NotifyCheckpointAborted() | EndSavepoint() | RefuseCheckpoint():
                 self._end_checkpoint(effect, out)
             case RestoreAttempt(attempt=attempt):
                 self.open.add(attempt.task_attempt_id)
@@ -237,26 +224,28 @@ class TrackerEnd:
 
     def _tell_coordinator(self, effect: TrackerEffect, out: list[Output]) -> None:
         match effect:
-            case TellReady(attempt):
+            case SubtaskReady(attempt):
                 if attempt.task_attempt_id in self.open:
                     events_sent = self.tracker._attempts.by_task[attempt.task_attempt_id].events_restored
                     out.append((To.COORDINATOR, Ready(attempt, events_sent)))
-            case TellFailed(attempt, reason):
+            case SubtaskFailed(attempt, reason):
                 self._close(attempt, str(reason), out)
                 out.append((To.COORDINATOR, Failed(attempt)))
-            case TellReset(subtask, checkpoint_id):
+            case SubtaskResetToCheckpoint(subtask, checkpoint_id):
                 out.append((To.COORDINATOR, Reset(subtask, checkpoint_id)))
             case _:
                 raise AssertionError(f"beyond what is explored: {effect}")
 
     def _end_checkpoint(
-        self, effect: CompleteCheckpoint | AbortCheckpoint | EndSavepoint | RefuseCheckpoint, out: list[Output]
+        self,
+        effect: NotifyCheckpointComplete | NotifyCheckpointAborted | EndSavepoint | RefuseCheckpoint,
+        out: list[Output],
     ) -> None:
         checkpoint_id = effect.checkpoint_id
         demand(checkpoint_id in self.asked, "H44", f"checkpoint {checkpoint_id} is answered twice, or unasked")
         self.asked.discard(checkpoint_id)
         match effect:
-            case CompleteCheckpoint():
+            case NotifyCheckpointComplete():
                 demand(checkpoint_id not in self.savepoints, "H49", f"savepoint {checkpoint_id} is completed")
                 self.complete = checkpoint_id
                 self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.COMPLETED), out)
@@ -264,7 +253,7 @@ class TrackerEnd:
             case EndSavepoint():
                 self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.SAVEPOINT), out)
                 out.append((To.COORDINATOR, SavepointEnded(checkpoint_id)))
-            case AbortCheckpoint(in_doubt=in_doubt):
+            case NotifyCheckpointAborted(in_doubt=in_doubt):
                 self._tell_all(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED), out)
                 out.append((To.COORDINATOR, CheckpointEnded(checkpoint_id, False, in_doubt)))
                 if not in_doubt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from protocol.attempts import AttemptCondemned, ConnectionExpired, OperatorOpened, SubtaskFinished
+from protocol.attempts import AttemptCondemned, ConnectionExpired, OperatorEnded, OperatorOpened
 from protocol.barrier_tracker import (
     GatewayDrained,
     RestoreAttempt,
@@ -234,7 +234,7 @@ class GatewayEnd:
             case ReportFinished(failure, state, events_sent):
                 if not failure:
                     out.append((To.TRACKER, SubtaskFinalState(attempt, state, events_sent)))
-                out.append((To.BRIDGE, SubtaskFinished(OPERATOR, attempt.task_attempt_id, failure)))
+                out.append((To.BRIDGE, OperatorEnded(OPERATOR, attempt.task_attempt_id, failure)))
             case ReportClosed(checkpoint_id):
                 out.append((To.TRACKER, SubtaskClosed(attempt, checkpoint_id)))
             case ReportDrained(checkpoint_id):

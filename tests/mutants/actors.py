@@ -188,7 +188,7 @@ ACTORS = (
         "The gateway of a subtask that has finished stays open.",
         "feared",
         ("H26",),
-        (Edit(f"{TRACKER}_hear_ledger", 'self._gateways.close(attempt, "it has finished")', "pass"),),
+        (Edit(f"{TRACKER}_take_decision", 'self._gateways.close(attempt, "it has finished")', "pass"),),
     ),
     Mutant(
         "abort-not-told-to-subtasks",
@@ -211,8 +211,8 @@ ACTORS = (
         (
             Edit(
                 f"{TRACKER}_end_checkpoint",
-                "self._coordinator_ref.tell(NotifyAborted(checkpoint_id, in_doubt))",
-                "pass",
+                "self._coordinator_ref.tell(effect)\n            if not in_doubt:",
+                "pass\n            if not in_doubt:",
             ),
         ),
     ),

@@ -16,7 +16,7 @@ ATTEMPTS = (
         (
             Edit(
                 f"{OPERATOR}_after_failure",
-                "self.out.append(ResetSubtask(self.operator_id, attempt.subtask))",
+                "self.out.append(SubtaskReset(self.operator_id, attempt.subtask))",
                 "pass",
             ),
         ),
@@ -70,7 +70,7 @@ ATTEMPTS = (
         ("H15", "H55"),
         (
             Edit(
-                f"{OPERATOR}_reset_operator", "self.out.append(ResetOperator(self.operator_id, self.reset_due))", "pass"
+                f"{OPERATOR}_reset_operator", "self.out.append(OperatorReset(self.operator_id, self.reset_due))", "pass"
             ),
         ),
     ),

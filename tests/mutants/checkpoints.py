@@ -33,8 +33,8 @@ CHECKPOINTS = (
         (
             Edit(
                 f"{TRACKER}_subtask_reset",
-                "TellReset(input.subtask, self.restore_id)",
-                "TellReset(input.subtask, self._highest_id)",
+                "SubtaskResetToCheckpoint(input.subtask, self.restore_id)",
+                "SubtaskResetToCheckpoint(input.subtask, self._highest_id)",
             ),
         ),
     ),
@@ -90,8 +90,8 @@ CHECKPOINTS = (
             ),
             Edit(
                 f"{TRACKER}_failed",
-                "out.append(TellFailed(attempt, input.reason))",
-                "out.extend([TellFailed(attempt, input.reason), *aborts])",
+                "out.append(input)",
+                "out.extend([input, *aborts])",
             ),
         ),
     ),
@@ -322,7 +322,7 @@ CHECKPOINTS = (
                 f"{UNDER_WAY}abort_all",
                 "self.give_up(list(self.pending.values()), reason, out)",
                 "self.give_up(list(self.pending.values()), reason, out);"
-                " out.extend(map(TellDiscarded, sorted(self.in_doubt))); self.in_doubt.clear()",
+                " out.extend(map(NotifyCheckpointDiscarded, sorted(self.in_doubt))); self.in_doubt.clear()",
             ),
         ),
     ),

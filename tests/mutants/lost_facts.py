@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 
-from protocol.attempts import AcceptAttempt, AnnounceFailed, EndRun, FinishAttempt, QueryStatus
+from protocol.attempts import AttemptAccepted, QueryStatus, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.facts import StatusReported, TaskOutcome, TaskState
 from tests.protocol.attempts_kit import Playbook, end, job, job_end, stage
 from tests.simulation.checkers import demand
@@ -50,7 +50,7 @@ def check_lost_facts(seed: int) -> None:
     if dice.random() < 0.5:
         book.feed(job_end())
     _pass_time(book, states, job_active=False)
-    ends = [effect for effect in book.effects if isinstance(effect, EndRun)]
+    ends = [effect for effect in book.effects if isinstance(effect, RunEnded)]
     demand(len(ends) == 1, f"H19: the job has ended, and its run has ended {len(ends)} times")
 
 
@@ -69,8 +69,8 @@ def _pass_time(book: Playbook, states: dict[int, TaskState], *, job_active: bool
 def _alive(book: Playbook) -> set[int]:
     alive: set[int] = set()
     for effect in book.effects:
-        if isinstance(effect, AcceptAttempt):
+        if isinstance(effect, AttemptAccepted):
             alive.add(effect.attempt.task_attempt_id)
-        elif isinstance(effect, AnnounceFailed | FinishAttempt):
+        elif isinstance(effect, SubtaskFailed | SubtaskFinished):
             alive.discard(effect.attempt.task_attempt_id)
     return alive

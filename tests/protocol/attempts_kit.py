@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protocol.attempts import (
-    AcceptAttempt,
-    AnnounceFailed,
-    AnnounceReady,
+    AttemptAccepted,
     AttemptLedger,
     CancelJobs,
-    EndRun,
-    FinishAttempt,
     KillTask,
     LedgerConfig,
     LedgerEffect,
     LedgerInput,
     OperatorAdded,
+    OperatorEnded,
     OperatorOpened,
+    OperatorReset,
     QueryStatus,
     RefuseRegistration,
     RegistrationArrived,
     ReportStale,
-    ResetOperator,
-    ResetSubtask,
-    StartRun,
+    RunEnded,
+    RunStarted,
+    SubtaskFailed,
     SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
 )
 from protocol.facts import JobEnded, JobStarted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
 from protocol.machine import TimePassed
@@ -35,23 +35,23 @@ from protocol.wire.messages import Register, RestoreMode
 def short(effect: LedgerEffect) -> str:
     """An effect as one line that names only what tests are about."""
     match effect:
-        case AcceptAttempt(attempt=a):
+        case AttemptAccepted(attempt=a):
             return f"accept {a.subtask}#{a.attempt} task {a.task_attempt_id}"
         case RefuseRegistration(task_attempt_id=task, code=code):
             return f"refuse task {task} {code.name}"
-        case AnnounceReady(attempt=a):
+        case SubtaskReady(attempt=a):
             return f"ready {a.subtask}#{a.attempt}"
-        case AnnounceFailed(attempt=a, reason=reason):
+        case SubtaskFailed(attempt=a, reason=reason):
             return f"failed {a.subtask}#{a.attempt} {reason.kind.name}"
-        case FinishAttempt(attempt=a):
+        case SubtaskFinished(attempt=a):
             return f"finish {a.subtask}#{a.attempt}"
-        case ResetSubtask(subtask=subtask):
+        case SubtaskReset(subtask=subtask):
             return f"reset {subtask}"
-        case ResetOperator():
+        case OperatorReset():
             return "reset all"
-        case StartRun(run_id=run):
+        case RunStarted(run_id=run):
             return f"start run {run}"
-        case EndRun(run_id=run, succeeded=succeeded):
+        case RunEnded(run_id=run, succeeded=succeeded):
             return f"end run {run} {'well' if succeeded else 'badly'}"
         case KillTask(task_attempt_id=task):
             return f"kill {task}"
@@ -164,5 +164,5 @@ def opened(task: int, operator: str = "words") -> OperatorOpened:
     return OperatorOpened(operator, task)
 
 
-def goodbye(task: int, failure: str = "", operator: str = "words") -> SubtaskFinished:
-    return SubtaskFinished(operator, task, failure)
+def goodbye(task: int, failure: str = "", operator: str = "words") -> OperatorEnded:
+    return OperatorEnded(operator, task, failure)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.attempts import (
-    AcceptAttempt,
+    AttemptAccepted,
     AttemptCondemned,
     AttemptLedger,
     CancelJobs,
@@ -25,12 +25,12 @@ from protocol.attempts import (
     LedgerEffect,
     LedgerInput,
     OperatorAdded,
+    OperatorEnded,
     OperatorOpened,
     QueryStatus,
     RefuseRegistration,
     RegistrationArrived,
     ReportStale,
-    SubtaskFinished,
 )
 from protocol.facts import (
     EngineFact,
@@ -248,11 +248,11 @@ class Simulation:
             told = self.dice.random() < 0.5
             self.at(seconds, lambda: self._raise(stage, task, told))
         else:
-            self.at(seconds, lambda: self._speak_word(task, SubtaskFinished(OPERATOR, task.id, "")))
+            self.at(seconds, lambda: self._speak_word(task, OperatorEnded(OPERATOR, task.id, "")))
 
     def _speak_word(self, task: Task, word: LedgerInput) -> None:
         if task.state is TaskState.RUNNING:
-            if isinstance(word, SubtaskFinished):
+            if isinstance(word, OperatorEnded):
                 self._said_goodbye.add(task.id)
                 stage = next(s for s in self.stages.values() if task.id in s.tasks)
                 self.at(2.0, lambda: self._succeed(stage, task))  # the confirmation of the goodbye has come
@@ -261,7 +261,7 @@ class Simulation:
     def _raise(self, stage: Stage, task: Task, told: bool) -> None:
         if task.state is TaskState.RUNNING:
             if told:
-                self.say(task, SubtaskFinished(OPERATOR, task.id, "ValueError"))
+                self.say(task, OperatorEnded(OPERATOR, task.id, "ValueError"))
             self.end(stage, task, TaskOutcome.FAILED, "ValueError")
 
     def _succeed(self, stage: Stage, task: Task) -> None:
@@ -369,7 +369,7 @@ class Simulation:
 
     def _carry_out(self, effect: LedgerEffect) -> None:
         match effect:
-            case AcceptAttempt(attempt=attempt):
+            case AttemptAccepted(attempt=attempt):
                 stage, task = self._find(attempt.task_attempt_id)
                 task.answered = True
                 self.at(self.dice.choice((0.001, 0.3)), lambda: self._work(stage, task))
@@ -377,7 +377,7 @@ class Simulation:
                 stage, task = self._find(task_attempt_id)
                 task.answered = True
                 self.at(0.01, lambda: self.end(stage, task, TaskOutcome.FAILED, "refused"))
-            case ReportStale(what="SubtaskFinished", task_attempt_id=task_attempt_id):
+            case ReportStale(what="OperatorEnded", task_attempt_id=task_attempt_id):
                 stage, task = self._find(task_attempt_id)
                 self._said_goodbye.discard(task.id)
                 self.at(0.01, lambda: self.end(stage, task, TaskOutcome.FAILED, "its goodbye was refused"))

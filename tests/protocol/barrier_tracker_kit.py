@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from protocol.attempts import AttemptAccepted, SubtaskReady
 from protocol.attempts.types import FailureKind, FailureReason
 from protocol.barrier_tracker import (
-    AttemptAccepted,
-    AttemptReady,
     BarrierTracker,
     CheckpointConfig,
     CheckpointStored,
@@ -50,6 +49,10 @@ def snapshot_of(subtask: int, state: bytes, *held: bytes, events_sent: int = 0) 
     return SubtaskSnapshot((SubtaskState(subtask, state),), events, events_sent)
 
 
+def accepted(attempt: ExecutionAttempt, mode: RestoreMode = RestoreMode.STREAMING) -> AttemptAccepted:
+    return AttemptAccepted(attempt, mode, run_id=7, connection_id=attempt.task_attempt_id)
+
+
 class Dialogue:
     """A tracker that checks its invariants after every input, and a clock that stands until it is moved."""
 
@@ -78,7 +81,7 @@ class Dialogue:
 
     def run(self, *attempts: ExecutionAttempt) -> Dialogue:
         for attempt in attempts:
-            self.tell(AttemptAccepted(attempt, self.mode), AttemptReady(attempt))
+            self.tell(accepted(attempt, self.mode), SubtaskReady(attempt))
         return self
 
     def close(self, checkpoint_id: int, *attempts: ExecutionAttempt, savepoint: bool = False) -> Dialogue:

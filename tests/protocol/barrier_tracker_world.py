@@ -12,14 +12,18 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from random import Random
 
+from protocol.attempts import (
+    AttemptAccepted,
+    OperatorReset,
+    RunEnded,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
+)
 from protocol.attempts.types import FailureKind, FailureReason
 from protocol.barrier_tracker import (
-    AbortCheckpoint,
     AbortRequested,
-    AttemptAccepted,
-    AttemptFailed,
-    AttemptFinished,
-    AttemptReady,
     BarrierTracker,
     CheckpointConfig,
     CheckpointDiscarded,
@@ -27,20 +31,21 @@ from protocol.barrier_tracker import (
     CheckpointStoreFailed,
     CheckpointTriggered,
     CloseSubtask,
-    CompleteCheckpoint,
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
     DiscardCheckpoint,
     EndSavepoint,
     GatewayDrained,
-    OperatorResetRequired,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NotifyCheckpointDiscarded,
+    OperatorResetToCheckpoint,
     RaiseGlobalFailure,
     RefuseCheckpoint,
     ReopenSubtask,
     ReportStale,
     RestoreAttempt,
-    RunEnded,
     SendBarrier,
     SnapshotCoordinator,
     StoreCheckpoint,
@@ -48,13 +53,7 @@ from protocol.barrier_tracker import (
     SubtaskClosed,
     SubtaskDeclined,
     SubtaskFinalState,
-    SubtaskResetRequired,
-    TellDiscarded,
-    TellFailed,
-    TellReady,
-    TellReset,
-    TellResetToCheckpoint,
-    TellRunEnded,
+    SubtaskResetToCheckpoint,
     TimePassed,
     TrackerEffect,
     TrackerInput,
@@ -164,10 +163,12 @@ class World:
 
     def check_abort_first(self, effects: list[TrackerEffect]) -> None:
         """H16: both sides know of the abort before they hear what caused it."""
-        tells = (TellFailed, TellReset, TellResetToCheckpoint)
+        tells = (SubtaskFailed, SubtaskResetToCheckpoint, OperatorResetToCheckpoint)
         place = next((i for i, effect in enumerate(effects) if isinstance(effect, tells)), None)
         if place is not None:
-            aborted = {effect.checkpoint_id for effect in effects[:place] if isinstance(effect, AbortCheckpoint)}
+            aborted = {
+                effect.checkpoint_id for effect in effects[:place] if isinstance(effect, NotifyCheckpointAborted)
+            }
             assert aborted == self.were_pending, f"H16: {self.were_pending} were pending, {aborted} aborted"
 
     def trigger(self, savepoint: bool = False) -> None:
@@ -240,11 +241,11 @@ class World:
         attempt = ExecutionAttempt("words", subtask, number, 1000 + number)
         self.attempts[attempt.task_attempt_id] = attempt
         self.tasks[attempt.task_attempt_id] = Task(attempt)
-        self.tell(AttemptAccepted(attempt, RestoreMode.STREAMING))
+        self.tell(AttemptAccepted(attempt, RestoreMode.STREAMING, 1, attempt.task_attempt_id))
 
     def open(self, task: Task) -> None:
         task.ready = True
-        self.tell(AttemptReady(task.attempt))
+        self.tell(SubtaskReady(task.attempt))
 
     def fail(self, task: Task) -> None:
         attempt = task.attempt
@@ -253,7 +254,7 @@ class World:
             self.ways.pop(attempt.task_attempt_id, None)
         if not any(other.attempt.subtask == attempt.subtask for other in self.tasks.values()):
             self.owed.add(attempt.subtask)
-        self.tell(AttemptFailed(attempt, KILLED))
+        self.tell(SubtaskFailed(attempt, KILLED))
 
     def finish(self, task: Task) -> None:
         attempt = task.attempt
@@ -261,21 +262,21 @@ class World:
         self.ways[attempt.task_attempt_id].append(
             SubtaskFinalState(attempt, b"final of %d" % attempt.task_attempt_id, task.sent)
         )
-        self.tell(AttemptFinished(attempt))
+        self.tell(SubtaskFinished(attempt))
 
     def reset(self) -> None:
         if self.operator_owed or (self.owed and self.random.random() < 0.1) or self.random.random() < 0.02:
             self.tasks.clear()
             self.owed.clear()
             self.operator_owed = False
-            self.tell(OperatorResetRequired("why not"))
+            self.tell(OperatorReset("words", "why not"))
         elif self.owed:
-            self.tell(SubtaskResetRequired(self.owed.pop()))
+            self.tell(SubtaskReset("words", self.owed.pop()))
 
     def end_run(self, succeeded: bool) -> None:
         """As the ledger does it: the operator is reset before the next run."""
         self.tasks = {tid: task for tid, task in self.tasks.items() if task.finished}
-        self.tell(RunEnded(1, succeeded))
+        self.tell(RunEnded("words", 1, succeeded))
         self.operator_owed = True
 
     # --- what the tracker asks for ------------------------------------------------------------------------
@@ -302,29 +303,29 @@ class World:
                 self.checkpoints[n].states[attempt.subtask] = b"final of %d" % attempt.task_attempt_id
             case StoreCheckpoint():
                 self.store(effect)
-            case CompleteCheckpoint() | EndSavepoint() | AbortCheckpoint() | RefuseCheckpoint():
+            case NotifyCheckpointComplete() | EndSavepoint() | NotifyCheckpointAborted() | RefuseCheckpoint():
                 self.end(effect)
-            case TellReady(attempt):
+            case SubtaskReady(attempt):
                 self.hear_ready(attempt)
             case RestoreAttempt(attempt, n, _, _, sent):
                 assert n == (-1 if self.point is None else self.point.checkpoint_id)  # H18
                 self.tasks[attempt.task_attempt_id].restored = self.tasks[attempt.task_attempt_id].sent = sent
-            case TellReset(_, n) | TellResetToCheckpoint(n, _):
+            case SubtaskResetToCheckpoint(_, n) | OperatorResetToCheckpoint(n, _):
                 assert n == (-1 if self.point is None else self.point.checkpoint_id), "H18"
             case TriggerCheckpoint():
                 self.due = True
             case RaiseGlobalFailure():
                 self.operator_owed = True
             case DiscardCheckpoint(n, savepoint):
-                assert self.checkpoints[n].answer == "AbortCheckpoint"
+                assert self.checkpoints[n].answer == "NotifyCheckpointAborted"
                 assert self.checkpoints[n].in_doubt is not savepoint
                 if not savepoint and self.random.random() < 0.5:  # else the storage never manages to
                     self.ways["discard", n].append(CheckpointDiscarded(n))
-            case TellDiscarded(n):
+            case NotifyCheckpointDiscarded(n):
                 assert self.checkpoints[n].in_doubt, "H64: discarded together with its abort, or not aborted"
                 assert not self.checkpoints[n].discarded, "H64: said twice"
                 self.checkpoints[n].discarded = True
-            case ReportStale() | TellFailed() | TellRunEnded():
+            case ReportStale() | SubtaskFailed() | RunEnded():
                 pass
 
     def send_barrier(self, attempt: ExecutionAttempt, checkpoint_id: int) -> None:
@@ -356,17 +357,17 @@ class World:
         word = CheckpointStored(n) if self.random.random() < 0.85 else CheckpointStoreFailed(n, "disk full")
         self.ways["storage", n].append(word)
 
-    def end(self, effect: CompleteCheckpoint | EndSavepoint | AbortCheckpoint | RefuseCheckpoint) -> None:
+    def end(self, effect: NotifyCheckpointComplete | EndSavepoint | NotifyCheckpointAborted | RefuseCheckpoint) -> None:
         n, checkpoint = effect.checkpoint_id, self.checkpoints[effect.checkpoint_id]
         assert not checkpoint.answer, f"H44: {n} was answered twice"
         checkpoint.answer = type(effect).__name__
-        if isinstance(effect, AbortCheckpoint):
+        if isinstance(effect, NotifyCheckpointAborted):
             checkpoint.in_doubt = effect.in_doubt
             assert checkpoint.in_doubt == (checkpoint.written and not checkpoint.savepoint), "H64"
-        if isinstance(effect, CompleteCheckpoint | EndSavepoint):
+        if isinstance(effect, NotifyCheckpointComplete | EndSavepoint):
             assert checkpoint.durable, "H40: the durable write comes first"
             assert checkpoint.savepoint is isinstance(effect, EndSavepoint), "H49"
-        if isinstance(effect, CompleteCheckpoint):
+        if isinstance(effect, NotifyCheckpointComplete):
             assert self.point is None or n > self.point.checkpoint_id, "H43: completions rise"
             self.point = CompletedCheckpoint(n, self.parallelism, b"")
         for task in self.tasks.values():

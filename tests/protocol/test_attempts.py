@@ -8,19 +8,19 @@ from __future__ import annotations
 import pytest
 
 from protocol.attempts import (
-    AcceptAttempt,
-    AnnounceFailed,
+    AttemptAccepted,
     AttemptCondemned,
     CancelJobs,
     ConnectionExpired,
-    EndRun,
     GlobalFailureRaised,
     KillTask,
     LedgerConfig,
     OperatorAdded,
     OperatorRemoved,
+    OperatorReset,
     RefuseRegistration,
-    ResetOperator,
+    RunEnded,
+    SubtaskFailed,
 )
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import (
@@ -54,7 +54,7 @@ def test_an_attempt_is_named_by_operator_subtask_number_and_spark_task() -> None
     book = Playbook()  # H1
     book.feed(reg(10, 1))
     effect = book.last
-    assert isinstance(effect, AcceptAttempt)
+    assert isinstance(effect, AttemptAccepted)
     attempt = effect.attempt
     assert (attempt.operator_id, attempt.subtask, attempt.attempt, attempt.task_attempt_id) == ("words", 1, 0, 10)
     assert (effect.run_id, effect.connection_id) == (1, 1010)
@@ -75,7 +75,7 @@ def test_attempt_numbers_rise_across_runs() -> None:
 def test_what_comes_from_an_attempt_that_is_over_is_reported_stale_and_changes_nothing() -> None:
     book = a_running_attempt()  # H3
     book.feed(end(10, 1))
-    assert book.feed(goodbye(10)) == ["stale SubtaskFinished task 10"]
+    assert book.feed(goodbye(10)) == ["stale OperatorEnded task 10"]
     assert book.feed(opened(10)) == ["stale OperatorOpened task 10"]
     assert book.feed(AttemptCondemned("words", 10, "late")) == ["stale AttemptCondemned task 10"]
     assert book.feed(ConnectionExpired("words", 10)) == ["stale ConnectionExpired task 10"]
@@ -255,9 +255,9 @@ def test_a_condemned_attempt_is_killed_by_its_own_id_and_is_over_at_once() -> No
     answers = book.feed(AttemptCondemned("words", 10, "event 7 was not confirmed within 5 s"))
     assert answers == ["kill 10", "failed 1#0 CONFIRMATION_TIMEOUT", "reset 1"]
     failed = book.effects[-2]
-    assert isinstance(failed, AnnounceFailed)
+    assert isinstance(failed, SubtaskFailed)
     assert "event 7" in failed.reason.text
-    assert book.feed(goodbye(10), end(10, 1, KILLED)) == ["stale SubtaskFinished task 10"]
+    assert book.feed(goodbye(10), end(10, 1, KILLED)) == ["stale OperatorEnded task 10"]
 
 
 def test_an_attempt_whose_connection_expired_is_killed_and_failed() -> None:
@@ -420,7 +420,7 @@ def test_a_held_registration_whose_task_is_over_is_refused() -> None:
 def test_a_held_registration_whose_connection_went_away_is_dropped() -> None:
     book = a_running_attempt()  # H19
     book.feed(reg(11, 1, number=1))
-    assert book.feed(goodbye(11)) == ["stale SubtaskFinished task 11"]
+    assert book.feed(goodbye(11)) == ["stale OperatorEnded task 11"]
     gone = ["kill 11", "refuse task 11 ATTEMPT_OVER", "failed 1#1 CONNECTION_LOST"]
     assert book.feed(ConnectionExpired("words", 11)) == gone
     assert book.feed(end(11, 1, KILLED, number=1)) == []
@@ -495,7 +495,7 @@ def test_the_reset_after_a_global_failure_comes_once_before_the_next_run() -> No
     book.feed(GlobalFailureRaised("words", "boom"), GlobalFailureRaised("words", "again"))
     assert book.feed(job_end(succeeded=False, reason="cancelled")) == ["end run 1 badly"]
     assert book.feed(reg(20, 1, run=2)) == ["reset all", "start run 2", "accept 1#1 task 20"]
-    resets = [effect for effect in book.effects if isinstance(effect, ResetOperator)]
+    resets = [effect for effect in book.effects if isinstance(effect, OperatorReset)]
     assert [reset.cause for reset in resets] == ["boom"]
 
 
@@ -709,7 +709,7 @@ def test_a_failed_job_fails_every_live_attempt_and_late_facts_are_ignored() -> N
     answers = book.feed(job_end(succeeded=False, reason="stage 1 was cancelled"))
     assert answers == ["failed 1#0 RUN_ENDED", "failed 2#0 RUN_ENDED", "end run 1 badly"]
     over = book.last
-    assert isinstance(over, EndRun)
+    assert isinstance(over, RunEnded)
     assert over.reason == "stage 1 was cancelled"
     assert book.feed(end(10, 1, KILLED), end(11, 2, KILLED), StageCompleted(1, 0, "cancelled")) == []
 

@@ -6,18 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.attempts import (
-    AnnounceFailed,
-    AnnounceReady,
     AttemptCondemned,
     AttemptLedger,
     ConnectionExpired,
     GlobalFailureRaised,
     LedgerInput,
     OperatorAdded,
+    OperatorEnded,
     OperatorOpened,
     OperatorRemoved,
     RegistrationArrived,
-    SubtaskFinished,
+    SubtaskFailed,
+    SubtaskReady,
 )
 from protocol.errors import ProtocolError
 from protocol.facts import (
@@ -48,7 +48,7 @@ inputs: st.SearchStrategy[LedgerInput] = st.one_of(
     st.builds(RegistrationArrived, tasks, registers),
     st.builds(RegistrationArrived, tasks, registers),
     st.builds(OperatorOpened, operators, tasks),
-    st.builds(SubtaskFinished, operators, tasks, failure),
+    st.builds(OperatorEnded, operators, tasks, failure),
     st.builds(ConnectionExpired, operators, tasks),
     st.builds(AttemptCondemned, operators, tasks, failure),
     st.builds(GlobalFailureRaised, operators, failure),
@@ -89,11 +89,11 @@ def test_whatever_comes_the_state_stays_possible_and_failures_are_told_once(
             effects = ()
         ledger.check_invariants()
         for effect in effects:
-            if isinstance(effect, AnnounceFailed | AnnounceReady):
+            if isinstance(effect, SubtaskFailed | SubtaskReady):
                 a = effect.attempt
                 key = (a.operator_id, a.subtask, a.attempt)
                 assert key not in told, "told after it was told to be over"
-                if isinstance(effect, AnnounceFailed):
+                if isinstance(effect, SubtaskFailed):
                     told.add(key)
         if isinstance(step, OperatorRemoved):  # added again, it begins a new life, and its numbers with it
             told.clear()

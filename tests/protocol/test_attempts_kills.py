@@ -8,11 +8,11 @@ from protocol.attempts import (
     AttemptCondemned,
     CancelJobs,
     ConnectionExpired,
-    EndRun,
     GlobalFailureRaised,
     KillTask,
     LedgerConfig,
-    ResetOperator,
+    OperatorReset,
+    RunEnded,
 )
 from protocol.facts import StageCompleted, StatusReported, TaskOutcome, TaskState
 from protocol.wire.messages import RestoreMode
@@ -64,8 +64,8 @@ def test_the_failure_names_the_subtask_the_count_and_the_last_reason() -> None:
     for number in range(3):
         kill_next(book, number)
     book.feed(job_end(succeeded=False, reason="cancelled"), reg(20, 1, run=2))
-    causes = [e.reason for e in book.effects if isinstance(e, CancelJobs | EndRun)]
-    causes += [e.cause for e in book.effects if isinstance(e, ResetOperator)]
+    causes = [e.reason for e in book.effects if isinstance(e, CancelJobs | RunEnded)]
+    causes += [e.cause for e in book.effects if isinstance(e, OperatorReset)]
     assert len(causes) == 3
     for cause in causes:
         assert "Headgate has killed subtask 1 of operator 'words' 3 times" in cause

@@ -11,17 +11,17 @@ from typing import get_args
 import pytest
 
 from protocol.attempts import (
-    AcceptAttempt,
-    AnnounceFailed,
-    AnnounceReady,
-    EndRun,
+    AttemptAccepted,
     FailureKind,
     FailureReason,
-    FinishAttempt,
     LedgerEffect,
-    ResetOperator,
-    ResetSubtask,
-    StartRun,
+    OperatorReset,
+    RunEnded,
+    RunStarted,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
 )
 from protocol.facts import TaskState
 from tests.protocol.attempts_simulation import Chances, Simulation, Stage
@@ -50,24 +50,24 @@ class Checker:
     def __call__(self, effect: LedgerEffect) -> None:
         self.outcomes[type(effect).__name__] += 1
         match effect:
-            case StartRun(run_id=run_id):
+            case RunStarted(run_id=run_id):
                 assert self.run is None, "H55: one run at a time"
                 if self.runs:
                     assert self.operator_resets == 1, "H55: one reset between two runs"
                 else:
                     assert self.operator_resets <= 1, "H15: only a failure before the first run resets there"
                 self.run, self.runs, self.operator_resets = run_id, self.runs + 1, 0
-            case EndRun(run_id=run_id):
+            case RunEnded(run_id=run_id):
                 self._run_ended(effect)
-            case AcceptAttempt():
+            case AttemptAccepted():
                 self._accepted(effect)
-            case AnnounceReady(attempt=a):
+            case SubtaskReady(attempt=a):
                 assert self.alive[a.subtask].get(a.attempt) == a.task_attempt_id, "H11: alive at this moment"
                 assert (a.subtask, a.attempt) not in self.ready, "H10: ready once"
                 assert self.simulation is not None
                 assert a.task_attempt_id not in self.simulation.delivered_ends, "H11: ready after its end was known"
                 self.ready.add((a.subtask, a.attempt))
-            case AnnounceFailed(attempt=a, reason=reason):
+            case SubtaskFailed(attempt=a, reason=reason):
                 self.reasons[a.task_attempt_id] = reason
                 if a.attempt in self.alive[a.subtask]:
                     self._count_kill(a.subtask, reason)
@@ -79,14 +79,14 @@ class Checker:
                 else:
                     self._new_number(a.subtask, a.attempt)  # H11: never ready, but reported failed
                 self.owes_reset.add(a.subtask)
-            case FinishAttempt(attempt=a):
+            case SubtaskFinished(attempt=a):
                 self.finished[a.subtask][a.attempt] = self.alive[a.subtask].pop(a.attempt)
-            case ResetSubtask(subtask=subtask):
+            case SubtaskReset(subtask=subtask):
                 assert not self.alive[subtask], "H13: reset only when none is left"
                 assert not self.finished[subtask]
                 assert subtask in self.owes_reset, "H10: reset only after a failure"
                 self.owes_reset.discard(subtask)
-            case ResetOperator():
+            case OperatorReset():
                 assert not any(self.alive.values()), "H15: every live attempt was reported failed before"
                 self.owes_reset.clear()
                 self.operator_resets += 1
@@ -104,7 +104,7 @@ class Checker:
             self.kills[subtask] += 1
             assert self.kills[subtask] <= (self.simulation.chances.attempts_max or 4), f"H69: {reason}"
 
-    def _accepted(self, effect: AcceptAttempt) -> None:
+    def _accepted(self, effect: AttemptAccepted) -> None:
         assert self.simulation is not None
         a = effect.attempt
         assert effect.run_id == self.run, "an attempt of no run"
@@ -122,7 +122,7 @@ class Checker:
                 assert overlap, f"H13: {first} and {second} never ran at the same time"
         self.alive[a.subtask][a.attempt] = a.task_attempt_id
 
-    def _run_ended(self, effect: EndRun) -> None:
+    def _run_ended(self, effect: RunEnded) -> None:
         assert self.simulation is not None
         assert self.run == effect.run_id
         assert not any(self.alive.values()), "H57: every attempt was failed or finished before"

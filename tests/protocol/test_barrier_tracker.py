@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.attempts import (
+    OperatorReset,
+    RunEnded,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
+)
 from protocol.barrier_tracker import (
-    AbortCheckpoint,
-    AttemptAccepted,
-    AttemptFailed,
-    AttemptFinished,
-    AttemptReady,
     CheckpointStored,
     CheckpointTriggered,
     CloseSubtask,
-    CompleteCheckpoint,
     CompletedCheckpoint,
     CoordinatorSnapshotTaken,
     GatewayDrained,
-    OperatorResetRequired,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    OperatorResetToCheckpoint,
     Phase,
     ReopenSubtask,
     ReportStale,
     RestoreAttempt,
-    RunEnded,
     SendBarrier,
     SnapshotCoordinator,
     StoreCheckpoint,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskFinalState,
-    SubtaskResetRequired,
-    TellFailed,
-    TellReady,
-    TellReset,
-    TellResetToCheckpoint,
-    TellRunEnded,
+    SubtaskResetToCheckpoint,
 )
 from protocol.errors import LocalProtocolError
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
-from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, held_by, kinds, snapshot_of, stored
+from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, accepted, held_by, kinds, snapshot_of, stored
 
 # --- the order of one checkpoint -------------------------------------------------------------------------
 
@@ -56,7 +54,7 @@ def test_one_checkpoint_takes_its_steps_in_the_order_of_the_contract() -> None:
     assert tell(SubtaskAcknowledged(A, 1, b"a", (HeldEvent(0, b"x"), HeldEvent(0, b"y")))) == []
     whole = CompletedCheckpoint(1, 2, b"c", {0: snapshot_of(0, b"a", b"x", b"y"), 1: snapshot_of(1, b"b")})
     assert tell(SubtaskAcknowledged(B, 1, b"b")) == [StoreCheckpoint(whole)]
-    assert tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+    assert tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
     assert dialogue.tracker.phase is Phase.IDLE
     assert dialogue.tracker.next_deadline() is None
 
@@ -99,7 +97,7 @@ def test_a_subtask_that_waits_for_its_restart_takes_part_with_what_it_will_resto
     # H47: it is neither running nor empty.
     dialogue = Dialogue().run(A, B)
     dialogue.complete(1, A, B)
-    dialogue.tell(AttemptFailed(A, FAILED), SubtaskResetRequired(0))
+    dialogue.tell(SubtaskFailed(A, FAILED), SubtaskReset("words", 0))
     dialogue.cut(2, B)
     assert stored(dialogue.acknowledge(2, B)).subtask_states == {
         0: snapshot_of(0, b"0 at 1", b"held"),
@@ -110,7 +108,7 @@ def test_a_subtask_that_waits_for_its_restart_takes_part_with_what_it_will_resto
 def test_a_finished_subtask_takes_part_with_its_final_state() -> None:
     # H47
     dialogue = Dialogue().run(A, B)
-    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
+    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(B, 1)]
     dialogue.tell(SubtaskClosed(B, 1), CoordinatorSnapshotTaken(1, b"c"), GatewayDrained(B, 1))
     assert stored(dialogue.acknowledge(1, B)).subtask_states[0] == snapshot_of(0, b"final")
@@ -144,7 +142,7 @@ def test_an_operator_that_ends_during_a_checkpoint_takes_part_with_its_final_sta
 def test_a_finished_attempt_is_waited_for_until_its_final_state_has_come() -> None:
     # H47: the engine's word and the subtask's own come on different ways.
     dialogue = Dialogue(1).run(A)
-    dialogue.tell(AttemptFinished(A))
+    dialogue.tell(SubtaskFinished(A))
     assert dialogue.tell(CheckpointTriggered(1)) == []
     assert dialogue.tell(SubtaskFinalState(A, b"final")) == [ReopenSubtask(A, 1), SnapshotCoordinator(1)]
 
@@ -159,7 +157,7 @@ def test_a_checkpoint_without_any_running_subtask_needs_only_the_coordinator() -
 def test_a_checkpoint_after_a_good_run_takes_the_final_states() -> None:
     # H47, H57
     dialogue = Dialogue(1).run(A)
-    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A), RunEnded(7, True))
+    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A), RunEnded("words", 7, True))
     dialogue.tell(CheckpointTriggered(1))
     assert dialogue.tell(CoordinatorSnapshotTaken(1, b"c")) == [
         StoreCheckpoint(CompletedCheckpoint(1, 1, b"c", {0: snapshot_of(0, b"final")}))
@@ -169,32 +167,32 @@ def test_a_checkpoint_after_a_good_run_takes_the_final_states() -> None:
 def test_an_attempt_that_becomes_ready_during_the_closing_is_announced_behind_the_snapshot() -> None:
     # The invariant: before the cut, an event between it and the coordinator would be in one half only.
     dialogue = Dialogue().run(A)
-    dialogue.tell(AttemptAccepted(B, RestoreMode.STREAMING), CheckpointTriggered(1))
-    assert dialogue.tell(AttemptReady(B)) == []
-    assert dialogue.tell(SubtaskClosed(A, 1)) == [SnapshotCoordinator(1), TellReady(B)]
+    dialogue.tell(accepted(B), CheckpointTriggered(1))
+    assert dialogue.tell(SubtaskReady(B)) == []
+    assert dialogue.tell(SubtaskClosed(A, 1)) == [SnapshotCoordinator(1), SubtaskReady(B)]
 
 
 def test_an_attempt_that_becomes_ready_after_the_closing_is_announced_at_once() -> None:
     # The coordinator's own order keeps it behind the snapshot.
     dialogue = Dialogue().run(A)
-    dialogue.tell(AttemptAccepted(B, RestoreMode.STREAMING))
+    dialogue.tell(accepted(B))
     dialogue.close(1, A)
-    assert dialogue.tell(AttemptReady(B)) == [TellReady(B)]
+    assert dialogue.tell(SubtaskReady(B)) == [SubtaskReady(B)]
 
 
 def test_an_attempt_that_dies_while_it_is_withheld_is_never_announced_ready() -> None:
     # H11
     dialogue = Dialogue().run(A)
-    dialogue.tell(AttemptAccepted(B, RestoreMode.STREAMING), CheckpointTriggered(1), AttemptReady(B))
-    effects = dialogue.tell(AttemptFailed(B, FAILED))
-    assert kinds(effects) == [AbortCheckpoint, TellFailed]
+    dialogue.tell(accepted(B), CheckpointTriggered(1), SubtaskReady(B))
+    effects = dialogue.tell(SubtaskFailed(B, FAILED))
+    assert kinds(effects) == [NotifyCheckpointAborted, SubtaskFailed]
 
 
 def test_a_withheld_attempt_is_announced_when_the_checkpoint_is_aborted() -> None:
     # H48: nothing waits for ever.
     dialogue = Dialogue(tolerated_failures=5).run(A)
-    dialogue.tell(AttemptAccepted(B, RestoreMode.STREAMING), CheckpointTriggered(1), AttemptReady(B))
-    assert kinds(dialogue.wait(10)) == [AbortCheckpoint, TellReady]
+    dialogue.tell(accepted(B), CheckpointTriggered(1), SubtaskReady(B))
+    assert kinds(dialogue.wait(10)) == [NotifyCheckpointAborted, SubtaskReady]
 
 
 # --- restores and resets ---------------------------------------------------------------------------------
@@ -204,20 +202,18 @@ def test_in_batch_mode_a_retry_restores_nothing_whatever_has_been_completed() ->
     # H18, architecture: batch and streaming
     dialogue = Dialogue(mode=RestoreMode.BATCH).run(A, B)
     dialogue.complete(1, A, B)
-    dialogue.tell(AttemptFailed(A, FAILED))
-    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, -1)]
-    assert dialogue.tell(AttemptAccepted(A2, RestoreMode.BATCH)) == [RestoreAttempt(A2, -1, (), (), 0)]
+    dialogue.tell(SubtaskFailed(A, FAILED))
+    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, -1)]
+    assert dialogue.tell(accepted(A2, RestoreMode.BATCH)) == [RestoreAttempt(A2, -1, (), (), 0)]
 
 
 def test_in_streaming_mode_a_retry_restores_the_last_completed_checkpoint() -> None:
     # H18, H31
     dialogue = Dialogue().run(A, B)
     dialogue.complete(1, A, B)
-    dialogue.tell(AttemptFailed(A, FAILED))
-    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, 1)]
-    assert dialogue.tell(AttemptAccepted(A2, RestoreMode.STREAMING)) == [
-        RestoreAttempt(A2, 1, (SubtaskState(0, b"0 at 1"),), held_by(A), 0)
-    ]
+    dialogue.tell(SubtaskFailed(A, FAILED))
+    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, 1)]
+    assert dialogue.tell(accepted(A2)) == [RestoreAttempt(A2, 1, (SubtaskState(0, b"0 at 1"),), held_by(A), 0)]
 
 
 def test_a_reset_never_names_a_checkpoint_that_the_coordinator_was_not_told_is_complete() -> None:
@@ -226,29 +222,27 @@ def test_a_reset_never_names_a_checkpoint_that_the_coordinator_was_not_told_is_c
     dialogue.complete(1, A, B)
     dialogue.cut(2, A, B)
     dialogue.acknowledge(2, A, B)
-    dialogue.tell(AttemptFailed(A, FAILED))
+    dialogue.tell(SubtaskFailed(A, FAILED))
     assert kinds(dialogue.tell(CheckpointStored(2))) == [ReportStale]
-    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, 1)]
+    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, 1)]
 
 
 def test_a_global_failover_resets_the_coordinator_to_its_state_in_the_last_checkpoint() -> None:
     # H15
     dialogue = Dialogue().run(A, B)
-    assert dialogue.tell(OperatorResetRequired("x")) == [TellResetToCheckpoint(-1, None)]
+    assert dialogue.tell(OperatorReset("words", "x")) == [OperatorResetToCheckpoint(-1, None)]
     dialogue.run(A, B)
     dialogue.complete(1, A, B)
-    dialogue.tell(AttemptFailed(A, FAILED), AttemptFailed(B, FAILED))
-    assert dialogue.tell(OperatorResetRequired("x")) == [TellResetToCheckpoint(1, b"coordinator 1")]
+    dialogue.tell(SubtaskFailed(A, FAILED), SubtaskFailed(B, FAILED))
+    assert dialogue.tell(OperatorReset("words", "x")) == [OperatorResetToCheckpoint(1, b"coordinator 1")]
 
 
 def test_a_new_application_restores_what_it_was_given() -> None:
     # H52
     restored = CompletedCheckpoint(4, 2, b"c", {0: snapshot_of(0, b"zero", b"h", events_sent=7)})
     dialogue = Dialogue(restored=restored)
-    assert dialogue.tell(AttemptAccepted(A, RestoreMode.STREAMING)) == [
-        RestoreAttempt(A, 4, (SubtaskState(0, b"zero"),), (HeldEvent(0, b"h"),), 7)
-    ]
-    assert dialogue.tell(AttemptAccepted(B, RestoreMode.STREAMING)) == [RestoreAttempt(B, 4, (), (), 0)]
+    assert dialogue.tell(accepted(A)) == [RestoreAttempt(A, 4, (SubtaskState(0, b"zero"),), (HeldEvent(0, b"h"),), 7)]
+    assert dialogue.tell(accepted(B)) == [RestoreAttempt(B, 4, (), (), 0)]
 
 
 # --- what is passed on -----------------------------------------------------------------------------------
@@ -257,27 +251,27 @@ def test_a_new_application_restores_what_it_was_given() -> None:
 def test_facts_pass_through_in_their_order() -> None:
     # H10
     dialogue = Dialogue(1)
-    assert dialogue.tell(AttemptAccepted(A, RestoreMode.STREAMING), AttemptReady(A)) == [
+    assert dialogue.tell(accepted(A), SubtaskReady(A)) == [
         RestoreAttempt(A, -1, (), (), 0),
-        TellReady(A),
+        SubtaskReady(A),
     ]
-    assert dialogue.tell(AttemptFailed(A, FAILED), SubtaskResetRequired(0)) == [
-        TellFailed(A, FAILED),
-        TellReset(0, -1),
+    assert dialogue.tell(SubtaskFailed(A, FAILED), SubtaskReset("words", 0)) == [
+        SubtaskFailed(A, FAILED),
+        SubtaskResetToCheckpoint(0, -1),
     ]
-    assert dialogue.tell(RunEnded(3, False, "why")) == [TellRunEnded(3, False, "why")]
+    assert dialogue.tell(RunEnded("words", 3, False, "why")) == [RunEnded("words", 3, False, "why")]
 
 
 def test_an_attempt_that_never_was_accepted_is_reported_failed_all_the_same() -> None:
     # H11
-    assert Dialogue(1).tell(AttemptFailed(A, FAILED)) == [TellFailed(A, FAILED)]
+    assert Dialogue(1).tell(SubtaskFailed(A, FAILED)) == [SubtaskFailed(A, FAILED)]
 
 
 def test_what_an_attempt_says_after_its_end_is_stale() -> None:
     # H3
     dialogue = Dialogue().run(A, B)
-    dialogue.tell(AttemptFailed(A, FAILED))
-    for late in (AttemptReady(A), AttemptFinished(A), SubtaskFinalState(A, b"late")):
+    dialogue.tell(SubtaskFailed(A, FAILED))
+    for late in (SubtaskReady(A), SubtaskFinished(A), SubtaskFinalState(A, b"late")):
         assert kinds(dialogue.tell(late)) == [ReportStale]
 
 
@@ -286,7 +280,7 @@ def test_our_own_side_out_of_turn_is_refused_and_changes_nothing() -> None:
     for wrong in (
         CoordinatorSnapshotTaken(1, b"c"),
         CheckpointStored(1),
-        AttemptAccepted(A, RestoreMode.BATCH),
+        accepted(A, RestoreMode.BATCH),
     ):
         with pytest.raises(LocalProtocolError):
             dialogue.tell(wrong)

@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.attempts import OperatorReset, RunEnded, SubtaskFailed, SubtaskFinished, SubtaskReset
 from protocol.attempts.types import FailureKind, FailureReason
 from protocol.barrier_tracker import (
-    AbortCheckpoint,
     AbortRequested,
-    AttemptFailed,
-    AttemptFinished,
     CheckpointStored,
     CheckpointStoreFailed,
     CheckpointTriggered,
     CloseSubtask,
-    CompleteCheckpoint,
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
     DiscardCheckpoint,
     GatewayDrained,
-    OperatorResetRequired,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    OperatorResetToCheckpoint,
     RaiseGlobalFailure,
     RefuseCheckpoint,
     ReportStale,
-    RunEnded,
     StoreCheckpoint,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
     SubtaskFinalState,
-    SubtaskResetRequired,
-    TellFailed,
-    TellReset,
-    TellResetToCheckpoint,
-    TellRunEnded,
+    SubtaskResetToCheckpoint,
     TrackerInput,
 )
 from protocol.errors import LocalProtocolError
@@ -58,18 +52,21 @@ def test_an_attempt_that_fails_aborts_what_is_pending_before_it_is_told(reached:
         case _:
             dialogue.cut(1, A, B).acknowledge(1, A, B)
     assert dialogue.tracker.phase.value == reached
-    effects = dialogue.tell(AttemptFailed(A, FAILED))
+    effects = dialogue.tell(SubtaskFailed(A, FAILED))
     discard = [DiscardCheckpoint] if reached == "storing" else []
-    assert kinds(effects) == [AbortCheckpoint, *discard, TellFailed]
-    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, -1)]
+    assert kinds(effects) == [NotifyCheckpointAborted, *discard, SubtaskFailed]
+    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, -1)]
 
 
 def test_a_reset_aborts_what_is_pending_first() -> None:
     # H16
     dialogue = Dialogue().run(A, B).close(1, A)
-    assert kinds(dialogue.tell(SubtaskResetRequired(1))) == [AbortCheckpoint, TellReset]
+    assert kinds(dialogue.tell(SubtaskReset("words", 1))) == [NotifyCheckpointAborted, SubtaskResetToCheckpoint]
     dialogue.close(2, A)
-    assert kinds(dialogue.tell(OperatorResetRequired("fail_job"))) == [AbortCheckpoint, TellResetToCheckpoint]
+    assert kinds(dialogue.tell(OperatorReset("words", "fail_job"))) == [
+        NotifyCheckpointAborted,
+        OperatorResetToCheckpoint,
+    ]
 
 
 def test_a_checkpoint_that_takes_too_long_is_aborted_and_names_who_was_late() -> None:
@@ -78,7 +75,7 @@ def test_a_checkpoint_that_takes_too_long_is_aborted_and_names_who_was_late() ->
     assert dialogue.tracker.next_deadline() == 10.0
     assert dialogue.wait(9.9) == []
     [aborted] = dialogue.wait(0.1)
-    assert isinstance(aborted, AbortCheckpoint)
+    assert isinstance(aborted, NotifyCheckpointAborted)
     assert aborted.checkpoint_id == 1
     assert str(B) in aborted.reason
     assert str(A) not in aborted.reason
@@ -96,7 +93,7 @@ def test_a_refusal_a_request_and_the_coordinator_abort(ended: TrackerInput, who:
     # H45
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
     [aborted] = dialogue.tell(ended)
-    assert isinstance(aborted, AbortCheckpoint)
+    assert isinstance(aborted, NotifyCheckpointAborted)
     assert who in aborted.reason
     assert dialogue.tracker.next_deadline() is None
 
@@ -106,7 +103,7 @@ def test_storage_that_fails_aborts_and_takes_back_what_it_wrote() -> None:
     dialogue = Dialogue(tolerated_failures=1).run(A, B).cut(1, A, B)
     dialogue.acknowledge(1, A, B)
     assert dialogue.tell(CheckpointStoreFailed(1, "disk full")) == [
-        AbortCheckpoint(1, "storage: disk full", in_doubt=True),
+        NotifyCheckpointAborted(1, "storage: disk full", in_doubt=True),
         DiscardCheckpoint(1),
     ]
     assert dialogue.tracker.restore_id == -1
@@ -145,7 +142,7 @@ def test_abort_is_by_id() -> None:
 def test_an_acknowledgement_of_another_attempt_is_ignored() -> None:
     # H44, G7
     dialogue = Dialogue().run(A, B)
-    dialogue.tell(AttemptFailed(A, FAILED), SubtaskResetRequired(0))
+    dialogue.tell(SubtaskFailed(A, FAILED), SubtaskReset("words", 0))
     dialogue.run(A2).cut(1, A2, B)
     assert kinds(dialogue.acknowledge(1, A)) == [ReportStale]
     assert kinds(dialogue.acknowledge(1, A2, B)) == [StoreCheckpoint]
@@ -154,7 +151,7 @@ def test_an_acknowledgement_of_another_attempt_is_ignored() -> None:
 def test_an_acknowledgement_before_its_barrier_aborts() -> None:
     # H40: whatever that snapshot holds, it is not what the cut asks for.
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
-    assert kinds(dialogue.acknowledge(1, A)) == [AbortCheckpoint]
+    assert kinds(dialogue.acknowledge(1, A)) == [NotifyCheckpointAborted]
 
 
 def test_a_repeated_word_changes_nothing() -> None:
@@ -169,10 +166,10 @@ def test_a_repeated_word_changes_nothing() -> None:
 def test_checkpoints_that_fail_in_a_row_become_a_global_failure() -> None:
     # H45, G13
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A)
-    assert kinds(dialogue.wait(10)) == [AbortCheckpoint]
+    assert kinds(dialogue.wait(10)) == [NotifyCheckpointAborted]
     dialogue.close(2, A, B)
     effects = dialogue.tell(CoordinatorSnapshotFailed(2, "returned None"))
-    assert kinds(effects) == [AbortCheckpoint, RaiseGlobalFailure]
+    assert kinds(effects) == [NotifyCheckpointAborted, RaiseGlobalFailure]
     assert "returned None" in str(effects[1])
 
 
@@ -183,28 +180,28 @@ def test_one_that_completes_ends_the_row_of_failures() -> None:
     dialogue.wait(10)
     dialogue.complete(2, A, B)
     dialogue.close(3, A)
-    assert kinds(dialogue.wait(10)) == [AbortCheckpoint]
+    assert kinds(dialogue.wait(10)) == [NotifyCheckpointAborted]
 
 
 def test_an_attempt_that_fails_is_no_failure_of_the_checkpoint() -> None:
     # H45: it has its own failover; it must not fail the job for it.
     dialogue = Dialogue(tolerated_failures=0).run(A, B).close(1, A)
-    assert kinds(dialogue.tell(AttemptFailed(A, FAILED))) == [AbortCheckpoint, TellFailed]
+    assert kinds(dialogue.tell(SubtaskFailed(A, FAILED))) == [NotifyCheckpointAborted, SubtaskFailed]
 
 
 def test_the_end_of_a_run_aborts_what_its_subtasks_still_owe() -> None:
     # H57
     dialogue = Dialogue().run(A, B).cut(1, A, B)
-    assert kinds(dialogue.tell(RunEnded(7, False))) == [AbortCheckpoint, TellRunEnded]
+    assert kinds(dialogue.tell(RunEnded("words", 7, False))) == [NotifyCheckpointAborted, RunEnded]
 
 
 def test_the_end_of_a_run_leaves_a_checkpoint_of_finished_subtasks_alone() -> None:
     # H47, H57
     dialogue = Dialogue(1, mode=RestoreMode.BATCH).run(A).cut(1, A)
     dialogue.acknowledge(1, A)
-    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
-    assert dialogue.tell(RunEnded(7, True)) == [TellRunEnded(7, True, "")]
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
+    assert dialogue.tell(RunEnded("words", 7, True)) == [RunEnded("words", 7, True, "")]
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
 
 
 # --- one at a time ---------------------------------------------------------------------------------------
@@ -217,7 +214,7 @@ def test_a_request_meanwhile_waits_and_a_second_one_is_refused() -> None:
     assert kinds(dialogue.tell(CheckpointTriggered(3))) == [RefuseCheckpoint]
     dialogue.acknowledge(1, A, B)
     assert dialogue.tell(CheckpointStored(1)) == [
-        CompleteCheckpoint(1),
+        NotifyCheckpointComplete(1),
         CloseSubtask(A, 2),
         CloseSubtask(B, 2),
     ]
@@ -229,21 +226,21 @@ def test_a_request_that_waits_can_be_withdrawn() -> None:
     dialogue.tell(CheckpointTriggered(2))
     assert dialogue.tell(AbortRequested(2, "never mind")) == [RefuseCheckpoint(2, "never mind")]
     dialogue.acknowledge(1, A, B)
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
 
 
 def test_a_request_waits_for_the_reset_that_is_owed() -> None:
     # H16: started before it, the checkpoint would only be aborted by it.
     dialogue = Dialogue().run(A, B)
-    dialogue.tell(AttemptFailed(A, FAILED))
+    dialogue.tell(SubtaskFailed(A, FAILED))
     assert dialogue.tell(CheckpointTriggered(1)) == []
-    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, -1), CloseSubtask(B, 1)]
+    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, -1), CloseSubtask(B, 1)]
 
 
 def test_a_request_does_not_wait_for_ever() -> None:
     # H48
     dialogue = Dialogue().run(A, B)
-    dialogue.tell(AttemptFailed(A, FAILED), CheckpointTriggered(1))
+    dialogue.tell(SubtaskFailed(A, FAILED), CheckpointTriggered(1))
     assert kinds(dialogue.wait(10)) == [RefuseCheckpoint]
     assert dialogue.tracker.next_deadline() is None
 
@@ -251,7 +248,7 @@ def test_a_request_does_not_wait_for_ever() -> None:
 def test_a_sibling_that_dies_leaves_no_reset_owed() -> None:
     # H13: another attempt of the subtask lives on.
     dialogue = Dialogue().run(A, B, A2)
-    dialogue.tell(AttemptFailed(A, FailureReason(FailureKind.SUPERSEDED, "")))
+    dialogue.tell(SubtaskFailed(A, FailureReason(FailureKind.SUPERSEDED, "")))
     assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(A2, 1), CloseSubtask(B, 1)]
 
 

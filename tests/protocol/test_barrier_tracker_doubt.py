@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.attempts import OperatorReset, RunEnded, SubtaskFailed, SubtaskReset
 from protocol.barrier_tracker import (
-    AbortCheckpoint,
     AbortRequested,
-    AttemptFailed,
     CheckpointDiscarded,
     CheckpointStored,
     CheckpointStoreFailed,
-    CompleteCheckpoint,
     CoordinatorSnapshotFailed,
     DiscardCheckpoint,
-    OperatorResetRequired,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NotifyCheckpointDiscarded,
+    OperatorResetToCheckpoint,
     ReportStale,
-    RunEnded,
-    SubtaskResetRequired,
-    TellDiscarded,
-    TellReset,
-    TellResetToCheckpoint,
+    SubtaskResetToCheckpoint,
     TrackerInput,
 )
 from protocol.errors import LocalProtocolError
@@ -42,9 +39,9 @@ def with_one_in_doubt() -> Dialogue:
     [
         CheckpointStoreFailed(1, "the disk does not answer"),
         AbortRequested(1, "enough"),
-        AttemptFailed(A, FAILED),
-        SubtaskResetRequired(0),
-        OperatorResetRequired("fail_job"),
+        SubtaskFailed(A, FAILED),
+        SubtaskReset("words", 0),
+        OperatorReset("words", "fail_job"),
     ],
     ids=lambda cause: type(cause).__name__,
 )
@@ -52,26 +49,26 @@ def test_a_checkpoint_aborted_after_its_write_began_is_in_doubt(cause: TrackerIn
     dialogue = Dialogue(tolerated_failures=9).run(A, B).store(1, A, B)
     effects = dialogue.tell(cause)
     aborted = effects[0]
-    assert isinstance(aborted, AbortCheckpoint)
+    assert isinstance(aborted, NotifyCheckpointAborted)
     assert aborted.in_doubt
     assert effects[1] == DiscardCheckpoint(1)
     assert dialogue.tracker.in_doubt_ids == (1,)
-    assert TellDiscarded(1) not in effects
+    assert NotifyCheckpointDiscarded(1) not in effects
 
 
 def test_a_checkpoint_aborted_before_its_write_is_never_in_doubt() -> None:  # H64
     dialogue = Dialogue(tolerated_failures=9).run(A, B).close(1, A, B)
-    assert dialogue.tell(CoordinatorSnapshotFailed(1, "no")) == [AbortCheckpoint(1, "coordinator: no")]
+    assert dialogue.tell(CoordinatorSnapshotFailed(1, "no")) == [NotifyCheckpointAborted(1, "coordinator: no")]
     assert dialogue.tracker.in_doubt_ids == ()
     assert kinds(dialogue.tell(CheckpointDiscarded(1))) == [ReportStale]
 
 
 def test_the_doubt_ends_with_a_durable_discard_and_is_told_once() -> None:  # H64
     dialogue = with_one_in_doubt()
-    assert dialogue.tell(CheckpointDiscarded(2)) == [TellDiscarded(2)]
+    assert dialogue.tell(CheckpointDiscarded(2)) == [NotifyCheckpointDiscarded(2)]
     assert dialogue.tracker.in_doubt_ids == ()
     assert kinds(dialogue.tell(CheckpointDiscarded(2))) == [ReportStale]
-    assert dialogue.complete(3, A, B)[-1] == CompleteCheckpoint(3)
+    assert dialogue.complete(3, A, B)[-1] == NotifyCheckpointComplete(3)
 
 
 def test_the_doubt_ends_when_a_later_checkpoint_completes() -> None:  # H64
@@ -79,7 +76,11 @@ def test_the_doubt_ends_when_a_later_checkpoint_completes() -> None:  # H64
     dialogue.store(3, A, B)
     dialogue.tell(CheckpointStoreFailed(3, "still not"))
     assert list(dialogue.tracker.in_doubt_ids) == [2, 3]
-    assert dialogue.complete(4, A, B)[-3:] == [CompleteCheckpoint(4), TellDiscarded(2), TellDiscarded(3)]
+    assert dialogue.complete(4, A, B)[-3:] == [
+        NotifyCheckpointComplete(4),
+        NotifyCheckpointDiscarded(2),
+        NotifyCheckpointDiscarded(3),
+    ]
     assert not dialogue.tracker.in_doubt_ids
     assert kinds(dialogue.tell(CheckpointDiscarded(3))) == [ReportStale]
 
@@ -88,25 +89,25 @@ def test_a_lower_checkpoint_that_completes_leaves_a_higher_one_in_doubt() -> Non
     dialogue = Dialogue(tolerated_failures=9, concurrent_max=2).run(A).cut(1, A).store(2, A)
     dialogue.tell(AbortRequested(2, "enough"))
     dialogue.acknowledge(1, A)
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
     assert dialogue.tracker.in_doubt_ids == (2,)
 
 
 def test_neither_resets_nor_the_end_of_a_run_end_the_doubt() -> None:  # H64, H18
     dialogue = with_one_in_doubt()
-    dialogue.tell(AttemptFailed(A, FAILED))
-    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, 1)]
+    dialogue.tell(SubtaskFailed(A, FAILED))
+    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, 1)]
     dialogue.run(A2)
-    assert TellResetToCheckpoint(1, b"coordinator 1") in dialogue.tell(OperatorResetRequired("fail_job"))
-    dialogue.tell(RunEnded(7, False))
+    assert OperatorResetToCheckpoint(1, b"coordinator 1") in dialogue.tell(OperatorReset("words", "fail_job"))
+    dialogue.tell(RunEnded("words", 7, False))
     assert dialogue.tracker.in_doubt_ids == (2,)
-    assert dialogue.tell(CheckpointDiscarded(2)) == [TellDiscarded(2)]
+    assert dialogue.tell(CheckpointDiscarded(2)) == [NotifyCheckpointDiscarded(2)]
 
 
 def test_a_savepoint_is_never_in_doubt() -> None:  # H64, H49
     dialogue = Dialogue(tolerated_failures=9).run(A).store(1, A, savepoint=True)
     aborted, discarded = dialogue.tell(AbortRequested(1, "enough"))
-    assert isinstance(aborted, AbortCheckpoint)
+    assert isinstance(aborted, NotifyCheckpointAborted)
     assert not aborted.in_doubt
     assert discarded == DiscardCheckpoint(1, savepoint=True)
     assert dialogue.tracker.in_doubt_ids == ()
@@ -116,4 +117,4 @@ def test_what_is_still_pending_cannot_be_discarded() -> None:  # H64
     dialogue = Dialogue().run(A).store(1, A)
     with pytest.raises(LocalProtocolError, match="although it is pending"):
         dialogue.tell(CheckpointDiscarded(1))
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]

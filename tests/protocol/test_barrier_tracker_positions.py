@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.attempts import SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
-    AbortCheckpoint,
-    AttemptAccepted,
-    AttemptFailed,
-    AttemptFinished,
     CheckpointStored,
     CheckpointTriggered,
-    CompleteCheckpoint,
     CompletedCheckpoint,
     CoordinatorSnapshotTaken,
     GatewayDrained,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
     RaiseGlobalFailure,
     RefuseCheckpoint,
     ReopenSubtask,
@@ -25,8 +23,8 @@ from protocol.barrier_tracker import (
     SubtaskAcknowledged,
     SubtaskFinalState,
 )
-from protocol.wire.messages import RestoreMode, SubtaskState
-from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds, snapshot_of, stored
+from protocol.wire.messages import SubtaskState
+from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, accepted, kinds, snapshot_of, stored
 
 
 def cut_at(dialogue: Dialogue, events_taken: dict[int, int]) -> Dialogue:
@@ -51,7 +49,7 @@ def test_a_snapshot_that_does_not_fit_the_cut_aborts_and_counts(events_sent: int
     # H32, H45: an event is in neither half, or in both.
     dialogue = cut_at(Dialogue(1).run(A), {A.task_attempt_id: 3})
     effects = dialogue.tell(SubtaskAcknowledged(A, 1, b"a", (), events_sent))
-    assert kinds(effects) == [AbortCheckpoint, RaiseGlobalFailure]
+    assert kinds(effects) == [NotifyCheckpointAborted, RaiseGlobalFailure]
     assert f"{A}: {events_sent} of its events had left" in str(effects[0])
     assert "had taken 3 at the cut" in str(effects[0])
 
@@ -62,7 +60,7 @@ def test_the_positions_of_one_attempt_are_not_those_of_another() -> None:
     taken = {A.task_attempt_id: 1, B.task_attempt_id: 2}
     dialogue.tell(CoordinatorSnapshotTaken(1, b"c", taken), GatewayDrained(A, 1), GatewayDrained(B, 1))
     assert dialogue.tell(SubtaskAcknowledged(B, 1, b"b", (), 2)) == []
-    assert kinds(dialogue.tell(SubtaskAcknowledged(A, 1, b"a", (), 2))) == [AbortCheckpoint]
+    assert kinds(dialogue.tell(SubtaskAcknowledged(A, 1, b"a", (), 2))) == [NotifyCheckpointAborted]
 
 
 def test_an_attempt_that_sent_nothing_stands_where_it_restored() -> None:
@@ -73,14 +71,14 @@ def test_an_attempt_that_sent_nothing_stands_where_it_restored() -> None:
     assert stored(dialogue.tell(SubtaskAcknowledged(A, 5, b"a", (), 7))).subtask_states[0].events_sent == 7
     dialogue.tell(CheckpointStored(5))
     dialogue.close(6, A).tell(CoordinatorSnapshotTaken(6, b"c", {A.task_attempt_id: 9}), GatewayDrained(A, 6))
-    assert kinds(dialogue.tell(SubtaskAcknowledged(A, 6, b"a", (), 7))) == [AbortCheckpoint]
+    assert kinds(dialogue.tell(SubtaskAcknowledged(A, 6, b"a", (), 7))) == [NotifyCheckpointAborted]
 
 
 def test_a_final_state_of_before_the_cut_is_compared_at_the_cut() -> None:
     # H32, H47
-    for taken, ends in ((5, [StoreCheckpoint]), (4, [AbortCheckpoint])):
+    for taken, ends in ((5, [StoreCheckpoint]), (4, [NotifyCheckpointAborted])):
         dialogue = Dialogue(1, tolerated_failures=1).run(A)
-        dialogue.tell(SubtaskFinalState(A, b"final", 5), AttemptFinished(A))
+        dialogue.tell(SubtaskFinalState(A, b"final", 5), SubtaskFinished(A))
         assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
         effects = dialogue.tell(CoordinatorSnapshotTaken(1, b"c", {A.task_attempt_id: taken}))
         assert kinds(effects) == ends
@@ -88,7 +86,7 @@ def test_a_final_state_of_before_the_cut_is_compared_at_the_cut() -> None:
 
 def test_a_final_state_of_after_the_cut_is_compared_when_it_comes() -> None:
     # H32, H47
-    for sent, ends in ((5, [ReopenSubtask, StoreCheckpoint]), (6, [ReopenSubtask, AbortCheckpoint])):
+    for sent, ends in ((5, [ReopenSubtask, StoreCheckpoint]), (6, [ReopenSubtask, NotifyCheckpointAborted])):
         dialogue = cut_at(Dialogue(1, tolerated_failures=1).run(A), {A.task_attempt_id: 5})
         assert kinds(dialogue.tell(SubtaskFinalState(A, b"final", sent))) == ends
 
@@ -112,8 +110,8 @@ def test_a_subtask_at_rest_takes_part_with_its_restored_part_unchanged() -> None
 def test_an_attempt_beside_a_living_one_aborts_what_is_pending() -> None:
     # H13: whose snapshot would count? It is no failure of the checkpoint (H45).
     dialogue = Dialogue(tolerated_failures=0).run(A, B).cut(1, A, B)
-    assert dialogue.tell(AttemptAccepted(A2, RestoreMode.STREAMING)) == [
-        AbortCheckpoint(1, "subtask 0 has 2 attempts at once"),
+    assert dialogue.tell(accepted(A2)) == [
+        NotifyCheckpointAborted(1, "subtask 0 has 2 attempts at once"),
         RestoreAttempt(A2, -1, (), (), 0),
     ]
 
@@ -121,18 +119,18 @@ def test_an_attempt_beside_a_living_one_aborts_what_is_pending() -> None:
 def test_while_a_subtask_has_two_attempts_no_checkpoint_starts() -> None:
     # H13
     dialogue = Dialogue().run(A, B)
-    dialogue.tell(AttemptAccepted(A2, RestoreMode.STREAMING))
+    dialogue.tell(accepted(A2))
     assert dialogue.tell(CheckpointTriggered(1)) == [RefuseCheckpoint(1, "subtask 0 has 2 attempts at once")]
-    dialogue.tell(AttemptFailed(A2, FAILED))
-    assert CompleteCheckpoint(2) in dialogue.complete(2, A, B)
+    dialogue.tell(SubtaskFailed(A2, FAILED))
+    assert NotifyCheckpointComplete(2) in dialogue.complete(2, A, B)
 
 
 def test_an_attempt_beside_a_finished_one_hinders_nothing() -> None:
     # H13, H47: the final state is the subtask's.
     dialogue = Dialogue().run(A, B)
-    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
+    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     dialogue.close(1, B)
-    assert kinds(dialogue.tell(AttemptAccepted(A2, RestoreMode.STREAMING))) == [RestoreAttempt]
+    assert kinds(dialogue.tell(accepted(A2))) == [RestoreAttempt]
     dialogue.tell(CoordinatorSnapshotTaken(1, b"c"))
     assert dialogue.tell(GatewayDrained(B, 1)) == [SendBarrier(B, 1)]
     assert stored(dialogue.acknowledge(1, B)).subtask_states[0] == snapshot_of(0, b"final")

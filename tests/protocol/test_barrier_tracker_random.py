@@ -9,38 +9,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.attempts import (
+    AttemptAccepted,
+    OperatorReset,
+    RunEnded,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
+)
 from protocol.attempts.types import FailureKind, FailureReason
 from protocol.barrier_tracker import (
-    AbortCheckpoint,
     AbortRequested,
-    AttemptAccepted,
-    AttemptFailed,
-    AttemptFinished,
-    AttemptReady,
     BarrierTracker,
     CheckpointConfig,
     CheckpointDiscarded,
     CheckpointStored,
     CheckpointStoreFailed,
     CheckpointTriggered,
-    CompleteCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
     EndSavepoint,
     GatewayDrained,
-    OperatorResetRequired,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    OperatorResetToCheckpoint,
     RefuseCheckpoint,
-    RunEnded,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
     SubtaskFinalState,
-    SubtaskResetRequired,
-    TellFailed,
-    TellReady,
-    TellReset,
-    TellResetToCheckpoint,
-    TellRunEnded,
+    SubtaskResetToCheckpoint,
     TimePassed,
     TrackerEffect,
     TrackerInput,
@@ -62,11 +61,11 @@ inputs: st.SearchStrategy[TrackerInput] = st.one_of(
     st.builds(CheckpointTriggered, checkpoint_ids, st.booleans()),
     st.builds(AbortRequested, checkpoint_ids, st.just("enough")),
     st.builds(AttemptAccepted, attempts, st.sampled_from(RestoreMode)),
-    st.builds(AttemptReady, attempts),
-    st.builds(AttemptFailed, attempts, st.just(REASON)),
-    st.builds(AttemptFinished, attempts),
-    st.builds(SubtaskResetRequired, st.sampled_from([0, 1])),
-    st.builds(OperatorResetRequired, st.just("x")),
+    st.builds(SubtaskReady, attempts),
+    st.builds(SubtaskFailed, attempts, st.just(REASON)),
+    st.builds(SubtaskFinished, attempts),
+    st.builds(SubtaskReset, st.sampled_from([0, 1])),
+    st.builds(OperatorReset, st.just("x")),
     st.builds(RunEnded, st.just(1), st.booleans()),
     st.builds(SubtaskClosed, attempts, checkpoint_ids),
     st.builds(CoordinatorSnapshotTaken, checkpoint_ids, st.just(b"c"), st.just({1: 1})),
@@ -92,13 +91,13 @@ def check_order(effects: Sequence[TrackerEffect]) -> None:
     completed = -1
     for effect in effects:
         match effect:
-            case CompleteCheckpoint(checkpoint_id):
+            case NotifyCheckpointComplete(checkpoint_id):
                 assert checkpoint_id > completed
                 assert checkpoint_id not in pending_told
                 completed = checkpoint_id
-            case AbortCheckpoint(checkpoint_id):
+            case NotifyCheckpointAborted(checkpoint_id):
                 pending_told.add(checkpoint_id)
-            case TellReset(_, checkpoint_id) | TellResetToCheckpoint(checkpoint_id, _):
+            case SubtaskResetToCheckpoint(_, checkpoint_id) | OperatorResetToCheckpoint(checkpoint_id, _):
                 assert checkpoint_id in (-1, completed)
             case _:
                 pass
@@ -134,7 +133,7 @@ def test_any_history_is_answered_or_refused_and_a_refused_input_changes_nothing(
         told += tracker.handle(TimePassed(), now)
         tracker.check_invariants()
     assert tracker.pending_ids == ()
-    ends = (CompleteCheckpoint, EndSavepoint, AbortCheckpoint, RefuseCheckpoint)
+    ends = (NotifyCheckpointComplete, EndSavepoint, NotifyCheckpointAborted, RefuseCheckpoint)
     assert sorted(effect.checkpoint_id for effect in told if isinstance(effect, ends)) == sorted(asked)
     check_order(told)
 
@@ -155,9 +154,9 @@ def test_no_attempt_is_announced_ready_after_its_failure(attempt: ExecutionAttem
         except LocalProtocolError:
             continue
         for effect in effects:
-            if isinstance(effect, TellFailed) and effect.attempt == attempt:
+            if isinstance(effect, SubtaskFailed) and effect.attempt == attempt:
                 over = True
-            assert not (over and isinstance(effect, TellReady) and effect.attempt == attempt)
+            assert not (over and isinstance(effect, SubtaskReady) and effect.attempt == attempt)
 
 
 @settings(max_examples=200)
@@ -167,7 +166,7 @@ def test_every_abort_stands_before_the_failure_or_reset_of_the_same_answer(
 ) -> None:
     # H16
     tracker = a_tracker(9, concurrent_max)
-    tells = (TellFailed, TellReset, TellResetToCheckpoint, TellRunEnded)
+    tells = (SubtaskFailed, SubtaskResetToCheckpoint, OperatorResetToCheckpoint, RunEnded)
     for input in history:
         were_pending = tracker.pending_ids
         try:
@@ -177,8 +176,8 @@ def test_every_abort_stands_before_the_failure_or_reset_of_the_same_answer(
         place = next((i for i, effect in enumerate(effects) if isinstance(effect, tells)), None)
         if place is None:
             continue
-        aborted = [effect.checkpoint_id for effect in effects if isinstance(effect, AbortCheckpoint)]
-        before = [effect.checkpoint_id for effect in effects[:place] if isinstance(effect, AbortCheckpoint)]
+        aborted = [effect.checkpoint_id for effect in effects if isinstance(effect, NotifyCheckpointAborted)]
+        before = [effect.checkpoint_id for effect in effects[:place] if isinstance(effect, NotifyCheckpointAborted)]
         assert before == aborted
         if not isinstance(input, RunEnded):
             assert aborted == list(were_pending)

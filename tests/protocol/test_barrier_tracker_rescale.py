@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.attempts import OperatorReset
 from protocol.barrier_tracker import (
-    AttemptAccepted,
     CheckpointTriggered,
     CompletedCheckpoint,
+    OperatorResetToCheckpoint,
     RestoreAttempt,
     SubtaskSnapshot,
-    TellResetToCheckpoint,
     rescaled,
 )
-from protocol.barrier_tracker.vocabulary import OperatorResetRequired
 from protocol.errors import LocalProtocolError
-from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
-from tests.protocol.barrier_tracker_kit import A, B, Dialogue, snapshot_of
+from protocol.wire.messages import HeldEvent, SubtaskState
+from tests.protocol.barrier_tracker_kit import A, B, Dialogue, accepted, snapshot_of
 
 
 def checkpoint_of(parallelism: int, *subtasks: int) -> CompletedCheckpoint:
@@ -100,7 +99,7 @@ def test_a_part_without_a_place_is_refused(parallelism: int, asked: int) -> None
 def test_a_new_application_restores_a_checkpoint_of_another_parallelism() -> None:
     # H52, H4: ids go on above it.
     dialogue = Dialogue(2, restored=checkpoint_of(3, 0, 1, 2))
-    assert dialogue.tell(AttemptAccepted(A, RestoreMode.STREAMING)) == [
+    assert dialogue.tell(accepted(A)) == [
         RestoreAttempt(
             A,
             4,
@@ -109,9 +108,9 @@ def test_a_new_application_restores_a_checkpoint_of_another_parallelism() -> Non
             0,
         )
     ]
-    [restore] = dialogue.tell(AttemptAccepted(B, RestoreMode.STREAMING))
+    [restore] = dialogue.tell(accepted(B))
     assert isinstance(restore, RestoreAttempt)
     assert restore.states == (SubtaskState(1, b"s1"),)
     with pytest.raises(LocalProtocolError, match="rise"):
         dialogue.tell(CheckpointTriggered(4))
-    assert dialogue.tell(OperatorResetRequired("x")) == [TellResetToCheckpoint(4, b"coordinator")]
+    assert dialogue.tell(OperatorReset("words", "x")) == [OperatorResetToCheckpoint(4, b"coordinator")]

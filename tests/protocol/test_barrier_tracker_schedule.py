@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.attempts import (
+    OperatorReset,
+    RunEnded,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
+)
 from protocol.barrier_tracker import (
-    AbortCheckpoint,
-    AttemptAccepted,
-    AttemptFailed,
-    AttemptFinished,
-    AttemptReady,
     CheckpointConfig,
     CheckpointStored,
     CheckpointStoreFailed,
     CheckpointTriggered,
     CloseSubtask,
-    CompleteCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
     EndSavepoint,
-    OperatorResetRequired,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NotifyCheckpointDiscarded,
+    OperatorResetToCheckpoint,
     RaiseGlobalFailure,
-    RunEnded,
     SnapshotCoordinator,
     SubtaskFinalState,
-    SubtaskResetRequired,
-    TellDiscarded,
-    TellResetToCheckpoint,
-    TellRunEnded,
     TriggerCheckpoint,
 )
 from protocol.wire.messages import RestoreMode
-from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds
+from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, accepted, kinds
 
 DUE = [TriggerCheckpoint()]
 
@@ -43,9 +43,9 @@ def test_one_is_due_every_interval_from_the_first_attempt_that_is_ready() -> Non
     # Issue 3; H4: the machine asks for an id, it mints none.
     dialogue = Dialogue(interval_s=3.0)
     assert dialogue.wait(50.0) == []
-    dialogue.tell(AttemptAccepted(A, RestoreMode.STREAMING))
+    dialogue.tell(accepted(A))
     assert dialogue.tracker.next_deadline() is None
-    dialogue.tell(AttemptReady(A))
+    dialogue.tell(SubtaskReady(A))
     assert dialogue.tracker.next_deadline() == 53.0
     assert dialogue.wait(2.9) == []
     assert dialogue.wait(0.1) == DUE
@@ -81,7 +81,7 @@ def test_one_that_is_late_is_asked_for_as_soon_as_it_can_start_and_only_once() -
     # H43
     dialogue = Dialogue(interval_s=3.0).run(A).store(1, A)
     assert dialogue.wait(8.0) == []
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1), TriggerCheckpoint()]
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1), TriggerCheckpoint()]
     dialogue.complete(2, A)
     assert dialogue.tracker.next_deadline() == 11.0
 
@@ -91,7 +91,7 @@ def test_a_request_that_waits_goes_first() -> None:
     dialogue = Dialogue(interval_s=3.0).run(A).store(1, A)
     dialogue.wait(8.0)
     dialogue.tell(CheckpointTriggered(2))
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1), CloseSubtask(A, 2)]
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1), CloseSubtask(A, 2)]
 
 
 def test_several_may_be_due_at_once_up_to_the_limit() -> None:
@@ -106,7 +106,7 @@ def test_the_deadline_of_one_that_is_pending_may_come_before_the_next_is_due() -
     # H43, H48
     dialogue = Dialogue(interval_s=30.0, concurrent_max=2).run(A).cut(1, A)
     assert dialogue.tracker.next_deadline() == 10.0
-    assert kinds(dialogue.wait(10.0)) == [AbortCheckpoint, RaiseGlobalFailure]
+    assert kinds(dialogue.wait(10.0)) == [NotifyCheckpointAborted, RaiseGlobalFailure]
 
 
 def test_nothing_is_due_within_the_pause_after_one_has_ended() -> None:
@@ -125,31 +125,31 @@ def test_nothing_is_due_within_the_pause_after_one_has_ended() -> None:
 def test_none_is_due_while_no_attempt_runs() -> None:
     # Issue 3: failed, finished, and before the next one is ready.
     dialogue = Dialogue(1, interval_s=3.0).run(A)
-    dialogue.tell(AttemptFailed(A, FAILED), SubtaskResetRequired(0))
+    dialogue.tell(SubtaskFailed(A, FAILED), SubtaskReset("words", 0))
     assert dialogue.tracker.next_deadline() is None
-    dialogue.tell(AttemptAccepted(A2, RestoreMode.STREAMING))
+    dialogue.tell(accepted(A2))
     assert dialogue.wait(9.0) == []
-    dialogue.tell(AttemptReady(A2))
+    dialogue.tell(SubtaskReady(A2))
     assert dialogue.tracker.next_deadline() == 12.0
-    dialogue.tell(SubtaskFinalState(A2, b""), AttemptFinished(A2))
+    dialogue.tell(SubtaskFinalState(A2, b""), SubtaskFinished(A2))
     assert dialogue.tracker.next_deadline() is None
 
 
 def test_none_is_due_while_a_reset_is_owed_or_a_subtask_has_copies() -> None:
     # H13, H16: it would be refused, or wait.
     dialogue = Dialogue(interval_s=3.0).run(A, B)
-    dialogue.tell(AttemptFailed(A, FAILED))
+    dialogue.tell(SubtaskFailed(A, FAILED))
     assert dialogue.wait(3.0) == []
-    assert dialogue.tell(SubtaskResetRequired(0))[1:] == DUE
+    assert dialogue.tell(SubtaskReset("words", 0))[1:] == DUE
     dialogue = Dialogue(interval_s=3.0).run(A, A2)
     assert dialogue.wait(3.0) == []
-    assert dialogue.tell(AttemptFailed(A2, FAILED))[1:] == DUE
+    assert dialogue.tell(SubtaskFailed(A2, FAILED))[1:] == DUE
 
 
 def test_a_reset_of_the_operator_forgets_what_was_due() -> None:
     # H15
     dialogue = Dialogue(interval_s=3.0).run(A, B)
-    dialogue.tell(OperatorResetRequired("x"))
+    dialogue.tell(OperatorReset("words", "x"))
     assert dialogue.tracker.next_deadline() is None
     assert dialogue.wait(5.0) == []
 
@@ -174,17 +174,17 @@ def test_a_config_that_means_nothing_is_refused(wrong: dict[str, float]) -> None
 
 def a_finished_run(**how: int) -> Dialogue:
     dialogue = Dialogue(1, **how).run(A)  # type: ignore[arg-type]
-    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
+    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     return dialogue
 
 
 def test_a_run_that_ended_well_is_followed_by_one_final_checkpoint() -> None:
     # Issue 3: its last output is committed with it. H47: the final states are its parts.
     dialogue = a_finished_run()
-    assert dialogue.tell(RunEnded(7, True)) == [TellRunEnded(7, True, ""), TriggerCheckpoint()]
+    assert dialogue.tell(RunEnded("words", 7, True)) == [RunEnded("words", 7, True, ""), TriggerCheckpoint()]
     assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
     dialogue.tell(CoordinatorSnapshotTaken(1, b"c"))
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
     assert not dialogue.tracker.final_owed
     assert dialogue.tracker.next_deadline() is None
 
@@ -192,7 +192,7 @@ def test_a_run_that_ended_well_is_followed_by_one_final_checkpoint() -> None:
 def test_while_the_final_one_is_pending_no_other_is_asked_for() -> None:
     # H43
     dialogue = a_finished_run(concurrent_max=2)
-    assert kinds(dialogue.tell(RunEnded(7, True))) == [TellRunEnded, TriggerCheckpoint]
+    assert kinds(dialogue.tell(RunEnded("words", 7, True))) == [RunEnded, TriggerCheckpoint]
     assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
     assert dialogue.wait(5.0) == []
     assert dialogue.tracker.next_deadline() == 10.0
@@ -201,40 +201,44 @@ def test_while_the_final_one_is_pending_no_other_is_asked_for() -> None:
 @pytest.mark.parametrize(("mode", "succeeded"), [(RestoreMode.BATCH, True), (RestoreMode.STREAMING, False)])
 def test_in_batch_mode_and_behind_a_failed_run_there_is_none(mode: RestoreMode, succeeded: bool) -> None:
     dialogue = Dialogue(1, mode=mode).run(A)
-    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
-    assert kinds(dialogue.tell(RunEnded(7, succeeded))) == [TellRunEnded]
+    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
+    assert kinds(dialogue.tell(RunEnded("words", 7, succeeded))) == [RunEnded]
     assert not dialogue.tracker.final_owed
 
 
 def test_what_is_pending_is_aborted_and_the_final_one_follows() -> None:
     # H57, H16
     dialogue = Dialogue(2).run(A, B).close(1, A)
-    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
-    assert kinds(dialogue.tell(RunEnded(7, True))) == [AbortCheckpoint, TellRunEnded, TriggerCheckpoint]
+    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
+    assert kinds(dialogue.tell(RunEnded("words", 7, True))) == [NotifyCheckpointAborted, RunEnded, TriggerCheckpoint]
 
 
 def test_the_final_one_waits_for_one_that_is_settled_and_is_no_substitute() -> None:
     # H43, H57: the one that is being stored began before the last output.
     dialogue = Dialogue(1).run(A).store(1, A)
-    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
-    assert kinds(dialogue.tell(RunEnded(7, True))) == [TellRunEnded]
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1), TriggerCheckpoint()]
+    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
+    assert kinds(dialogue.tell(RunEnded("words", 7, True))) == [RunEnded]
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1), TriggerCheckpoint()]
     assert dialogue.tracker.final_owed
 
 
 def test_a_request_that_waited_for_the_runs_end_serves_as_the_final_one() -> None:
     dialogue = Dialogue(1).run(A).store(1, A)
-    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A), CheckpointTriggered(2), RunEnded(7, True))
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1), SnapshotCoordinator(2)]
+    dialogue.tell(
+        SubtaskFinalState(A, b"final"), SubtaskFinished(A), CheckpointTriggered(2), RunEnded("words", 7, True)
+    )
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1), SnapshotCoordinator(2)]
     dialogue.tell(CoordinatorSnapshotTaken(2, b"c"))
-    assert dialogue.tell(CheckpointStored(2)) == [CompleteCheckpoint(2)]
+    assert dialogue.tell(CheckpointStored(2)) == [NotifyCheckpointComplete(2)]
     assert not dialogue.tracker.final_owed
 
 
 def test_a_savepoint_is_no_final_one() -> None:
     # H49: it commits nothing.
     dialogue = Dialogue(1).run(A).store(1, A)
-    dialogue.tell(SubtaskFinalState(A, b""), AttemptFinished(A), CheckpointTriggered(2, True), RunEnded(7, True))
+    dialogue.tell(
+        SubtaskFinalState(A, b""), SubtaskFinished(A), CheckpointTriggered(2, True), RunEnded("words", 7, True)
+    )
     dialogue.tell(CheckpointStored(1), CoordinatorSnapshotTaken(2, b"c"))
     assert dialogue.tell(CheckpointStored(2)) == [EndSavepoint(2), TriggerCheckpoint()]
 
@@ -242,14 +246,14 @@ def test_a_savepoint_is_no_final_one() -> None:
 def test_a_final_one_that_fails_is_tried_again_behind_the_pause() -> None:
     # H45: as long as failures are tolerated.
     dialogue = a_finished_run(tolerated_failures=1, min_pause_s=2)
-    dialogue.tell(RunEnded(7, True), CheckpointTriggered(1), CoordinatorSnapshotTaken(1, b"c"))
-    assert kinds(dialogue.tell(CheckpointStoreFailed(1, "disk full")))[0] is AbortCheckpoint
+    dialogue.tell(RunEnded("words", 7, True), CheckpointTriggered(1), CoordinatorSnapshotTaken(1, b"c"))
+    assert kinds(dialogue.tell(CheckpointStoreFailed(1, "disk full")))[0] is NotifyCheckpointAborted
     assert dialogue.tracker.next_deadline() == 2.0
     assert dialogue.wait(2.0) == DUE
     dialogue.tell(CheckpointTriggered(2))
     effects = dialogue.tell(CoordinatorSnapshotFailed(2, "no"))
-    assert kinds(effects) == [AbortCheckpoint, RaiseGlobalFailure]
-    assert kinds(dialogue.tell(OperatorResetRequired("x"))) == [TellResetToCheckpoint]
+    assert kinds(effects) == [NotifyCheckpointAborted, RaiseGlobalFailure]
+    assert kinds(dialogue.tell(OperatorReset("words", "x"))) == [OperatorResetToCheckpoint]
     assert not dialogue.tracker.final_owed
 
 
@@ -258,17 +262,17 @@ def test_a_global_failure_that_comes_too_late_for_its_run_does_not_keep_the_last
     began, and nobody was told that the last output is not committed. Found by the simulation."""
     dialogue = Dialogue(1, tolerated_failures=0).run(A).store(1, A)
     assert kinds(dialogue.tell(CheckpointStoreFailed(1, "disk full")))[-1] is RaiseGlobalFailure
-    dialogue.tell(SubtaskFinalState(A, b"final"), AttemptFinished(A))
-    assert kinds(dialogue.tell(RunEnded(7, True))) == [TellRunEnded, TriggerCheckpoint]
+    dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
+    assert kinds(dialogue.tell(RunEnded("words", 7, True))) == [RunEnded, TriggerCheckpoint]
     dialogue.tell(CheckpointTriggered(2), CoordinatorSnapshotTaken(2, b"c"))
-    assert dialogue.tell(CheckpointStored(2)) == [CompleteCheckpoint(2), TellDiscarded(1)]
+    assert dialogue.tell(CheckpointStored(2)) == [NotifyCheckpointComplete(2), NotifyCheckpointDiscarded(1)]
     assert not dialogue.tracker.final_owed
 
 
 def test_a_final_one_for_which_no_id_comes_is_asked_for_as_often_as_failures_are_tolerated() -> None:
     # H48: whoever waits for the end of the run waits no longer.
     dialogue = a_finished_run(tolerated_failures=1)
-    dialogue.tell(RunEnded(7, True))
+    dialogue.tell(RunEnded("words", 7, True))
     assert dialogue.wait(10.0) == DUE
     assert dialogue.tracker.next_deadline() == 20.0
     assert dialogue.wait(10.0) == []

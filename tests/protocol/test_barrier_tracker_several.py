@@ -4,45 +4,36 @@ from __future__ import annotations
 
 import pytest
 
+from protocol.attempts import OperatorReset, RunEnded, SubtaskFailed, SubtaskReady, SubtaskReset
 from protocol.barrier_tracker import (
-    AbortCheckpoint,
     AbortRequested,
-    AttemptAccepted,
-    AttemptFailed,
-    AttemptReady,
     CheckpointStored,
     CheckpointStoreFailed,
     CheckpointTriggered,
     CloseSubtask,
-    CompleteCheckpoint,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
     DiscardCheckpoint,
     EndSavepoint,
     GatewayDrained,
-    OperatorResetRequired,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    NotifyCheckpointDiscarded,
+    OperatorResetToCheckpoint,
     Phase,
     RaiseGlobalFailure,
     RefuseCheckpoint,
     ReopenSubtask,
     ReportStale,
-    RunEnded,
     SendBarrier,
     SnapshotCoordinator,
     StoreCheckpoint,
     SubtaskClosed,
     SubtaskFinalState,
-    SubtaskResetRequired,
-    TellDiscarded,
-    TellFailed,
-    TellReady,
-    TellReset,
-    TellResetToCheckpoint,
-    TellRunEnded,
+    SubtaskResetToCheckpoint,
     TrackerInput,
 )
-from protocol.wire.messages import RestoreMode
-from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds, snapshot_of, stored
+from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, accepted, kinds, snapshot_of, stored
 
 
 def several(concurrent_max: int = 2, parallelism: int = 2, tolerated_failures: int = 0) -> Dialogue:
@@ -63,7 +54,7 @@ def test_as_many_as_are_allowed_run_beside_each_other_and_one_more_waits() -> No
     ]
     assert dialogue.tracker.pending_ids == (1, 2)
     assert dialogue.tell(AbortRequested(1, "enough")) == [
-        AbortCheckpoint(1, "enough"),
+        NotifyCheckpointAborted(1, "enough"),
         CloseSubtask(A, 3),
         CloseSubtask(B, 3),
     ]
@@ -83,7 +74,7 @@ def test_the_coordinator_is_asked_for_one_snapshot_after_the_other() -> None:
 def test_a_cut_that_failed_lets_the_next_one_be_asked_for() -> None:
     # H43, H44
     dialogue = several(tolerated_failures=1).run(A).close(1, A).close(2, A)
-    assert kinds(dialogue.tell(CoordinatorSnapshotFailed(1, "no"))) == [AbortCheckpoint, SnapshotCoordinator]
+    assert kinds(dialogue.tell(CoordinatorSnapshotFailed(1, "no"))) == [NotifyCheckpointAborted, SnapshotCoordinator]
     assert kinds(dialogue.tell(CoordinatorSnapshotTaken(1, b"late"))) == [ReportStale]
     assert dialogue.tell(CoordinatorSnapshotTaken(2, b"2"), GatewayDrained(A, 2)) == [SendBarrier(A, 2)]
 
@@ -95,14 +86,14 @@ def test_each_takes_its_own_words() -> None:
     assert dialogue.acknowledge(2, B) == []
     assert stored(dialogue.acknowledge(1, B)).checkpoint_id == 1
     assert stored(dialogue.acknowledge(2, A)).subtask_states[1] == snapshot_of(1, b"1 at 2", b"held")
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
-    assert dialogue.tell(CheckpointStored(2)) == [CompleteCheckpoint(2)]
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
+    assert dialogue.tell(CheckpointStored(2)) == [NotifyCheckpointComplete(2)]
 
 
 def test_an_abort_of_one_leaves_the_others_alone() -> None:
     # H44, G4
     dialogue = several(3).run(A).cut(1, A).cut(2, A).cut(3, A)
-    assert dialogue.tell(AbortRequested(2, "enough")) == [AbortCheckpoint(2, "enough")]
+    assert dialogue.tell(AbortRequested(2, "enough")) == [NotifyCheckpointAborted(2, "enough")]
     assert dialogue.tracker.pending_ids == (1, 3)
     assert kinds(dialogue.tell(AbortRequested(2, "again"))) == [ReportStale]
     assert dialogue.tracker.pending_ids == (1, 3)
@@ -119,10 +110,10 @@ def test_one_that_completes_subsumes_the_lower_ones(lower_is: Phase) -> None:
     assert dialogue.tracker.phase is lower_is
     written = lower_is is Phase.STORING
     assert dialogue.tell(CheckpointStored(2)) == [
-        AbortCheckpoint(1, "subsumed by checkpoint 2", in_doubt=written),
+        NotifyCheckpointAborted(1, "subsumed by checkpoint 2", in_doubt=written),
         *([DiscardCheckpoint(1)] if written else []),
-        CompleteCheckpoint(2),
-        *([TellDiscarded(1)] if written else []),  # H64
+        NotifyCheckpointComplete(2),
+        *([NotifyCheckpointDiscarded(1)] if written else []),  # H64
     ]
     assert kinds(dialogue.tell(CheckpointStored(1))) == [ReportStale]
     assert dialogue.tracker.restore_id == 2
@@ -131,9 +122,9 @@ def test_one_that_completes_subsumes_the_lower_ones(lower_is: Phase) -> None:
 def test_one_that_completes_leaves_the_higher_ones_alone() -> None:
     # H43
     dialogue = several().run(A).store(1, A).cut(2, A)
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
     dialogue.acknowledge(2, A)
-    assert dialogue.tell(CheckpointStored(2)) == [CompleteCheckpoint(2)]
+    assert dialogue.tell(CheckpointStored(2)) == [NotifyCheckpointComplete(2)]
 
 
 def test_each_takes_its_own_time() -> None:
@@ -142,7 +133,7 @@ def test_each_takes_its_own_time() -> None:
     dialogue.now = 4.0
     dialogue.close(2)
     assert dialogue.tracker.next_deadline() == 10.0
-    assert kinds(dialogue.wait(6.0)) == [AbortCheckpoint]
+    assert kinds(dialogue.wait(6.0)) == [NotifyCheckpointAborted]
     assert dialogue.tracker.pending_ids == (2,)
     assert dialogue.tracker.next_deadline() == 14.0
 
@@ -151,7 +142,7 @@ def test_one_that_waits_for_its_turn_says_so_when_its_time_is_over() -> None:
     # H43, H48
     dialogue = several(tolerated_failures=1).run(A).close(1, A).close(2, A)
     effects = dialogue.wait(10.0)
-    assert kinds(effects) == [AbortCheckpoint, AbortCheckpoint, RaiseGlobalFailure]
+    assert kinds(effects) == [NotifyCheckpointAborted, NotifyCheckpointAborted, RaiseGlobalFailure]
     assert "the coordinator has not returned its snapshot" in str(effects[0])
     assert "an earlier snapshot" in str(effects[1])
 
@@ -162,18 +153,18 @@ def test_one_that_waits_for_its_turn_says_so_when_its_time_is_over() -> None:
 def test_an_attempt_is_withheld_until_every_one_without_it_has_asked_for_its_snapshot() -> None:
     # The invariant: whatever passes between it and the coordinator is behind both cuts.
     dialogue = several().run(A)
-    dialogue.tell(AttemptAccepted(B, RestoreMode.STREAMING), CheckpointTriggered(1), CheckpointTriggered(2))
-    assert dialogue.tell(AttemptReady(B)) == []
+    dialogue.tell(accepted(B), CheckpointTriggered(1), CheckpointTriggered(2))
+    assert dialogue.tell(SubtaskReady(B)) == []
     assert dialogue.tell(SubtaskClosed(A, 1), SubtaskClosed(A, 2)) == [SnapshotCoordinator(1)]
-    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"1")) == [SnapshotCoordinator(2), TellReady(B)]
+    assert dialogue.tell(CoordinatorSnapshotTaken(1, b"1")) == [SnapshotCoordinator(2), SubtaskReady(B)]
 
 
 def test_a_withheld_attempt_takes_part_in_the_next_one() -> None:
     # H47: nothing was exchanged with it yet, but what it sends once it is known is before the cut of 2.
     dialogue = several().run(A)
-    dialogue.tell(AttemptAccepted(B, RestoreMode.STREAMING), CheckpointTriggered(1), AttemptReady(B))
+    dialogue.tell(accepted(B), CheckpointTriggered(1), SubtaskReady(B))
     assert dialogue.tell(CheckpointTriggered(2)) == [CloseSubtask(A, 2), CloseSubtask(B, 2)]
-    assert dialogue.tell(SubtaskClosed(A, 1)) == [SnapshotCoordinator(1), TellReady(B)]
+    assert dialogue.tell(SubtaskClosed(A, 1)) == [SnapshotCoordinator(1), SubtaskReady(B)]
     dialogue.tell(CoordinatorSnapshotTaken(1, b"1"), SubtaskClosed(A, 2))
     assert dialogue.tell(SubtaskClosed(B, 2)) == [SnapshotCoordinator(2)]
 
@@ -192,17 +183,23 @@ def test_a_final_state_is_the_part_in_each_of_them() -> None:
 @pytest.mark.parametrize(
     ("cause", "told"),
     [
-        (AttemptFailed(A, FAILED), TellFailed),
-        (SubtaskResetRequired(0), TellReset),
-        (OperatorResetRequired("fail_job"), TellResetToCheckpoint),
-        (RunEnded(7, False), TellRunEnded),
+        (SubtaskFailed(A, FAILED), SubtaskFailed),
+        (SubtaskReset("words", 0), SubtaskResetToCheckpoint),
+        (OperatorReset("words", "fail_job"), OperatorResetToCheckpoint),
+        (RunEnded("words", 7, False), RunEnded),
     ],
 )
 def test_what_concerns_the_attempts_aborts_all_that_is_pending_first(cause: TrackerInput, told: type) -> None:
     # H16: both sides know it before they hear of the rest; none of it is a failure of a checkpoint (H45).
     dialogue = several(3).run(A, B).store(1, A, B).close(2, A, B).close(3)
     effects = dialogue.tell(cause)
-    assert kinds(effects) == [AbortCheckpoint, DiscardCheckpoint, AbortCheckpoint, AbortCheckpoint, told]
+    assert kinds(effects) == [
+        NotifyCheckpointAborted,
+        DiscardCheckpoint,
+        NotifyCheckpointAborted,
+        NotifyCheckpointAborted,
+        told,
+    ]
     assert dialogue.tracker.pending_ids == ()
 
 
@@ -211,27 +208,27 @@ def test_failures_in_a_row_are_counted_over_all_of_them() -> None:
     dialogue = several(tolerated_failures=1).run(A).cut(1, A).store(2, A)
     dialogue.tell(CheckpointStoreFailed(2, "disk full"), CheckpointTriggered(3))
     effects = dialogue.tell(AbortRequested(1, "no failure"), CheckpointTriggered(4), SubtaskClosed(A, 3))
-    assert kinds(effects) == [AbortCheckpoint, CloseSubtask, SnapshotCoordinator]
+    assert kinds(effects) == [NotifyCheckpointAborted, CloseSubtask, SnapshotCoordinator]
     effects = dialogue.tell(CoordinatorSnapshotFailed(3, "returned None"))
-    assert kinds(effects) == [AbortCheckpoint, AbortCheckpoint, RaiseGlobalFailure]
+    assert kinds(effects) == [NotifyCheckpointAborted, NotifyCheckpointAborted, RaiseGlobalFailure]
     assert "2 checkpoints in a row failed, the last one, 3: coordinator: returned None" in str(effects[2])
     assert dialogue.tell(CheckpointTriggered(5)) == []
-    assert kinds(dialogue.tell(OperatorResetRequired("x"))) == [TellResetToCheckpoint, SnapshotCoordinator]
+    assert kinds(dialogue.tell(OperatorReset("words", "x"))) == [OperatorResetToCheckpoint, SnapshotCoordinator]
 
 
 def test_a_reset_never_overtakes_a_completion() -> None:
     # H18 (FLINK-20290): the lower one is told; the higher one is durable, but was not told.
     dialogue = several().run(A, B).store(1, A, B).store(2, A, B)
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1)]
-    dialogue.tell(AttemptFailed(A, FAILED))
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
+    dialogue.tell(SubtaskFailed(A, FAILED))
     assert kinds(dialogue.tell(CheckpointStored(2))) == [ReportStale]
-    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, 1)]
+    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, 1)]
 
 
 def test_an_acknowledgement_of_another_attempt_settles_none_of_them() -> None:
     # H44, G7
     dialogue = several().run(A, B)
-    dialogue.tell(AttemptFailed(A, FAILED), SubtaskResetRequired(0))
+    dialogue.tell(SubtaskFailed(A, FAILED), SubtaskReset("words", 0))
     dialogue.run(A2).cut(1, A2, B).cut(2, A2, B)
     dialogue.acknowledge(1, B)
     assert kinds(dialogue.acknowledge(1, A)) == [ReportStale]
@@ -253,15 +250,15 @@ def test_a_savepoint_reopens_everything_and_completes_nothing() -> None:
     assert store.checkpoint.subtask_states[0] == snapshot_of(0, b"0 at 2", b"held")
     assert dialogue.tell(CheckpointStored(2)) == [EndSavepoint(2)]
     assert dialogue.tracker.phase is Phase.IDLE
-    dialogue.tell(AttemptFailed(A, FAILED))
-    assert dialogue.tell(SubtaskResetRequired(0)) == [TellReset(0, 1)]
+    dialogue.tell(SubtaskFailed(A, FAILED))
+    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, 1)]
 
 
 def test_a_savepoint_that_fails_is_aborted_on_both_sides_but_counts_for_nothing() -> None:
     # H45, H49: the one who asked is told, and decides.
     dialogue = Dialogue(tolerated_failures=0).run(A, B).store(1, A, B, savepoint=True)
     assert dialogue.tell(CheckpointStoreFailed(1, "disk full")) == [
-        AbortCheckpoint(1, "storage: disk full"),
+        NotifyCheckpointAborted(1, "storage: disk full"),
         DiscardCheckpoint(1, savepoint=True),
     ]
 
@@ -273,15 +270,15 @@ def test_a_savepoint_that_succeeds_does_not_end_a_row_of_failures() -> None:
     dialogue.store(2, A, savepoint=True)
     dialogue.tell(CheckpointStored(2))
     dialogue.close(3, A)
-    assert kinds(dialogue.tell(CoordinatorSnapshotFailed(3, "no"))) == [AbortCheckpoint, RaiseGlobalFailure]
+    assert kinds(dialogue.tell(CoordinatorSnapshotFailed(3, "no"))) == [NotifyCheckpointAborted, RaiseGlobalFailure]
 
 
 def test_a_savepoint_neither_subsumes_nor_is_subsumed() -> None:
     # H43, H49
     dialogue = several(3).run(A).cut(1, A).store(2, A, savepoint=True).store(3, A)
     assert dialogue.tell(CheckpointStored(3)) == [
-        AbortCheckpoint(1, "subsumed by checkpoint 3"),
-        CompleteCheckpoint(3),
+        NotifyCheckpointAborted(1, "subsumed by checkpoint 3"),
+        NotifyCheckpointComplete(3),
     ]
     assert dialogue.tell(CheckpointStored(2)) == [EndSavepoint(2)]
     assert dialogue.tracker.restore_id == 3
@@ -295,4 +292,4 @@ def test_a_savepoint_waits_like_any_request() -> None:
     dialogue = Dialogue().run(A).cut(1, A)
     assert dialogue.tell(CheckpointTriggered(2, savepoint=True)) == []
     dialogue.acknowledge(1, A)
-    assert dialogue.tell(CheckpointStored(1)) == [CompleteCheckpoint(1), CloseSubtask(A, 2)]
+    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1), CloseSubtask(A, 2)]

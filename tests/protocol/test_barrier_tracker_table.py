@@ -7,12 +7,12 @@ import copy
 import pytest
 
 from protocol.barrier_tracker import (
-    AbortCheckpoint,
     CheckpointStored,
     CheckpointStoreFailed,
     CoordinatorSnapshotFailed,
     CoordinatorSnapshotTaken,
     GatewayDrained,
+    NotifyCheckpointAborted,
     Phase,
     ReportStale,
     SubtaskAcknowledged,
@@ -73,7 +73,7 @@ def test_every_cell_does_what_it_says(word: TrackerInput, phase: Phase) -> None:
             assert kinds(dialogue.tell(word)) == [ReportStale]
             assert vars(dialogue.tracker) == before
         case Verdict.ABORT:
-            assert kinds(dialogue.tell(word)) == [AbortCheckpoint]
+            assert kinds(dialogue.tell(word)) == [NotifyCheckpointAborted]
         case Verdict.ILLEGAL:
             with pytest.raises(LocalProtocolError, match=phase.value):
                 dialogue.tell(word)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.barrier_tracker import OperatorResetRequired, Phase
+from protocol.attempts import OperatorReset
+from protocol.barrier_tracker import Phase
 from tests.protocol.barrier_tracker_world import World
 
 STEPS = 1500
@@ -54,7 +55,7 @@ def live(world: World, steps: int) -> World:
 def settle(world: World) -> None:
     """Everybody goes, and whatever was asked for has its answer in time."""
     world.tasks.clear()
-    world.tell(OperatorResetRequired("the end"))
+    world.tell(OperatorReset("words", "the end"))
     for _ in range(1000):
         if world.idle():
             world.pass_time(25.0)
@@ -76,7 +77,14 @@ def test_every_history_keeps_the_order_of_the_contract(seed: int, concurrent_max
     assert world.tracker.phase is Phase.IDLE
     unanswered = [n for n, checkpoint in world.checkpoints.items() if not checkpoint.answer]
     assert unanswered == []
-    kinds = ("CompleteCheckpoint", "EndSavepoint", "AbortCheckpoint", "TellDiscarded", "TellReset", "TriggerCheckpoint")
+    kinds = (
+        "NotifyCheckpointComplete",
+        "EndSavepoint",
+        "NotifyCheckpointAborted",
+        "NotifyCheckpointDiscarded",
+        "SubtaskResetToCheckpoint",
+        "TriggerCheckpoint",
+    )
     for kind in kinds:
         assert world.kinds[kind], f"this history has shown nothing of {kind}"
 
@@ -85,5 +93,13 @@ def test_the_histories_reach_what_is_rare() -> None:
     # H32, H43, H45: together; else the checks above would hold for want of an occasion.
     worlds = [live(World(seed, 3), STEPS) for seed in range(8)]
     stories = "\n".join(line for world in worlds for line in world.story)
-    for rare in ("subsumed by", "(H32)", "declined", "RaiseGlobalFailure", "TellReady", "DiscardCheckpoint", "at once"):
+    for rare in (
+        "subsumed by",
+        "(H32)",
+        "declined",
+        "RaiseGlobalFailure",
+        "SubtaskReady",
+        "DiscardCheckpoint",
+        "at once",
+    ):
         assert rare in stories, rare

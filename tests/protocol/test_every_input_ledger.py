@@ -174,8 +174,8 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         name = OPERATOR if self.perhaps(fits) else self.dice.choice(("nobody", OTHER))
         if kind is a.OperatorOpened:
             return a.OperatorOpened(name, task)
-        if kind is a.SubtaskFinished:
-            return a.SubtaskFinished(name, task, self.dice.choice(("", "", "boom")))
+        if kind is a.OperatorEnded:
+            return a.OperatorEnded(name, task, self.dice.choice(("", "", "boom")))
         if kind is a.ConnectionExpired:
             return a.ConnectionExpired(name, task)
         return a.AttemptCondemned(name, task, "not confirmed")
@@ -238,7 +238,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
             return self.draw(f.JobStarted, True)
         steps: list[type] = [f.TaskStarted, a.RegistrationArrived]
         steps += [a.OperatorOpened, a.OperatorOpened] if self.entries(AttemptState.ACCEPTED) else []
-        steps += [a.SubtaskFinished] if self.entries(AttemptState.READY) else []
+        steps += [a.OperatorEnded] if self.entries(AttemptState.READY) else []
         steps += [f.TaskEnded] if self.entries(AttemptState.ENDING, AttemptState.FINISHED) else []
         steps += [f.StatusReported, TimePassed] if self.held() else []
         finished = {entry.attempt.subtask for entry in self.entries(AttemptState.FINISHED)}
@@ -266,7 +266,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
             if held:
                 return [*cells, ("held", type(input))]
             column = type(input).__name__
-            if isinstance(input, a.SubtaskFinished):
+            if isinstance(input, a.OperatorEnded):
                 column = "badly" if input.failure else "well"
             return [*cells, ("table", None if entry is None else entry.state, column)]
         if isinstance(input, f.TaskEnded):
@@ -316,7 +316,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
             assert given.kinds[0] is a.ReportStale
             # A look that is due looks about at any input, and may find nothing to ask.
             assert len(given.effects) > 1 or not given.changed(*SCRATCH, "look_at", "asked_again_at")
-        elif state is not AttemptState.OVER and a.AcceptAttempt not in given.kinds:
+        elif state is not AttemptState.OVER and a.AttemptAccepted not in given.kinds:
             # Where it is the end's place on the bus that shows a waiting task to be a rerun, that one is accepted.
             entry = self.entry(task)
             assert entry is None or entry.attempt not in [getattr(effect, "attempt", None) for effect in given.effects]
@@ -326,7 +326,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         if isinstance(given.input, a.RegistrationArrived) and given.error is None:
             self.waiting.add(given.input.connection_id)
         for effect in given.effects:
-            if isinstance(effect, a.AcceptAttempt | a.RefuseRegistration):
+            if isinstance(effect, a.AttemptAccepted | a.RefuseRegistration):
                 self.waiting.remove(effect.connection_id)
         held = sum(len(operator.held) for operator in self.machine._operators.values())
         assert len(self.waiting) == held
@@ -335,22 +335,22 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         """Accepted, ready, then finished or failed, a success revocable; the reset when nobody is left (H10, H13)."""
         said = self.said
         match effect:
-            case a.AcceptAttempt(attempt=attempt):
+            case a.AttemptAccepted(attempt=attempt):
                 assert attempt not in said
                 said[attempt] = "accepted"
-            case a.AnnounceReady(attempt):
+            case a.SubtaskReady(attempt):
                 assert said[attempt] == "accepted"
                 said[attempt] = "ready"
-            case a.FinishAttempt(attempt):
+            case a.SubtaskFinished(attempt):
                 assert said[attempt] in ("accepted", "ready")
                 said[attempt] = "finished"
-            case a.AnnounceFailed(attempt, _):
+            case a.SubtaskFailed(attempt, _):
                 assert said.get(attempt) != "failed"
                 said[attempt] = "failed"
-            case a.ResetSubtask(operator_id, subtask):
+            case a.SubtaskReset(operator_id, subtask):
                 left = [one for one, what in said.items() if one.operator_id == operator_id and what != "failed"]
                 assert subtask not in [one.subtask for one in left]
-            case a.ResetOperator(operator_id, _) | a.EndRun(operator_id, _, _, _):
+            case a.OperatorReset(operator_id, _) | a.RunEnded(operator_id, _, _, _):
                 left = [one for one, what in said.items() if one.operator_id == operator_id and what != "failed"]
                 assert all(said[one] == "finished" for one in left)
                 for one in left:
@@ -368,7 +368,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
             place = self.place(record, record.stage_attempt or 0)
             said: list[a.LedgerInput] = [f.TaskEnded(*place, outcome) for outcome in TaskOutcome]
             said += [a.OperatorOpened(OPERATOR, task), a.ConnectionExpired(OPERATOR, task)]
-            said += [a.SubtaskFinished(OPERATOR, task, ""), a.SubtaskFinished(OPERATOR, task, "boom")]
+            said += [a.OperatorEnded(OPERATOR, task, ""), a.OperatorEnded(OPERATOR, task, "boom")]
             for input in said:
                 self.fork().give(input)
 

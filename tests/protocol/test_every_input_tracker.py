@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from hypothesis import given as hypothesis_given
 from hypothesis import settings
 
+from protocol import attempts as a
 from protocol import barrier_tracker as b
 from protocol.attempts.types import FailureKind, FailureReason
 from protocol.barrier_tracker.pending import LEGAL, STEP_OF, PendingCheckpoint, Step, Verdict
@@ -20,7 +21,7 @@ from tests.protocol.every_input import HUGE, WANDERINGS, Cell, Given, Walk, expl
 PARALLELISM = 3
 SUBTASK_WORDS = (b.SubtaskClosed, b.GatewayDrained, b.SubtaskAcknowledged, b.SubtaskDeclined)
 OTHERS = tuple(kind for kind in members(b.TrackerInput) if kind not in LEGAL)
-NEWS = (b.AttemptReady, b.AttemptFinished, b.SubtaskFinalState)
+NEWS = (a.SubtaskReady, a.SubtaskFinished, b.SubtaskFinalState)
 REASON = FailureReason(FailureKind.KILLED, "")
 STRANGER = ExecutionAttempt("words", 1, 77, 7777)
 
@@ -31,10 +32,10 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
     kinds = members(b.TrackerInput)
     errors = (LocalProtocolError,)
     weights: ClassVar = {
-        b.OperatorResetRequired: 0.15,
-        b.RunEnded: 0.15,
-        b.AttemptFailed: 0.3,
-        b.AttemptFinished: 0.4,
+        a.OperatorReset: 0.15,
+        a.RunEnded: 0.15,
+        a.SubtaskFailed: 0.3,
+        a.SubtaskFinished: 0.4,
         b.SubtaskFinalState: 0.4,
         b.AbortRequested: 0.3,
         b.CheckpointTriggered: 2.0,
@@ -98,7 +99,7 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
     def draw(self, kind: type, fits: bool) -> b.TrackerInput:
         if kind in SUBTASK_WORDS:
             return self.draw_word(kind, fits)
-        if kind in (b.AttemptAccepted, b.AttemptFailed, *NEWS):
+        if kind in (a.AttemptAccepted, a.SubtaskFailed, *NEWS):
             return self.draw_attempt(kind, fits)
         dice, machine = self.dice, self.machine
         highest = machine._highest_id
@@ -108,8 +109,8 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
             queued = machine._under_way.queued
             waiting = [] if queued is None else [queued[0].checkpoint_id]
             return b.AbortRequested(self.one_of([*machine.pending_ids, *waiting], (self.stale_id(), -1), fits), "no")
-        if kind is b.SubtaskResetRequired:
-            return b.SubtaskResetRequired(self.one_of(sorted(machine._attempts.resets_owed), (0, 1, 2), fits))
+        if kind is a.SubtaskReset:
+            return a.SubtaskReset("words", self.one_of(sorted(machine._attempts.resets_owed), (0, 1, 2), fits))
         if kind is b.CoordinatorSnapshotTaken:
             taken = {known.attempt.task_attempt_id: known.events_restored for known in self.known()}
             if dice.random() < 0.1:
@@ -130,8 +131,8 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
                 self.now = max(self.now, deadline)
             return b.TimePassed()
         simple: dict[type, b.TrackerInput] = {
-            b.OperatorResetRequired: b.OperatorResetRequired("it failed"),
-            b.RunEnded: b.RunEnded(1, dice.random() < 0.5),
+            a.OperatorReset: a.OperatorReset("words", "it failed"),
+            a.RunEnded: a.RunEnded("words", 1, dice.random() < 0.5),
         }
         return simple[kind]
 
@@ -152,22 +153,23 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
 
     def draw_attempt(self, kind: type, fits: bool) -> b.TrackerInput:
         dice, known = self.dice, self.known()
-        if kind is b.AttemptAccepted:
+        if kind is a.AttemptAccepted:
             alive = {one.attempt.subtask for one in known}
             subtask = dice.choice([s for s in range(PARALLELISM) if s not in alive] or range(PARALLELISM))
             self.next_task += 1
             new = ExecutionAttempt("words", subtask, self.next_task, self.next_task)
             places = (ExecutionAttempt("words", place, 1, 9999) for place in (-1, PARALLELISM, HUGE))
             attempt = self.one_of((new,), (*(one.attempt for one in known), *places), fits)
-            return b.AttemptAccepted(attempt, dice.choice(list(RestoreMode)) if dice.random() < 0.1 else self.mode())
-        if kind is b.AttemptFailed:
-            return b.AttemptFailed(self.one_of((one.attempt for one in known), self.gone(), fits), REASON)
-        if kind is b.AttemptReady:
+            mode = dice.choice(list(RestoreMode)) if dice.random() < 0.1 else self.mode()
+            return a.AttemptAccepted(attempt, mode, 1, attempt.task_attempt_id)
+        if kind is a.SubtaskFailed:
+            return a.SubtaskFailed(self.one_of((one.attempt for one in known), self.gone(), fits), REASON)
+        if kind is a.SubtaskReady:
             fitting = [one.attempt for one in known if not one.ready]
-            return b.AttemptReady(self.one_of(fitting, [*(one.attempt for one in known), *self.gone()], fits))
-        if kind is b.AttemptFinished:
+            return a.SubtaskReady(self.one_of(fitting, [*(one.attempt for one in known), *self.gone()], fits))
+        if kind is a.SubtaskFinished:
             fitting = [one.attempt for one in known if one.ready and not one.finished]
-            return b.AttemptFinished(self.one_of(fitting, [*(one.attempt for one in known), *self.gone()], fits))
+            return a.SubtaskFinished(self.one_of(fitting, [*(one.attempt for one in known), *self.gone()], fits))
         fitting = [one.attempt for one in known if one.final is None]
         attempt = self.one_of(fitting, [*(one.attempt for one in known), *self.gone()], fits)
         return b.SubtaskFinalState(attempt, b"f", self.sent_by(attempt))
@@ -179,10 +181,10 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
         """The next step of a run that takes checkpoints."""
         known = self.known()
         ready = [one for one in known if one.ready]
-        steps: list[type] = [] if len(known) >= PARALLELISM else [b.AttemptAccepted]
-        steps += [b.AttemptReady] if len(ready) < len(known) else []
-        steps += [b.SubtaskResetRequired] if self.machine._attempts.resets_owed else []
-        steps += [b.OperatorResetRequired] if self.machine._under_way.halted else []
+        steps: list[type] = [] if len(known) >= PARALLELISM else [a.AttemptAccepted]
+        steps += [a.SubtaskReady] if len(ready) < len(known) else []
+        steps += [a.SubtaskReset] if self.machine._attempts.resets_owed else []
+        steps += [a.OperatorReset] if self.machine._under_way.halted else []
         steps += [b.CheckpointTriggered] if ready and not self.machine._under_way.queued else []
         phases = {pending.phase for pending in self.machine._under_way.pending.values()}
         for phase, kind in (
@@ -234,8 +236,8 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
         if known is None or not isinstance(input, NEWS):
             return type(input), known is not None
         said = {
-            b.AttemptReady: known.ready,
-            b.AttemptFinished: known.finished,
+            a.SubtaskReady: known.ready,
+            a.SubtaskFinished: known.finished,
             b.SubtaskFinalState: known.final is not None,
         }[type(input)]
         return type(input), "repeated" if said else True
@@ -261,7 +263,7 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
                 case ("doubt", standing):  # H64
                     assert stale == (standing == "neither")
                     assert (given.error is not None) == (standing == "pending")
-                case ("news", (b.AttemptAccepted, True)):
+                case ("news", (a.AttemptAccepted, True)):
                     assert given.error is not None  # H1
         self.judge_order(given)
         self.judge_names(given)
@@ -273,42 +275,53 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
         if verdict is Verdict.ACT:
             assert given.changed()
         elif verdict is Verdict.ABORT:
-            assert b.AbortCheckpoint in given.kinds
+            assert b.NotifyCheckpointAborted in given.kinds
 
     def judge_order(self, given: TrackerGiven) -> None:
         """What is pending is aborted before anybody hears of the failure (H16)."""
-        tells = (b.TellFailed, b.TellReset, b.TellResetToCheckpoint, b.TellRunEnded, b.RaiseGlobalFailure)
+        tells = (
+            a.SubtaskFailed,
+            b.SubtaskResetToCheckpoint,
+            b.OperatorResetToCheckpoint,
+            a.RunEnded,
+            b.RaiseGlobalFailure,
+        )
         told = False
         for effect in given.effects:
             told = told or isinstance(effect, tells)
-            assert not (told and isinstance(effect, b.AbortCheckpoint)), "aborted behind the news"
+            assert not (told and isinstance(effect, b.NotifyCheckpointAborted)), "aborted behind the news"
 
     def judge_names(self, given: TrackerGiven) -> None:
         """No effect is about a checkpoint or an attempt that is over (H3, H44)."""
         input: Any = given.input
-        if isinstance(input, b.AttemptFailed):
+        if isinstance(input, a.SubtaskFailed):
             self.over.add(input.attempt.task_attempt_id)
-        if isinstance(input, b.OperatorResetRequired | b.RunEnded):
+        if isinstance(input, a.OperatorReset | a.RunEnded):
             kept = set(self.machine._attempts.by_task)
             self.over |= {
-                g.input.attempt.task_attempt_id for g in self.history if isinstance(g.input, b.AttemptAccepted)
+                g.input.attempt.task_attempt_id for g in self.history if isinstance(g.input, a.AttemptAccepted)
             }
             self.over -= kept
         ended: set[int] = set()
         in_doubt: set[int] = set()
         for effect in given.effects:
             match effect:
-                case b.TellReady(attempt) | b.CloseSubtask(attempt, _) | b.SendBarrier(attempt, _):
+                case a.SubtaskReady(attempt) | b.CloseSubtask(attempt, _) | b.SendBarrier(attempt, _):
                     assert attempt.task_attempt_id not in self.over
                     assert self.machine._attempts.get(attempt)
-                case b.TellDiscarded(n):
+                case b.NotifyCheckpointDiscarded(n):
                     assert n not in self.machine.in_doubt_ids
                     in_doubt.discard(n)
-                case b.AbortCheckpoint(n, _) | b.CompleteCheckpoint(n) | b.EndSavepoint(n) | b.RefuseCheckpoint(n, _):
+                case (
+                    b.NotifyCheckpointAborted(n, _)
+                    | b.NotifyCheckpointComplete(n)
+                    | b.EndSavepoint(n)
+                    | b.RefuseCheckpoint(n, _)
+                ):
                     assert n not in ended
                     assert n not in self.machine.pending_ids
                     ended.add(n)
-                    if isinstance(effect, b.AbortCheckpoint) and effect.in_doubt:
+                    if isinstance(effect, b.NotifyCheckpointAborted) and effect.in_doubt:
                         in_doubt.add(n)
                 case b.SnapshotCoordinator(n) | b.StoreCheckpoint(b.CompletedCheckpoint(n)):
                     assert n in self.machine.pending_ids
@@ -328,7 +341,7 @@ ALL_CELLS: list[Cell] = [
     *(("stale", b.Phase.STORING, kind, "said before") for kind in SUBTASK_WORDS),
     *(("doubt", standing) for standing in ("in doubt", "pending", "neither")),
     *(("news", (kind, standing)) for kind in NEWS for standing in (False, True, "repeated")),
-    *(("news", (kind, known)) for kind in (b.AttemptAccepted, b.AttemptFailed) for known in (False, True)),
+    *(("news", (kind, known)) for kind in (a.AttemptAccepted, a.SubtaskFailed) for known in (False, True)),
 ]
 
 

@@ -14,8 +14,7 @@ from functools import partial
 from typing import Any
 
 from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, SubtaskGateway
-from actors.coordination.messages import SubtaskFailed
-from protocol.attempts import FailureReason
+from protocol.attempts import FailureReason, SubtaskFailed
 from protocol.errors import AttemptOver, ConfirmationTimeout
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode

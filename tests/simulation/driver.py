@@ -17,11 +17,10 @@ from actors import ActorSystem
 from actors.cell import ActorCell
 from actors.coordination import OperatorConfig
 from actors.coordination.checkpoint_requests import CheckpointFailed
-from actors.coordination.messages import SubtaskFinished
 from actors.coordination.operator_config import UNBOUNDED
 from actors.errors import ActorError
 from actors.testing import TurnGate, next_item
-from protocol.attempts import LedgerConfig
+from protocol.attempts import LedgerConfig, SubtaskFinished
 from protocol.barrier_tracker import AbortRequested
 from protocol.errors import LocalProtocolError
 from protocol.facts import EngineFact

@@ -21,18 +21,21 @@ from actors.coordination.messages import (
     AttachConnection,
     ConnectionClosed,
     EventArrived,
-    NotifyAborted,
-    NotifyCompleted,
     RequestArrived,
     RequestCheckpoint,
-    SubtaskFailed,
-    SubtaskReady,
+    SubtaskReadyWithGateway,
+    Timed,
     TrackerMessage,
 )
 from actors.mailbox import Envelope, Mailbox
-from protocol.attempts import AttemptCondemned, ConnectionExpired, GlobalFailureRaised
-from protocol.attempts import SubtaskFinished as LedgerSubtaskFinished
-from protocol.barrier_tracker import CompletedCheckpoint, GatewayDrained, rescaled
+from protocol.attempts import AttemptCondemned, ConnectionExpired, GlobalFailureRaised, OperatorEnded, SubtaskFailed
+from protocol.barrier_tracker import (
+    CompletedCheckpoint,
+    GatewayDrained,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    rescaled,
+)
 from protocol.errors import LocalProtocolError
 from protocol.gateway.machine import GatewayState
 from protocol.ids import ExecutionAttempt
@@ -159,7 +162,7 @@ class Overseer:
             case GatewayActor() if isinstance(message, ConnectionClosed):
                 self._heard_gone_at[message.connection_id] = self._world.now
             case CoordinatorActor():
-                self.handling = item
+                self.handling = item.message if isinstance(item, Timed) else item
             case BarrierTrackerActor():
                 self._router.closed_beside.clear()
                 asks_for = message.savepoint_directory if isinstance(message, RequestCheckpoint) else None
@@ -200,21 +203,21 @@ class Overseer:
 
     def _judge(self, cell: ActorCell[Any], message: object) -> None:
         match message:
-            case SubtaskReady(attempt):
+            case SubtaskReadyWithGateway(attempt):
                 self._ready_beside[attempt.task_attempt_id] = self._router.beside(attempt)
-            case SubtaskFailed(attempt):
+            case SubtaskFailed(attempt) | Timed(SubtaskFailed(attempt)):
                 closed = self._router.closed_beside.get(attempt.task_attempt_id)
                 beside = self._router.beside(attempt) if closed is None else closed
                 self._failed_beside[attempt.task_attempt_id] = beside
-            case NotifyCompleted(checkpoint_id):
+            case NotifyCheckpointComplete(checkpoint_id):
                 self._complete(checkpoint_id)
-            case NotifyAborted(checkpoint_id):
+            case NotifyCheckpointAborted(checkpoint_id):
                 self._abort(checkpoint_id)
             case GlobalFailureRaised():
                 self._failures = 0
                 late = isinstance(cell._instance, CoordinatorActor) and self.is_behind_a_reset()
                 demand(not late, "H15: a failure of before a reset fails the run that comes after it")
-            case LedgerSubtaskFinished(task_attempt_id=task_attempt_id):
+            case OperatorEnded(task_attempt_id=task_attempt_id):
                 self._goodbyes.add(task_attempt_id)
             case ConnectionExpired(_, task_attempt_id) if isinstance(cell._instance, GatewayActor):
                 self._check_expired(task_attempt_id)

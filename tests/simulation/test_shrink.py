@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from protocol.barrier_tracker import BarrierTracker, TellReset
+from protocol.barrier_tracker import BarrierTracker, SubtaskResetToCheckpoint
 from protocol.subtask.machine import SubtaskMachine
 from protocol.subtask.types import PutInMailbox
 from tests.simulation import shrink as shrinking
@@ -40,7 +40,10 @@ def break_reset_id(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def wrong(self: BarrierTracker, input: Any, now: float) -> list[Any]:
         effects = handle(self, input, now)
-        return [TellReset(e.subtask, e.checkpoint_id + 1) if isinstance(e, TellReset) else e for e in effects]
+        return [
+            SubtaskResetToCheckpoint(e.subtask, e.checkpoint_id + 1) if isinstance(e, SubtaskResetToCheckpoint) else e
+            for e in effects
+        ]
 
     monkeypatch.setattr(BarrierTracker, "handle", wrong)
 

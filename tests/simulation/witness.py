@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from actors.coordination.messages import LedgerDecided
 from protocol.attempts import (
-    AcceptAttempt,
-    AnnounceFailed,
+    AttemptAccepted,
     AttemptCondemned,
-    EndRun,
     FailureKind,
     FailureReason,
-    FinishAttempt,
     GlobalFailureRaised,
-    StartRun,
+    RunEnded,
+    RunStarted,
+    SubtaskFailed,
+    SubtaskFinished,
 )
 from protocol.facts import JobEnded, JobStarted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
 from protocol.ids import ExecutionAttempt
@@ -57,8 +57,8 @@ class Witness:
         for message in decisions:
             self._decided(item, message)
         for message in decisions:
-            if isinstance(message.effect, FinishAttempt):
-                self._check_superseded(message.effect.attempt, before)
+            if isinstance(message.decision, SubtaskFinished):
+                self._check_superseded(message.decision.attempt, before)
         if isinstance(fact, TaskEnded) and news and fact.outcome is not TaskOutcome.SUCCESS:
             tid = fact.task_attempt_id
             alive = tid in self._accepted or tid in self._finished
@@ -98,20 +98,20 @@ class Witness:
         return before is fact.outcome or fact.outcome is TaskOutcome.RESUBMITTED
 
     def _decided(self, item: object, message: LedgerDecided) -> None:
-        match message.effect:
-            case AcceptAttempt(attempt=attempt, run_id=run_id):
+        match message.decision:
+            case AttemptAccepted(attempt=attempt, run_id=run_id):
                 self._stages.add(run_id)
                 tid = attempt.task_attempt_id
                 end = self._ended.get(tid)
                 demand(end in (None, TaskOutcome.SUCCESS), f"H11: task {tid} is accepted, and it is over: {end}")
                 self._accepted[tid] = attempt.subtask
-            case StartRun(run_id=run_id):
+            case RunStarted(run_id=run_id):
                 self._run_id = run_id
                 self._killed.clear()
-            case FinishAttempt(attempt=attempt):
+            case SubtaskFinished(attempt=attempt):
                 self._accepted.pop(attempt.task_attempt_id, None)
                 self._finished.add(attempt.task_attempt_id)
-            case AnnounceFailed(attempt, reason):
+            case SubtaskFailed(attempt, reason):
                 was_accepted = self._accepted.pop(attempt.task_attempt_id, None) is not None
                 self._finished.discard(attempt.task_attempt_id)
                 if was_accepted and reason.kind in _KILLED_BY_US:
@@ -119,7 +119,7 @@ class Witness:
                 if isinstance(item, AttemptCondemned) and reason.kind is FailureKind.CONFIRMATION_TIMEOUT:
                     silent = item.task_attempt_id
                     demand(attempt.task_attempt_id == silent, f"H25: task {silent} is silent, and {attempt} is failed")
-            case EndRun():
+            case RunEnded():
                 self._accepted.clear()
                 self._finished.clear()
                 self._run_id = -1

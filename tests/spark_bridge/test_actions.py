@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.coordination import ResetNotSupported
-from protocol.attempts import EndRun, StartRun
+from protocol.attempts import RunEnded, RunStarted
 from spark_bridge.bridge.runs import ACTIONS_KEPT, RunningJobs
 from spark_bridge.driver.actions import names_of
 
@@ -15,10 +15,10 @@ class Story(RunningJobs):
 
     def start(self, operator_id: str, run_id: int, action_id: str = "") -> None:
         self.registered(run_id, action_id)
-        self.note(StartRun(operator_id, run_id))
+        self.note(RunStarted(operator_id, run_id))
 
     def end(self, operator_id: str, run_id: int, *, succeeded: bool) -> None:
-        self.note(EndRun(operator_id, run_id, succeeded, "by the test"))
+        self.note(RunEnded(operator_id, run_id, succeeded, "by the test"))
 
     def count(self, action_id: str) -> int:
         return self.failures_of(action_id)[0]
@@ -128,9 +128,9 @@ def test_tasks_that_never_run_do_not_fill_the_books() -> None:
     for run_id in range(ACTIONS_KEPT + 1):
         story.registered(run_id, "a")
     story.begin_action("a", None)
-    story.note(StartRun("old", 0))
+    story.note(RunStarted("old", 0))
     assert story.operators_of("a") == {"old"}  # it is forgotten, and belongs to one that has no other
-    story.note(StartRun("new", ACTIONS_KEPT))
+    story.note(RunStarted("new", ACTIONS_KEPT))
     assert story.operators_of("a") == {"new"}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from actors import ActorSystem
 from actors.coordination import OperatorConfig, OperatorCoordinator
-from protocol.attempts import LedgerConfig, StartRun
+from protocol.attempts import LedgerConfig, RunStarted
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
@@ -124,9 +124,9 @@ async def test_a_batch_waits_for_the_one_that_is_under_way_and_not_for_ever() ->
 
 async def test_a_batch_waits_for_the_end_of_a_run_of_its_operator_and_no_other() -> None:  # H48
     async with a_world() as world:
-        world.running.note(StartRun("others", 1))
+        world.running.note(RunStarted("others", 1))
         assert await world.run(0)
-        world.running.note(StartRun("words", 2))
+        world.running.note(RunStarted("words", 2))
         with pytest.raises(NotSettled):
             await world.run(1)
 

@@ -35,19 +35,19 @@ from actors.coordination.messages import (
 from actors.coordination.operator_config import BarrierInjector
 from actors.testing import Candidate, DeterministicKit, Schedule, deterministic_system
 from protocol.attempts import (
-    AcceptAttempt,
-    AnnounceFailed,
-    AnnounceReady,
-    EndRun,
+    AttemptAccepted,
+    Decision,
     FailureKind,
     FailureReason,
-    FinishAttempt,
-    LedgerEffect,
     LedgerInput,
     OperatorOpened,
-    ResetOperator,
-    ResetSubtask,
-    StartRun,
+    OperatorReset,
+    RunEnded,
+    RunStarted,
+    SubtaskFailed,
+    SubtaskFinished,
+    SubtaskReady,
+    SubtaskReset,
 )
 from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
 from protocol.facts import StageLook
@@ -230,8 +230,8 @@ class World:
 
     # --- the test as ledger ---------------------------------------------------------------------------------------
 
-    def decide(self, effect: LedgerEffect, connection: AttemptConnection | None = None) -> None:
-        self.tracker.tell(LedgerDecided(effect, None, connection))
+    def decide(self, decision: Decision, connection: AttemptConnection | None = None) -> None:
+        self.tracker.tell(LedgerDecided(decision, None, connection))
 
     def accept(self, subtask: int) -> Task:
         """The next attempt of a subtask registers. It opens and is announced ready by itself.
@@ -240,13 +240,13 @@ class World:
         """
         if not self._run_is_on:
             self._run_is_on = True
-            self.decide(StartRun(self.config.operator_id, 1))
+            self.decide(RunStarted(self.config.operator_id, 1))
         number = self._numbers[subtask] = self._numbers.get(subtask, -1) + 1
         attempt = ExecutionAttempt(self.config.operator_id, subtask, number, 1000 * (subtask + 1) + number)
         connection = self.connection()
         task = self.task_type(attempt, connection, self.kit.clock)
         self.tasks.append(task)
-        self.decide(AcceptAttempt(connection.connection_id, attempt, 1, self.config.mode), connection)
+        self.decide(AttemptAccepted(attempt, self.config.mode, 1, connection.connection_id), connection)
         return task
 
     async def running(self, *subtasks: int) -> list[Task]:
@@ -256,22 +256,22 @@ class World:
         return tasks
 
     def fail(self, task: Task, kind: FailureKind = FailureKind.FAILED, *, reset: bool = True) -> None:
-        self.decide(AnnounceFailed(task.attempt, FailureReason(kind, "by the test")))
+        self.decide(SubtaskFailed(task.attempt, FailureReason(kind, "by the test")))
         if reset:
             self.reset_subtask(task.attempt.subtask)
 
     def reset_subtask(self, subtask: int) -> None:
-        self.decide(ResetSubtask(self.config.operator_id, subtask))
+        self.decide(SubtaskReset(self.config.operator_id, subtask))
 
     def finish(self, task: Task) -> None:
-        self.decide(FinishAttempt(task.attempt))
+        self.decide(SubtaskFinished(task.attempt))
 
     def reset(self, cause: str = "by the test") -> None:
-        self.decide(ResetOperator(self.config.operator_id, cause))
+        self.decide(OperatorReset(self.config.operator_id, cause))
 
     def end_run(self, succeeded: bool = True, reason: str = "") -> None:
         self._run_is_on = False
-        self.decide(EndRun(self.config.operator_id, 1, succeeded, reason))
+        self.decide(RunEnded(self.config.operator_id, 1, succeeded, reason))
 
     def checkpoint(self, savepoint_directory: str | None = None) -> Answer:
         answer = Answer()
@@ -313,7 +313,7 @@ class World:
     def _hear_report(self, report: LedgerInput) -> None:
         if isinstance(report, OperatorOpened):
             task = next(task for task in self.tasks if task.attempt.task_attempt_id == report.task_attempt_id)
-            self.decide(AnnounceReady(task.attempt))
+            self.decide(SubtaskReady(task.attempt))
         else:
             self.reports.append(report)
 
