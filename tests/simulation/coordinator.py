@@ -21,8 +21,8 @@ from protocol.wire.messages import RestoreMode
 from tests.simulation.application import CONFIRM_S, EVENTS_MAX, Application
 from tests.simulation.checkers import AttemptRecord, CallbackOrder, check_whole, demand, judged
 from tests.simulation.invariant import REQUEST, Log, read_coordinator, split_wire_form
+from tests.simulation.invariant_monitor import InvariantMonitor
 from tests.simulation.output import PreparedRows
-from tests.simulation.overseer import Overseer
 from tests.simulation.shared import DriverWorld
 
 RAISES = 0.004
@@ -130,7 +130,7 @@ class Books:
 class Coordinator(OperatorCoordinator):
     """See the module. ``order`` judges what it is told."""
 
-    def __init__(self, world: DriverWorld, application: Application, overseer: Overseer) -> None:
+    def __init__(self, world: DriverWorld, application: Application, monitor: InvariantMonitor) -> None:
         settings = application.settings
         streaming = settings.mode is RestoreMode.STREAMING  # in batch mode Spark owns the output
         self.context: CoordinatorContext
@@ -146,7 +146,7 @@ class Coordinator(OperatorCoordinator):
         )
         self._world = world
         self._application = application
-        self._overseer = overseer
+        self._monitor = monitor
         self._inside = ""  # the method that runs
         self._waits_for_room: Handle | None = None
 
@@ -168,14 +168,14 @@ class Coordinator(OperatorCoordinator):
             with judged(world):
                 yield
             with judged(world):
-                self._overseer.check_reported(method, world.now - began)
+                self._monitor.check_reported(method, world.now - began)
         finally:
             self._inside = ""
         if self.started and world.engine.faults.spend(world.random, RAISES):
             world.tell(f"coordinator: {method} raises")
             world.figures.happen("the coordinator raises")
             if method != "handle_request":  # the asking task's trouble alone (H33)
-                self._overseer.raised = method
+                self._monitor.raised = method
             raise RuntimeError(f"no luck in {method}")
 
     def _chance(self, probability: float) -> bool:
@@ -293,7 +293,7 @@ class Coordinator(OperatorCoordinator):
             demand(request.startswith(REQUEST), f"H73: the event {request} comes as a request")
             log = self._take(subtask, attempt, request)
         answer = f"a{split_wire_form(request)[2]}"
-        message = self._overseer.handling
+        message = self._monitor.handling
         figures = self._world.figures
         figures.requests += 1
         if message.request_id is None:  # out of a checkpoint: nobody waits for the answer (H73)
@@ -305,7 +305,7 @@ class Coordinator(OperatorCoordinator):
 
     def _take(self, subtask: int, number: int, payload: str) -> Log:
         """An event comes to the coordinator, of an attempt that is alive (H3)."""
-        message = self._overseer.handling
+        message = self._monitor.handling
         attempt: ExecutionAttempt = message.attempt
         self.order.event(attempt.subtask, attempt.attempt)
         demand(number == attempt.attempt, f"H3: {payload} of {attempt} comes as of attempt {number}")
@@ -323,7 +323,7 @@ class Coordinator(OperatorCoordinator):
         async with self._call("subtask_ready", f"{gateway.attempt}"):
             attempt, world = gateway.attempt, self._world
             demand(attempt.subtask == subtask, f"H20: {attempt} is announced as of subtask {subtask}")
-            self.order.ready(subtask, attempt.attempt, self._overseer.beside_ready(attempt))
+            self.order.ready(subtask, attempt.attempt, self._monitor.beside_ready(attempt))
             target = world.target_of(attempt.task_attempt_id)
             self.books.ready(Handle(gateway, target, world.record(attempt.task_attempt_id)))
             await self._send_inside()
@@ -337,10 +337,10 @@ class Coordinator(OperatorCoordinator):
             await self._send_inside()
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        message = self._overseer.handling
+        message = self._monitor.handling
         assert isinstance(message, SubtaskFailed)
         async with self._call("subtask_failed", f"{message.attempt}: {reason}"):
-            self.order.failed_attempt(subtask, attempt, *self._overseer.beside_failed(message.attempt))
+            self.order.failed_attempt(subtask, attempt, *self._monitor.beside_failed(message.attempt))
             self._world.figures.count_failure(reason.kind.value)
             handle = self.books.handles.get(subtask, {}).get(attempt)
             self.books.over(message.attempt)
@@ -362,7 +362,7 @@ class Coordinator(OperatorCoordinator):
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
         """Its return is the cut. Or it fails, or never ends."""
         async with self._call("checkpoint_coordinator", f"{checkpoint_id}"):
-            self.order.snapshot_asked(checkpoint_id, checkpoint_id in self._overseer.savepoints)
+            self.order.snapshot_asked(checkpoint_id, checkpoint_id in self._monitor.savepoints)
             self.hangs = self._world.engine.faults.spend(self._world.random, HANGS)
             if self.hangs or self._chance(0.5):
                 await self._stall()
@@ -426,7 +426,7 @@ class Coordinator(OperatorCoordinator):
         """No callback tells of it; the world knows."""
         self.books.finish(attempt)
         self.order.finish(attempt.subtask, attempt.attempt)
-        self._overseer.finished.add(attempt)
+        self._monitor.finished.add(attempt)
 
     # --- what must be true of the whole ---------------------------------------------------------------------------
 

@@ -44,9 +44,9 @@ from tests.simulation.application import (
 )
 from tests.simulation.checkers import demand, judged
 from tests.simulation.coordinator import Coordinator
+from tests.simulation.invariant_monitor import InvariantMonitor
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Connection
-from tests.simulation.overseer import Overseer
 from tests.simulation.ports import SimulatedRelay, SimulatedSession
 from tests.simulation.server import Router, ServerEnd
 from tests.simulation.shared import DriverWorld
@@ -62,17 +62,17 @@ DIRECT = (0.0, 0.5, 1.0)
 class Gate(TurnGate):
     """Whether an idle actor takes a message at once, where it may, is up to the dice."""
 
-    def __init__(self, overseer: Overseer, roll: Callable[[], float], likelihood: float) -> None:
+    def __init__(self, monitor: InvariantMonitor, roll: Callable[[], float], likelihood: float) -> None:
         super().__init__()
         self.held = False  # nobody takes anything: another driver is still there
-        self._overseer = overseer
+        self._monitor = monitor
         self._roll = roll
         self._likelihood = likelihood
 
     def direct(self, cell: ActorCell[Any], message: object) -> bool:
         if self.held or self._roll() >= self._likelihood:
             return False
-        self._overseer.direct(cell, message)
+        self._monitor.direct(cell, message)
         return True
 
 
@@ -88,12 +88,12 @@ class Driver:
         self.application = application
         self.loop = SimulatedLoop(lambda: world.now)  # type: ignore[abstract]  # there is no I/O
         self.router = Router()
-        self.overseer = Overseer(world, self.router, application.settings.attempts_max)
-        self.gate = Gate(self.overseer, world.random.random, world.random.choice(DIRECT))
+        self.monitor = InvariantMonitor(world, self.router, application.settings.attempts_max)
+        self.gate = Gate(self.monitor, world.random.random, world.random.choice(DIRECT))
         self.gate.held = held
-        self.coordinator = Coordinator(world, application, self.overseer)
+        self.coordinator = Coordinator(world, application, self.monitor)
         self.running = RunningJobs()
-        self.relay = SimulatedRelay(world, self.overseer, self.loop)
+        self.relay = SimulatedRelay(world, self.monitor, self.loop)
         self.session: SimulatedSession
         self.threads = world.storage.threads()
         self.operator: Operator | None = None  # once it is coordinated
@@ -112,7 +112,7 @@ class Driver:
 
     async def _live(self) -> None:
         try:
-            self.session = SimulatedSession(self.world, self.application, self.overseer, self.running, self.threads)
+            self.session = SimulatedSession(self.world, self.application, self.monitor, self.running, self.threads)
             await self.session.__aenter__()
         except StorageError as error:
             self.failed = error
@@ -156,14 +156,14 @@ class Driver:
             self.refused = error.__cause__
             return
         self.operator = operator
-        self.overseer.watch(self._bridge_ref, operator.tracker_ref, operator.statistics)
+        self.monitor.watch(self._bridge_ref, operator.tracker_ref, operator.statistics)
 
     # --- what could happen next -----------------------------------------------------------------------------------
 
     def actions(self) -> list[Callable[[], None]]:
         """What could happen next, but for what comes from outside."""
         self._judge_answers()
-        if self.settled and not self.coordinator.busy and not self.overseer.waiting("coordinator"):
+        if self.settled and not self.coordinator.busy and not self.monitor.waiting("coordinator"):
             self.check_settled()
         world, coordinator = self.world, self.coordinator
         actions: list[Callable[[], None]] = [partial(self._turn, cell) for cell in self.gate.waiting]
@@ -173,7 +173,7 @@ class Driver:
             actions.append(self._serve_storage)
         if self.relay.queries:
             actions.append(partial(self._run, self.relay.answer_query))
-        if self.overseer.is_behind_a_reset() and world.engine.faults.spend(world.random, 0.05):
+        if self.monitor.is_behind_a_reset() and world.engine.faults.spend(world.random, 0.05):
             actions.append(partial(self.fail_job, "once more, before the reset is known"))
         if coordinator.can_send():
             actions.append(partial(self._run, coordinator.send_something))
@@ -185,12 +185,12 @@ class Driver:
 
     def _turn(self, cell: ActorCell[Any]) -> None:
         item = next_item(cell)
-        self.overseer.before(cell, item)
+        self.monitor.before(cell, item)
         if isinstance(item, SubtaskFinished):  # no callback tells of it
             self.coordinator.finish(item.attempt)
         self.gate.release(cell)
         self._run()
-        self.overseer.after()
+        self.monitor.after()
 
     def _end_stall(self) -> None:
         self._run(self.coordinator.end_stall)
@@ -203,7 +203,7 @@ class Driver:
         if function is not None:
             self.loop.call_soon(function, *args)
         self.loop.run_until_idle()
-        self.overseer.check_raised()
+        self.monitor.check_raised()
         if self.world.broken is not None:
             raise self.world.broken
         if self._life.done() and not self._life.cancelled():
@@ -237,7 +237,7 @@ class Driver:
         """The server reads from a connection, or notices its end."""
         end = self._ends.get(connection.connection_id)
         if end is None:
-            end = self._ends[connection.connection_id] = ServerEnd(connection, self.overseer.connection_dropped)
+            end = self._ends[connection.connection_id] = ServerEnd(connection, self.monitor.connection_dropped)
             self._run(self.router.connected, end)
         if connection.up:
             count = self.world.random.randint(1, len(connection.up))
@@ -246,7 +246,7 @@ class Driver:
             return
         connection.server_knows = True
         del self._ends[connection.connection_id]
-        self.overseer.connection_gone(connection.connection_id)
+        self.monitor.connection_gone(connection.connection_id)
         self._run(self.router.disconnected, end, "closed")
 
     def hear_fact(self, fact: EngineFact) -> None:
@@ -255,15 +255,15 @@ class Driver:
     def fail_job(self, cause: str) -> None:
         """The coordinator finds, by itself, that it cannot go on (H8)."""
         if self.operator is not None:
-            late, told = self.overseer.is_behind_a_reset(), self.overseer.waiting("bridge")
+            late, told = self.monitor.is_behind_a_reset(), self.monitor.waiting("bridge")
             self._run(self.coordinator.context.fail_job, cause)
-            silent = self.overseer.waiting("bridge") == told
+            silent = self.monitor.waiting("bridge") == told
             demand(silent or not late, "H15: a failure of before a reset fails the run that comes after it")
 
     def abort_checkpoint(self, reason: str) -> None:
         """Somebody gives the latest checkpoint up (H45)."""
         if self.operator is not None:
-            self._run(self.operator.tracker_ref.tell, AbortRequested(self.overseer.give_up(reason), reason))
+            self._run(self.operator.tracker_ref.tell, AbortRequested(self.monitor.give_up(reason), reason))
 
     def request(self, *, savepoint: bool) -> None:
         """Somebody asks for a checkpoint, or a savepoint."""
@@ -279,7 +279,7 @@ class Driver:
             )
         except (CheckpointFailed, ActorError) as error:
             with judged(self.world):
-                self.overseer.request_failed(error)
+                self.monitor.request_failed(error)
         else:
             self._answers.append((checkpoint_id, savepoint))
         self.requests -= 1
@@ -287,7 +287,7 @@ class Driver:
     def _judge_answers(self) -> None:
         """Behind the step in which they were given, with what was decided in it."""
         for checkpoint_id, savepoint in self._answers:
-            self.overseer.request_answered(checkpoint_id, savepoint=savepoint)
+            self.monitor.request_answered(checkpoint_id, savepoint=savepoint)
             if savepoint:
                 self.coordinator.order.savepoint_over(checkpoint_id)
         self._answers.clear()
@@ -356,7 +356,7 @@ class Driver:
         demand(self.requests == 0, f"H45: {self.requests} requests for a checkpoint were never answered")
         demand(not self.router.open, f"H57: gateways are left: {list(self.router.open)}")
         demand(not self.router.gateway_count, "H57: the router keeps gateways that are closed")
-        self.overseer.check_rest()
+        self.monitor.check_rest()
         self.coordinator.order.check_discarded()
         self.settled = True
         self.check_settled()

@@ -28,8 +28,8 @@ from protocol.facts import (
     TaskStarted,
 )
 from tests.simulation.bus import Books, Bus
-from tests.simulation.chores import PAUSE_S, Chore, Chores
 from tests.simulation.jobs import EngineTask, Faults, Job, Phase, TaskSet
+from tests.simulation.pending_actions import PAUSE_S, PendingAction, PendingActions
 
 STAGE_ATTEMPTS_MAX = 4
 """So many attempts of a stage may fail in a row (spark.stage.maxConsecutiveAttempts)."""
@@ -70,7 +70,7 @@ class Engine:
         self.results: dict[int, bool] = {}
         self.facts = Bus(random, faults, lambda what: self.happen(what))  # noqa: PLW0108 - it is set anew
         self.books = Books(self.tasks, self.jobs)
-        self.chores = Chores(random, faults)
+        self.pending = PendingActions(random, faults)
         self.executors = ["executor-0", "executor-1"]
         self.executor_count = 2
         self.job_id = -1
@@ -104,13 +104,13 @@ class Engine:
         return {} if self.job is None else self.job.finished
 
     @property
-    def kills(self) -> list[Chore]:
+    def kills(self) -> list[PendingAction]:
         """What is still to be done: kills, above all."""
-        return self.chores.open
+        return self.pending.open
 
     def carry_out_kill(self) -> None:
         """One of them is done, or put off."""
-        self.chores.do_one()
+        self.pending.do_one()
 
     def active_jobs(self) -> list[Job]:
         return [job for job in (self.job, self.rival) if job is not None and job.active]
@@ -182,7 +182,7 @@ class Engine:
             return
         job.failed_attempts = 0
         job.phase = Phase.DOWNSTREAM
-        self.chores.add(partial(self._read_outputs, job))
+        self.pending.add(partial(self._read_outputs, job))
 
     def _read_outputs(self, job: Job) -> None:
         if job.phase is not Phase.DOWNSTREAM:
@@ -207,7 +207,7 @@ class Engine:
         elif job.barrier and not job.shuffles:
             self.end_job(job, False, f"could not recover from a failed barrier stage: {reason}")
         else:
-            self.chores.add(partial(self._resubmit, job))
+            self.pending.add(partial(self._resubmit, job))
 
     def _resubmit(self, job: Job) -> None:
         if job.phase is not Phase.FAILED:
@@ -239,7 +239,7 @@ class Engine:
             self.end_job(job, False, "the stage downstream has failed too often")
             return
         job.phase = Phase.FAILED
-        self.chores.add(partial(self._resubmit, job))
+        self.pending.add(partial(self._resubmit, job))
 
     def end_job(self, job: Job, succeeded: bool, reason: str = "") -> None:
         was_running = job.phase is Phase.RUNNING
@@ -287,8 +287,8 @@ class Engine:
         task = self.tasks[task_attempt_id]
         if task.outcome is not None:
             return
-        if self.chores.kills(task_attempt_id):
-            self.chores.forget_kill(task_attempt_id)
+        if self.pending.kills(task_attempt_id):
+            self.pending.forget_kill(task_attempt_id)
             if self.random.random() < 0.5:
                 self._end_killed(task, "killed as it ended")
                 return
@@ -376,7 +376,7 @@ class Engine:
 
     def _kill(self, task: EngineTask, reason: str) -> None:
         tid = task.task_attempt_id
-        if not self.chores.kills(tid) and self.chores.add(partial(self._kill_now, task, reason), victim=tid):
+        if not self.pending.kills(tid) and self.pending.add(partial(self._kill_now, task, reason), victim=tid):
             self.happen("slow kill")
 
     def _kill_now(self, task: EngineTask, reason: str) -> None:

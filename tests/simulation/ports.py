@@ -20,8 +20,8 @@ from spark_bridge.storage import StoragePort, StorageSession
 from spark_bridge.storage.writes import PendingWrite
 from tests.simulation.application import Application
 from tests.simulation.checkers import demand, judged
+from tests.simulation.invariant_monitor import InvariantMonitor
 from tests.simulation.loop import SimulatedLoop
-from tests.simulation.overseer import Overseer
 from tests.simulation.shared import DriverWorld
 from tests.simulation.storage import BLOCK, SAVEPOINTS, Threads
 from tests.simulation.threads import Operation, SimulatedLock, this_thread
@@ -37,11 +37,11 @@ class SimulatedRelay:
 
     kind = "simulated"
 
-    def __init__(self, world: DriverWorld, overseer: Overseer, loop: SimulatedLoop) -> None:
+    def __init__(self, world: DriverWorld, monitor: InvariantMonitor, loop: SimulatedLoop) -> None:
         self.statistics = RelayStatistics()
         self.queries: deque[tuple[asyncio.Future[StatusReported], frozenset[int], frozenset[int]]] = deque()
         self._world = world
-        self._overseer = overseer
+        self._monitor = monitor
         self._loop = loop
 
     async def start(self) -> None:
@@ -57,7 +57,7 @@ class SimulatedRelay:
 
     async def cancel_job(self, job_id: int, reason: str) -> None:
         self._world.tell(f"the ledger cancels job {job_id}: {reason}")
-        self._overseer.witness.cancelled(job_id)
+        self._monitor.bridge_checker.cancelled(job_id)
         self._perhaps_refuse("cancel a job")
         self._world.engine.cancel((job_id,), reason)
 
@@ -109,7 +109,12 @@ class SimulatedSession(StorageSession):
     """One driver's way to the storage that outlives it: as ``StorageSession``, but its threads are the world's."""
 
     def __init__(
-        self, world: DriverWorld, application: Application, overseer: Overseer, running: RunningJobs, threads: Threads
+        self,
+        world: DriverWorld,
+        application: Application,
+        monitor: InvariantMonitor,
+        running: RunningJobs,
+        threads: Threads,
     ) -> None:
         super().__init__(world.storage.open(), block_ids=BLOCK)
         self.last_id = -1
@@ -117,7 +122,7 @@ class SimulatedSession(StorageSession):
         self._threads_of_world = threads
         self._world = world
         self._application = application
-        self._overseer = overseer
+        self._monitor = monitor
         self._running = running
 
     async def run_in_thread(self, function: Callable[[], T]) -> T:
@@ -147,13 +152,13 @@ class SimulatedSession(StorageSession):
             demand(checkpoint_id > self.last_id, f"H4: checkpoint {checkpoint_id} after {self.last_id}")
         self.last_id = checkpoint_id
         world.figures.final += not self._running.operator_ids
-        self._overseer.triggered(checkpoint_id)
+        self._monitor.triggered(checkpoint_id)
         return checkpoint_id
 
     def check(self, checkpoint: CompletedCheckpoint, *, savepoint: bool) -> None:
         """What is about to be written."""
         with judged(self._world):
-            self._overseer.check_stored(checkpoint, self._application, savepoint=savepoint)
+            self._monitor.check_stored(checkpoint, self._application, savepoint=savepoint)
         self._world.storage.begin(checkpoint, self._application.ways)
 
 

@@ -48,10 +48,10 @@ from protocol.wire.messages import (
 )
 from tests.simulation.application import OPERATOR, Application, pack, unpack
 from tests.simulation.checkers import AttemptRecord, demand
-from tests.simulation.chores import PAUSE_S
 from tests.simulation.invariant import REQUEST, Log, wire_form
 from tests.simulation.jobs import EngineTask
 from tests.simulation.network import Connection
+from tests.simulation.pending_actions import PAUSE_S
 from tests.simulation.shared import Totals
 from tests.simulation.troubles import Trap, Troubles
 from tests.simulation.work import Work

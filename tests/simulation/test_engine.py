@@ -22,9 +22,9 @@ from protocol.facts import (
     TaskState,
 )
 from tests.simulation import accidents
-from tests.simulation.chores import KILL_S_MAX
 from tests.simulation.engine import Engine, EngineTask, Faults
 from tests.simulation.jobs import Job
+from tests.simulation.pending_actions import KILL_S_MAX
 
 T = TypeVar("T")
 
@@ -133,9 +133,9 @@ def test_a_killed_task_talks_on_until_the_kill_is_carried_out_and_counts_as_no_f
     for _ in range(20):
         stage.engine.carry_out_kill()
     assert 100 in stage.processes
-    assert stage.engine.chores.rest() == pytest.approx(20 / 25 * KILL_S_MAX)
+    assert stage.engine.pending.rest() == pytest.approx(20 / 25 * KILL_S_MAX)
     stage.told()
-    stage.engine.chores.catch_up(KILL_S_MAX)
+    stage.engine.pending.catch_up(KILL_S_MAX)
     assert 100 not in stage.processes
     assert [type(fact) for fact in stage.told()] == [TaskEnded, TaskStarted]
     assert job.latest.failures == {0: 0}

@@ -18,9 +18,9 @@ from tests.simulation.checkers import AttemptRecord, Violation, check_whole, dem
 from tests.simulation.choices import Choices
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
+from tests.simulation.fault_injectors import CUTS, FAULT_INJECTORS, copy, some_of, strike
 from tests.simulation.invariant import never_restored_since_rescale
 from tests.simulation.logs import quiet_logs
-from tests.simulation.misfortune import CUTS, MISFORTUNES, copy, some_of, strike
 from tests.simulation.network import Connection
 from tests.simulation.output import Output, read
 from tests.simulation.ports import simulated_waits
@@ -103,9 +103,11 @@ class World:
         )
         self.grudge = random.choice([0.0, 0.01, 0.1])  # how likely more goes wrong while a checkpoint is in doubt
         self.cuts = some_of(CUTS, random)
-        self.misfortunes = some_of(MISFORTUNES, random)
+        self.fault_injectors = some_of(FAULT_INJECTORS, random)
         if settings.copies and settings.mode is RestoreMode.BATCH:
-            self.misfortunes = self.misfortunes + [copy] * len(self.misfortunes)  # as in an engine that speculates
+            self.fault_injectors = self.fault_injectors + [copy] * len(
+                self.fault_injectors
+            )  # as in an engine that speculates
         self.eager = random.choice([0.0, 0.004, 0.02, 0.05])  # how often somebody asks for a checkpoint
         if eager is not None:
             self.eager = eager
@@ -212,8 +214,8 @@ class World:
 
     def check_told(self, checkpoint_id: int, *, completed: bool) -> None:
         """A subtask hears how a checkpoint ended (H40, H45, H49)."""
-        overseer = self.driver.overseer
-        truth = overseer.completed if completed else overseer.aborted
+        monitor = self.driver.monitor
+        truth = monitor.completed if completed else monitor.aborted
         demand(checkpoint_id in truth, f"H40: a subtask hears that {checkpoint_id} is over, completed: {completed}")
 
     def send_barrier_apart(self, task_attempt_id: int, checkpoint_id: int, events_before: int) -> None:
@@ -357,7 +359,7 @@ class World:
 
     def pass_time(self) -> None:
         tasks = ((connection, self.processes[connection.task_attempt_id].hung) for connection in self.connections)
-        self.driver.overseer.look(tasks, idle=not self.driver.gate.waiting)
+        self.driver.monitor.look(tasks, idle=not self.driver.gate.waiting)
         self.driver.pass_time()
         if self.successor is not None:
             self.successor.pass_time()
@@ -385,7 +387,7 @@ class World:
         self.figures.jobs_failed += self.jobs_failed()
         self.driver.die()
         self.living, self.connections, self.barriers, self.processes, self.records = [], [], [], {}, {}
-        self.was_completed |= self.driver.overseer.completed
+        self.was_completed |= self.driver.monitor.completed
         if not restore:
             restore = self.storage.choose() if self.settings.mode is RestoreMode.STREAMING else "latest"
         if self.asked_for:  # it may have been recorded as the new start, so the user asks for it again

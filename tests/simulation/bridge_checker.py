@@ -25,7 +25,7 @@ from tests.simulation.checkers import LATE_S, demand
 _KILLED_BY_US = (FailureKind.CONFIRMATION_TIMEOUT, FailureKind.CONNECTION_LOST)
 
 
-class Witness:
+class BridgeChecker:
     """One application's. Tasks are named by their task attempt id. ``attempts_max`` is as in ``LedgerConfig``."""
 
     def __init__(self, attempts_max: int) -> None:

@@ -49,12 +49,12 @@ from tests.simulation.application import (
     UPWARD_EVENTS_MAX,
     Application,
 )
+from tests.simulation.bridge_checker import BridgeChecker
 from tests.simulation.checkers import SLACK_S, demand, judged
 from tests.simulation.invariant import check_checkpoint, check_rescaled, never_restored_since_rescale
 from tests.simulation.network import Connection
 from tests.simulation.server import Router
 from tests.simulation.shared import DriverWorld
-from tests.simulation.witness import Witness
 
 LOOKS_MAX = 2
 """At so many looks what is overdue may be seen: at the first one its timer has not fired yet."""
@@ -71,7 +71,7 @@ class _Step:
     told_tracker: list[object] = field(default_factory=list)
 
 
-class Overseer:
+class InvariantMonitor:
     """See the module. ``completed`` and ``aborted`` are the checkpoints whose end was decided here."""
 
     def __init__(self, world: DriverWorld, router: Router, attempts_max: int) -> None:
@@ -93,7 +93,7 @@ class Overseer:
         self._unread_since: dict[tuple[int, str], float] = {}  # by the task that stands still, and the event before it
         self._step: _Step | None = None  # the innermost one, where one actor lets another handle a message
         self._mark: dict[str, int] = {}  # how much was told to each mailbox, and judged
-        self.witness = Witness(attempts_max)
+        self.bridge_checker = BridgeChecker(attempts_max)
         self._given_up: set[int] = set()  # by request
         self._reason = ""  # of the last such request
         self._failures = 0  # in a row
@@ -191,7 +191,7 @@ class Overseer:
         assert step is not None
         cell = step.cell
         if isinstance(cell._instance, BridgeActor):
-            self.witness.judge(step.message, step.told_tracker, self._world.now)
+            self.bridge_checker.judge(step.message, step.told_tracker, self._world.now)
         if isinstance(cell._instance, GatewayActor):
             machine = cell._instance._machine
             record = self._world.record(machine.attempt.task_attempt_id)

@@ -20,7 +20,7 @@ LONGEST_CUT_S = 4.0
 
 
 class UnluckyWorld(Protocol):
-    """What misfortune may touch."""
+    """What a fault injector may touch."""
 
     random: Random
     now: float
@@ -33,8 +33,8 @@ class UnluckyWorld(Protocol):
     connections: list[Connection]
     targets: dict[int, int]
     figures: Totals
-    cuts: list[Misfortune]
-    misfortunes: list[Misfortune]
+    cuts: list[FaultInjector]
+    fault_injectors: list[FaultInjector]
     grudge: float
 
     @property
@@ -44,10 +44,10 @@ class UnluckyWorld(Protocol):
     def take_over(self) -> None: ...
 
 
-Misfortune = Callable[[UnluckyWorld], None]
+FaultInjector = Callable[[UnluckyWorld], None]
 
 
-def some_of(all_of_them: list[Misfortune], random: Random) -> list[Misfortune]:
+def some_of(all_of_them: list[FaultInjector], random: Random) -> list[FaultInjector]:
     """Half of the worlds meet everything; the others a few things only, and these the more often.
 
     What one kind leads to shows only where another kind does not come between.
@@ -66,10 +66,10 @@ def strike(world: UnluckyWorld) -> None:
             world.take_over()
         else:
             world.lose_driver()
-    if world.driver.overseer.in_doubt and faults.spend(random, world.grudge):
+    if world.driver.monitor.in_doubt and faults.spend(random, world.grudge):
         strike_in_doubt(world)
-    world.now += world.engine.chores.rest()
-    world.engine.chores.catch_up(world.now)
+    world.now += world.engine.pending.rest()
+    world.engine.pending.catch_up(world.now)
     for connection in world.connections:
         connection.arrive(world.now)
     for process in world.living:
@@ -80,7 +80,7 @@ def strike(world: UnluckyWorld) -> None:
     if faults.spend(random, faults.break_connection):
         random.choice(world.cuts)(world)
     if world.engine.active and faults.spend(random, faults.crash):
-        random.choice(world.misfortunes)(world)
+        random.choice(world.fault_injectors)(world)
 
 
 def strike_in_doubt(world: UnluckyWorld) -> None:
@@ -139,7 +139,7 @@ def cut_off(world: UnluckyWorld) -> None:
             process.cut_off(until)
 
 
-CUTS: list[Misfortune] = [
+CUTS: list[FaultInjector] = [
     break_a_connection,
     break_a_connection,
     half_break_a_connection,
@@ -283,7 +283,7 @@ def copy(world: UnluckyWorld) -> None:
         process.troubles.stalled_until = world.now + random.choice([0.0, random.uniform(0.0, 8.0)])
 
 
-MISFORTUNES: list[Misfortune] = [
+FAULT_INJECTORS: list[FaultInjector] = [
     lull,
     stall,
     freeze,

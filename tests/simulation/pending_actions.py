@@ -17,7 +17,7 @@ earnest: a real kill takes up to 2.6 s (spark-facts 16 and 17)."""
 
 
 @dataclass
-class Chore:
+class PendingAction:
     """``put_off``: how often it will be passed over. ``victim``: the task that it kills, at ``due`` at the latest."""
 
     do: Callable[[], None]
@@ -27,43 +27,43 @@ class Chore:
 
 
 @dataclass
-class Chores:
+class PendingActions:
     random: Random
     faults: Faults
-    open: list[Chore] = field(default_factory=list)
+    open: list[PendingAction] = field(default_factory=list)
     resting_s: float = 0.0
     now: float = 0.0  # on the world's clock
 
     def add(self, do: Callable[[], None], *, victim: int | None = None) -> bool:
         """Returns whether it will take long."""
         put_off = self.random.choice([0, 2, 8] if victim is None else [0, 0, 4, 12, 25])
-        self.open.append(Chore(do, put_off, victim, inf if victim is None else self.now + KILL_S_MAX))
+        self.open.append(PendingAction(do, put_off, victim, inf if victim is None else self.now + KILL_S_MAX))
         return put_off == 25
 
     def catch_up(self, now: float) -> None:
         """Kills that are due are done, whatever they were put off for."""
         self.now = now
-        for chore in [chore for chore in self.open if chore.due <= now]:
-            if chore in self.open:  # else the one before has made it needless
-                self.open.remove(chore)
-                chore.do()
+        for action in [action for action in self.open if action.due <= now]:
+            if action in self.open:  # the action before it may have made it unnecessary
+                self.open.remove(action)
+                action.do()
 
     def kills(self, task_attempt_id: int) -> bool:
-        return any(chore.victim == task_attempt_id for chore in self.open)
+        return any(action.victim == task_attempt_id for action in self.open)
 
     def forget_kill(self, task_attempt_id: int) -> None:
-        self.open = [chore for chore in self.open if chore.victim != task_attempt_id]
+        self.open = [action for action in self.open if action.victim != task_attempt_id]
 
     def do_one(self) -> None:
         """Or put it off; not for ever, and not when everything is to heal."""
         place = self.random.randrange(len(self.open))
-        chore = self.open[place]
-        if chore.put_off > 0 and self.faults.budget > 0:
-            chore.put_off -= 1
+        action = self.open[place]
+        if action.put_off > 0 and self.faults.budget > 0:
+            action.put_off -= 1
             self.resting_s += KILL_S_MAX / 25
             return
         del self.open[place]
-        chore.do()
+        action.do()
 
     def rest(self) -> float:
         """So much time is to pass, because something was put off, in seconds."""
