@@ -50,8 +50,8 @@ class Actor(Generic[M]):
     def outlives_cancellation(self, context: ActorContext[M]) -> bool:
         """Whether to go on after foreign code has cancelled the actor's task between two messages.
 
-        Code that a handler leaves behind can do that, for example ``asyncio.timeout`` in an async generator that was
-        never closed. By default, the actor ends as if it had been cut off.
+        Code that survives a handler can do that, for example ``asyncio.timeout`` in an async generator that was never
+        closed. By default, the actor ends as if it had been cut off.
         """
         return False
 

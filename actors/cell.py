@@ -314,7 +314,7 @@ class ActorCell(Generic[M]):
                 await handler(context, message)
             except BaseException as failure:
                 return self._message_failed(item, message, failure)
-            # After a slow message the step must end: a slow step is blamed on the last message in it.
+            # After a slow message the step must end: a slow step is reported under its last message.
             if signals or not queue or timer() - steps.began_at > SLICE_S:
                 return None
         return None
@@ -624,7 +624,7 @@ class ActorCell(Generic[M]):
 
 
 def cell_of(ref: ActorRef[Any]) -> ActorCell[Any]:
-    """The cell behind a reference."""
+    """The cell of a reference."""
     return cast("ActorCell[Any]", ref._cell)
 
 

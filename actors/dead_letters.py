@@ -69,14 +69,14 @@ class DeadLetters:
             try:
                 callback(letter)
             except Exception:
-                self._log.exception("dead_letter_subscriber_failed", subscriber=repr(callback))
+                self._log.exception("dead letter subscriber failed", subscriber=repr(callback))
 
     def _log_some(self, letter: DeadLetter) -> None:
         self._logged += 1
         if self._logged > LOGGED_MAX:
             return
         self._log.warning(
-            "dead_letter",
+            "message not handled",
             actor=letter.target.name,
             message_type=type(letter.message).__name__,
             reason=letter.reason.name,

@@ -158,7 +158,7 @@ class Mailbox:
         self.senders: dict[_WaitingSender, None] = {}
         self.parked: asyncio.Future[None] | None = None
         self.accepted = 0
-        # Accepted but not handled: void when opened; dropped or left behind after they were accepted.
+        # Accepted but not handled: void when opened; dropped, or still queued when the actor stopped.
         self.void = 0
         self.taken_back = 0
         self.dropped = 0

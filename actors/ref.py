@@ -32,7 +32,7 @@ class Surroundings(Protocol):
 
 
 class Recipient(Named, Protocol):
-    """What a reference needs of the actor behind it. ``ActorCell`` provides it."""
+    """What a reference needs of its actor. ``ActorCell`` provides it."""
 
     mailbox: Mailbox
     direct: Callable[[Any, Any], None] | None

@@ -126,7 +126,7 @@ class ActorSystem:
         failure_came_first = self._failure is not None
         try:
             self._running = False
-            if anyio.current_effective_deadline() == -math.inf:  # whoever is around all this has cancelled it
+            if anyio.current_effective_deadline() == -math.inf:  # a scope around the system is cancelled
                 self._cut_off_all()
             with anyio.CancelScope(shield=True):
                 for cell in reversed(self._top.values()):

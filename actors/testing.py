@@ -1,5 +1,4 @@
-"""A public kit for testing actors: a virtual clock, probes, and a deterministic, replayable order of
-delivery.
+"""A public kit for testing actors: virtual time, probes, and an order of delivery that can be repeated.
 
 >>> async with deterministic_system(seed=7) as kit:  # doctest: +SKIP
 ...     counter = kit.system.spawn(Counter, name="counter")
@@ -7,9 +6,9 @@ delivery.
 ...     assert await kit.drive(counter.ask(GetTotal, timeout_s=1.0)) == 1
 ...     await kit.advance(5.0)
 
-The actors' own code runs unchanged; what the kit takes over is whose turn it is. One signal or message is
-delivered at a time, everything that follows from it is run until nothing is left to do, and then the next
-receiver is chosen: by a seed, by a list of names, or by a function. The same seed gives the same order.
+The actors' own code runs unchanged; the kit decides whose turn it is. It delivers one signal or message at a time, runs
+everything that follows from it until nothing is left to do, and then chooses the next receiver: with a seed, from a
+list of names, or with a function. The same seed gives the same order.
 Timers and deadlines follow the kit's clock, which stands still until it is advanced. So do ``anyio.sleep``,
 ``asyncio.sleep`` and timeouts inside actors and driven coroutines; the test itself keeps real time.
 
@@ -67,7 +66,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One step that was made: the actor, and the type of what it was given."""
+    """One step: the actor, and the type of the signal or message that it was given."""
 
     actor: str
     what: str
@@ -77,9 +76,9 @@ Schedule: TypeAlias = Sequence[str] | Callable[[Sequence[Candidate]], int]
 
 
 class TurnGate:
-    """Where the actors of one system wait for their turn; give it to ``ActorSystem(gate=...)``. Loop only.
+    """Where the actors of one system wait for their turn; give it to ``ActorSystem(gate=...)``. Loop-only.
 
-    ``waiting`` are those that have something to handle, in the order in which they came to have it.
+    ``waiting`` holds the actors that have something to handle, in the order in which they got it.
     """
 
     def __init__(self) -> None:
@@ -97,17 +96,17 @@ class TurnGate:
             self.waiting.pop(cell, None)
 
     def direct(self, cell: ActorCell[Any], message: object) -> bool:
-        """Each message in a turn of its own: nothing is handled in the middle of something else."""
+        """Always False: each message gets its own turn, and no handler runs in the middle of another."""
         return False
 
     def release(self, cell: ActorCell[Any]) -> None:
-        """Let it handle one signal or message."""
+        """Let ``cell`` handle one signal or message."""
         turn = self.waiting.pop(cell)
         if not turn.done():
             turn.set_result(None)
 
     def open(self) -> None:
-        """From here on nobody waits."""
+        """Let every actor run freely from now on."""
         self._open = True
         for cell in tuple(self.waiting):
             self.release(cell)
@@ -147,35 +146,33 @@ class DeterministicKit:
         clock.between = self._between
 
     async def candidates(self) -> list[Candidate]:
-        """Whose turn it could be now, in the order in which they were spawned."""
+        """The actors whose turn it could be now, in the order in which they were spawned."""
         await settle()
         return [Candidate(cell.path, next_item(cell)) for cell in self._cells()]
 
     async def step(self) -> Delivery | None:
-        """Deliver one signal or message and run what follows from it; None if there was nothing to
-        deliver."""
+        """Deliver one signal or message and run what follows from it. Returns None if there is nothing to deliver."""
         with self._moving("step()"):
             return await self._step()
 
     async def run_until_idle(self, steps_max: int = 1_000_000) -> int:
         """Step until there is nothing to deliver; returns the number of steps.
 
-        ``AssertionError`` after ``steps_max``: the actors then probably keep one another busy for ever.
+        Raises ``AssertionError`` after ``steps_max`` steps: the actors then probably keep one another busy forever.
         """
         with self._moving("run_until_idle()"):
             return await self._run_until_idle(steps_max)
 
     async def advance(self, by_s: float) -> None:
-        """Let ``by_s`` seconds pass; each timer that comes due is followed by all that it leads to. See
-        ``VirtualClock``."""
+        """Let ``by_s`` seconds pass. After each timer that comes due, run everything that follows from it."""
         with self._moving("advance()"):
             await self.clock.advance(by_s)
 
     async def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine (an ``ask``, a ``send``) and step until it is done. It sees virtual time, as actors do.
 
-        ``AssertionError``, with the dump of who waits for whom, if everything is idle before that: then only
-        time could help, so advance it, or only a deadlock is left.
+        Raises what the coroutine raises. Raises ``AssertionError``, with a dump of who waits for whom, if everything is
+        idle before the coroutine is done: then the actors need time to pass (``advance``), or they have a deadlock.
         """
         results: list[T] = []
         errors: list[BaseException] = []
@@ -207,7 +204,7 @@ class DeterministicKit:
         return results[0]
 
     def probe(self, name: str | None = None) -> TestProbe[Any]:
-        """A probe in this system, which steps where it would wait."""
+        """A probe in this system. Instead of waiting, it steps."""
         return TestProbe(self.system, name=name, kit=self)
 
     @contextmanager
@@ -265,12 +262,17 @@ async def deterministic_system(
     clock: VirtualClock | None = None,
     shutdown_timeout_s: float = 10.0,
 ) -> AsyncIterator[DeterministicKit]:
-    """A running system in which messages are delivered one by one, in an order that can be repeated.
+    """A running system that delivers messages one by one, in an order that can be repeated.
 
-    seed: chooses the receivers, if there is no schedule. An exception that leaves the block names it in a
-        note.
-    schedule: the names of the receivers in turn, or a function that picks an index from the candidates.
-    On the way out the actors run freely again, and stop.
+    At the end of the block the actors run freely again, and stop.
+
+    Args:
+        name: The system's name.
+        seed: Chooses the receivers if there is no schedule. An exception that leaves the block names it in a note.
+        schedule: The names of the receivers in turn, or a function that picks an index from the candidates.
+        hooks: As for ``ActorSystem``.
+        clock: The virtual clock; a new one by default.
+        shutdown_timeout_s: As for ``ActorSystem``, in real seconds.
     """
     gate, clock = TurnGate(), clock or VirtualClock()
     system = _DeterministicSystem(
@@ -316,7 +318,7 @@ def _chooser(seed: int, schedule: Schedule | None) -> _Chooser:
 
 
 def next_item(cell: ActorCell[Any]) -> object:
-    """The signal or message that an actor which waits for its turn would be given."""
+    """The signal or message that ``cell`` gets when its turn comes."""
     mailbox = cell.mailbox
     if mailbox.signals:
         return mailbox.signals[0]
@@ -325,10 +327,11 @@ def next_item(cell: ActorCell[Any]) -> object:
 
 
 class TestProbe(Generic[M]):
-    """An actor that keeps what it gets, for the test to look at. Its mailbox has no bound.
+    """An actor that records what it receives, for a test to inspect. Its mailbox has no bound.
 
-    In a deterministic system it steps where it would wait, and fails at once when nothing moves any more; in
-    any other it waits, at most ``timeout_s`` real seconds for each expectation.
+    Each expectation takes the next message or signal, and raises ``AssertionError`` if that is another one. In a
+    deterministic system, an expectation steps until something has come, and fails as soon as nothing moves any more. In
+    any other system, it waits up to ``timeout_s`` real seconds.
     """
 
     __test__ = False  # not a test class, whatever its name begins with
@@ -342,9 +345,9 @@ class TestProbe(Generic[M]):
         timeout_s: float = 3.0,
     ) -> None:
         self.messages: deque[M] = deque()
-        """What has come and was not yet taken by an expectation."""
+        """The messages that no expectation has taken yet."""
         self.signals: deque[Signal] = deque()
-        """The signals, likewise."""
+        """The signals that no expectation has taken yet."""
         self._kit = kit
         self._timeout_s = timeout_s
         self._context: ActorContext[M] | None = None
@@ -360,26 +363,26 @@ class TestProbe(Generic[M]):
             self._to_watch.append(ref)
 
     async def expect(self, expected: type[T]) -> T:
-        """Take the next message; it must be of this type (or of a union's, by ``expect(A | B)``)."""
+        """Take the next message; it must be of this type, or of one of a union's types (``expect(A | B)``)."""
         message = await self._next(self.messages)
         assert isinstance(message, expected), f"expected {expected}, got {message!r}"
         return message
 
     async def expect_equal(self, expected: M) -> M:
-        """Take the next message; it must be equal to this."""
+        """Take the next message; it must equal ``expected``."""
         message = await self._next(self.messages)
         assert message == expected, f"expected {expected!r}, got {message!r}"
         return message
 
     async def expect_terminated(self, ref: ActorRef[Any]) -> BaseException | None:
-        """Take the next signal; it must say that ``ref`` is over. Returns the cause."""
+        """Take the next signal; it must be the ``Terminated`` of ``ref``. Returns its cause."""
         signal = await self._next(self.signals)
         assert isinstance(signal, Terminated), f"expected Terminated, got {signal!r}"
         assert signal.ref is ref, f"expected the end of {ref}, got {signal!r}"
         return signal.cause
 
     async def expect_nothing(self) -> None:
-        """Nothing has come, and nothing comes from what can happen without time passing."""
+        """Fail if a message has come, or comes without time passing."""
         if self._kit is not None:
             await self._kit.run_until_idle()
         else:

@@ -100,7 +100,7 @@ class Counter(Actor[CounterMessage]):
 async def running_system(
     *, hooks: Sequence[Hook] = (), shutdown_timeout_s: float = 5.0, **options: Any
 ) -> AsyncIterator[ActorSystem]:
-    """A system that leaves no task behind, which is checked."""
+    """A running system; checks at the end that none of its tasks is left."""
     before = asyncio.all_tasks()
     try:
         async with ActorSystem("test", hooks=hooks, shutdown_timeout_s=shutdown_timeout_s, **options) as system:

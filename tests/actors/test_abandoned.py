@@ -1,4 +1,4 @@
-"""Code that ignores its cancellation is named, and left where it stands: the system ends all the same (H70)."""
+"""Code that ignores its cancellation is logged and abandoned, and the system ends nevertheless (H70)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from actors import Actor, ActorContext, ActorSystem
 
 RELEASES = [threading.Event()]
-"""The last one is that of the test that runs: it ends what nothing else can end."""
+"""The last one is for the running test: it ends what nothing else can end."""
 
 
 async def swallows_its_cancellation() -> None:
@@ -72,7 +72,7 @@ class Parent(Actor[str]):
 @pytest.mark.parametrize("below", [False, True], ids=["an actor", "a child"])
 @pytest.mark.parametrize("where", ["receive", "stopped", "background"])
 @pytest.mark.parametrize("how", [swallows_its_cancellation, swallows_whatever_comes, waits_for_a_thread])
-async def test_a_system_ends_though_code_ignores_its_cancellation(  # H48, H70
+async def test_system_ends_even_if_code_ignores_its_cancellation(  # H48, H70
     how: Callable[[], Awaitable[None]], where: str, below: bool
 ) -> None:
     RELEASES.append(threading.Event())

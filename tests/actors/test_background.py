@@ -1,4 +1,4 @@
-"""Background work, worker threads, and the watch on handlers that hold the loop (H9)."""
+"""Background work, worker threads, and reports of handlers that hold the loop (H9)."""
 
 # ruff: noqa: PT012 - what raises is the end of the whole `async with`
 
@@ -71,7 +71,7 @@ async def oh_no() -> str:
     raise LookupError("oh no")
 
 
-async def test_the_result_of_background_work_comes_back_as_a_message() -> None:
+async def test_background_result_comes_back_as_a_message() -> None:
     heard: list[object] = []
     async with running_system() as system:
         system.spawn(lambda: Worker(heard)).tell(Work(hello))
@@ -79,7 +79,7 @@ async def test_the_result_of_background_work_comes_back_as_a_message() -> None:
     assert heard == ["hello"]
 
 
-async def test_the_error_of_background_work_comes_back_as_a_message() -> None:
+async def test_background_error_comes_back_as_a_message() -> None:
     heard: list[object] = []
     async with running_system() as system:
         system.spawn(lambda: Worker(heard)).tell(Work(oh_no))
@@ -87,14 +87,14 @@ async def test_the_error_of_background_work_comes_back_as_a_message() -> None:
     assert [repr(error) for error in heard] == ["LookupError('oh no')"]
 
 
-async def test_an_error_that_nobody_takes_is_a_failure_of_the_actor() -> None:
+async def test_background_error_without_on_error_fails_the_actor() -> None:
     with pytest.raises(LookupError, match="oh no"):
         async with running_system() as system:
             system.spawn(lambda: Worker([])).tell(Work(oh_no, report_errors=False))
             await asyncio.Event().wait()
 
 
-async def test_the_actor_handles_messages_while_its_background_work_waits() -> None:
+async def test_actor_handles_messages_while_its_background_work_waits() -> None:
     heard: list[object] = []
     gate = asyncio.Event()
 
@@ -113,7 +113,7 @@ async def test_the_actor_handles_messages_while_its_background_work_waits() -> N
 
 
 @pytest.mark.parametrize("end", ["stop", "restart", "cancel"])
-async def test_background_work_ends_with_its_actor_and_says_nothing_more(end: str) -> None:
+async def test_background_work_ends_with_its_actor_without_a_message(end: str) -> None:
     heard: list[object] = []
     ended: list[str] = []
 
@@ -140,7 +140,7 @@ async def test_background_work_ends_with_its_actor_and_says_nothing_more(end: st
     assert heard == []
 
 
-async def test_a_result_that_waits_already_is_void_once_its_work_is_cancelled() -> None:
+async def test_queued_result_is_void_after_its_work_is_cancelled() -> None:
     heard: list[object] = []
     workers: list[Worker] = []
     gate = asyncio.Event()
@@ -192,7 +192,7 @@ async def test_blocking_work_runs_in_a_thread_and_comes_back_as_a_message() -> N
     assert heard == ["meanwhile", "from a thread"]
 
 
-async def test_a_thread_that_hangs_does_not_hold_up_the_shutdown() -> None:
+async def test_hanging_thread_does_not_delay_the_shutdown() -> None:
     release = threading.Event()
     async with running_system() as system:
         system.spawn(lambda: Worker([])).tell(Work(release.wait, in_thread=True))
@@ -247,7 +247,7 @@ class Holder(Actor[Hold]):
             self.timer.now += message.after_s
 
 
-async def test_a_handler_that_holds_the_loop_is_reported_by_name() -> None:  # H9
+async def test_handler_that_holds_the_loop_is_reported_with_its_name() -> None:  # H9
     timer, watch = FakeTimer(), SlowWatch()
     async with running_system(hooks=[watch], loop_timer=timer, slow_handler_limit_s=0.1) as system:
         holder = system.spawn(lambda: Holder(timer, asyncio.Event()), name="holder")
@@ -259,7 +259,7 @@ async def test_a_handler_that_holds_the_loop_is_reported_by_name() -> None:  # H
     assert watch.seen[0].held_s == pytest.approx(0.2)
 
 
-async def test_time_that_is_awaited_is_nobodys_fault() -> None:  # H9
+async def test_awaited_time_does_not_count_as_holding_the_loop() -> None:  # H9
     timer, watch, gate = FakeTimer(), SlowWatch(), asyncio.Event()
     async with running_system(hooks=[watch], loop_timer=timer) as system:
         patient = system.spawn(lambda: Holder(timer, gate), name="patient")
@@ -272,7 +272,7 @@ async def test_time_that_is_awaited_is_nobodys_fault() -> None:  # H9
     assert [slow.ref.name for slow in watch.seen] == ["culprit"]
 
 
-async def test_a_step_after_an_await_counts_as_well() -> None:  # H9
+async def test_step_after_an_await_counts_too() -> None:  # H9
     timer, watch, gate = FakeTimer(), SlowWatch(), asyncio.Event()
     async with running_system(hooks=[watch], loop_timer=timer) as system:
         system.spawn(lambda: Holder(timer, gate), name="late").tell(Hold(0.0, after_s=3.0))
@@ -282,7 +282,7 @@ async def test_a_step_after_an_await_counts_as_well() -> None:  # H9
     assert [(slow.ref.name, slow.what, slow.held_s) for slow in watch.seen] == [("late", "Hold", 3.0)]
 
 
-async def test_started_and_background_work_are_watched_too() -> None:  # H9
+async def test_started_and_background_work_are_timed_too() -> None:  # H9
     timer, watch = FakeTimer(), SlowWatch()
 
     async def compute() -> None:
@@ -298,7 +298,7 @@ async def test_started_and_background_work_are_watched_too() -> None:  # H9
     assert watch.seen[1].what.endswith("compute")
 
 
-async def test_an_actor_with_much_to_do_lets_others_run_in_between() -> None:
+async def test_busy_actor_lets_others_run_in_between() -> None:
     order: list[str] = []
 
     class Writer(Actor[int]):

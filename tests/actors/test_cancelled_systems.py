@@ -1,4 +1,4 @@
-"""A system that is cancelled, once or again: what still runs is cut off, and no task of it is left."""
+"""A system that is cancelled, once or twice: running handlers are cut off, and no task is left."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from actors.testing import settle
 
 PATIENCE_S = 120.0
 AN_HOUR_S = 3600.0
-"""Of a shutdown that nobody is to wait for."""
+"""The timeout of a shutdown that no test waits for."""
 
 
 class Hanging(Actor[str]):
-    """Never comes to the end of a message, and is slow to stop: ``stopped`` waits for ``may_end``."""
+    """Never finishes a message, and is slow to stop: ``stopped`` waits for ``may_end``."""
 
     def __init__(self, stopping: asyncio.Event, may_end: asyncio.Event) -> None:
         self._stopping = stopping
@@ -41,7 +41,7 @@ def others() -> set[asyncio.Task[object]]:
     return asyncio.all_tasks() - {asyncio.current_task()}
 
 
-async def test_a_scope_around_it_cancels_what_its_actors_do_at_once() -> None:
+async def test_cancelling_a_scope_around_the_system_cancels_its_handlers() -> None:
     running, stopping, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
     may_end.set()
 
@@ -61,7 +61,7 @@ async def cancel_when(running: asyncio.Event, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def test_cancelled_while_it_stops_it_cuts_off_what_still_runs_and_leaves_no_task() -> None:
+async def test_system_cancelled_while_stopping_leaves_no_task() -> None:
     running, stopping, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         task = group.create_task(run_for_ever(running, stopping, may_end))

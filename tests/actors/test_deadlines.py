@@ -38,7 +38,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_each_deadline_expires_once_at_its_time_unless_it_was_met(steps: list[tuple[str, float]]) -> None:
+def test_unmet_deadline_expires_once_at_its_time(steps: list[tuple[str, float]]) -> None:
     clock = VirtualClock()
     deadlines = Deadlines(clock)
     open_: dict[int, tuple[float, float]] = {}  # key: (timeout, due)
@@ -59,7 +59,7 @@ def test_each_deadline_expires_once_at_its_time_unless_it_was_met(steps: list[tu
             assert expired == {n: due for n, (_, due) in open_.items() if due <= now}
 
 
-def test_timeouts_that_are_never_the_same_twice_leave_nothing_behind() -> None:
+def test_unique_timeouts_leave_no_lanes() -> None:
     clock = VirtualClock()
     deadlines = Deadlines(clock)
     for n in range(1000):

@@ -46,7 +46,7 @@ async def idle(system: ActorSystem, seen: list[Any], supervision: Supervision | 
     return ref
 
 
-async def test_an_idle_actor_handles_it_within_the_call() -> None:
+async def test_idle_direct_actor_handles_a_message_within_the_call() -> None:
     seen: list[Any] = []
     async with ActorSystem("t") as system:
         ref = await idle(system, seen)
@@ -59,7 +59,7 @@ async def test_an_idle_actor_handles_it_within_the_call() -> None:
         assert ref.statistics().accepted == ref.statistics().handled == 2
 
 
-async def test_one_that_has_not_started_finds_it_in_its_mailbox() -> None:
+async def test_direct_message_before_the_start_is_queued() -> None:
     seen: list[Any] = []
     async with ActorSystem("t") as system:
         system.spawn(lambda: Recorder(seen)).tell_direct(1)
@@ -68,7 +68,7 @@ async def test_one_that_has_not_started_finds_it_in_its_mailbox() -> None:
         assert seen == ["started", 1]
 
 
-async def test_nothing_overtakes_what_waits() -> None:
+async def test_direct_message_does_not_overtake_queued_ones() -> None:
     seen: list[Any] = []
     async with ActorSystem("t") as system:
         ref = await idle(system, seen)
@@ -80,7 +80,7 @@ async def test_nothing_overtakes_what_waits() -> None:
         assert seen == [1, 2, 3]
 
 
-async def test_what_it_is_told_meanwhile_waits_for_its_turn() -> None:
+async def test_direct_message_during_a_handler_is_queued() -> None:
     seen: list[Any] = []
     async with ActorSystem("t") as system:
         ref = await idle(system, seen)
@@ -98,7 +98,7 @@ async def test_what_it_is_told_meanwhile_waits_for_its_turn() -> None:
         assert seen == ["began", "ended", "inner", "told", "outer"]
 
 
-async def test_a_failure_is_the_actors_own() -> None:
+async def test_failure_in_a_direct_call_fails_the_actor_not_the_caller() -> None:
     seen: list[Any] = []
     async with ActorSystem("t") as system:
         ref = await idle(system, seen, Supervision(Directive.RESTART))
@@ -109,16 +109,16 @@ async def test_a_failure_is_the_actors_own() -> None:
             raise ValueError("broken")
 
         ref.tell_direct(fail)
-        ref.tell_direct("behind")  # queued: the failure is to be decided about first
+        ref.tell_direct("after")  # queued: supervision must decide about the failure first
         assert seen == []
         await settle()
-        assert seen == ["started", "behind"]
+        assert seen == ["started", "after"]
         assert [letter.reason for letter in lost] == [DeadLetterReason.HANDLER_FAILED]
         ref.tell_direct("again")
         assert seen[-1] == "again"
 
 
-async def test_between_two_instances_nobody_is_there_to_take_it() -> None:
+async def test_direct_message_during_a_restart_is_queued() -> None:
     seen: list[Any] = []
     clock = VirtualClock()
 
@@ -136,7 +136,7 @@ async def test_between_two_instances_nobody_is_there_to_take_it() -> None:
         assert seen == ["started", "meanwhile"]
 
 
-async def test_a_failure_that_nobody_handles_ends_the_system() -> None:
+async def test_unhandled_failure_in_a_direct_call_ends_the_system() -> None:
     seen: list[Any] = []
 
     def fail(context: ActorContext[Any]) -> None:
@@ -151,14 +151,14 @@ async def test_a_failure_that_nobody_handles_ends_the_system() -> None:
         await run()
 
 
-async def test_one_that_has_stopped_takes_nothing() -> None:
+async def test_direct_message_to_a_stopped_actor_is_a_dead_letter() -> None:
     seen: list[Any] = []
     async with ActorSystem("t") as system:
         ref = await idle(system, seen)
         lost: list[DeadLetter] = []
         system.dead_letters.subscribe(lost.append)
         ref.tell_direct(lambda context: context.stop())
-        ref.tell_direct("behind the stop")
+        ref.tell_direct("after the stop")
         await settle()
         ref.tell_direct("over")
         assert seen == []
@@ -170,7 +170,7 @@ class Doubling(Hook):
         await proceed(2 * message)
 
 
-async def test_a_hook_around_messages_is_around_these_too() -> None:
+async def test_message_hooks_wrap_direct_messages_too() -> None:
     seen: list[Any] = []
     async with ActorSystem("t", hooks=[Doubling()]) as system:
         ref = await idle(system, seen)
@@ -180,7 +180,7 @@ async def test_a_hook_around_messages_is_around_these_too() -> None:
         assert seen == [2]
 
 
-async def test_in_a_deterministic_system_it_waits_for_its_turn() -> None:
+async def test_deterministic_system_queues_direct_messages() -> None:
     seen: list[Any] = []
     async with deterministic_system() as kit:
         ref = kit.system.spawn(lambda: Recorder(seen))
@@ -192,7 +192,7 @@ async def test_in_a_deterministic_system_it_waits_for_its_turn() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_the_order_is_that_of_the_calls_whichever_they_are(seed: int) -> None:
+async def test_tell_and_tell_direct_keep_the_order_of_the_calls(seed: int) -> None:
     dice = random.Random(seed)
     seen: list[Any] = []
     async with ActorSystem("t") as system:

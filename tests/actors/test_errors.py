@@ -33,7 +33,7 @@ KINDS = sorted(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_names_the_actor_and_can_be_pickled(kind: type[ActorError]) -> None:
+def test_errors_name_the_actor_and_can_be_pickled(kind: type[ActorError]) -> None:
     error = an_error(kind)
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind

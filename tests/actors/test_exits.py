@@ -1,4 +1,4 @@
-"""An exception that would end the loop fails the actor whose code raised it, and no other (H65)."""
+"""An exception that would end the loop fails only the actor whose code raised it (H65)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Raising(Actor[object]):
 
 @exits
 @pytest.mark.parametrize("where", ["started", "receive", "background", "thread"])
-async def test_an_exit_is_a_failure_of_its_actor_and_of_no_other(where: str, error: BaseException) -> None:
+async def test_exit_fails_only_the_actor_that_raised_it(where: str, error: BaseException) -> None:
     async with running_system() as system:
         neighbour: TestProbe[object] = TestProbe(system)
         ref = system.spawn(lambda: Raising(where, error), supervision=STOP)
@@ -68,13 +68,13 @@ async def test_an_exit_is_a_failure_of_its_actor_and_of_no_other(where: str, err
 
 @exits
 @pytest.mark.parametrize("where", ["signal", "stopped"])
-async def test_an_exit_while_an_actor_stops_goes_no_further(where: str, error: BaseException) -> None:
+async def test_exit_while_stopping_is_contained(where: str, error: BaseException) -> None:
     async with running_system() as system:
         await system.stop(system.spawn(lambda: Raising(where, error)))
 
 
 @exits
-async def test_an_exit_of_an_actor_that_is_told_directly_stays_with_it(error: BaseException) -> None:
+async def test_exit_in_a_direct_call_fails_the_actor_not_the_caller(error: BaseException) -> None:
     class Direct(DirectActor[object]):
         def handle(self, context: ActorContext[object], message: object) -> None:
             raise error
@@ -91,7 +91,7 @@ async def test_an_exit_of_an_actor_that_is_told_directly_stays_with_it(error: Ba
 
 
 @exits
-async def test_an_exit_of_a_call_from_a_thread_is_the_outcome_of_that_call(error: BaseException) -> None:
+async def test_exit_in_a_call_from_a_thread_is_its_outcome(error: BaseException) -> None:
     async def call() -> None:
         raise error
 
@@ -103,7 +103,7 @@ async def test_an_exit_of_a_call_from_a_thread_is_the_outcome_of_that_call(error
 
 
 @exits
-async def test_an_unhandled_exit_comes_out_of_the_system_as_an_ordinary_exception(error: BaseException) -> None:
+async def test_unhandled_exit_leaves_the_system_as_an_ordinary_exception(error: BaseException) -> None:
     async def run() -> None:
         async with running_system() as system:
             system.spawn(lambda: Raising("receive", error)).tell("go")

@@ -42,7 +42,7 @@ from tests.actors.actors_under_test import (
 STOP = Supervision(Directive.STOP)
 
 
-async def test_a_stop_comes_after_the_current_message_and_before_those_that_wait() -> None:
+async def test_stop_comes_after_the_current_message_and_before_queued_ones() -> None:
     diary, gate = Diary(), asyncio.Event()
     async with running_system() as system:
         letters = collect_dead_letters(system)
@@ -60,7 +60,7 @@ async def test_a_stop_comes_after_the_current_message_and_before_those_that_wait
     assert [(letter.message, letter.reason) for letter in letters] == [(Add(1), DeadLetterReason.LEFT_BEHIND)]
 
 
-async def test_an_actor_can_stop_itself() -> None:
+async def test_actor_can_stop_itself() -> None:
     class Once(Actor[str]):
         async def receive(self, context: ActorContext[str], message: str) -> None:
             context.stop()
@@ -97,7 +97,7 @@ class Nest(Actor[Spawn]):
         self.stops.append(context.name)
 
 
-async def test_children_are_stopped_before_their_parent() -> None:
+async def test_children_stop_before_their_parent() -> None:
     stops: list[str] = []
     async with running_system() as system:
         top = system.spawn(lambda: Nest(stops, 2), name="top")
@@ -110,7 +110,7 @@ async def test_children_are_stopped_before_their_parent() -> None:
         assert all(stops.index(name) > stops.index(child) for child in stops if child.startswith(f"{name}/"))
 
 
-async def test_a_name_is_taken_while_its_actor_lives() -> None:
+async def test_name_is_taken_while_its_actor_lives() -> None:
     async with running_system() as system:
         first = system.spawn(Counter, name="counter")
         with pytest.raises(NameTaken, match="counter"):
@@ -120,13 +120,13 @@ async def test_a_name_is_taken_while_its_actor_lives() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b"])
-async def test_a_name_that_would_not_be_a_path_segment_is_refused(name: str) -> None:
+async def test_name_that_is_not_a_path_segment_is_refused(name: str) -> None:
     async with running_system() as system:
         with pytest.raises(ValueError, match="name"):
             system.spawn(Counter, name=name)
 
 
-async def test_a_watcher_is_told_once_with_the_cause() -> None:
+async def test_watcher_gets_the_cause_once() -> None:
     cause = KeyError("boom")
     async with running_system() as system:
         probe: TestProbe[object] = TestProbe(system)
@@ -142,7 +142,7 @@ async def test_a_watcher_is_told_once_with_the_cause() -> None:
         assert not probe.signals
 
 
-async def test_watching_what_is_over_tells_at_once() -> None:
+async def test_watching_a_stopped_actor_reports_immediately() -> None:
     cause = KeyError("boom")
     async with running_system() as system:
         probe: TestProbe[object] = TestProbe(system)
@@ -172,7 +172,7 @@ class Watcher(Actor[str]):
         self.seen.append(type(signal))
 
 
-async def test_signals_overtake_the_messages_that_wait() -> None:
+async def test_signals_overtake_queued_messages() -> None:
     seen: list[object] = []
     gate = asyncio.Event()
     async with running_system() as system:
@@ -188,7 +188,7 @@ async def test_signals_overtake_the_messages_that_wait() -> None:
     assert seen == ["wait", Terminated, "0", "1", "2", Stopping]
 
 
-async def test_an_unwatched_end_is_not_delivered_even_if_it_waits_already() -> None:
+async def test_unwatch_discards_a_signal_that_is_already_queued() -> None:
     seen: list[object] = []
     gate = asyncio.Event()
     async with running_system() as system:
@@ -236,7 +236,7 @@ async def test_watching_an_actor_that_has_failed_reports_its_cause() -> None:
         assert not dependent.is_alive
 
 
-async def test_the_shutdown_deadline_cancels_a_handler_that_hangs_and_still_runs_stopped() -> None:
+async def test_shutdown_deadline_cancels_a_hanging_handler_and_runs_stopped() -> None:
     diary = Diary()
     async with running_system(shutdown_timeout_s=0.1) as system:
         letters = collect_dead_letters(system)
@@ -256,7 +256,7 @@ class NeverEnds(Actor[str]):
         await asyncio.Event().wait()
 
 
-async def test_the_shutdown_deadline_holds_for_stopped_too_at_any_depth() -> None:
+async def test_shutdown_deadline_covers_stopped_at_any_depth() -> None:
     async with running_system(shutdown_timeout_s=0.1) as system:
         parent = system.spawn(NeverEnds)
         parent.tell("spawn")
@@ -264,14 +264,14 @@ async def test_the_shutdown_deadline_holds_for_stopped_too_at_any_depth() -> Non
         assert system.actor_count == 2
 
 
-async def test_stopping_one_actor_has_the_deadline_too() -> None:
+async def test_stopping_one_actor_has_the_same_deadline() -> None:
     async with running_system(shutdown_timeout_s=0.1) as system:
         never = system.spawn(NeverEnds)
         await system.stop(never)
         assert system.actor_count == 0
 
 
-async def test_an_exception_of_stopped_goes_no_further() -> None:
+async def test_exception_from_stopped_is_only_logged() -> None:
     class Clumsy(Actor[str]):
         async def stopped(self, context: ActorContext[str], cause: BaseException | None) -> None:
             raise OSError("cannot close")
@@ -280,7 +280,7 @@ async def test_an_exception_of_stopped_goes_no_further() -> None:
         await system.stop(system.spawn(Clumsy))
 
 
-async def test_cancelling_from_outside_reaches_every_child_and_still_stops_in_order() -> None:
+async def test_cancellation_from_outside_stops_every_child_in_order() -> None:
     stops: list[str] = []
     with anyio.CancelScope() as scope:
         async with running_system() as system:
@@ -293,7 +293,7 @@ async def test_cancelling_from_outside_reaches_every_child_and_still_stops_in_or
     assert stops[-1] == "top"
 
 
-async def test_an_actor_task_cancelled_by_name_ends_like_one_cut_off() -> None:
+async def test_actor_whose_task_is_cancelled_ends_as_if_cut_off() -> None:
     diary = Diary()
     async with running_system() as system:
         probe: TestProbe[object] = TestProbe(system)
@@ -307,7 +307,7 @@ async def test_an_actor_task_cancelled_by_name_ends_like_one_cut_off() -> None:
         assert system.actor_count == 1  # the rest lives on
 
 
-async def test_nothing_can_be_started_before_the_system_runs_or_after_it() -> None:
+async def test_nothing_starts_before_or_after_the_system_runs() -> None:
     system = ActorSystem("late")
     with pytest.raises(SystemNotRunning):
         system.spawn(Counter)
@@ -325,7 +325,7 @@ async def test_nothing_can_be_started_before_the_system_runs_or_after_it() -> No
         await counter.ask(GetTotal, timeout_s=1.0)
 
 
-async def test_an_actor_that_waits_for_its_own_end_is_told_so() -> None:
+async def test_actor_that_waits_for_its_own_end_gets_would_deadlock() -> None:
     errors: list[Exception] = []
 
     class Suicidal(Actor[str]):
@@ -341,7 +341,7 @@ async def test_an_actor_that_waits_for_its_own_end_is_told_so() -> None:
     assert len(errors) == 1
 
 
-async def test_an_actor_that_is_over_starts_nothing_any_more() -> None:
+async def test_stopped_actor_can_start_nothing() -> None:
     contexts: list[ActorContext[CounterMessage]] = []
 
     class Leaky(Counter):
@@ -358,7 +358,7 @@ async def test_an_actor_that_is_over_starts_nothing_any_more() -> None:
             contexts[0].run(anyio.sleep, 0)
 
 
-async def test_the_children_of_an_actor_are_listed_while_they_live() -> None:
+async def test_children_are_listed_while_they_live() -> None:
     children: list[tuple[str, ...]] = []
 
     class Lister(Actor[str]):
@@ -379,13 +379,13 @@ async def test_the_children_of_an_actor_are_listed_while_they_live() -> None:
     assert children == [("lister/child",), ("lister/child",)]
 
 
-async def test_an_actor_with_a_stopped_clock_still_shuts_down() -> None:
+async def test_system_with_a_stopped_clock_still_shuts_down() -> None:
     async with running_system(clock=VirtualClock()) as system:
         system.spawn(Counter, mailbox=MailboxConfig(1))
 
 
 @pytest.mark.parametrize("seed", range(25))
-async def test_in_any_order_of_delivery_a_watcher_gets_what_was_sent_before_the_end(seed: int) -> None:
+async def test_watcher_gets_messages_sent_before_the_end_in_any_order(seed: int) -> None:
     async with deterministic_system(seed=seed) as kit:
         probe: TestProbe[object] = kit.probe("probe")
         refs = [kit.system.spawn(Counter, name=f"c{n}", supervision=STOP) for n in range(4)]
@@ -415,7 +415,7 @@ class Tidy(Actor[str]):
         self.lines.append("tidied up")
 
 
-async def test_part_of_the_shutdown_time_is_kept_for_stopped() -> None:
+async def test_part_of_the_shutdown_time_is_reserved_for_stopped() -> None:
     lines: list[str] = []
     async with running_system(shutdown_timeout_s=0.3) as system:
         system.spawn(lambda: Tidy(lines)).tell("hang")
@@ -423,7 +423,7 @@ async def test_part_of_the_shutdown_time_is_kept_for_stopped() -> None:
     assert lines == ["tidied up"]
 
 
-async def test_stopped_is_shielded_from_a_cancellation_from_outside() -> None:
+async def test_stopped_is_shielded_from_outside_cancellation() -> None:
     lines: list[str] = []
     with anyio.CancelScope() as scope:
         async with running_system() as system:

@@ -31,7 +31,7 @@ from tests.actors.actors_under_test import (
 )
 
 
-async def test_a_sender_waits_for_room_and_senders_are_served_in_order() -> None:
+async def test_waiting_senders_are_served_in_order() -> None:
     diary, gate = Diary(), asyncio.Event()
     async with running_system() as system:
         counter = system.spawn(lambda: Counter(diary), mailbox=MailboxConfig(2))
@@ -55,7 +55,7 @@ async def test_a_sender_waits_for_room_and_senders_are_served_in_order() -> None
     assert diary.added == [0, 1, 2, 3, 4]
 
 
-async def test_tell_does_not_overtake_a_sender_that_waits() -> None:
+async def test_tell_does_not_overtake_a_waiting_sender() -> None:
     gate = asyncio.Event()
     async with running_system() as system:
         counter = system.spawn(Counter, mailbox=MailboxConfig(1))
@@ -70,7 +70,7 @@ async def test_tell_does_not_overtake_a_sender_that_waits() -> None:
             gate.set()
 
 
-async def test_a_waiting_sender_learns_that_the_target_stopped() -> None:
+async def test_waiting_sender_fails_when_the_target_stops() -> None:
     gate = asyncio.Event()
     async with running_system() as system:
         counter = system.spawn(Counter, mailbox=MailboxConfig(1))
@@ -90,7 +90,7 @@ async def test_a_waiting_sender_learns_that_the_target_stopped() -> None:
             gate.set()
 
 
-async def test_an_ask_waits_for_room_within_its_deadline_and_takes_its_message_back() -> None:
+async def test_ask_without_room_times_out_and_withdraws_its_message() -> None:
     diary, gate, clock = Diary(), asyncio.Event(), VirtualClock()
     async with running_system(clock=clock) as system:
         counter = system.spawn(lambda: Counter(diary), mailbox=MailboxConfig(1))
@@ -113,7 +113,7 @@ async def test_an_ask_waits_for_room_within_its_deadline_and_takes_its_message_b
         assert counter.statistics().accepted == 2
 
 
-async def test_an_ask_that_found_no_room_is_answered_once_there_is_some() -> None:
+async def test_ask_that_waited_for_room_is_answered() -> None:
     gate = asyncio.Event()
     async with running_system() as system:
         counter = system.spawn(Counter, mailbox=MailboxConfig(1))
@@ -137,7 +137,7 @@ async def test_an_ask_that_found_no_room_is_answered_once_there_is_some() -> Non
         (OnFull.DROP_OLDEST, [2, 3], [(0, DeadLetterReason.DROPPED_OLDEST), (1, DeadLetterReason.DROPPED_OLDEST)]),
     ],
 )
-async def test_a_full_mailbox_drops_what_its_policy_names(
+async def test_full_mailbox_drops_what_its_policy_names(
     on_full: OnFull, handled: list[int], lost: list[tuple[int, DeadLetterReason]]
 ) -> None:
     diary, gate = Diary(), asyncio.Event()
@@ -158,7 +158,7 @@ async def test_a_full_mailbox_drops_what_its_policy_names(
 
 
 @pytest.mark.parametrize("on_full", [OnFull.DROP_NEWEST, OnFull.DROP_OLDEST, OnFull.REFUSE])
-async def test_an_ask_whose_message_is_dropped_or_refused_fails_at_once(on_full: OnFull) -> None:
+async def test_ask_fails_immediately_when_its_message_is_dropped_or_refused(on_full: OnFull) -> None:
     gate = asyncio.Event()
     async with running_system(clock=VirtualClock()) as system:
         counter = system.spawn(Counter, mailbox=MailboxConfig(1, on_full))
@@ -179,7 +179,7 @@ async def test_an_ask_whose_message_is_dropped_or_refused_fails_at_once(on_full:
         gate.set()
 
 
-async def test_refuse_raises_for_tell_and_for_send() -> None:
+async def test_refuse_raises_for_tell_and_send() -> None:
     gate = asyncio.Event()
     async with running_system() as system:
         counter = system.spawn(Counter, mailbox=MailboxConfig(1, OnFull.REFUSE))
@@ -194,7 +194,7 @@ async def test_refuse_raises_for_tell_and_for_send() -> None:
         gate.set()
 
 
-async def test_the_statistics_add_up() -> None:
+async def test_statistics_add_up() -> None:
     gate = asyncio.Event()
     async with running_system() as system:
         counter = system.spawn(Counter, mailbox=MailboxConfig(10))
@@ -211,7 +211,7 @@ async def test_the_statistics_add_up() -> None:
     assert counter.statistics().high_water == 7
 
 
-async def test_a_mailbox_without_a_bound_takes_everything() -> None:
+async def test_unbounded_mailbox_accepts_everything() -> None:
     async with running_system() as system:
         counter = system.spawn(Counter, mailbox=MailboxConfig(capacity=None))
         for _ in range(5000):
@@ -220,12 +220,12 @@ async def test_a_mailbox_without_a_bound_takes_everything() -> None:
 
 
 @pytest.mark.parametrize("capacity", [0, -1])
-def test_a_capacity_below_one_is_refused(capacity: int) -> None:
+def test_capacity_below_one_is_refused(capacity: int) -> None:
     with pytest.raises(ValueError, match="capacity"):
         MailboxConfig(capacity)
 
 
-async def test_a_sender_cancelled_while_it_waits_takes_its_message_with_it() -> None:
+async def test_cancelled_waiting_sender_withdraws_its_message() -> None:
     diary, gate = Diary(), asyncio.Event()
     async with running_system() as system:
         counter = system.spawn(lambda: Counter(diary), mailbox=MailboxConfig(1))
@@ -242,7 +242,7 @@ async def test_a_sender_cancelled_while_it_waits_takes_its_message_with_it() -> 
     assert diary.added == [0]
 
 
-async def test_a_sender_cancelled_in_the_moment_room_appears_takes_its_message_with_it() -> None:
+async def test_sender_cancelled_as_room_appears_withdraws_its_message() -> None:
     diary, gate = Diary(), asyncio.Event()
     async with running_system() as system:
         counter = system.spawn(lambda: Counter(diary), mailbox=MailboxConfig(1))
@@ -259,8 +259,8 @@ async def test_a_sender_cancelled_in_the_moment_room_appears_takes_its_message_w
 
 
 @pytest.mark.parametrize("seed", range(40))
-async def test_cancelling_senders_at_any_moment_neither_loses_nor_doubles(seed: int) -> None:
-    """Each sender either was cancelled before its message was accepted, or the message is handled, once."""
+async def test_cancelling_senders_at_any_moment_neither_loses_nor_doubles_messages(seed: int) -> None:
+    """Either a sender was cancelled before its message was accepted, or the message is handled once."""
     diary = Diary()
     async with deterministic_system(seed=seed) as kit:
         counter = kit.system.spawn(lambda: Counter(diary), mailbox=MailboxConfig(2))
@@ -292,7 +292,7 @@ async def test_cancelling_senders_at_any_moment_neither_loses_nor_doubles(seed: 
     on_full=st.sampled_from(OnFull),
     takes=st.lists(st.booleans(), max_size=40),
 )
-def test_whatever_comes_is_queued_dropped_or_refused_and_never_two_of_these(
+def test_each_message_is_either_queued_dropped_or_refused(
     capacity: int, on_full: OnFull, takes: Sequence[bool]
 ) -> None:
     loop = asyncio.new_event_loop()

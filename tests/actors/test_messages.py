@@ -41,7 +41,7 @@ from tests.actors.actors_under_test import (
 )
 
 
-async def test_messages_of_one_sender_are_handled_in_the_order_of_the_calls() -> None:
+async def test_messages_of_one_sender_are_handled_in_order() -> None:
     diary = Diary()
     async with running_system() as system:
         counter = system.spawn(lambda: Counter(diary), name="counter")
@@ -51,7 +51,7 @@ async def test_messages_of_one_sender_are_handled_in_the_order_of_the_calls() ->
     assert diary.added == list(range(600))
 
 
-async def test_an_answer_comes_back_to_who_asked() -> None:
+async def test_answer_reaches_the_caller_of_ask() -> None:
     async with running_system() as system:
         counter = system.spawn(Counter)
         counter.tell(Add(3))
@@ -74,7 +74,7 @@ class Doubler(Actor[Double]):
         message.reply_to.answer(2 * await self.counter.ask(GetTotal, timeout_s=60.0))
 
 
-async def test_an_actor_can_ask_from_inside_its_handler() -> None:
+async def test_handler_can_ask_another_actor() -> None:
     async with running_system() as system:
         counter = system.spawn(Counter)
         doubler = system.spawn(lambda: Doubler(counter))
@@ -82,7 +82,7 @@ async def test_an_actor_can_ask_from_inside_its_handler() -> None:
         assert await doubler.ask(Double, timeout_s=60.0) == 42
 
 
-async def test_an_ask_without_an_answer_ends_at_its_deadline() -> None:
+async def test_ask_without_an_answer_times_out() -> None:
     async with deterministic_system() as kit:
         counter = kit.system.spawn(Counter, name="counter")
         errors: list[Exception] = []
@@ -101,7 +101,7 @@ async def test_an_ask_without_an_answer_ends_at_its_deadline() -> None:
         assert str(errors[0]) == "actor 'counter' did not answer Ignore within 2.0 s"
 
 
-async def test_an_ask_fails_at_once_when_the_target_stops() -> None:
+async def test_ask_fails_immediately_when_the_target_stops() -> None:
     async with running_system(clock=VirtualClock()) as system:  # no deadline can pass: the clock stands still
         counter = system.spawn(Counter)
         async with anyio.create_task_group() as tasks:
@@ -115,7 +115,7 @@ async def test_an_ask_fails_at_once_when_the_target_stops() -> None:
             await system.stop(counter)
 
 
-async def test_an_ask_still_queued_fails_when_the_target_stops() -> None:
+async def test_queued_ask_fails_when_the_target_stops() -> None:
     async with running_system(clock=VirtualClock()) as system:
         gate = asyncio.Event()
         counter = system.spawn(Counter)
@@ -133,7 +133,7 @@ async def test_an_ask_still_queued_fails_when_the_target_stops() -> None:
             gate.set()
 
 
-async def test_an_ask_of_a_stopped_actor_fails_at_once() -> None:
+async def test_ask_of_a_stopped_actor_fails_immediately() -> None:
     async with running_system() as system:
         letters = collect_dead_letters(system)
         counter = system.spawn(Counter)
@@ -143,7 +143,7 @@ async def test_an_ask_of_a_stopped_actor_fails_at_once() -> None:
         assert [letter.reason for letter in letters] == [DeadLetterReason.STOPPED]
 
 
-async def test_an_ask_fails_when_the_target_restarts_before_it_answers() -> None:
+async def test_ask_fails_when_the_target_restarts_before_answering() -> None:
     async with running_system(clock=VirtualClock()) as system:
         counter = system.spawn(Counter, supervision=Supervision(Directive.RESTART))
         async with anyio.create_task_group() as tasks:
@@ -158,7 +158,7 @@ async def test_an_ask_fails_when_the_target_restarts_before_it_answers() -> None
             counter.tell(Explode(KeyError("boom")))
 
 
-async def test_an_ask_that_waits_in_the_mailbox_survives_a_restart() -> None:
+async def test_queued_ask_survives_a_restart() -> None:
     async with running_system() as system:
         counter = system.spawn(Counter, supervision=Supervision(Directive.RESTART))
         counter.tell(Add(1))
@@ -172,7 +172,7 @@ class Touchy(Actor[GetTotal]):
 
 
 @pytest.mark.parametrize("directive", list(Directive))
-async def test_an_ask_whose_handler_raises_fails_with_the_cause(directive: Directive) -> None:
+async def test_ask_fails_with_the_cause_when_the_handler_raises(directive: Directive) -> None:
     if directive is Directive.ESCALATE:
         with pytest.raises(ValueError, match="no"):
             async with running_system() as system:
@@ -191,13 +191,13 @@ class Refuser(Actor[GetTotal]):
         message.reply_to.fail(PermissionError("not for you"))
 
 
-async def test_an_actor_can_refuse_to_answer_with_an_error_of_its_own() -> None:
+async def test_actor_can_answer_with_an_error() -> None:
     async with running_system() as system:
         with pytest.raises(PermissionError, match="not for you"):
             await system.spawn(Refuser).ask(GetTotal, timeout_s=60.0)
 
 
-async def test_the_first_answer_counts_and_a_later_one_is_a_dead_letter() -> None:
+async def test_second_answer_is_a_dead_letter() -> None:
     class Twice(Actor[GetTotal]):
         async def receive(self, context: ActorContext[GetTotal], message: GetTotal) -> None:
             assert message.reply_to.answer(1)
@@ -210,7 +210,7 @@ async def test_the_first_answer_counts_and_a_later_one_is_a_dead_letter() -> Non
     assert [letter.reason for letter in letters] == [DeadLetterReason.ANSWER_TOO_LATE] * 2
 
 
-async def test_a_message_to_a_stopped_actor_is_a_dead_letter_and_no_error() -> None:
+async def test_message_to_a_stopped_actor_is_a_dead_letter() -> None:
     async with running_system() as system:
         letters = collect_dead_letters(system)
         counter = system.spawn(Counter)
@@ -224,7 +224,7 @@ async def test_a_message_to_a_stopped_actor_is_a_dead_letter_and_no_error() -> N
     ]
 
 
-async def test_a_reference_never_reaches_a_later_actor_of_the_same_name() -> None:
+async def test_reference_never_reaches_a_later_actor_with_the_same_name() -> None:
     async with running_system() as system:
         letters = collect_dead_letters(system)
         first = system.spawn(Counter, name="counter")
@@ -237,7 +237,7 @@ async def test_a_reference_never_reaches_a_later_actor_of_the_same_name() -> Non
         assert len(letters) == 1
 
 
-async def test_messages_from_another_thread_arrive_in_order() -> None:
+async def test_messages_from_a_thread_arrive_in_order() -> None:
     diary = Diary()
     async with running_system() as system:
         counter = system.spawn(lambda: Counter(diary))
@@ -253,7 +253,7 @@ async def test_messages_from_another_thread_arrive_in_order() -> None:
     assert diary.added == list(range(100))
 
 
-async def test_a_full_mailbox_turns_a_message_from_a_thread_into_a_dead_letter() -> None:
+async def test_message_from_a_thread_to_a_full_mailbox_is_a_dead_letter() -> None:
     async with running_system() as system:
         letters = collect_dead_letters(system)
         gate = asyncio.Event()
@@ -267,7 +267,7 @@ async def test_a_full_mailbox_turns_a_message_from_a_thread_into_a_dead_letter()
     assert next((letter.message, letter.reason) for letter in letters) == (Add(2), DeadLetterReason.REFUSED)
 
 
-async def test_an_ask_of_an_actor_by_itself_into_a_full_mailbox_is_refused() -> None:
+async def test_asking_oneself_with_a_full_mailbox_is_refused() -> None:
     class Narcissus(Actor[int]):
         async def receive(self, context: ActorContext[int], message: int) -> None:
             context.self_ref.tell(2)

@@ -1,4 +1,4 @@
-"""Many actors are cheap, and none of them is left behind."""
+"""Many actors are cheap, and none of them is left in the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Link(Actor[int]):
             self.following.tell(message + 1)
 
 
-async def test_ten_thousand_actors_pass_a_message_along_with_one_task_each() -> None:
+async def test_ten_thousand_actors_pass_a_message_on_with_one_task_each() -> None:
     tasks_before = len(asyncio.all_tasks())
     async with running_system(shutdown_timeout_s=60.0) as system:
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -81,7 +81,7 @@ RULES = Supervision(
         ),
     ],
 )
-def test_the_decision(
+def test_decision_for_each_policy_and_history(
     policy: Supervision, history: tuple[float, ...], failure: Failure, now: float, expected: Decision
 ) -> None:
     assert decide(policy, history, failure, now) == expected
@@ -92,7 +92,7 @@ def test_the_decision(
     within_s=st.floats(0.5, 20.0),
     gaps=st.lists(st.floats(0.0, 10.0), max_size=30),
 )
-def test_never_more_restarts_in_any_window_than_allowed(max_restarts: int, within_s: float, gaps: list[float]) -> None:
+def test_no_window_has_more_restarts_than_allowed(max_restarts: int, within_s: float, gaps: list[float]) -> None:
     policy = Supervision(Directive.RESTART, max_restarts=max_restarts, within_s=within_s)
     history: tuple[float, ...] = ()
     restarts: list[float] = []
@@ -107,7 +107,7 @@ def test_never_more_restarts_in_any_window_than_allowed(max_restarts: int, withi
         assert len(history) <= max_restarts
 
 
-def test_a_history_without_limit_stays_short() -> None:
+def test_history_stays_short_without_a_limit() -> None:
     history: tuple[float, ...] = ()
     for now in range(1000):
         history = decide(
@@ -126,7 +126,7 @@ def test_a_history_without_limit_stays_short() -> None:
         lambda: Supervision(when_exhausted=Directive.RESTART),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(build: Callable[[], Supervision]) -> None:
+def test_invalid_policy_is_refused(build: Callable[[], Supervision]) -> None:
     with pytest.raises(ValueError, match="must"):
         build()
 
@@ -144,7 +144,7 @@ async def test_resume_keeps_the_state_and_skips_the_message() -> None:
     assert [letter.reason for letter in letters] == [DeadLetterReason.HANDLER_FAILED]
 
 
-async def test_restart_builds_a_new_instance_and_keeps_the_messages_that_wait() -> None:
+async def test_restart_builds_a_new_instance_and_keeps_queued_messages() -> None:
     diary, cause = Diary(), KeyError("boom")
     async with running_system() as system:
         counter = system.spawn(lambda: Counter(diary), supervision=Supervision(Directive.RESTART))
@@ -158,7 +158,7 @@ async def test_restart_builds_a_new_instance_and_keeps_the_messages_that_wait() 
     assert diary.causes == [cause, None]
 
 
-async def test_a_restart_waits_for_its_back_off() -> None:
+async def test_restart_waits_for_its_back_off() -> None:
     diary = Diary()
     async with deterministic_system() as kit:
         counter = kit.system.spawn(lambda: Counter(diary), supervision=RESTART)
@@ -172,7 +172,7 @@ async def test_a_restart_waits_for_its_back_off() -> None:
         assert diary.added == [1]
 
 
-async def test_a_stop_ends_a_back_off() -> None:
+async def test_stop_ends_a_back_off() -> None:
     diary = Diary()
     async with running_system(clock=VirtualClock()) as system:
         counter = system.spawn(lambda: Counter(diary), supervision=RESTART)
@@ -183,7 +183,7 @@ async def test_a_stop_ends_a_back_off() -> None:
         assert diary.lines == ["started", "stopped"]
 
 
-async def test_too_many_restarts_are_escalated_with_the_last_cause() -> None:
+async def test_too_many_restarts_escalate_with_the_last_cause() -> None:
     with pytest.raises(KeyError, match="2"):
         async with running_system() as system:
             counter = system.spawn(Counter, supervision=Supervision(Directive.RESTART, max_restarts=2))
@@ -204,14 +204,14 @@ class StartsAtThird(Actor[GetTotal]):
         message.reply_to.answer(type(self).built)
 
 
-async def test_a_failure_while_starting_is_supervised_too() -> None:
+async def test_failure_while_starting_is_supervised_too() -> None:
     StartsAtThird.built = 0
     async with running_system() as system:
         starter = system.spawn(StartsAtThird, supervision=Supervision(Directive.RESTART))
         assert await starter.ask(GetTotal, timeout_s=60.0) == 3
 
 
-async def test_a_factory_that_raises_is_a_failure_of_the_actor() -> None:
+async def test_factory_that_raises_fails_the_actor() -> None:
     def factory() -> Counter:
         raise ImportError("no such thing")
 
@@ -266,7 +266,7 @@ async def test_restart_leaves_siblings_alone() -> None:
         assert [len(diary.lines) for diary in diaries] == [1, 3, 1]
 
 
-async def test_a_parent_is_told_of_a_failure_and_of_the_end() -> None:
+async def test_parent_gets_signals_of_a_failure_and_of_the_end() -> None:
     async with deterministic_system() as kit:
         cause = KeyError("boom")
         probe, _, refs, _ = a_family(kit, Supervision(Directive.STOP))
@@ -277,7 +277,7 @@ async def test_a_parent_is_told_of_a_failure_and_of_the_end() -> None:
         assert await probe.expect(Terminated) == Terminated(refs[2], cause)
 
 
-async def test_an_escalated_failure_restarts_the_parent_and_its_children() -> None:
+async def test_escalated_failure_restarts_the_parent_and_its_children() -> None:
     async with deterministic_system() as kit:
         _, diaries, refs, parent = a_family(kit, Supervision(), Supervision(Directive.RESTART))
         await kit.run_until_idle()
@@ -290,7 +290,7 @@ async def test_an_escalated_failure_restarts_the_parent_and_its_children() -> No
         assert [diary.lines for diary in diaries] == [["started", "stopped", "started"]] * 3
 
 
-async def test_a_failure_that_nobody_handles_is_raised_by_the_system() -> None:
+async def test_unhandled_failure_is_raised_by_the_system() -> None:
     cause = KeyError("boom")
     diary = Diary()
     with pytest.raises(KeyError) as raised:
@@ -302,7 +302,7 @@ async def test_a_failure_that_nobody_handles_is_raised_by_the_system() -> None:
     assert diary.lines == ["started", "stopped"]
 
 
-async def test_the_first_of_several_failures_is_raised() -> None:
+async def test_first_of_several_failures_is_raised() -> None:
     with pytest.raises(KeyError, match="first"):
         async with running_system() as system:
             first, second = system.spawn(Counter), system.spawn(Counter)
@@ -311,7 +311,7 @@ async def test_the_first_of_several_failures_is_raised() -> None:
             await asyncio.Event().wait()
 
 
-async def test_a_failure_that_comes_first_wins_over_the_body_and_the_other_way_round() -> None:
+async def test_earlier_one_of_a_failure_and_a_body_exception_is_raised() -> None:
     with pytest.raises(KeyError):
         async with running_system() as system:
             system.spawn(Counter).tell(Explode(KeyError("actor")))
@@ -328,7 +328,7 @@ async def test_a_failure_that_comes_first_wins_over_the_body_and_the_other_way_r
             raise ValueError("body")
 
 
-async def test_a_cancellation_that_a_handler_lets_out_is_a_failure_and_not_a_silent_death() -> None:
+async def test_cancellation_that_leaves_a_handler_is_a_failure() -> None:
     class Careless(Actor[object]):
         async def receive(self, context: ActorContext[object], message: object) -> None:
             future = asyncio.get_running_loop().create_future()
@@ -341,7 +341,7 @@ async def test_a_cancellation_that_a_handler_lets_out_is_a_failure_and_not_a_sil
             await asyncio.Event().wait()
 
 
-async def test_children_that_escalate_at_once_restart_their_parent_once() -> None:
+async def test_children_that_escalate_together_restart_their_parent_once() -> None:
     async with deterministic_system(seed=3) as kit:
         own = Supervision(Directive.RESTART, backoff_s=1.0)
         _, _, refs, parent = a_family(kit, Supervision(), own)
@@ -352,7 +352,7 @@ async def test_children_that_escalate_at_once_restart_their_parent_once() -> Non
         assert parent.statistics().restarts == 1
 
 
-async def test_an_instance_that_ends_can_leave_nothing_to_the_next() -> None:
+async def test_ending_instance_can_start_nothing_for_the_next() -> None:
     refused: list[Exception] = []
 
     class Hopeful(Counter):
@@ -371,7 +371,7 @@ async def test_an_instance_that_ends_can_leave_nothing_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_in_any_order_no_message_is_lost_or_doubled_by_restarts(seed: int) -> None:
+async def test_restarts_neither_lose_nor_double_messages_in_any_order(seed: int) -> None:
     """Every message is handled once, or is the one that failed, whatever the order of delivery."""
     diary = Diary()
     async with deterministic_system(seed=seed) as kit:

@@ -36,26 +36,26 @@ async def a_run(seed: int = 0, schedule: Sequence[str] | None = None) -> tuple[l
         return seen, kit.trace
 
 
-async def test_the_same_seed_gives_the_same_order_and_others_differ() -> None:
+async def test_same_seed_gives_the_same_order() -> None:
     runs = [await a_run(seed) for seed in range(6)]
     assert runs == [await a_run(seed) for seed in range(6)]
     assert len({tuple(seen) for seen, _ in runs}) > 1
     assert all(len(seen) == 40 for seen, _ in runs)
 
 
-async def test_a_trace_is_a_schedule_that_replays_its_run() -> None:
+async def test_trace_is_a_schedule_that_replays_its_run() -> None:
     seen, trace = await a_run(seed=11)
     assert await a_run(schedule=[step.actor for step in trace]) == (seen, trace)
 
 
-async def test_a_schedule_that_does_not_fit_says_so() -> None:
+async def test_schedule_that_does_not_match_says_so() -> None:
     with pytest.raises(AssertionError, match="turn of 'b', but only"):
         await a_run(schedule=["b"])
     with pytest.raises(AssertionError, match="used up"):
         await a_run(schedule=["a"])
 
 
-async def test_a_function_can_choose() -> None:
+async def test_function_can_choose_the_next_receiver() -> None:
     offered: list[list[str]] = []
 
     def last(candidates: Sequence[Candidate]) -> int:
@@ -84,7 +84,7 @@ async def test_one_step_delivers_one_message() -> None:
         assert await kit.step() is None
 
 
-async def test_a_failing_run_names_its_seed() -> None:
+async def test_failing_run_names_its_seed() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         async with deterministic_system(seed=4711):
             raise ZeroDivisionError
@@ -100,7 +100,7 @@ async def test_drive_runs_a_coroutine_and_fails_when_nothing_moves() -> None:
             await kit.drive(counter.ask(Ignore, timeout_s=1.0))
 
 
-async def test_actors_that_keep_one_another_busy_are_noticed() -> None:
+async def test_actors_that_keep_one_another_busy_are_reported() -> None:
     class Restless(Actor[int]):
         async def receive(self, context: ActorContext[int], message: int) -> None:
             context.self_ref.tell(message)
@@ -111,7 +111,7 @@ async def test_actors_that_keep_one_another_busy_are_noticed() -> None:
             await kit.run_until_idle(50)
 
 
-async def test_the_virtual_clock_makes_its_calls_in_the_order_of_their_times() -> None:
+async def test_virtual_clock_makes_calls_in_the_order_of_their_times() -> None:
     clock = VirtualClock(100.0)
     calls: list[tuple[float, str]] = []
     for delay_s, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
@@ -125,7 +125,7 @@ async def test_the_virtual_clock_makes_its_calls_in_the_order_of_their_times() -
         await clock.advance(-1.0)
 
 
-async def test_a_call_that_is_made_due_while_time_passes_comes_within_the_same_advance() -> None:
+async def test_call_scheduled_during_an_advance_comes_within_it() -> None:
     clock = VirtualClock()
     times: list[float] = []
 
@@ -152,7 +152,7 @@ async def test_sleeping_on_the_virtual_clock_takes_no_real_time() -> None:
     assert diary == ["slept until 86400.0"]
 
 
-async def test_a_probe_takes_messages_in_order_and_says_what_came_instead() -> None:
+async def test_probe_takes_messages_in_order_and_reports_unexpected_ones() -> None:
     async with deterministic_system() as kit:
         probe: TestProbe[object] = kit.probe()
         for message in (Add(1), "x", Add(2)):
@@ -166,7 +166,7 @@ async def test_a_probe_takes_messages_in_order_and_says_what_came_instead() -> N
             await probe.expect(ChildFailed)
 
 
-async def test_a_probe_in_any_system_waits_at_most_its_time() -> None:
+async def test_probe_outside_the_kit_waits_at_most_its_timeout() -> None:
     async with running_system() as system:
         probe: TestProbe[int] = TestProbe(system, timeout_s=0.01)
         await probe.expect_nothing()
@@ -179,7 +179,7 @@ async def test_a_probe_in_any_system_waits_at_most_its_time() -> None:
             await probe.expect_nothing()
 
 
-async def test_an_ask_deadline_follows_the_kits_clock() -> None:
+async def test_ask_deadline_follows_the_kits_clock() -> None:
     async with deterministic_system() as kit:
         counter = kit.system.spawn(Counter)
         outcome: list[str] = []

@@ -15,7 +15,7 @@ from actors.testing import settle
 from tests.actors.actors_under_test import Add, Counter, CounterMessage, Explode, GetTotal, Ignore, running_system
 
 
-async def test_a_thread_can_ask() -> None:
+async def test_thread_can_ask() -> None:
     async with running_system() as system:
         counter = system.spawn(Counter)
 
@@ -27,7 +27,7 @@ async def test_a_thread_can_ask() -> None:
         assert await anyio.to_thread.run_sync(in_a_thread) == 5
 
 
-async def test_an_error_comes_back_to_the_thread() -> None:
+async def test_error_comes_back_to_the_thread() -> None:
     async def fail() -> None:
         raise LookupError("nothing here")
 
@@ -40,7 +40,7 @@ async def test_an_error_comes_back_to_the_thread() -> None:
             await anyio.to_thread.run_sync(in_a_thread)
 
 
-async def test_a_call_that_the_system_outlives_not_fails() -> None:
+async def test_pending_call_fails_when_system_stops() -> None:
     async with running_system(shutdown_timeout_s=0.1) as system:
         pending = system.run_from_thread(asyncio.Event().wait)
         await settle()
@@ -52,7 +52,7 @@ async def test_a_call_that_the_system_outlives_not_fails() -> None:
         late.result(0)
 
 
-def test_a_thread_learns_that_the_loop_is_gone() -> None:
+def test_call_from_thread_fails_after_loop_closes() -> None:
     async def main() -> ActorRef[CounterMessage]:
         async with running_system() as system:
             return system.spawn(Counter)
@@ -62,7 +62,7 @@ def test_a_thread_learns_that_the_loop_is_gone() -> None:
         ref.tell_threadsafe(Add(1))
 
 
-async def test_a_thread_learns_that_the_actor_failed_the_system() -> None:
+async def test_call_from_thread_fails_when_its_actor_fails_the_system() -> None:
     with pytest.raises(KeyError):
         async with running_system() as system:
             counter = system.spawn(Counter)

@@ -48,7 +48,7 @@ class Alarm(Actor[Start | Cancel | Fail | str]):
                 self.heard.append((context.clock.now(), message))
 
 
-async def test_a_timer_delivers_once_after_its_delay() -> None:
+async def test_timer_delivers_once_after_its_delay() -> None:
     heard: list[tuple[float, str]] = []
     async with deterministic_system() as kit:
         kit.system.spawn(lambda: Alarm(heard)).tell(Start("a", "ring", delay_s=2.0))
@@ -58,7 +58,7 @@ async def test_a_timer_delivers_once_after_its_delay() -> None:
     assert heard == [(2.0, "ring")]
 
 
-async def test_a_periodic_timer_does_not_drift() -> None:
+async def test_periodic_timer_does_not_drift() -> None:
     heard: list[tuple[float, str]] = []
     async with deterministic_system() as kit:
         kit.system.spawn(lambda: Alarm(heard)).tell(Start("a", "tick", delay_s=0.5, every_s=1.0))
@@ -67,7 +67,7 @@ async def test_a_periodic_timer_does_not_drift() -> None:
     assert [at for at, _ in heard] == [0.5, 1.5, 2.5, 3.5]
 
 
-async def test_without_a_delay_the_first_tick_comes_after_one_period() -> None:
+async def test_first_tick_comes_after_one_period_without_a_delay() -> None:
     heard: list[tuple[float, str]] = []
     async with deterministic_system() as kit:
         kit.system.spawn(lambda: Alarm(heard)).tell(Start("a", "tick", every_s=3.0))
@@ -75,13 +75,13 @@ async def test_without_a_delay_the_first_tick_comes_after_one_period() -> None:
     assert [at for at, _ in heard] == [3.0, 6.0]
 
 
-async def test_a_cancelled_timer_never_delivers_even_if_its_message_waits_already() -> None:
+async def test_cancelled_timer_never_delivers_even_a_queued_message() -> None:
     heard: list[tuple[float, str]] = []
     async with running_system(clock=(clock := VirtualClock())) as system:
         alarm = system.spawn(lambda: Alarm(heard))
         alarm.tell(Start("a", "ring", delay_s=1.0))
         await settle()
-        # No await between the two: the ticket is queued behind the cancellation.
+        # No await between the two: the ticket is queued after the cancellation.
         alarm.tell(Cancel("a"))
         clock.between = no_pause
         await clock.advance(1.0)
@@ -94,7 +94,7 @@ async def no_pause() -> None:
     pass
 
 
-async def test_a_replaced_timer_delivers_only_the_new_message() -> None:
+async def test_replaced_timer_delivers_only_the_new_message() -> None:
     heard: list[tuple[float, str]] = []
     async with running_system(clock=(clock := VirtualClock())) as system:
         alarm = system.spawn(lambda: Alarm(heard))
@@ -108,7 +108,7 @@ async def test_a_replaced_timer_delivers_only_the_new_message() -> None:
     assert [text for _, text in heard] == ["new"]
 
 
-async def test_ticks_that_come_due_while_one_waits_are_skipped() -> None:
+async def test_ticks_due_while_one_is_queued_are_skipped() -> None:
     heard: list[tuple[float, str]] = []
     async with running_system(clock=(clock := VirtualClock())) as system:
         alarm = system.spawn(lambda: Alarm(heard), mailbox=MailboxConfig(1))
@@ -124,7 +124,7 @@ async def test_ticks_that_come_due_while_one_waits_are_skipped() -> None:
         assert len(heard) == 2
 
 
-async def test_timers_end_with_a_restart_and_with_the_actor() -> None:
+async def test_timers_end_at_a_restart_and_with_the_actor() -> None:
     heard: list[tuple[float, str]] = []
     async with running_system(clock=(clock := VirtualClock())) as system:
         alarm = system.spawn(lambda: Alarm(heard), supervision=Supervision(Directive.RESTART))
@@ -144,7 +144,7 @@ async def test_timers_end_with_a_restart_and_with_the_actor() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"delay_s": -1.0}, {"every_s": 0.0}, {"every_s": -1.0}], ids=["none", "delay", "zero", "every"]
 )
-async def test_a_timer_that_makes_no_sense_is_refused(options: dict[str, float]) -> None:
+async def test_invalid_timer_is_refused(options: dict[str, float]) -> None:
     async with running_system() as system:
         probe: list[ActorContext[Any]] = []
 

@@ -1,4 +1,4 @@
-"""Where a suspended coroutine waits, through all that may stand between it and the innermost frame (H70)."""
+"""Where a suspended coroutine waits, whatever lies between it and the innermost frame (H70)."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def in_a_cancel_scope() -> None:
 
 
 async def suspended(function: Callable[[], Awaitable[None]], check: Callable[[object], None]) -> None:
-    """Have ``function`` come to its end of the way, look at it, and end it."""
+    """Run ``function`` until it waits, look where, and end it."""
     awaited = function()
 
     async def drive() -> None:
@@ -131,7 +131,7 @@ async def suspended(function: Callable[[], Awaitable[None]], check: Callable[[ob
     ],
     ids=lambda function: function.__name__,
 )
-async def test_the_innermost_frame_is_found_behind(function: Callable[[], Awaitable[None]]) -> None:  # H70
+async def test_innermost_frame_is_found(function: Callable[[], Awaitable[None]]) -> None:  # H70
     def check(awaited: object) -> None:
         line = never.__code__.co_firstlineno + 1
         assert waiting_at(awaited) == f"{__file__}:{line} in never"
@@ -140,7 +140,7 @@ async def test_the_innermost_frame_is_found_behind(function: Callable[[], Awaita
 
 
 @pytest.mark.parametrize("primitive", [anyio.Event, asyncio.Event])
-async def test_a_wait_in_a_library_names_the_users_own_line_first(primitive: type[Any]) -> None:  # H70
+async def test_wait_in_a_library_names_the_users_line_first(primitive: type[Any]) -> None:  # H70
     async def meet() -> None:
         await primitive().wait()
 
@@ -153,7 +153,7 @@ async def test_a_wait_in_a_library_names_the_users_own_line_first(primitive: typ
     await suspended(meet, check)
 
 
-async def test_the_line_is_that_of_this_moment() -> None:  # H70
+async def test_line_is_the_current_one() -> None:  # H70
     gate = asyncio.Event()
 
     async def twice() -> None:
@@ -175,6 +175,6 @@ async def test_the_line_is_that_of_this_moment() -> None:  # H70
     assert waiting_at(awaited) == ""  # it is over
 
 
-def test_what_is_no_coroutine_waits_nowhere() -> None:
+def test_object_that_is_not_a_coroutine_has_no_place() -> None:
     assert waiting_at(None) == ""
     assert waiting_at(7) == ""

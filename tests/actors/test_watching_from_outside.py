@@ -68,7 +68,7 @@ class Recorder(Hook):
         self.seen.append(f"{self.name} stopped {ref.name}")
 
 
-async def test_hooks_nest_around_each_message_and_see_lives() -> None:
+async def test_hooks_nest_around_messages_and_observe_lives() -> None:
     seen: list[str] = []
     async with running_system(hooks=[Recorder("outer", seen), Recorder("inner", seen)]) as system:
         counter = system.spawn(Counter, name="counter")
@@ -104,7 +104,7 @@ class Chaos(Hook):
             raise ConnectionError("injected")
 
 
-async def test_a_hook_can_swallow_double_change_and_fail_messages() -> None:
+async def test_hook_can_swallow_double_change_and_fail_messages() -> None:
     diary = Diary()
     async with running_system(hooks=[Chaos()]) as system:
         counter = system.spawn(lambda: Counter(diary), supervision=Supervision(Directive.RESTART))
@@ -115,7 +115,7 @@ async def test_a_hook_can_swallow_double_change_and_fail_messages() -> None:
     assert diary.added == [1, 101]
 
 
-async def test_dead_letters_are_counted_by_reason_and_a_subscription_can_end() -> None:
+async def test_dead_letters_are_counted_by_reason_until_unsubscribed() -> None:
     async with running_system() as system:
         first: list[DeadLetter] = []
         second: list[DeadLetter] = []
@@ -131,7 +131,7 @@ async def test_dead_letters_are_counted_by_reason_and_a_subscription_can_end() -
         assert system.dead_letters.counts == {DeadLetterReason.STOPPED: 2}
 
 
-async def test_a_subscriber_that_raises_or_overflows_harms_nobody() -> None:
+async def test_failing_dead_letter_subscriber_harms_nobody() -> None:
     async with running_system() as system:
 
         def broken(_: DeadLetter) -> None:
@@ -166,7 +166,7 @@ class Asker(Actor[str]):
                 pass
 
 
-async def test_the_dump_says_who_waits_for_whom_and_names_a_deadlock() -> None:
+async def test_dump_says_who_waits_for_whom_and_names_a_deadlock() -> None:
     async with running_system(clock=(clock := VirtualClock())) as system:
         refs: dict[str, ActorRef[Any]] = {}
         for name in "ab":
@@ -184,7 +184,7 @@ async def test_the_dump_says_who_waits_for_whom_and_names_a_deadlock() -> None:
         assert system.dump_waits() == "nobody waits"
 
 
-async def test_the_dump_shows_senders_that_wait_for_room() -> None:
+async def test_dump_shows_senders_that_wait_for_room() -> None:
     gate = asyncio.Event()
     async with running_system(clock=VirtualClock()) as system:
         counter = system.spawn(Counter, name="counter", mailbox=MailboxConfig(1))
@@ -206,7 +206,7 @@ class Talker(Actor[Reply[None]]):
         message.answer(None)
 
 
-async def test_every_log_line_says_which_actor_of_which_system(log_lines: list[Any]) -> None:
+async def test_every_log_line_names_actor_and_system(log_lines: list[Any]) -> None:
     async with running_system() as system:
         talker = system.spawn(Talker, name="talker", log_context={"operator_id": "w"})
         await talker.ask(lambda reply_to: reply_to, timeout_s=60.0)
