@@ -1,28 +1,27 @@
 """Coordinated tasks in the micro-batches of a Structured Streaming query (``foreachBatch``).
 
-Each micro-batch is one run of the operator, in streaming mode, and its final checkpoint commits it. That checkpoint is
-labelled with the query's id, which lives as long as the query's ``checkpointLocation``, and with the batch. Spark notes
-the end of a batch only when the function has returned, which it does when that checkpoint is complete. So the two
-checkpoints are never further apart than one batch, and whatever dies in between, Spark asks for a batch that can be
-placed:
+Each micro-batch is one run of the operator in streaming mode, and its final checkpoint commits it. That checkpoint is
+labelled with the query's id, which is kept in the query's ``checkpointLocation``, and with the batch. Spark records the
+end of a batch only when the function has returned, which happens when that checkpoint is complete. So Spark's record
+and our checkpoint are never more than one batch apart, and after any crash the batch that Spark asks for can be placed:
 
-| the last completed checkpoint is | and Spark asks for batch k | |
+| the last completed checkpoint is | Spark asks for batch k because | so the batch |
 |---|---|---|
-| behind batch k - 1, or there is none and k is 0 | as usual, or again after a death | it runs |
-| in the midst of batch k | again: the driver died, or the run failed | it runs, from that checkpoint |
-| behind batch k | again: the driver died before Spark noted the end | it is skipped, because it is committed |
-| behind or in the midst of a later batch | Spark's directory is older than our storage | refused |
-| older than batch k - 1, or none and k > 0 | our storage is older than Spark's directory | refused, or adopted |
-| of another query | it has a new directory, or two queries use one operator | refused, or adopted |
+| after batch k - 1, or k is 0 and there is none | it is next, or is repeated after a crash | runs |
+| during batch k | the driver died, or the run failed | runs from that checkpoint |
+| after batch k | the driver died before Spark recorded the end | is skipped, because it is committed |
+| during or after a later batch | Spark's directory is older than our storage | is refused |
+| older than batch k - 1, or none and k > 0 | our storage is older than Spark's directory | is refused, or adopted |
+| of another query | the directory is new, or two queries use one operator | is refused, or adopted |
 
-In the first of the refused cases the output of the later batches is committed, so going back would put it out again:
-that is for a person to decide, who is told which file holds the matching checkpoint. ``adopt`` takes the first batch
-from whatever state there is, where nothing would be put out twice.
+In the first of the refused cases, the output of the later batches is committed, and going back would write it again.
+That is for a person to decide; the error names the file of the matching checkpoint. ``adopt`` runs the first batch from
+the existing state in the other cases, in which nothing is written twice.
 
 A batch whose function raises fails the query. When the query is started again, in this application or another, its
 first run resets the coordinator to the last completed checkpoint (H55), which is the one that matches. A batch in which
-no coordinated task ran is committed by a checkpoint all the same, so that none is missing later. A second coordinated
-run in one batch would be lost or doubled by a death between the two: it is failed.
+no coordinated task ran is committed by a checkpoint too, so that none is missing later. A second coordinated run in one
+batch is failed, because a crash between the two runs would lose one or repeat it.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ BatchFunction = Callable[[Any, int], object]
 log = structlog.get_logger("headgate.micro_batches")
 
 QUERY_ID = "sql.streaming.queryId"
-"""The local property in which Spark's own stream thread keeps the query's id."""
+"""The local property in which Spark's stream thread keeps the query's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +75,18 @@ class MicroBatches:
         self._settle_timeout_s = settle_timeout_s
 
     def check(self, operator_id: str) -> None:
-        """Raise ``SidecarError`` unless the operator can run in micro-batches."""
+        """Raise ``SidecarError`` if the operator cannot run in micro-batches."""
         if self._operators.find(operator_id).mode is not RestoreMode.STREAMING:
             raise SidecarError(
-                f"operator {operator_id!r} is in batch mode, where nothing of it outlives a run: coordinate it with "
-                "mode=RestoreMode.STREAMING, or give Spark your function as it is"
+                f"operator {operator_id!r} is in batch mode, which keeps nothing between runs: coordinate it with "
+                "mode=RestoreMode.STREAMING, or pass your function to foreachBatch directly"
             )
 
     async def begin(self, batch: MicroBatch, adopt: bool) -> Operator | None:
-        """The operator, if the batch is to be run: then ``finish`` or ``abandon`` follows. None if it is committed.
+        """Return the operator if the batch is to run, or None if it is already committed.
 
-        Waits until an earlier batch of the operator, and its run, are over. Raises ``BatchRefused``, ``NotSettled``.
+        If it is to run, ``finish`` or ``abandon`` must follow. Waits until an earlier batch of the operator and its
+        run have ended. Raises ``BatchRefused`` and ``NotSettled``.
         """
         operator = self._operators.find(batch.operator_id)
         await self._take_turn(operator, batch)
@@ -116,10 +116,10 @@ class MicroBatches:
                 await self._commit_without_run(operator, batch, done)
                 uncommitted, work = await self._settle(batch), await self._work(operator)
             if work.failed:
-                behind = "is committed, but behind it" if work.completed == done else "is not committed:"
-                raise BatchFailed(f"{batch} {behind} the operator has failed: {operator.failure}") from operator.failure
+                what = "is committed, but then" if work.completed == done else "is not committed:"
+                raise BatchFailed(f"{batch} {what} the operator failed: {operator.failure}") from operator.failure
             if work.completed != done:
-                why = uncommitted or "its run has not ended well, although the function returned"
+                why = uncommitted or "its run did not succeed, although the function returned"
                 raise BatchFailed(f"{batch} is not committed: {why}")
         finally:
             operator.batch_turn.release()
@@ -135,7 +135,7 @@ class MicroBatches:
                 await operator.batch_turn.acquire()
         except TimeoutError:
             raise BatchRefused(
-                f"{batch}: another batch of this operator has been under way for {self._settle_timeout_s:g} s, in a "
+                f"{batch}: another batch of this operator has been running for {self._settle_timeout_s:g} s, in a "
                 "query that was stopped or in a second one; an operator belongs to one query"
             ) from None
 
@@ -169,11 +169,11 @@ class MicroBatches:
         try:
             await self._operators.checkpoint(batch.operator_id, timeout_s=self._settle_timeout_s)
         except (CheckpointFailed, AskTimeout) as error:
-            raise BatchFailed(f"{batch}, in which no coordinated task ran, could not be committed: {error}") from error
+            raise BatchFailed(f"{batch} ran no coordinated task, and could not be committed: {error}") from error
 
 
 class ForEachBatch:
-    """What ``foreachBatch`` is given. ``call`` runs a method of ``MicroBatches`` on the sidecar's loop and waits."""
+    """The function for ``foreachBatch``. ``call`` runs a method of ``MicroBatches`` on the sidecar's loop and waits."""
 
     def __init__(
         self,
@@ -188,12 +188,12 @@ class ForEachBatch:
         self._call = call
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        """On the thread in which Spark calls back; what it raises fails the query."""
+        """Run one batch, on the thread in which Spark calls back. An exception fails the query."""
         query_id = frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
         if not query_id:
             raise SidecarError(
-                "this function is for the foreachBatch of a streaming query, which names itself in the local property "
-                f"{QUERY_ID}; there is none here"
+                f"not called by a streaming query, because the local property {QUERY_ID} is not set: pass this "
+                "function to writeStream.foreachBatch"
             )
         batch = MicroBatch(self._operator_id, query_id, batch_id)
         adopt, self._adopt = self._adopt, False
@@ -203,7 +203,7 @@ class ForEachBatch:
         try:
             self._function(frame, batch_id)
         except BaseException:
-            with suppress(SidecarError):  # closed meanwhile; what the function raised says more
+            with suppress(SidecarError):  # closed in the meantime; the function's own exception says more
                 self._call(lambda batches: batches.abandon(operator))
             raise
         self._call(lambda batches: batches.finish(operator, batch))

@@ -48,9 +48,9 @@ log = structlog.get_logger("headgate.operators")
 
 @dataclass(slots=True)
 class Operator:
-    """What is kept of an operator. ``failure``: what its coordinator failed its latest job with.
+    """The records of one operator. ``failure`` is the exception with which its coordinator failed its latest job.
 
-    ``batch_turn`` is held by the micro-batch that is under way.
+    The current micro-batch holds ``batch_turn``.
     """
 
     tracker_ref: ActorRef[TrackerMessage]
@@ -58,12 +58,12 @@ class Operator:
     mode: RestoreMode
     watch: CallWatch = field(default_factory=CallWatch)
     failure: BaseException | None = None
-    told: Settled | None = None  # to a caller of ``run`` or a micro-batch, which has raised it or tries again
+    told: Settled | None = None  # what a ``run`` or a micro-batch knows, and has raised or tries again
     batch_turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(1, max_value=1))
     shipped_classes: set[object] = field(default_factory=set)
 
     def shipped(self, made_by: object) -> None:
-        """``made_by``, a class or a function, makes the operators of tasks. Any thread."""
+        """``made_by``, a class or a function, makes operators in tasks. Any thread."""
         self.shipped_classes.add(made_by)
         ignoring = [one for one in self.shipped_classes if isinstance(one, type) and not overrides_handle_event(one)]
         all_ignore = len(ignoring) == len(self.shipped_classes)
@@ -71,7 +71,7 @@ class Operator:
 
 
 class Operators:
-    """By name. Loop only; nothing to close: the actors end with their system."""
+    """The operators of a sidecar, by name. Loop only. It needs no closing: the actors end with their system."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Operators:
         look_at_run: Callable[[int], Awaitable[StageLook]] = knows_nothing,
         heard_failure: Callable[[str, BaseException], None] = lambda operator_id, error: None,
     ) -> None:
-        """``heard_failure`` is told of each operator that has failed a job, and why."""
+        """``heard_failure`` is called for each operator that has failed a job, with the cause."""
         self._config = config
         self._system = system
         self._bridge_ref = bridge_ref
@@ -95,17 +95,17 @@ class Operators:
         self._stuck: set[str] = set()
         self._heard_failure = heard_failure
         self.fenced: StorageFenced | None = None
-        """Set for good when a later application has taken the storage over."""
+        """Set, permanently, when a later application has taken over the storage."""
 
     # --- one operator's life --------------------------------------------------------------------------------------
 
     async def add(self, config: OperatorConfig, coordinator: OperatorCoordinator, restore: str) -> Operator:
-        """Restore what there is for it, start the coordinator, and take its tasks from here on."""
+        """Restore its checkpoint, if any, start the coordinator, and accept its tasks from now on."""
         operator_id = config.operator_id
         if self.fenced is not None:
             raise self.fenced
         if operator_id in self._operators:
-            raise SidecarError(f"operator {operator_id!r} is coordinated already: choose another name")
+            raise SidecarError(f"operator {operator_id!r} is already coordinated: choose another name")
         port = self._storage.port(operator_id, config.mode)
         config = replace(config, restored=await self._restored(config, port, restore))
         statistics = OperatorStatistics(operator_id)
@@ -127,23 +127,23 @@ class Operators:
         return operator
 
     async def remove(self, operator_id: str) -> None:
-        """End it: its live tasks are told, its coordinator is closed, and the name is free."""
+        """Notify its live tasks, close its coordinator, and free the name."""
         operator = self.find(operator_id)
         del self._operators[operator_id]
         await self._bridge_ref.ask(
             lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
         )
-        with suppress(AskTimeout):  # the coordinator is to hear the end of its run, but nobody waits for ever for it
+        with suppress(AskTimeout):  # the coordinator should be told of the end of its run, within a limit
             await operator.tracker_ref.ask(AwaitSettled, timeout_s=self._config.shutdown_timeout_s)
         await self._system.stop(operator.tracker_ref)
 
     async def _restored(self, config: OperatorConfig, port: StoragePort, restore: str) -> CompletedCheckpoint | None:
         operator_id = config.operator_id
-        if config.mode is RestoreMode.BATCH:  # Spark owns the output, so everything starts from nothing
+        if config.mode is RestoreMode.BATCH:  # Spark owns the output, so nothing is restored
             if restore not in ("latest", "none"):
                 raise SidecarError(
-                    f"operator {operator_id!r} cannot start from {restore}: in batch mode Spark owns its output; "
-                    "coordinate it with mode=RestoreMode.STREAMING"
+                    f"operator {operator_id!r} cannot start from {restore}, because in batch mode Spark owns its "
+                    "output: coordinate it with mode=RestoreMode.STREAMING"
                 )
             return None
         match restore:
@@ -157,7 +157,8 @@ class Operators:
                 stored = await self._storage.run_in_thread(read)
                 if stored.operator_id != operator_id:
                     raise SidecarError(
-                        f"{restore} is a checkpoint of operator {stored.operator_id!r}, not of {operator_id!r}"
+                        f"{restore} is a checkpoint of operator {stored.operator_id!r}, not of {operator_id!r}: "
+                        "pass the file of this operator"
                     )
                 restored = stored.checkpoint
                 await port.start_from(restored.checkpoint_id)
@@ -180,7 +181,7 @@ class Operators:
         try:
             with _explained(operator.watch):
                 await tracker_ref.ask(StartOperator, timeout_s=timeout_s)
-        except Exception as error:  # whatever the user's start has raised
+        except Exception as error:  # whatever the user's code has raised
             raise CoordinatorStartError(
                 f"coordinator of operator {operator_id!r} failed in start: {type(error).__name__}: {error}"
             ) from error
@@ -223,7 +224,7 @@ class Operators:
         )
 
     def _end_fenced(self, operator_id: str, error: StorageFenced) -> None:
-        """A later application goes on from here: leave everything to it, resets and their clean-up included."""
+        """A later application continues from here: leave everything to it, including resets and their clean-up."""
         if self.fenced is None:
             self.fenced = error
             log.error("application fenced", error=str(error))
@@ -237,12 +238,12 @@ class Operators:
         if operator is not None:
             operator.failure = error
 
-    # --- what is asked of operators -------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------
 
     async def checkpoint(
         self, operator_id: str | None, *, timeout_s: float, savepoint_directory: str | None = None
     ) -> int:
-        """The id of the completed checkpoint or savepoint; raises ``CheckpointFailed`` with the reason."""
+        """Take a checkpoint or savepoint and return its id. Raises ``CheckpointFailed`` with the reason."""
         operator = self.find(operator_id)
         with _explained(operator.watch):
             return await operator.tracker_ref.ask(
@@ -250,43 +251,40 @@ class Operators:
             )
 
     async def request(self, operator_id: str, payload: Any, *, timeout_s: float) -> Any:
-        """What the coordinator's ``handle_client_request`` answers, or raises (R97)."""
-        operator = self._operators.get(operator_id)
-        if operator is None:
-            raise SidecarError(f"a coordinator of operator {operator_id!r} does not exist: {self._known()}")
+        """Return the result of the coordinator's ``handle_client_request``, or raise what it raises (R97)."""
+        operator = self.find(operator_id)
         with _explained(operator.watch):
             return await operator.tracker_ref.ask(
                 lambda reply_to: ClientRequest(payload, reply_to), timeout_s=timeout_s
             )
 
     async def settle(self, timeout_s: float, operator_ids: Collection[str] | None = None) -> str:
-        """Wait until none of these operators has a run and their final checkpoints have ended, whatever others do.
+        """Wait until these operators have no run and their final checkpoints have ended, whatever others do.
 
-        ``operator_ids``: None for all operators.
-
-        Returns why the output of the last run of some of them is not committed, or nothing. Raises ``NotSettled`` after
-        ``timeout_s`` seconds.
+        ``operator_ids`` of None means all operators. Returns why the output of the last run of some of them is not
+        committed, or "". Raises ``NotSettled`` after ``timeout_s`` seconds.
         """
         uncommitted = []
         with _not_settled(timeout_s, self.describe_waits), anyio.fail_after(timeout_s):
             for operator_id in sorted(self._operators if operator_ids is None else operator_ids):
                 if operator_id not in self._operators:
-                    continue  # it was released meanwhile
+                    continue  # it was released in the meantime
                 settled = await self._told(operator_id, timeout_s)
                 if settled.uncommitted:
                     uncommitted.append(f"operator {operator_id!r}: {settled.uncommitted}")
         return "; ".join(uncommitted)
 
     async def settle_one(self, operator_id: str, timeout_s: float) -> Settled:
-        """As ``settle``, for one operator."""
+        """Like ``settle``, for one operator."""
         with _not_settled(timeout_s, self.describe_waits), anyio.fail_after(timeout_s):
             return await self._told(operator_id, timeout_s)
 
     async def uncommitted(self, timeout_s: float, skipped: Collection[str], patience_s: float) -> str:
-        """Why the last output of some operators is not committed, or nothing. Waits as ``settle``, for all at once.
+        """Return why the last output of some operators is not committed, or "". Waits like ``settle``, concurrently.
 
-        ``skipped``: operators with a run, whose job fails. What ``run`` or a micro-batch was told is left out (H71). A
-        coordinator of which a method has been awaited for ``patience_s`` from now on is not waited for (H70).
+        ``skipped`` are operators whose run is being failed. What ``run`` or a micro-batch has already reported is left
+        out (H71). If a method of a coordinator does not return for ``patience_s`` from now on, the wait for this
+        operator ends (H70).
         """
         found: dict[str, str] = {}
         gone: list[ActorError] = []
@@ -334,7 +332,7 @@ class Operators:
         return settled
 
     async def _settled_unless_stuck(self, operator_id: str, timeout_s: float, patience_s: float) -> Settled | None:
-        """None once a method of its coordinator has been awaited for ``patience_s`` from now on (H70)."""
+        """Like ``_settled``, but None once a coordinator's method has taken ``patience_s`` from now on (H70)."""
         settled: Settled | None = None
         failed: Exception | None = None
 
@@ -346,7 +344,7 @@ class Operators:
             group.start_soon(give_up)
             try:
                 settled = await self._settled(operator_id, timeout_s)
-            except Exception as error:  # not out of the group, which would put it into another one
+            except Exception as error:  # inside the group, which would wrap it in an exception group
                 failed = error
             group.cancel_scope.cancel()
         if failed is not None:
@@ -365,24 +363,24 @@ class Operators:
             await anyio.sleep(max(patience_s - awaited_s, 0.01))
 
     def cut_off_stuck(self) -> None:
-        """Cancel what the coordinators are doing for which ``uncommitted`` did not wait any longer; they are closed."""
+        """Cancel the methods of the coordinators that ``uncommitted`` gave up on, so that these can be closed."""
         for operator_id in self._stuck:
             self._system.cut_off(self._operators[operator_id].tracker_ref)
 
     def describe_waits(self) -> str:
-        """What the coordinators are doing instead of answering, for people; empty if they are not."""
+        """Describe what busy coordinators are doing instead of answering; empty if none is busy."""
         waits = ((operator_id, operator.watch.describe()) for operator_id, operator in self._operators.items())
         return "; ".join(f"operator {operator_id!r}: {why}" for operator_id, why in waits if why)
 
     async def retained(self, operator_id: str) -> Sequence[CheckpointInfo]:
-        """The operator's checkpoints in the storage, ascending. Reads all of them."""
+        """The operator's stored checkpoints in ascending order. Reads all of them."""
         return await self._storage.run_in_thread(partial(self._storage.storage.list, operator_id))
 
     def find(self, operator_id: str | None) -> Operator:
-        """The operator of this name, or the only one. Raises ``SidecarError``."""
+        """The operator with this name, or the only one. Raises ``SidecarError``."""
         if operator_id is None:
             if len(self._operators) != 1:
-                raise SidecarError(f"say which operator: {self._known()}")
+                raise SidecarError(f"no operator_id was given, which only works with one operator: {self._known()}")
             return next(iter(self._operators.values()))
         operator = self._operators.get(operator_id)
         if operator is None:
@@ -390,12 +388,12 @@ class Operators:
         return operator
 
     def _known(self) -> str:
-        return f"there are {', '.join(map(repr, sorted(self._operators)))}" if self._operators else "there is none"
+        return f"there are {', '.join(map(repr, sorted(self._operators)))}" if self._operators else "there are none"
 
 
 @contextmanager
 def _explained(watch: CallWatch) -> Iterator[None]:
-    """Say in the text of a timeout what the coordinator is doing instead of answering."""
+    """Add to the text of a timeout what the coordinator is doing instead of answering."""
     try:
         yield
     except AskTimeout as error:
@@ -407,12 +405,12 @@ def _explained(watch: CallWatch) -> Iterator[None]:
 
 @contextmanager
 def _not_settled(timeout_s: float, describe_waits: Callable[[], str]) -> Iterator[None]:
-    """Name what a timeout means here."""
+    """Turn a timeout into ``NotSettled``."""
     try:
         yield
     except (TimeoutError, AskTimeout) as error:
         waits = describe_waits()
         raise NotSettled(
-            f"the end of a run and its final checkpoint were not known within {timeout_s:g} s; see "
-            f"settle_timeout_s of SidecarConfig, and {waits or 'the log for what is late'}"
+            f"a run and its final checkpoint did not end within {timeout_s:g} s (SidecarConfig.settle_timeout_s): "
+            f"{waits or 'see the log for what is late'}"
         ) from error

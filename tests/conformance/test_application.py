@@ -181,7 +181,7 @@ async def test_a_request_for_an_operator_that_does_not_exist_says_so() -> None:
     """S62 (R97)."""
     async with application() as app:
         await app.coordinate(RecordingCoordinator())
-        with pytest.raises(SidecarError, match="does not exist"):
+        with pytest.raises(SidecarError, match="'another' is not coordinated here"):
             await app.request("testing payload", "another")
 
 

@@ -417,7 +417,7 @@ def test_a_name_that_is_taken_is_refused_and_the_first_one_lives(spark: SparkSes
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
         second = Recorder()
-        with pytest.raises(SidecarError, match="'op' is coordinated already: choose another name"):
+        with pytest.raises(SidecarError, match="'op' is already coordinated: choose another name"):
             sidecar.coordinate("op", second, parallelism=1)
         assert second.story == []
         assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1

@@ -9,7 +9,7 @@ from spark_bridge.driver.batch_positions import BatchDecision, BatchPosition, de
 MINE, OTHER = "0d5c1b9e-0000-4000-8000-000000000001", "0d5c1b9e-0000-4000-8000-000000000002"
 
 
-def behind(batch_id: int, query_id: str = MINE) -> BatchPosition:
+def after(batch_id: int, query_id: str = MINE) -> BatchPosition:
     return BatchPosition(query_id, batch_id, done=True)
 
 
@@ -22,20 +22,20 @@ def within(batch_id: int, query_id: str = MINE) -> BatchPosition:
     [
         (None, 0, BatchDecision.RUN),
         (None, 1, BatchDecision.UNKNOWN),
-        (behind(4), 5, BatchDecision.RUN),
+        (after(4), 5, BatchDecision.RUN),
         (within(5), 5, BatchDecision.RUN),
-        (behind(5), 5, BatchDecision.SKIP),
+        (after(5), 5, BatchDecision.SKIP),
         (within(0), 0, BatchDecision.RUN),
-        (behind(0), 0, BatchDecision.SKIP),
+        (after(0), 0, BatchDecision.SKIP),
         (within(6), 5, BatchDecision.AHEAD),
-        (behind(6), 5, BatchDecision.AHEAD),
-        (behind(9), 0, BatchDecision.AHEAD),
+        (after(6), 5, BatchDecision.AHEAD),
+        (after(9), 0, BatchDecision.AHEAD),
         (within(4), 5, BatchDecision.GAP),
-        (behind(3), 5, BatchDecision.GAP),
+        (after(3), 5, BatchDecision.GAP),
         (within(3), 5, BatchDecision.GAP),
-        (behind(4, OTHER), 0, BatchDecision.OTHER_QUERY),
-        (behind(4, OTHER), 5, BatchDecision.OTHER_QUERY),
-        (behind(5, OTHER), 5, BatchDecision.OTHER_QUERY),
+        (after(4, OTHER), 0, BatchDecision.OTHER_QUERY),
+        (after(4, OTHER), 5, BatchDecision.OTHER_QUERY),
+        (after(5, OTHER), 5, BatchDecision.OTHER_QUERY),
         (within(5, OTHER), 5, BatchDecision.OTHER_QUERY),
     ],
 )
@@ -44,7 +44,7 @@ def test_every_case(found: BatchPosition | None, batch_id: int, decision: BatchD
 
 
 def test_along_any_life_of_a_query_only_the_next_batch_runs_and_only_the_last_is_passed_over() -> None:
-    for found in [place(batch_id) for batch_id in range(5) for place in (behind, within)]:
+    for found in [place(batch_id) for batch_id in range(5) for place in (after, within)]:
         decisions = [decide(found, MINE, batch_id) for batch_id in range(7)]
         assert decisions.count(BatchDecision.RUN) == 1
         assert decisions.count(BatchDecision.SKIP) == (1 if found.done else 0)
@@ -53,7 +53,7 @@ def test_along_any_life_of_a_query_only_the_next_batch_runs_and_only_the_last_is
         )
 
 
-@pytest.mark.parametrize("position", [behind(0), within(7), behind(10**12, "a-name")])
+@pytest.mark.parametrize("position", [after(0), within(7), after(10**12, "a-name")])
 def test_a_position_is_read_from_its_label(position: BatchPosition) -> None:
     assert BatchPosition.read(str(position)) == position
 
@@ -77,12 +77,12 @@ def test_what_is_no_position_is_not_taken_for_one(label: str) -> None:
     ("found", "batch_id", "file", "said"),
     [
         (None, 3, None, ["batch 3", "storage", "adopt=True"]),
-        (behind(1), 3, None, ["behind batch 1", "storage is older", "adopt=True"]),
-        (within(1), 3, None, ["in the midst of batch 1", "adopt=True"]),
-        (behind(4, OTHER), 0, None, [OTHER, MINE, "checkpointLocation", "restore='none'", "adopt=True"]),
-        (behind(5), 3, "/s/checkpoint-7.hgc", ["behind batch 5", "restore='/s/checkpoint-7.hgc'", "behind batch 2"]),
-        (behind(5), 3, None, ["behind batch 5", "no way back", "behind batch 2"]),
-        (within(5), 0, None, ["in the midst of batch 5", "restore='none'"]),
+        (after(1), 3, None, ["after batch 1", "storage is older", "adopt=True"]),
+        (within(1), 3, None, ["during batch 1", "adopt=True"]),
+        (after(4, OTHER), 0, None, [OTHER, MINE, "checkpointLocation", "restore='none'", "adopt=True"]),
+        (after(5), 3, "/s/checkpoint-7.hgc", ["after batch 5", "restore='/s/checkpoint-7.hgc'", "after batch 2"]),
+        (after(5), 3, None, ["after batch 5", "no way back", "after batch 2"]),
+        (within(5), 0, None, ["during batch 5", "restore='none'"]),
     ],
 )
 def test_a_refusal_names_both_sides_and_the_mend(

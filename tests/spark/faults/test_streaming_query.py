@@ -245,7 +245,7 @@ def test_sparks_directory_is_older_than_the_storage(spark: SparkSession, stream:
     matching = next((stream.folder / "storage").rglob(f"checkpoint-{done}.hgc"))
     text = str(refused.value)
     assert "Spark asks for batch 1 of query" in text
-    assert "the last checkpoint is behind batch 2" in text
+    assert "the last checkpoint is after batch 2" in text
     assert f"restore='{matching}'" in text
     assert stream.written() == stream.expected()
 
