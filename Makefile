@@ -10,6 +10,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.made-from
 OTHER_SPARKS := 4.1.4 4.2.1
 OTHER_VENVS := $(foreach version,$(OTHER_SPARKS),.venv-spark-$(basename $(version)))
+RELEASE_VENV := .venv-release
 PACKAGES := actors headgate protocol spark_bridge
 FOLDERS := $(PACKAGES) tests benchmarks examples
 SEED ?=
@@ -100,6 +101,10 @@ bench: $(STAMP) ## the figures of the README, with their raw baselines
 docs: $(STAMP) ## the documentation as a site in site/; a broken link or a missing reference is an error
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS) && echo "site/index.html"
 
+.PHONY: release
+release: $(STAMP) $(RELEASE_VENV)/.made-from ## sdist and wheel in dist/, checked, and tried with each supported Python here
+	@$(with_java) && exec $(PY) -m tests.release --tools $(RELEASE_VENV)/bin/python $(ARGS)
+
 .PHONY: format
 format: $(STAMP) ## let ruff rewrite what it can
 	@$(PY) -m ruff format .
@@ -110,8 +115,8 @@ venv: $(STAMP) ## only build .venv
 
 .PHONY: clean
 clean: ## remove .venv and all that tools left behind
-	@rm -rf $(VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis \
-		spark-warehouse metastore_db derby.log
+	@rm -rf $(VENV) $(RELEASE_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
+		.hypothesis spark-warehouse metastore_db derby.log
 	@find $(wildcard $(FOLDERS)) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Built anew when the pins change. The stamp is written last, so that a broken build is not taken for a good one.
@@ -123,6 +128,14 @@ $(STAMP): requirements.lock
 		$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock && \
 		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . && \
 		cp requirements.lock $@
+
+$(RELEASE_VENV)/.made-from: requirements-release.lock
+	@python="$$(.ci/find-python)" && \
+		echo "headgate: building $(@D) (once; a minute)" >&2 && \
+		rm -rf $(@D) && \
+		"$$python" -m venv $(@D) && \
+		$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< && \
+		cp $< $@
 
 $(OTHER_VENVS:%=%/.made-from): .venv-spark-%/.made-from: requirements.lock
 	@python="$$(.ci/find-python)" && \

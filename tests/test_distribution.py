@@ -1,48 +1,160 @@
-"""What `pip install` brings: the packages whole, and nothing of what is for development."""
+"""What `pip install` brings, and the parts of `make release` that need neither Spark nor a network."""
 
 from __future__ import annotations
 
-import subprocess
+import os
+import shutil
 import sys
+import sysconfig
+import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from tests.release.__main__ import TYPED_PROGRAM, StepFailed, run, step
+from tests.release.contents import (
+    PACKAGES,
+    changelog_problems,
+    sdist_problems,
+    supported_pythons,
+    version_of,
+    wheel_problems,
+)
+from tests.release.pythons import find_python
+
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("actors", "headgate", "protocol", "spark_bridge")
 TRAVELS = {".py", ".java", ".typed"}
 
 
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The paths in a freshly built wheel, but for its own metadata."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    (wheel,) = folder.glob("headgate-*.whl")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a freshly built wheel and source distribution."""
+    folder = tmp_path_factory.mktemp("dist")
+    run([sys.executable, "-m", "hatchling", "build", "-d", folder])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (wheel,) = built.glob("headgate-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def sdist(built: Path) -> Path:
+    (sdist,) = built.glob("headgate-*.tar.gz")
+    return sdist
+
+
+def test_nothing_is_wrong_with_what_is_built(wheel: Path, sdist: Path) -> None:
+    assert [*wheel_problems(wheel), *sdist_problems(sdist)] == []
+
+
+def test_every_source_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        return {name for name in archive.namelist() if ".dist-info/" not in name}
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    files = (file for package in PACKAGES for file in (ROOT / package).rglob("*") if file.suffix in TRAVELS)
+    assert names == {str(file.relative_to(ROOT)) for file in files}
+    assert any(name.startswith("spark_bridge/bridge/relay/") and name.endswith(".java") for name in names)
 
 
-def test_the_wheel_holds_the_packages_and_no_others(wheel_names: set[str]) -> None:
-    assert {name.split("/")[0] for name in wheel_names} == set(PACKAGES)
+@pytest.mark.long  # mypy reads all of PySpark; make release does it for each Python, with pyright too
+def test_a_users_program_passes_mypy_with_the_wheel_installed(wheel: Path, tmp_path: Path) -> None:
+    """Outside of the repository, where only ``py.typed`` and ``__all__`` say what may be imported."""
+    venv.create(tmp_path / "env")
+    python = tmp_path / "env" / "bin" / "python"
+    (site,) = (tmp_path / "env" / "lib").glob("python3.*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (site / "what_it_needs.pth").write_text(sysconfig.get_path("purelib"))
+    program = shutil.copy(TYPED_PROGRAM, tmp_path)
+    run([sys.executable, "-m", "mypy", "--strict", "--python-executable", python, program], cwd=tmp_path)
 
 
-def test_every_source_of_the_packages_is_in_the_wheel(wheel_names: set[str]) -> None:
-    sources = {
-        str(file.relative_to(ROOT))
-        for package in PACKAGES
-        for file in (ROOT / package).rglob("*")
-        if file.suffix in TRAVELS
-    }
-    assert wheel_names == sources
+@pytest.mark.parametrize(
+    ("without", "problem"),
+    [
+        ("actors/py.typed", "the wheel lacks actors/py.typed"),
+        ("protocol/", "the wheel brings actors, headgate, spark_bridge, not actors, headgate, protocol, spark_bridge"),
+        ("headgate-{}.dist-info/licenses/", "the wheel lacks headgate-{}.dist-info/licenses/LICENSE"),
+    ],
+)
+def test_a_wheel_that_lacks_something_is_refused(wheel: Path, tmp_path: Path, without: str, problem: str) -> None:
+    version = wheel.name.split("-")[1]
+    lesser = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(lesser, "w") as copy:
+        for name in archive.namelist():
+            if not name.startswith(without.format(version)):
+                copy.writestr(name, archive.read(name))
+    assert problem.format(version) in list(wheel_problems(lesser))
 
 
-def test_the_java_source_of_the_relay_travels(wheel_names: set[str]) -> None:
-    assert any(name.startswith("spark_bridge/bridge/relay/") and name.endswith(".java") for name in wheel_names)
+def test_a_wheel_with_two_versions_is_refused(wheel: Path, tmp_path: Path) -> None:
+    other = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as archive, zipfile.ZipFile(other, "w") as copy:
+        for name in archive.namelist():
+            text = archive.read(name)
+            copy.writestr(name, b'__version__ = "9.9"\n' if name == "headgate/__init__.py" else text)
+    (problem,) = wheel_problems(other)
+    assert problem.endswith("headgate.__version__ is '9.9'")
 
 
-def test_each_package_says_that_it_is_typed(wheel_names: set[str]) -> None:
-    assert {f"{package}/py.typed" for package in PACKAGES} <= wheel_names
+def test_a_source_distribution_with_leftovers_is_refused(tmp_path: Path) -> None:
+    cache = tmp_path / "x.pyc"
+    cache.touch()
+    with tarfile.open(tmp_path / "headgate.tar.gz", "w:gz") as archive:
+        archive.add(cache, "headgate-1/tests/__pycache__/x.pyc")
+    problems = list(sdist_problems(tmp_path / "headgate.tar.gz"))
+    assert "the source distribution lacks pyproject.toml" in problems
+    assert "the source distribution holds tests/__pycache__/x.pyc, which a tool left behind" in problems
+
+
+def test_the_version_has_its_entry_in_the_changelog() -> None:
+    version = version_of((ROOT / "headgate" / "__init__.py").read_text(encoding="utf-8"))
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert version
+    assert list(changelog_problems(changelog, version)) == []
+    assert list(changelog_problems(changelog, "9.9")) == ["CHANGELOG.md has no entry for 9.9"]
+
+
+def test_the_supported_pythons_are_those_of_the_classifiers() -> None:
+    assert supported_pythons((ROOT / "pyproject.toml").read_text(encoding="utf-8")) == ["3.11", "3.12", "3.13", "3.14"]
+
+
+def put_python(folder: Path, *, works: bool) -> Path:
+    folder.mkdir(parents=True)
+    python = folder / "python{}.{}".format(*sys.version_info)
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n' if works else "#!/bin/sh\nexit 127\n")
+    python.chmod(0o755)
+    return python
+
+
+def test_a_python_is_found_behind_a_shim_that_leads_nowhere(tmp_path: Path) -> None:
+    version = "{}.{}".format(*sys.version_info)
+    shim = put_python(tmp_path / "shims", works=False)
+    installed = put_python(tmp_path / ".pyenv" / "versions" / f"{version}.1" / "bin", works=True)
+    assert find_python(version, [str(shim.parent)], tmp_path) == installed
+    assert find_python("3.99", [str(shim.parent)], tmp_path) is None
+
+
+def test_a_step_that_fails_says_so_and_shows_what_the_command_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> str:
+        return run([sys.executable, "-c", "print('the reason'); raise SystemExit(3)"])
+
+    assert not step("metadata", fail)
+    shown = capsys.readouterr()
+    assert shown.out == "metadata:     FAILED\n"
+    assert "exit status 3\nthe reason\n" in shown.err
+
+
+def test_a_command_sees_nothing_of_our_own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "ours")
+    program = "import os; print(os.environ.get('PYSPARK_PYTHON'), os.environ['PATH'])"
+    assert run([sys.executable, "-c", program], PATH="theirs") == "None theirs\n"
+
+
+def test_a_command_that_cannot_be_started_fails_its_step() -> None:
+    with pytest.raises(StepFailed, match="no-such-command"):
+        run([os.devnull + "/no-such-command"])

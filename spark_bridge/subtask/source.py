@@ -44,7 +44,7 @@ class SplitReader(SubtaskOperator):
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
 
-    def read_split(self, split: Any) -> Iterable[Any] | None:
+    def read_split(self, split: Any, /) -> Iterable[Any] | None:
         """Read one split and yield its outputs; ``None`` means that there are none."""
         raise TypeError(f"{type(self).__name__} must define read_split(self, split)")
 

@@ -1,0 +1,228 @@
+"""A user's program, for type checkers: with the wheel installed it passes mypy --strict and pyright's strict mode.
+
+``make release`` checks a copy of it outside of the repository. It is not meant to be run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import headgate
+from headgate import (
+    NO_RESTART,
+    AskTimeout,
+    AttachedSidecar,
+    CheckpointConfig,
+    CheckpointDeclinedByOperator,
+    CheckpointFailed,
+    CheckpointStorage,
+    CompletedCheckpoint,
+    Confirmation,
+    ConfirmationTimeout,
+    CoordinatorContext,
+    ExecutionAttempt,
+    ExponentialDelay,
+    FailureKind,
+    FailureReason,
+    FileSinkCoordinator,
+    FileSinkOperator,
+    FixedDelay,
+    GatewayFull,
+    GatewayLimits,
+    HeadgateError,
+    LedgerConfig,
+    OperatorCoordinator,
+    OperatorHandle,
+    OutputNotCommitted,
+    RecreateOnReset,
+    RequestFailed,
+    RestoreMode,
+    Sidecar,
+    SidecarConfig,
+    SidecarRuntime,
+    SourceCoordinator,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    SplitReader,
+    StaticSplitEnumerator,
+    StorageError,
+    SubtaskContext,
+    SubtaskGateway,
+    SubtaskOperator,
+)
+
+
+class Rules(OperatorCoordinator):
+    """Sends its rule to each task that is ready, and keeps count of what the tasks say."""
+
+    def __init__(self, rule: str = "first") -> None:
+        self._rule = rule
+        self._gateways: dict[int, SubtaskGateway] = {}
+        self._seen = 0
+
+    async def start(self, context: CoordinatorContext) -> None:
+        self._context = context
+        context.call_later(1.0, self._remind)
+        if context.mode is RestoreMode.STREAMING:
+            context.log.info("streaming", operator=context.operator_id, parallelism=context.parallelism)
+
+    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
+        self._gateways[subtask] = gateway
+        attempt: ExecutionAttempt = gateway.attempt
+        try:
+            confirmation: Confirmation = gateway.send_event_nowait({"rule": self._rule, "to": str(attempt)})
+        except GatewayFull:
+            confirmation = await gateway.send_event({"rule": self._rule})
+        try:
+            await confirmation
+        except ConfirmationTimeout as error:
+            self._context.fail_job(error)
+
+    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
+        if reason.kind is FailureKind.GLOBAL_FAILURE:
+            self._context.log.warning("job failed", reason=str(reason))
+        self._gateways.pop(subtask, None)
+
+    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
+        self._seen += int(event)
+
+    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
+        return self._context.store.get(str(request))
+
+    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
+        return str(self._seen).encode()
+
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        self._seen = int(state or 0)
+
+    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._context.log.info("complete", checkpoint_id=checkpoint_id)
+
+    async def _remind(self) -> None:
+        for gateway in self._gateways.values():
+            await gateway.send_event("again", loss_tolerant=True)
+
+
+class Apply(SubtaskOperator):
+    """Applies the rule to its records."""
+
+    context: SubtaskContext
+    rule: str = ""
+
+    def open(self, context: SubtaskContext, state: bytes | None) -> None:
+        self.context = context
+        self.count = int(state or 0)
+
+    def handle_event(self, event: Any) -> None:
+        self.rule = str(event)
+
+    def process(self, records: Iterator[Any]) -> Iterator[tuple[str, Any]]:
+        for record in records:
+            self.count += 1
+            self.context.send_event(1)
+            yield self.rule, record
+        try:
+            self.rule = str(self.context.request("last", timeout_s=5.0))
+        except RequestFailed:
+            self.rule = "none"
+
+    def snapshot_state(self, checkpoint_id: int) -> bytes:
+        if not self.rule:
+            raise CheckpointDeclinedByOperator("no rule yet")
+        return str(self.count).encode()
+
+
+class Numbers(SplitReader):
+    def read_split(self, number: int) -> Iterable[int]:
+        return [number, number + 1]
+
+
+class Growing(SplitEnumerator):
+    """Hands each subtask a number of its own."""
+
+    async def start(self, context: SplitEnumeratorContext) -> None:
+        self._context = context
+
+    async def handle_split_request(self, subtask: int) -> None:
+        await self._context.assign_splits(subtask, [subtask])
+
+
+def config(directory: str) -> SidecarConfig:
+    return SidecarConfig(
+        storage=directory, gateway=GatewayLimits(confirm_timeout_s=5.0), ledger=LedgerConfig(attempts_max=3)
+    )
+
+
+def newest(directory: str) -> CompletedCheckpoint | None:
+    try:
+        return CheckpointStorage(directory).latest("rules")
+    except StorageError:
+        return None
+
+
+def apply_rules(spark: SparkSession, directory: str) -> list[tuple[str, int]]:
+    with Sidecar(spark, config(directory)) as sidecar:
+        handle: OperatorHandle = sidecar.coordinate(
+            "rules",
+            lambda: Rules("strict"),
+            parallelism=2,
+            mode="streaming",
+            checkpoint=CheckpointConfig(interval_s=1.0),
+        )
+        rows = spark.sparkContext.parallelize(range(10), 2)
+
+        def collect() -> list[tuple[str, int]]:
+            return rows.mapPartitions(handle.subtask(Apply)).collect()
+
+        try:
+            result = sidecar.run(collect, restart=ExponentialDelay(restarts_max=3))
+            checkpoint_id: int = sidecar.checkpoint("rules")
+            print(checkpoint_id, handle.failure, handle.statistics(), sidecar.request("rules", "count"))
+        except (CheckpointFailed, AskTimeout, OutputNotCommitted) as error:
+            raise RuntimeError("no result") from error
+    return result
+
+
+def read_numbers(spark: SparkSession) -> list[int]:
+    with Sidecar(spark) as sidecar:
+        source = SourceCoordinator(lambda state: StaticSplitEnumerator(range(10), state))
+        job = sidecar.coordinate("numbers", source, parallelism=2, mode=RestoreMode.BATCH)
+        growing = sidecar.coordinate("growing", lambda: SourceCoordinator(lambda state: Growing()), parallelism=2)
+        sidecar.coordinate("again", lambda: RecreateOnReset(Rules), parallelism=2)
+        slots = spark.sparkContext.parallelize(range(2), 2)
+        slots.foreachPartition(growing.subtask(Numbers))
+        return sidecar.run(lambda: slots.mapPartitions(job.subtask(Numbers)).collect(), restart=FixedDelay(2, 0.5))
+
+
+def write_files(spark: SparkSession, directory: str) -> None:
+    with Sidecar(spark) as sidecar:
+        job = sidecar.coordinate("files", lambda: FileSinkCoordinator(directory), parallelism=1, mode="streaming")
+        rows = spark.sparkContext.parallelize(["a", "b"], 1)
+        sidecar.run(lambda: rows.foreachPartition(job.subtask(FileSinkOperator, directory)), restart=NO_RESTART)
+
+
+async def on_my_own_loop(spark: SparkSession) -> OperatorHandle:
+    async with Sidecar(spark) as runtime:
+        return await coordinate_rules(runtime)
+
+
+async def coordinate_rules(runtime: SidecarRuntime) -> OperatorHandle:
+    return await runtime.coordinate("rules", Rules, parallelism=2)
+
+
+def attach(spark: SparkSession, secret_file: str) -> OperatorHandle:
+    with AttachedSidecar(spark, "127.0.0.1:7650", secret_file=secret_file) as sidecar:
+        return sidecar.operator("rules")
+
+
+def main() -> int:
+    print(headgate.__version__)
+    try:
+        apply_rules(SparkSession.builder.getOrCreate(), "/tmp/checkpoints")
+    except HeadgateError as error:
+        print(error)
+        return 1
+    return 0
