@@ -1,14 +1,14 @@
-"""Checkpoint ids that rise for the life of a storage, and the fence between applications (H4).
+"""Checkpoint ids that increase for the life of a storage, and the fence between applications (H4).
 
-Both are told by empty marker files, whose names say all (``layout.Claim``): an application claims the storage with an
-epoch above every other one's, and a block of ids with the highest of them. A marker is written before what it claims
-is used, so neither a crash nor a restart brings an id back.
+Both rely on empty marker files, which carry all information in their names (``layout.Claim``). An application claims
+the storage with an epoch above that of every other one, and a block of ids with the highest of them. A marker is
+written before anything that it claims is used, so neither a crash nor a restart brings an id back.
 
-The later of two applications fences the earlier: it writes its marker before it looks for the newest checkpoint, and
-every application looks at the markers just before and just after it gives a checkpoint its name. So where a
-listing shows every file that was there when it began (a local disk, HDFS, S3, GCS), either the later one finds the
-checkpoint or the earlier one is told ``StorageFenced``. Where listings lag (NFS with cached attributes), the window is
-narrowed to that lag, not closed.
+The later of two applications fences the earlier. It writes its marker before it looks for the newest checkpoint, and
+every application checks the markers just before and just after it gives a checkpoint its name. If a listing shows every
+file that existed when it began (as on a local disk, HDFS, S3 and GCS), either the later one finds the checkpoint or the
+earlier one gets ``StorageFenced``. If listings lag (NFS with cached attributes), the window is narrowed to that lag,
+but not closed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_bridge.storage.layout import CLAIMS_FOLDER, Claim, Owner, parse_claim
 
 
 class Claims:
-    """One application's claims. Blocking; may be called from any thread."""
+    """The claims of one application. The methods block, and may be called from any thread."""
 
     def __init__(self, files: Files, token: str) -> None:
         self._files = files
@@ -32,7 +32,7 @@ class Claims:
 
     @property
     def owner(self) -> Owner:
-        """Raises ``StorageError`` before ``take_over``."""
+        """This application, as it marks its files. Raises ``StorageError`` before ``take_over``."""
         return self._own().owner
 
     def exist(self) -> bool:
@@ -40,9 +40,9 @@ class Claims:
         return bool(self._read())
 
     def take_over(self, highest_stored: int, highest_epoch: int = 0) -> None:
-        """Fence every application before this one; no id up to ``highest_stored`` is given out. Once only.
+        """Fence every earlier application, and assign no id up to ``highest_stored``. Idempotent.
 
-        ``highest_epoch``: the highest that is found elsewhere, in case the markers here were deleted.
+        ``highest_epoch`` is the highest epoch that was found elsewhere, in case the markers here were deleted.
         """
         with self._lock:
             if self._claim is not None:
@@ -54,7 +54,7 @@ class Claims:
             self._write(Claim(Owner(epoch, self._token), last))
 
     def reserve(self, count: int, above: int) -> range:
-        """The next ``count`` ids above ``above``; nobody else has had or will have them. Raises ``StorageFenced``."""
+        """The next ``count`` ids above ``above``, which are never reserved again. Raises ``StorageFenced``."""
         if count < 1:
             raise ValueError(f"count must be at least 1, is {count}")
         with self._lock:
@@ -65,7 +65,7 @@ class Claims:
             return range(first, last + 1)
 
     def check(self) -> None:
-        """Raises ``StorageFenced`` when a later application has taken over."""
+        """Raise ``StorageFenced`` if a later application has taken over."""
         self._check()
 
     def _check(self) -> list[Claim]:
@@ -75,7 +75,7 @@ class Claims:
             if claim.owner > own.owner:
                 raise StorageFenced(
                     f"{self._files.url} was taken over by a later application (number {claim.owner.epoch}, this one is "
-                    f"{own.owner.epoch}): two applications must not use one checkpoint directory at the same time"
+                    f"{own.owner.epoch}): do not use one checkpoint directory for two applications at the same time"
                 )
         return claims
 
@@ -91,7 +91,7 @@ class Claims:
         self._files.create_empty(f"{CLAIMS_FOLDER}/{claim.name}")
         self._claim = claim
         for other in self._read():
-            # A marker goes when this one says all that it says; one that stays is harmless.
+            # A marker is deleted if this one says everything that it says. One that is left is harmless.
             if other != claim and other.owner <= claim.owner and other.last <= claim.last:
                 with suppress(StorageError):
                     self._files.remove(f"{CLAIMS_FOLDER}/{other.name}")

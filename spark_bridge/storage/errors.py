@@ -6,20 +6,21 @@ from spark_bridge.errors import SidecarError
 
 
 class StorageError(SidecarError):
-    """The storage cannot do what was asked: no access, no room, no such place, or used in the wrong order."""
+    """The storage cannot do what was asked: no access, no space, no such file, or calls in the wrong order."""
 
 
 class StorageFenced(StorageError):
-    """Another application has taken the storage over since; this one must end, and clean nothing up.
+    """A later application has taken over the storage. This one must end without cleaning up.
 
-    Whether a checkpoint that was being stored at that moment counts is for the later application to find.
+    If a checkpoint was being stored at that moment, the later application decides whether it counts.
     """
 
 
 class CheckpointUnreadable(StorageError):
-    """A file is no whole, unaltered checkpoint, or is not the one that its name says (H50).
+    """A file is damaged, is not a checkpoint, or is not the checkpoint that its name says.
 
-    ``too_new``: it is whole, but a later release wrote it, so no older checkpoint may stand in for it.
+    ``file`` is its path or URL, ``problem`` what is wrong, and ``hint`` what to do. ``too_new`` means that the file is
+    intact but was written by a later release, so an older checkpoint must not replace it.
     """
 
     def __init__(self, file: str, problem: str, hint: str = "", *, too_new: bool = False) -> None:

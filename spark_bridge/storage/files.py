@@ -1,7 +1,7 @@
-"""The files of one directory, on any filesystem that fsspec knows: the edge where its errors become ours.
+"""The files of one directory on any filesystem that fsspec knows, whose errors become ``StorageError`` here.
 
-On a local filesystem what was written is on the disk when a method returns (fsync of the file and of its directory).
-Elsewhere it is as durable as the filesystem makes it.
+On a local filesystem, data is on the disk when a method returns (fsync of the file and of its directory). On others it
+is as durable as the filesystem makes it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
 
 
 class Files:
-    """Blocking; every method may be called from any thread, several at once. Paths are relative to the directory.
+    """The files of one directory. Paths are relative to it.
 
-    Raises ``StorageError`` that names the file, whatever the filesystem raises.
+    The methods block, and may be called from several threads at once. Whatever the filesystem raises, they raise
+    ``StorageError`` with the name of the file.
     """
 
     def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:
@@ -34,14 +35,14 @@ class Files:
         self._root: str = root.rstrip("/")
         self._local = type(filesystem) is LocalFileSystem  # a subclass may do anything
         if self._local:
-            self.url = root  # whole, wherever the process stands
+            self.url = root  # absolute, whatever the working directory is
 
     def name_of(self, path: str) -> str:
         """The file's full name, for messages."""
         return f"{self.url.rstrip('/')}/{path}" if path else self.url
 
     def make_folder(self, path: str = "") -> None:
-        """Make the folder and those above it that are missing."""
+        """Create the folder and its missing parents."""
         with self._refusals("make the directory", path, missing_too=True):
             if self._local:
                 _make_local_folder(Path(self._full(path)))
@@ -49,10 +50,10 @@ class Files:
                 self._filesystem.makedirs(self._full(path), exist_ok=True)
 
     def names(self, path: str = "") -> list[str]:
-        """The names in a folder, in no order; none where there is no such folder."""
+        """The names in a folder, in no particular order; none if there is no such folder."""
         with self._refusals("list", path):
             full = self._full(path)
-            self._filesystem.invalidate_cache(full)  # another application may have written meanwhile
+            self._filesystem.invalidate_cache(full)  # another application may have written in the meantime
             try:
                 listed = self._filesystem.ls(full, detail=False)
             except FileNotFoundError:
@@ -62,7 +63,7 @@ class Files:
             return [name.rstrip("/").rpartition("/")[2] for name in listed]
 
     def folders(self) -> list[str]:
-        """The names of the folders in the directory, in no order; none where there is no such directory."""
+        """The names of the folders in the directory, in no particular order; none if there is no such directory."""
         with self._refusals("list", ""):
             self._filesystem.invalidate_cache(self._full(""))
             try:
@@ -72,20 +73,20 @@ class Files:
             return [entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == "directory"]
 
     def size(self, path: str) -> int:
-        """In bytes. Raises ``FileNotFoundError`` where there is no such file."""
+        """The size of a file in bytes. Raises ``FileNotFoundError`` if there is no such file."""
         with self._refusals("read", path):
             return int(self._filesystem.info(self._full(path))["size"])
 
     def read(self, path: str, *, bytes_max: int) -> bytes:
-        """All of a file. Raises ``FileNotFoundError``, and ``CheckpointUnreadable`` for one over ``bytes_max``."""
+        """Read a whole file. Raises ``FileNotFoundError``, or ``CheckpointUnreadable`` if it exceeds ``bytes_max``."""
         size = self.size(path)
         if size > bytes_max:
-            raise CheckpointUnreadable(self.name_of(path), f"{size} bytes, over the bound of {bytes_max}")
+            raise CheckpointUnreadable(self.name_of(path), f"{size} bytes exceed the limit of {bytes_max}")
         with self._refusals("read", path):
             return bytes(self._filesystem.cat_file(self._full(path)))
 
     def create_empty(self, path: str) -> None:
-        """Make an empty file."""
+        """Create an empty file."""
         with self._refusals("create", path, missing_too=True):
             full = self._full(path)
             if self._local:
@@ -95,10 +96,10 @@ class Files:
                 self._filesystem.pipe_file(full, b"")
 
     def write(self, path: str, data: bytes, *, temporary: str, before_move: Callable[[], None]) -> None:
-        """Write a file so that a reader sees all of it or nothing: under ``temporary`` first, then moved.
+        """Write a file so that a reader sees all of it or nothing: under ``temporary`` first, then move it.
 
-        ``before_move`` is called between the two; what it raises comes out, and the file does not appear. After an
-        error of the filesystem it may have appeared: the caller, who knows whether it may be deleted, sees to that.
+        ``before_move`` is called in between. If it raises, the file does not appear. After an error of the filesystem,
+        the file may have appeared. The caller knows whether it may be deleted, and must do so.
         """
         try:
             with self._refusals("write", temporary, missing_too=True):
@@ -108,18 +109,18 @@ class Files:
                 self._move(self._full(temporary), self._full(path))
                 written = int(self._filesystem.info(self._full(path))["size"])
                 if written != len(data):
-                    raise OSError(f"{len(data)} bytes were written, and {written} are there")
+                    raise OSError(f"{len(data)} bytes were written, but the file has {written}")
         except BaseException:
             self.sweep(temporary)
             raise
 
     def sweep(self, path: str) -> None:
-        """Delete what a failure may have left, if the filesystem still answers: the failure is what is to be told."""
+        """Delete what a failure may have left, ignoring errors, because that failure is the one to report."""
         with suppress(StorageError):
             self.remove(path)
 
     def remove(self, path: str) -> None:
-        """Delete a file; harmless where there is none."""
+        """Delete a file; harmless if there is none."""
         with self._refusals("delete", path), suppress(FileNotFoundError):
             self._filesystem.rm_file(self._full(path))
 
@@ -149,14 +150,14 @@ class Files:
             yield
         except StorageError:
             raise
-        except Exception as error:  # each filesystem has its own; none but a missing file is told apart
+        except Exception as error:  # each filesystem raises its own; only a missing file is distinguished
             if isinstance(error, FileNotFoundError) and not missing_too:
                 raise
             raise StorageError(f"cannot {action} {self.name_of(path)}: {_described(error)}") from error
 
 
 def _described(error: Exception) -> str:
-    """The first line: some filesystems tell pages."""
+    """The first line of the error: some filesystems raise pages of text."""
     return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 

@@ -1,4 +1,4 @@
-"""``python -m headgate checkpoints``: what lies in a storage, and whether it is whole."""
+"""``python -m headgate checkpoints``: lists and verifies the checkpoints in a storage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spark_bridge.storage.layout import SUFFIX
 from spark_bridge.storage.single_files import read_url
 from spark_bridge.storage.store import CheckpointStorage
 
-_ALL_WHOLE, _SOME_DAMAGED, _NO_STORAGE = 0, 1, 2
+_ALL_INTACT, _SOME_DAMAGED, _NO_STORAGE = 0, 1, 2
 _COLUMNS = ("OPERATOR", "ID", "TIME (UTC)", "BYTES", "PARALLELISM", "SUBTASKS", "HELD", "STATE")
 
 
@@ -25,8 +25,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "checkpoints",
         help="list and verify the checkpoints of a directory",
         description="List the checkpoints of a directory, newest last, and verify each: every byte is read. "
-        "Changes nothing, and may be used beside a running application.",
-        epilog="Exit status: 0 all are whole, 1 some are damaged, 2 there is no storage or it cannot be read.",
+        "Changes nothing, and may be used while an application is running.",
+        epilog="Exit status: 0 all are intact, 1 some are damaged, 2 there is no storage or it cannot be read.",
     )
     parser.add_argument("directory", metavar="DIR|URL", help=f"the storage, or one file that ends with {SUFFIX}")
     parser.add_argument("--operator", metavar="NAME", help="only this operator's")
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps([asdict(info) for info in infos], indent=2) + "\n")
     else:
         sys.stdout.write(_as_text(infos))
-    return _SOME_DAMAGED if any(info.problem for info in infos) else _ALL_WHOLE
+    return _SOME_DAMAGED if any(info.problem for info in infos) else _ALL_INTACT
 
 
 def _look(url: str, operator_id: str | None) -> Sequence[CheckpointInfo]:
@@ -56,7 +56,7 @@ def _look(url: str, operator_id: str | None) -> Sequence[CheckpointInfo]:
             return [CheckpointInfo("?", 0, error.file, 0, error.problem)]
     storage = CheckpointStorage(url)
     if not storage.exists():
-        raise StorageError(f"{storage.url}: no application has kept checkpoints here")
+        raise StorageError(f"{storage.url}: no application has stored checkpoints here; check the path")
     return storage.list(operator_id)
 
 
@@ -89,5 +89,5 @@ def _time(created_ms: int | None) -> str:
         return "-"
     try:
         return datetime.fromtimestamp(created_ms / 1000, UTC).isoformat(" ", "milliseconds")[:-6]
-    except (ValueError, OverflowError, OSError):  # a clock that was far off
+    except (ValueError, OverflowError, OSError):  # the clock was far off
         return f"{created_ms} ms"

@@ -1,4 +1,4 @@
-"""What a storage of checkpoints is, whatever keeps them."""
+"""The interface of a checkpoint storage, whatever keeps the checkpoints."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Permit = Callable[[], None]
 
 
 def always_permitted() -> None:
-    """Stops no write."""
+    """Permit every write."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """One checkpoint file, as a list shows it.
+    """One checkpoint file in a listing.
 
-    ``problem`` is empty for a whole one; else it says what is wrong, and what follows is None: the time of creation (ms
-    since 1970, UTC), the operator's parallelism and mode, how many subtasks have a part, how many events are held,
-    the release that wrote it, and its label, which may be empty. ``void``: it was discarded, so no restart restores it
-    by itself; if such a file is damaged, it has no ``problem``.
+    ``problem`` is empty for an intact file. Otherwise it says what is wrong, and the fields after it are None: the time
+    of creation (ms since 1970, UTC), the operator's parallelism and mode, the number of subtasks with a part, the
+    number of held events, the release that wrote it, and its label, which may be empty. A ``void`` checkpoint was
+    discarded, so ``restore="latest"`` never restores it. A damaged void file has no ``problem``.
     """
 
     operator_id: str
@@ -66,7 +66,7 @@ DEFAULT_WRITE = WriteOptions()
 
 
 def describe(stored: StoredCheckpoint, file: str, size_bytes: int) -> CheckpointInfo:
-    """The line of a list for a whole checkpoint."""
+    """The entry of an intact checkpoint in a listing."""
     parts = stored.checkpoint.subtask_states.values()
     return CheckpointInfo(
         stored.operator_id,
@@ -84,16 +84,17 @@ def describe(stored: StoredCheckpoint, file: str, size_bytes: int) -> Checkpoint
 
 
 class Storage(Protocol):
-    """Keeps the checkpoints of any number of operators. Blocking: for worker threads, any of them, several at once.
+    """Keeps the checkpoints of any number of operators. The methods block and may run in several threads at once.
 
-    In this order: ``prepare``, ``reserve_ids``, then, for each operator, ``restore_latest`` or ``start_from`` first.
+    Call ``prepare`` and ``reserve_ids`` first, then ``restore_latest`` or ``start_from`` once for each operator, and
+    then the other methods.
     """
 
     def prepare(self) -> None:
-        """Take the storage over: from now on it is this application's. Once; again it does nothing."""
+        """Take over the storage for this application. Idempotent."""
 
     def reserve_ids(self, count: int, *, above: int = 0) -> range:
-        """The next ``count`` checkpoint ids above ``above``; they rise for the life of the storage (H4)."""
+        """The next ``count`` checkpoint ids above ``above``. Ids increase for the life of the storage (H4)."""
 
     def store(self, operator_id: str, checkpoint: CompletedCheckpoint, options: WriteOptions = DEFAULT_WRITE) -> str:
         """Make it durable, all of it or nothing (H50), then delete old ones (H51); returns its file.
@@ -102,33 +103,34 @@ class Storage(Protocol):
         """
 
     def discard(self, operator_id: str, checkpoint_id: int) -> None:
-        """Make sure that no restart restores it, durably, even if a write of it that hangs succeeds later (H64).
+        """Make sure, durably, that no restart restores it, even if a hanging write of it succeeds later (H64).
 
-        Harmless where there is none. Raises ``StorageFenced`` where a later application may have restored it.
+        Harmless if there is none. Raises ``StorageFenced`` if a later application may have restored it.
         """
 
     def restore_latest(self, operator_id: str, *, first: int, allow_older: bool = False) -> CompletedCheckpoint | None:
-        """``latest``, and ``start_from`` what it returns; between the two no discard of this operator is begun."""
+        """``latest``, then ``start_from`` its result. No discard of this operator begins between the two."""
 
     def start_from(self, operator_id: str, checkpoint_id: int | None, *, first: int) -> None:
-        """Record durably that the operator goes on from this checkpoint, or None for nothing, with ids from ``first``.
+        """Record durably that the operator continues from this checkpoint (None: nothing), with ids from ``first``.
 
-        From here on every other checkpoint with an id between the two is void, also one that appears later (H64). Call
-        it before anything that such a one may refer to is destroyed. Raises ``StorageFenced``.
+        From now on, every other checkpoint with an id between the two is void, even if it appears later (H64). Call
+        this before destroying anything that such a checkpoint may refer to. Raises ``StorageFenced``.
         """
 
     def latest(self, operator_id: str, *, allow_older: bool = False) -> CompletedCheckpoint | None:
-        """The newest one that a restart may restore, None where there is none. Changes nothing.
+        """The newest checkpoint that a restart may restore, or None. Changes nothing.
 
-        Raises ``CheckpointUnreadable`` for a damaged one, and ``StorageError`` where the one that the operator was last
-        started from lies elsewhere and none has completed since, unless an older whole one may stand in.
+        Raises ``CheckpointUnreadable`` if it is damaged. Raises ``StorageError`` if the operator was last started from
+        a checkpoint outside this storage and none has completed since. With ``allow_older``, an older intact checkpoint
+        is returned instead.
         """
 
     def read(self, operator_id: str, checkpoint_id: int) -> CompletedCheckpoint:
-        """One of them. Raises ``StorageError`` where there is none, ``CheckpointUnreadable`` for a damaged one."""
+        """Read one checkpoint. Raises ``StorageError`` if there is none, ``CheckpointUnreadable`` if it is damaged."""
 
     def list(self, operator_id: str | None = None) -> Sequence[CheckpointInfo]:
-        """All of them, or an operator's, each read and verified; by operator and id."""
+        """Read and verify all checkpoints, or those of one operator; sorted by operator and id."""
 
     def store_savepoint(
         self,
@@ -138,4 +140,4 @@ class Storage(Protocol):
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
     ) -> str:
-        """Write one into a directory of the user's (H49); nothing is dropped for it. Returns its file."""
+        """Write a savepoint into a directory of the user's (H49); returns its file. No checkpoint is deleted for it."""

@@ -1,17 +1,17 @@
-"""Names in a storage (pure).
+"""The file names in a storage (pure).
 
 ```
-ROOT/_ids/EPOCH-LAST-TOKEN                            a claim: an empty file, all is in its name
-ROOT/OPERATOR/checkpoint-ID.hgc                       a whole checkpoint
-ROOT/OPERATOR/checkpoint-ID.hgc.EPOCH-TOKEN.tmp       one that is being written
+ROOT/_ids/EPOCH-LAST-TOKEN                            a claim: an empty file
+ROOT/OPERATOR/checkpoint-ID.hgc                       a complete checkpoint
+ROOT/OPERATOR/checkpoint-ID.hgc.EPOCH-TOKEN.tmp       a checkpoint that is being written
 ROOT/OPERATOR/void-ID-EPOCH-TOKEN                     a void marker: an empty file; the checkpoint was discarded
 ROOT/OPERATOR/restored-EPOCH-NUMBER-BASE-FIRST-TOKEN  a restore record: an empty file; see ``validity``
 DIRECTORY/savepoint-OPERATOR-ID.hgc                   a savepoint, in a directory of the user's
 ```
 
-EPOCH counts the applications that have used the storage, TOKEN is random and an application's own, LAST is the highest
-id that it has reserved. NUMBER counts the restores of an application, BASE is what it restored and FIRST the first id
-that it may use for the operator. OPERATOR is the operator id, percent-quoted; a long one is cut and ends with a digest.
+EPOCH counts the applications that have used the storage. TOKEN is random for each application. LAST is the highest id
+that it has reserved. NUMBER counts the restores of an application, BASE is what it restored, and FIRST is the first id
+that it may use for the operator. OPERATOR is the operator id, percent-quoted. A long one is cut and ends in a digest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TEMPORARY = re.compile(r"checkpoint-[1-9][0-9]{0,18}\.hgc\.([0-9]{1,20})-([0-9a
 
 @dataclass(frozen=True, slots=True, order=True)
 class Owner:
-    """One application's use of a storage. The greater one is the later, and fences the lesser."""
+    """One application's use of a storage. The greater one is the later one, and fences the other."""
 
     epoch: int
     token: str
@@ -43,7 +43,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the name of a marker says: ``owner`` has taken every id up to ``last``."""
+    """The meaning of a claim's name: ``owner`` has reserved every id up to ``last``."""
 
     owner: Owner
     last: int
@@ -55,9 +55,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RestoreRecord:
-    """``owner`` has started an operator from ``base``, 0 for nothing, and goes on with ids from ``first``.
+    """``owner`` has started an operator from ``base`` (0 for nothing), and continues with ids from ``first``.
 
-    The greater record is the later one. ``number`` counts those of one owner.
+    The greater record is the later one. ``number`` counts the records of one owner.
     """
 
     owner: Owner
@@ -67,7 +67,7 @@ class RestoreRecord:
 
     def __post_init__(self) -> None:
         if not 0 <= self.base < self.first <= ID_MAX:
-            raise ValueError(f"base and first must rise, and be ids: {self}")
+            raise ValueError(f"base must be below first, and both must be ids: {self}")
 
     @property
     def name(self) -> str:
@@ -75,14 +75,14 @@ class RestoreRecord:
 
 
 def parse_claim(name: str) -> Claim | None:
-    """The claim that a marker's name makes; None for any other file."""
+    """The claim in the name of a file; None for any other file."""
     match = _CLAIM.fullmatch(name)
     return Claim(Owner(int(match[1]), match[3]), int(match[2])) if match else None
 
 
 def void_name(checkpoint_id: int, owner: Owner) -> str:
     if not 0 < checkpoint_id <= ID_MAX:
-        raise ValueError(f"no checkpoint id: {checkpoint_id}")
+        raise ValueError(f"invalid checkpoint id: {checkpoint_id}")
     return f"void-{checkpoint_id}-{owner.epoch}-{owner.token}"
 
 
@@ -93,7 +93,7 @@ def parse_void(name: str) -> int | None:
 
 
 def parse_record(name: str) -> RestoreRecord | None:
-    """The record in the name of a file; None for any other file, and for a record that makes no sense."""
+    """The record in the name of a file; None for any other file, and for an invalid record."""
     match = _RESTORED.fullmatch(name)
     if match is None:
         return None
@@ -104,7 +104,7 @@ def parse_record(name: str) -> RestoreRecord | None:
 
 
 def operator_folder(operator_id: str) -> str:
-    """The name of an operator's folder: no two operators share one, and none is a name of the storage's own."""
+    """The name of an operator's folder. It is unique to the operator, and different from the storage's own names."""
     if not operator_id:
         raise ValueError("an operator id must not be empty")
     quoted = quote(operator_id, safe="")
@@ -121,7 +121,7 @@ def checkpoint_name(checkpoint_id: int) -> str:
 
 
 def parse_checkpoint(name: str) -> int | None:
-    """The id in the name of a checkpoint's file; None for any other file."""
+    """The id in the name of a checkpoint file; None for any other file."""
     match = _CHECKPOINT.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -135,6 +135,6 @@ def temporary_name(name: str, owner: Owner) -> str:
 
 
 def parse_temporary(name: str) -> Owner | None:
-    """Who was writing a checkpoint under this name; None for any other file."""
+    """The application that was writing a checkpoint under this name; None for any other file."""
     match = _TEMPORARY.fullmatch(name)
     return Owner(int(match[1]), match[2]) if match else None

@@ -19,7 +19,7 @@ from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, 
 
 
 class MemoryStorage:
-    """As ``CheckpointStorage``, with ids from 1 and nothing that could be damaged, fenced or without room."""
+    """Like ``CheckpointStorage``, with ids from 1; nothing can be damaged, fenced or out of space."""
 
     def __init__(self, *, retained: int = 3) -> None:
         if retained < 1:
@@ -59,7 +59,10 @@ class MemoryStorage:
         with self._lock:
             self._void.setdefault(operator_id, set()).add(checkpoint_id)
             if self._validity(operator_id).may_restore(checkpoint_id):
-                raise StorageError(f"checkpoint {checkpoint_id} of {operator_id!r} was restored meanwhile")
+                raise StorageError(
+                    f"checkpoint {checkpoint_id} of {operator_id!r} cannot be discarded, because the operator was "
+                    "started from it again"
+                )
             self._stored.get(operator_id, {}).pop(checkpoint_id, None)
 
     def restore_latest(self, operator_id: str, *, first: int, allow_older: bool = False) -> CompletedCheckpoint | None:
@@ -101,7 +104,7 @@ class MemoryStorage:
         return stored.checkpoint
 
     def list(self, operator_id: str | None = None) -> Sequence[CheckpointInfo]:
-        """``size_bytes`` counts states and held events."""
+        """List the checkpoints. ``size_bytes`` counts states and held events."""
         with self._lock:
             mine = sorted(self._stored) if operator_id is None else [operator_id]
             found = [
@@ -123,7 +126,7 @@ class MemoryStorage:
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
     ) -> str:
-        """As ``single_files.store_savepoint``: savepoints outlive the application in any case."""
+        """Like ``single_files.store_savepoint``: a savepoint always outlives the application."""
         return single_files.store_savepoint(directory, operator_id, checkpoint, mode=mode)
 
     @staticmethod

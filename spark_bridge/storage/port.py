@@ -1,7 +1,7 @@
-"""Storage as the event loop sees it: ids at once, writes and reads in worker threads.
+"""Storage for the event loop: ids are available immediately, reads and writes run in worker threads.
 
-A ``StorageSession`` is one application's storage, for all its operators; each operator has a ``StoragePort``, which
-restores it and is what its barrier tracker needs.
+A ``StorageSession`` is one application's storage, for all its operators. Each operator has a ``StoragePort``, which
+restores it and serves its barrier tracker.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _DISCARD_WAIT_S = 60.0
 
 
 class StorageSession:
-    """``async with`` takes the storage over, for as long as the application runs. For one event loop.
+    """Takes over the storage for one application: ``async with StorageSession(storage)``. For one event loop.
 
-    Raises ``StorageError`` on entering. On leaving nothing is waited for: a write that has not appeared will not.
+    Entering raises ``StorageError``. Leaving waits for nothing: a checkpoint that has not appeared will not appear.
     """
 
     def __init__(self, storage: Storage, *, block_ids: int = _BLOCK_IDS) -> None:
@@ -57,7 +57,7 @@ class StorageSession:
         return self._storage
 
     async def __aenter__(self) -> StorageSession:
-        self._threads = anyio.CapacityLimiter(_THREADS_MAX)  # its own, so that a hung disk holds up nobody else
+        self._threads = anyio.CapacityLimiter(_THREADS_MAX)  # separate, so that a hung disk delays nothing else
         await self.run_in_thread(self._storage.prepare)
         self._ids.extend(await self.run_in_thread(partial(self._storage.reserve_ids, self._block_ids)))
         async with AsyncExitStack() as stack:
@@ -76,22 +76,22 @@ class StorageSession:
         await self._stack.aclose()  # without the caller's exception, which the task group would wrap in a group
 
     def port(self, operator_id: str, mode: RestoreMode) -> StoragePort:
-        """The operator's door."""
+        """The port of one operator."""
         return StoragePort(self, operator_id, mode)
 
     def next_checkpoint_id(self) -> int:
-        """The next id (H4). Raises ``StorageError`` where none is left, because reserving more fails or lags."""
+        """The next id (H4). Raises ``StorageError`` if none is left, because reserving more fails or is slow."""
         if len(self._ids) <= self._block_ids // 2 + 1:
             self._refill_wanted.set()
         if not self._ids:
-            cause = f": {self._refill_error}" if self._refill_error else ", the storage is slow to give more"
+            cause = f": {self._refill_error}" if self._refill_error else ", because the storage is slow to reserve more"
             raise StorageError(f"no checkpoint id is left{cause}") from self._refill_error
         return self._ids.popleft()
 
     async def pass_over(self, checkpoint_id: int) -> int:
-        """From here on give out no id up to ``checkpoint_id``: one of another storage is restored (H4).
+        """Assign no id up to ``checkpoint_id`` from now on, because a checkpoint of another storage is restored (H4).
 
-        Returns the next id; it is not given out yet, nor is any higher one.
+        Returns the next id. Neither this id nor a higher one has been assigned yet.
         """
         async with self._reserving:
             while self._ids and self._ids[0] <= checkpoint_id:
@@ -102,7 +102,7 @@ class StorageSession:
             return self._ids[0]
 
     async def run_in_thread(self, function: Callable[[], T]) -> T:
-        """Run a blocking method. If this is cancelled, the thread goes on and its result is dropped."""
+        """Run a blocking method. If this is cancelled, the thread continues and its result is dropped."""
         return await anyio.to_thread.run_sync(function, abandon_on_cancel=True, limiter=self._threads)
 
     async def _refill(self) -> None:
@@ -120,7 +120,7 @@ class StorageSession:
 
 
 class StoragePort:
-    """One operator's checkpoints. For the event loop of its session."""
+    """The checkpoints of one operator. For the event loop of its session."""
 
     def __init__(self, session: StorageSession, operator_id: str, mode: RestoreMode) -> None:
         self._session = session
@@ -132,32 +132,32 @@ class StoragePort:
         self._unwanted: set[int] = set()  # given up, and not discarded; used in worker threads too
 
     def next_checkpoint_id(self) -> int:
-        """As ``StorageSession.next_checkpoint_id``: ids are the storage's, not the operator's."""
+        """Like ``StorageSession.next_checkpoint_id``: ids belong to the storage, not to the operator."""
         return self._session.next_checkpoint_id()
 
     async def store(self, checkpoint: CompletedCheckpoint) -> None:
-        """Make it durable. Raises ``StorageError``; ``StorageFenced`` if this application must end.
+        """Make it durable. Raises ``StorageError``, or ``StorageFenced`` if this application must end.
 
-        If it is cancelled the checkpoint does not appear afterwards, unless it was appearing at that very moment.
-        After an error or a cancellation only ``discard`` tells that no restart restores it.
+        After a cancellation, the checkpoint does not appear, unless it was appearing at that very moment. After an
+        error or a cancellation, only a successful ``discard`` guarantees that no restart restores it.
         """
         checkpoint_id = checkpoint.checkpoint_id
         write = self._writes[checkpoint_id] = PendingWrite()
         try:
             await self._session.run_in_thread(partial(self._write, write, checkpoint))
         finally:
-            write.stop()  # harmless when it is over; else this was cancelled
+            write.stop()  # has no effect after the end of the write; otherwise this was cancelled
             if write.wait_over(0):
                 del self._writes[checkpoint_id]
 
     def completed(self, checkpoint_id: int) -> None:
-        """This one is complete: both sides are told, and retention counts it."""
+        """The checkpoint is complete. Both sides know it, so retention counts it."""
         self._completed_id = checkpoint_id
 
     async def discard(self, checkpoint_id: int) -> None:
-        """As ``Storage.discard``; a store of it that is under way is stopped, and waited for.
+        """Like ``Storage.discard``. Stops a running ``store`` of it, and waits for that.
 
-        Raises ``StorageError``; what could not be discarded is tried again with every later ``store``.
+        Raises ``StorageError``. A discard that failed is tried again with each later ``store``.
         """
         write = self._writes.get(checkpoint_id)
         if write is not None:
@@ -166,7 +166,7 @@ class StoragePort:
         self._writes.pop(checkpoint_id, None)
 
     async def restore_latest(self, *, allow_older: bool = False) -> CompletedCheckpoint | None:
-        """As ``Storage.restore_latest``. Once, before anything is stored, as is ``start_from``."""
+        """Like ``Storage.restore_latest``. Call this or ``start_from`` once, before anything is stored."""
         first = await self._session.pass_over(VIRTUAL_EMPTY_CHECKPOINT)
         restored = await self._session.run_in_thread(
             partial(self._storage.restore_latest, self._operator_id, first=first, allow_older=allow_older)
@@ -176,7 +176,7 @@ class StoragePort:
         return restored
 
     async def start_from(self, checkpoint_id: int | None) -> None:
-        """As ``Storage.start_from``; ids go on above ``checkpoint_id``."""
+        """Like ``Storage.start_from``. Ids continue above ``checkpoint_id``."""
         completed_id = VIRTUAL_EMPTY_CHECKPOINT if checkpoint_id is None else checkpoint_id
         first = await self._session.pass_over(completed_id)
         await self._session.run_in_thread(
@@ -185,7 +185,7 @@ class StoragePort:
         self._completed_id = completed_id
 
     async def store_savepoint(self, directory: str | os.PathLike[str], checkpoint: CompletedCheckpoint) -> str:
-        """As ``Storage.store_savepoint``. If it is cancelled, the savepoint may appear all the same."""
+        """Like ``Storage.store_savepoint``. After a cancellation, the savepoint may still appear."""
         return await self._session.run_in_thread(
             partial(self._storage.store_savepoint, directory, self._operator_id, checkpoint, mode=self._mode)
         )

@@ -1,4 +1,4 @@
-"""One checkpoint file, whichever directory it lies in: savepoints (H49), and what a storage reads."""
+"""Single checkpoint files in any directory: savepoints (H49), and the files that a storage reads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spark_bridge.storage.layout import Owner, savepoint_name, temporary_name
 
 
 def encoded(operator_id: str, checkpoint: CompletedCheckpoint, mode: RestoreMode) -> bytes:
-    """The bytes of its file, as of now. Raises ``StorageError`` for what cannot be encoded."""
+    """The bytes of its file, with the current time. Raises ``StorageError`` if it cannot be encoded."""
     try:
         release = version("headgate")
     except PackageNotFoundError:  # it runs from an archive, or from its sources
@@ -37,9 +37,9 @@ def encoded(operator_id: str, checkpoint: CompletedCheckpoint, mode: RestoreMode
 
 
 def read_one(files: Files, path: str) -> tuple[StoredCheckpoint, int]:
-    """A checkpoint and the size of its file in bytes.
+    """Read a checkpoint; returns it with the size of its file in bytes.
 
-    Raises ``FileNotFoundError``, and ``CheckpointUnreadable`` for a damaged one.
+    Raises ``FileNotFoundError``, or ``CheckpointUnreadable`` for a damaged file.
     """
     data = files.read(path, bytes_max=CHECKPOINT_BYTES_MAX)
     try:
@@ -58,9 +58,9 @@ def store_savepoint(
     mode: RestoreMode = RestoreMode.STREAMING,
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """Write a savepoint into ``directory``, a path or a URL, which is made if it is missing; returns its file.
+    """Write a savepoint into ``directory``, a path or a URL, which is created if it is missing; returns its file.
 
-    Blocking, from any thread. All of it or nothing, as with a checkpoint (H50). Raises ``StorageError``.
+    A reader sees the whole file or none, as with a checkpoint (H50). Blocks; for any thread. Raises ``StorageError``.
     """
     files = Files(directory, options)
     files.make_folder()
@@ -75,18 +75,18 @@ def store_savepoint(
 
 
 def read_file(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> StoredCheckpoint:
-    """The checkpoint or savepoint in one file, a path or a URL. Blocking, from any thread.
+    """Read the checkpoint or savepoint in one file, given as a path or a URL. Blocks; for any thread.
 
-    Raises ``CheckpointUnreadable`` for a damaged one, ``StorageError`` where it cannot be read.
+    Raises ``CheckpointUnreadable`` for a damaged file, ``StorageError`` if it cannot be read.
     """
     return read_url(url, options)[0]
 
 
 def read_url(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> tuple[StoredCheckpoint, int]:
-    """As ``read_file``, with the size of the file in bytes."""
+    """Like ``read_file``, with the size of the file in bytes."""
     folder, slash, name = str(url).rpartition("/")
     files = Files(folder + slash or ".", options)
     try:
         return read_one(files, name)
     except FileNotFoundError:
-        raise StorageError(f"{files.name_of(name)}: there is no such file") from None
+        raise StorageError(f"{files.name_of(name)}: no such file; check the path") from None

@@ -1,4 +1,4 @@
-"""Checkpoints in a directory, local or behind any URL that fsspec knows (H50 to H52)."""
+"""Checkpoints in a directory: a local path, or any URL that fsspec knows (H50 to H52)."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ log = structlog.get_logger("headgate.storage")
 
 _LOOKS_MAX = 5
 _HINT = (
-    "restore the file from a copy, or allow an older checkpoint "
+    "restore the file from a backup, or allow an older checkpoint "
     "(allow_older=True; of a sidecar: SidecarConfig(allow_older_checkpoint=True))"
 )
 
 
 class _Folder:
-    """What the names in an operator's folder say."""
+    """The information in the file names of an operator's folder."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._voids = {name: id_ for name in names if (id_ := parse_void(name)) is not None}
@@ -55,33 +55,35 @@ class _Folder:
 
     @property
     def highest_id(self) -> int:
-        """No lower one may be given out."""
+        """Ids up to this one must not be assigned again."""
         records = [id_ for record in self._records.values() for id_ in (record.base, record.first)]
         return max([0, *self.ids, *self._voids.values(), *records])
 
     @property
     def highest_epoch(self) -> int:
-        """Of those that have written a record here."""
+        """The highest epoch of the applications that have written a record here."""
         return max((record.owner.epoch for record in self._records.values()), default=0)
 
     def markers_below(self, oldest_kept: int) -> list[str]:
-        """Those that speak only of checkpoints older than this one; never the latest record."""
+        """The markers that are only about checkpoints older than this one; never the latest record."""
         latest = self.validity.records[0] if self.validity.records else None
         records = [name for name, record in self._records.items() if record.first <= oldest_kept and record != latest]
         return [*(name for name, id_ in self._voids.items() if id_ < oldest_kept), *records]
 
 
 class CheckpointStorage:
-    """The checkpoints of one application's operators, in a directory that outlives it.
+    """The checkpoints of one application's operators, in a directory that outlives the application.
 
-    ``url`` is a path or an fsspec URL (``s3://bucket/folder``, ``hdfs://...``, ``memory://...``), ``options`` what
-    fsspec hands to that filesystem. ``retained`` is how many completed checkpoints of each operator are kept.
+    ``url`` is a path or an fsspec URL (``s3://bucket/folder``, ``hdfs://...``, ``memory://...``), and ``options`` are
+    the arguments for that filesystem. ``retained`` is how many completed checkpoints of each operator are kept, at
+    least 1. To look at the checkpoints of a running or finished application, use ``list``, ``latest``, ``read`` and
+    ``verify``. They change nothing and do not need ``prepare``.
 
-    Blocking, for worker threads; every method may be called from any thread, several at once. One object is one
-    application: ``prepare`` fences every application that prepared the same directory before. ``list`` and ``read``
-    need no ``prepare`` and change nothing.
+    All methods block, and may be called from several threads at once. One object stands for one application:
+    ``prepare`` fences every application that has prepared the same directory before. There is nothing to close.
 
-    Raises ``StorageError`` for all that can go wrong, at once for a URL of an unknown kind.
+    All methods raise ``StorageError`` for any failure of the filesystem. The constructor raises it for an unknown kind
+    of URL, and ``ValueError`` for an invalid ``retained``.
     """
 
     def __init__(
@@ -100,20 +102,20 @@ class CheckpointStorage:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The directory, as an absolute path or a URL."""
         return self._files.url
 
     def exists(self) -> bool:
-        """Whether the directory is a storage: some application has prepared it."""
+        """Whether the directory is a checkpoint storage, that is, whether an application has prepared it."""
         return self._claims.exist()
 
     # --- the application's hold on the directory ------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make the directory, see that it can be written, fence earlier applications, sweep up what they left.
+        """Create the directory, check that it can be written, fence earlier applications, and delete their leftovers.
 
-        Again it does nothing. A temporary file of an earlier application is removed even if that one still lives: it
-        is fenced, and its write fails.
+        A second call has no effect. A temporary file of an earlier application is deleted even if that application is
+        still running: it is fenced, so its write must fail.
         """
         self._files.make_folder()
         operators = {folder: self._look(folder) for folder in self._folders()}
@@ -129,9 +131,9 @@ class CheckpointStorage:
                     self._files.remove(f"{folder}/{name}")
 
     def reserve_ids(self, count: int, *, above: int = 0) -> range:
-        """The next ``count`` ids above ``above``, all that were ever reserved here and all that lie here (H4).
+        """The next ``count`` ids above ``above``, above all that were ever reserved here, and above all stored here.
 
-        Those that are never used are lost, after a crash too. Raises ``StorageFenced``.
+        Ids that are never used are lost, also after a crash (H4). Raises ``StorageFenced``.
         """
         return self._claims.reserve(count, above)
 
@@ -144,8 +146,8 @@ class CheckpointStorage:
         Later ones may still be written or in doubt, so they stay too. ``options.permit`` is called just before the
         file gets its name.
 
-        Raises ``StorageFenced`` if a later application has taken over. After any error the file may be there, or
-        appear later (H64). It has been discarded as far as that was possible, but only ``discard`` tells whether it is.
+        Raises ``StorageFenced`` if a later application has taken over. After any error, the file may exist or appear
+        later (H64). This method tries to discard it, but only a successful ``discard`` guarantees that.
         """
         folder = operator_folder(operator_id)
         name = checkpoint_name(checkpoint.checkpoint_id)
@@ -168,20 +170,20 @@ class CheckpointStorage:
             except StorageFenced as fenced:
                 raise fenced from error
             except StorageError:
-                pass  # nothing answers; the failure of the write is what is to be told
+                pass  # the filesystem does not answer; the failed write is the error to report
             raise
         self._retain(folder, options.completed_before(checkpoint), options.given_up)
         return self._files.name_of(f"{folder}/{name}")
 
     def discard(self, operator_id: str, checkpoint_id: int) -> None:
-        """Void a checkpoint, durably, and remove its file if it is there. Harmless where there is none.
+        """Mark a checkpoint as void, durably, and delete its file if it exists. Harmless if there is none.
 
-        When this returns, no restart restores the checkpoint by itself, even if a write of it that hangs succeeds
-        later: the marker is written before the last look at the claims, so every application that may still restore
-        anything takes over later and sees the marker (H64). That the file could not be removed is only logged.
+        When this returns, no restart with ``"latest"`` restores the checkpoint, even if a hanging write of it succeeds
+        later. The marker is written before the claims are checked for the last time, so every application that takes
+        over later sees the marker (H64). A failure to delete the file is only logged.
 
-        Raises ``StorageFenced``, and removes nothing, if a later application has taken over: it may have restored this
-        checkpoint. After any error the checkpoint is in doubt still.
+        Raises ``StorageFenced``, and deletes nothing, if a later application has taken over, because that one may have
+        restored this checkpoint. After any error, the checkpoint remains in doubt.
         """
         folder, name = operator_folder(operator_id), checkpoint_name(checkpoint_id)
         with self._choice(folder):
@@ -191,11 +193,11 @@ class CheckpointStorage:
             self._claims.check()
             if self._look(folder).validity.may_restore(checkpoint_id):
                 where = self._files.name_of(f"{folder}/{name}")
-                raise StorageError(f"{where}: the operator was started from it again, so it cannot be discarded")
+                raise StorageError(f"{where}: cannot be discarded, because the operator was started from it again")
             for path in (f"{folder}/{name}", f"{folder}/{temporary_name(name, self._claims.owner)}"):
                 try:
                     self._files.remove(path)
-                except StorageError as error:  # it is void; retention tries again
+                except StorageError as error:  # it is void anyway; retention tries again
                     log.warning("void checkpoint deletion failed", file=path, error=str(error))
 
     def store_savepoint(
@@ -206,13 +208,14 @@ class CheckpointStorage:
         *,
         mode: RestoreMode = RestoreMode.STREAMING,
     ) -> str:
-        """As ``single_files.store_savepoint``, with this storage's options."""
+        """Like ``single_files.store_savepoint``, with this storage's options."""
         return single_files.store_savepoint(directory, operator_id, checkpoint, mode=mode, options=self._options)
 
     def _retain(self, folder: str, completed_id: int, given_up: Collection[int]) -> None:
-        """A file that is known to be damaged counts for nothing, and goes with those of its age.
+        """Delete what is no longer retained.
 
-        A marker goes when every checkpoint that it speaks of is older than those kept.
+        A file that is known to be damaged does not count, and is deleted with those of its age. A marker is deleted
+        when all checkpoints that it is about are older than those kept.
         """
         try:
             found = self._look(folder)
@@ -232,24 +235,24 @@ class CheckpointStorage:
     # --- restoring ------------------------------------------------------------------------------------------------
 
     def restore_latest(self, operator_id: str, *, first: int, allow_older: bool = False) -> CompletedCheckpoint | None:
-        """As ``latest``, and ``start_from`` what it returns. Raises as both of them do."""
+        """``latest``, then ``start_from`` its result. Raises as both of them do."""
         with self._choice(operator_folder(operator_id)):
             found = self.latest(operator_id, allow_older=allow_older)
             self._record(operator_id, NOTHING if found is None else found.checkpoint_id, first)
             return found
 
     def start_from(self, operator_id: str, checkpoint_id: int | None, *, first: int) -> None:
-        """Record that this application starts an operator from a checkpoint, which need not lie here, or None: nothing.
+        """Record that this application starts an operator from a checkpoint, here or elsewhere, or from nothing (None).
 
         ``first`` is an id that ``reserve_ids`` has returned to this application and that no checkpoint of this operator
-        has yet. From here on every checkpoint between the two is void (``validity``), also one that appears later:
+        has yet. From now on, every checkpoint between the two is void (see ``validity``), even if it appears later:
 
-        * One of an earlier application has an id below ``first``: that application reserved the id before this one took
-          over, or else its reservation failed, and ids that are reserved later are higher.
-        * This application looked at what lies here after it had taken over. So whatever an earlier application has
-          completed, after its own last look at the claims, was seen before ``checkpoint_id`` was chosen.
-        * The claims are looked at once more after the record is written. So if this returns, each later application
-          takes over later and sees the record. If it raises ``StorageFenced``, nothing may be done on its account.
+        * A checkpoint of an earlier application has an id below ``first``: that application reserved the id before this
+          one took over, or its reservation failed, and ids that are reserved later are higher.
+        * This application listed the storage after it had taken over. So it saw everything that an earlier application
+          had completed after its own last check of the claims, before ``checkpoint_id`` was chosen.
+        * The claims are checked once more after the record is written. So if this returns, each later application takes
+          over later and sees the record. If it raises ``StorageFenced``, nothing may be done because of it.
         """
         with self._choice(operator_folder(operator_id)):
             self._record(operator_id, NOTHING if checkpoint_id is None else checkpoint_id, first)
@@ -268,12 +271,12 @@ class CheckpointStorage:
         try:
             for superseded in self._look(folder).validity.superseded():
                 self._files.remove(f"{folder}/{superseded.name}")
-        except StorageError as error:  # what is superseded says nothing
+        except StorageError as error:  # a superseded record has no effect
             log.warning("superseded restore record deletion failed", error=str(error))
 
     @contextmanager
     def _choice(self, folder: str) -> Iterator[None]:
-        """No discard of this application comes between the look and the record of a restore."""
+        """Keep discards of this application out of the time between the listing and the record of a restore."""
         with self._lock:
             lock = self._choosing.setdefault(folder, Lock())
         with lock:
@@ -282,19 +285,22 @@ class CheckpointStorage:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def latest(self, operator_id: str, *, allow_older: bool = False) -> CompletedCheckpoint | None:
-        """The operator's newest checkpoint that is not void; None where it has none.
+        """The operator's newest checkpoint that is not void, or None if it has none.
 
-        A damaged one raises ``CheckpointUnreadable``, which names the file. With ``allow_older`` the newest whole one
-        stands in, and the damaged ones are logged; where no whole one is left, that is an error still. A file that a
-        later release wrote, or that cannot be read just now, is never passed over. If the operator was last started
-        from a file that does not lie here, and nothing has completed since, that is a ``StorageError`` which says so;
-        with ``allow_older`` the newest one below stands in.
+        A damaged one raises ``CheckpointUnreadable``, which names the file. With ``allow_older``, the newest intact one
+        is returned instead and the damaged ones are logged; if no intact one is left, that is still an error. A file
+        that a later release wrote, or that cannot be read at the moment, is never skipped. If the operator was last
+        started from a file outside this storage, and nothing has completed since, this raises ``StorageError``; with
+        ``allow_older``, the newest earlier one is returned.
         """
         folder = operator_folder(operator_id)
-        for _ in range(_LOOKS_MAX):  # a living application may delete what was just listed
+        for _ in range(_LOOKS_MAX):  # a running application may delete what was just listed
             with suppress(FileNotFoundError):
                 return self._newest(operator_id, folder, allow_older)
-        raise StorageError(f"{self._files.name_of(folder)}: another application keeps deleting what is there")
+        raise StorageError(
+            f"{self._files.name_of(folder)}: cannot read the newest checkpoint, because another application keeps "
+            "deleting it; try again"
+        )
 
     def _newest(self, operator_id: str, folder: str, allow_older: bool) -> CompletedCheckpoint | None:
         first: CheckpointUnreadable | None = None
@@ -317,11 +323,11 @@ class CheckpointStorage:
                 self._damaged.add(f"{folder}/{checkpoint_name(checkpoint_id)}")
                 first = first or error
         if first is not None:
-            raise CheckpointUnreadable(first.file, first.problem, "and no older one is whole") from first
+            raise CheckpointUnreadable(first.file, first.problem, "and no older checkpoint is intact") from first
         return None
 
     def read(self, operator_id: str, checkpoint_id: int) -> CompletedCheckpoint:
-        """One checkpoint. Raises ``StorageError`` where there is none, ``CheckpointUnreadable`` for a damaged one."""
+        """Read one checkpoint. Raises ``StorageError`` if there is none, ``CheckpointUnreadable`` if it is damaged."""
         try:
             return self._read(operator_id, checkpoint_id)[0].checkpoint
         except FileNotFoundError:
@@ -329,17 +335,17 @@ class CheckpointStorage:
             raise StorageError(f"{folder}: there is no checkpoint {checkpoint_id} of {operator_id!r}") from None
 
     def list(self, operator_id: str | None = None) -> Sequence[CheckpointInfo]:
-        """Every checkpoint, or one operator's, by operator and id. Reads each, one at a time, and verifies it."""
+        """Read and verify all checkpoints, or those of one operator; sorted by operator and id."""
         folders = sorted(self._folders()) if operator_id is None else [operator_folder(operator_id)]
         return [info for folder in folders for info in self._infos(folder)]
 
     def verify(self) -> Sequence[CheckpointInfo]:
-        """Those that are damaged, each with its ``problem``."""
+        """The damaged checkpoints, each with its ``problem``."""
         return [info for info in self.list() if info.problem]
 
     @staticmethod
     def read_file(url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> StoredCheckpoint:
-        """As ``single_files.read_file``: a checkpoint or a savepoint by the path or URL of its file."""
+        """Like ``single_files.read_file``: read a checkpoint or savepoint by the path or URL of its file."""
         return single_files.read_file(url, options)
 
     def _infos(self, folder: str) -> Iterator[CheckpointInfo]:
@@ -367,7 +373,7 @@ class CheckpointStorage:
         if operator_folder(stored.operator_id) != folder or found != checkpoint_id:
             raise CheckpointUnreadable(
                 self._files.name_of(f"{folder}/{checkpoint_name(checkpoint_id)}"),
-                f"it holds checkpoint {found} of {stored.operator_id!r}, which is not what its name says",
+                f"contains checkpoint {found} of {stored.operator_id!r}, which does not match its name",
             )
 
     def _look(self, folder: str) -> _Folder:

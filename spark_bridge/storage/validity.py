@@ -1,16 +1,17 @@
-"""Which of the checkpoints that lie in a storage a restart may restore (pure).
+"""Which of the checkpoints in a storage a restart may restore (pure).
 
-A file that lies there may be one that both sides were told is aborted: its write succeeded although an error was
-reported, or hung and succeeded after its driver had died, whenever that is. Removing it promises nothing, for it may
-appear afterwards. What counts are two kinds of markers, empty files beside the checkpoints whose names say all:
+A file in the storage may be a checkpoint that both sides consider aborted: its write succeeded although an error was
+reported, or it hung and succeeded at any time after its driver had died. Deleting the file guarantees nothing, because
+it may appear afterwards. What counts are two kinds of markers, empty files next to the checkpoints, which carry all
+information in their names:
 
 * A **void marker**: the application that wrote checkpoint N has discarded it.
-* A **restore record**: an application has started the operator from checkpoint ``base`` (0 for nothing), and every
-  checkpoint of its own has an id of ``first`` or more. It is written before that application destroys anything.
+* A **restore record**: an application has started the operator from checkpoint ``base`` (0 for nothing), and all its
+  own checkpoints have ids of ``first`` or more. It is written before that application destroys anything.
 
-So a checkpoint between ``base`` and ``first`` is void for ever: it was not there when the application chose, or it was
-passed over, and what it refers to may be gone. Below ``base`` the records before it decide. The base itself may be
-restored again whatever markers say: only a fenced application can have marked it, too late.
+So a checkpoint between ``base`` and ``first`` is void permanently: it did not exist when the application chose, or it
+was skipped, and what it refers to may be gone. Below ``base``, the earlier records decide. The base itself may be
+restored again whatever the markers say: only a fenced application can have marked it, and that was too late.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from dataclasses import dataclass
 from spark_bridge.storage.layout import RestoreRecord
 
 NOTHING = 0
-"""The base of an application that has started an operator from nothing; ids are from 1."""
+"""The base of an application that has started an operator from nothing; ids start at 1."""
 
 
 @dataclass(frozen=True)
 class Validity:
-    """What the markers of one operator say. ``records``: the latest first."""
+    """The meaning of the markers of one operator. ``records`` has the latest first."""
 
     voided: Collection[int] = frozenset()
     records: Sequence[RestoreRecord] = ()
 
     @classmethod
     def of(cls, voided: Iterable[int], records: Iterable[RestoreRecord]) -> Validity:
-        """From markers in any order."""
+        """Read markers, given in any order."""
         return cls(frozenset(voided), sorted(records, reverse=True))
 
     @property
     def base(self) -> int:
-        """What the operator was last started from; 0 for nothing, or if that is not known."""
+        """The checkpoint that the operator was last started from; 0 for nothing or unknown."""
         return self.records[0].base if self.records else NOTHING
 
     def may_restore(self, checkpoint_id: int) -> bool:
-        """Whether ``latest`` may return this checkpoint, if it lies there."""
+        """Whether ``latest`` may return this checkpoint, if it exists."""
         for record in self.records:
             if checkpoint_id >= record.first:
                 break
@@ -51,7 +52,7 @@ class Validity:
         return checkpoint_id not in self.voided
 
     def superseded(self) -> list[RestoreRecord]:
-        """The records that say nothing any more, because later ones decide all that they could."""
+        """The records that no longer have an effect, because later ones decide everything they could."""
         useless, base = [], None
         for record in self.records:
             if base is not None and record.base >= base:
@@ -64,10 +65,10 @@ class Validity:
 def no_longer_kept(
     ids: Iterable[int], validity: Validity, retained: int, completed_id: int, not_counted: Collection[int] = ()
 ) -> list[int]:
-    """Of ``ids``, those that retention deletes: void ones, and those older than the ``retained`` last completed ones.
+    """The ``ids`` that retention deletes: void ones, and those older than the ``retained`` last completed ones.
 
-    ``completed_id`` is the last completed one. What is above it is being written or in doubt: it neither counts nor
-    goes. ``not_counted`` holds others that count for nothing, because they were given up or are damaged.
+    ``completed_id`` is the last completed one. A later one is being written or in doubt, so it is neither counted nor
+    deleted. ``not_counted`` holds others that do not count, because they were given up or are damaged.
     """
     ids = sorted(ids)
     counted = [id_ for id_ in ids if id_ <= completed_id and id_ not in not_counted and validity.may_restore(id_)]
@@ -76,20 +77,20 @@ def no_longer_kept(
 
 
 def why_not_recorded(operator_id: str, base: int, first: int) -> str:
-    """Why an operator cannot be started from ``base`` with ids from ``first``; empty if it can."""
+    """The reason why an operator cannot be started from ``base`` with ids from ``first``; empty if it can."""
     if base < first:
         return ""
     return (
-        f"operator {operator_id!r} cannot start from checkpoint {base}: this storage gives out ids from {first} only; "
-        "if the file was put there by hand, restart the application, or name the file (restore=FILE)"
+        f"operator {operator_id!r} cannot start from checkpoint {base}, because this storage assigns ids from {first} "
+        "on: if the file was copied there by hand, restart the application, or name the file (restore=FILE)"
     )
 
 
 def base_is_elsewhere(operator_id: str, base: int) -> str:
-    """Why nothing can be restored without being named."""
+    """The reason why only a checkpoint that the user names can be restored."""
     return (
-        f"operator {operator_id!r} was last started from checkpoint {base}, which does not lie in this storage (a "
-        "savepoint or another storage's file), and no checkpoint has completed since: name that file again "
+        f"operator {operator_id!r} was last started from checkpoint {base}, which is not in this storage (a "
+        "savepoint or a file of another storage), and no checkpoint has completed since: name that file again "
         "(restore=FILE), start from nothing (restore='none'), or allow an older checkpoint (allow_older=True; of a "
         "sidecar: SidecarConfig(allow_older_checkpoint=True)), whose output since then may be written twice"
     )

@@ -1,4 +1,4 @@
-"""One checkpoint's write in a worker thread, and who may still stop it."""
+"""The write of one checkpoint in a worker thread, which may be stopped up to a certain point."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from spark_bridge.storage.errors import StorageError
 
 
 class WriteStopped(StorageError):
-    """The checkpoint is not wanted any more; nothing of it appeared."""
+    """The checkpoint is no longer wanted, and has not appeared."""
 
 
 class _WriteState(Enum):
-    WAITING = "not begun"
+    WAITING = "not started"
     WRITING = "under a temporary name"
     APPEARING = "about to get its name: too late to stop"
     OVER = "over"
 
 
 class PendingWrite:
-    """Decides between the thread that writes and the event loop that gives up: exactly one of them is first.
+    """Decides whether the thread that writes or the event loop that gives up comes first.
 
-    ``begin``, ``permit`` and ``end`` are called by the thread, ``stop`` by the loop, ``wait_over`` by any other thread.
+    The thread calls ``begin``, ``permit`` and ``end``, the loop calls ``stop``, and any other thread ``wait_over``.
     """
 
     def __init__(self) -> None:
@@ -32,36 +32,36 @@ class PendingWrite:
         self._over = Event()
 
     def begin(self) -> None:
-        """Raises ``WriteStopped``."""
+        """The thread starts to write. Raises ``WriteStopped``."""
         with self._lock:
             self._require_wanted()
             self._state = _WriteState.WRITING
 
     def permit(self) -> None:
-        """The checkpoint is about to appear. Raises ``WriteStopped``; after this it can no longer be stopped."""
+        """The checkpoint is about to appear, and cannot be stopped after this. Raises ``WriteStopped``."""
         with self._lock:
             self._require_wanted()
             self._state = _WriteState.APPEARING
 
     def end(self) -> None:
-        """The thread touches nothing any more."""
+        """The thread has finished, and changes nothing any more."""
         with self._lock:
             self._finish()
 
     def stop(self) -> None:
-        """Not wanted any more: it will not appear, unless it is appearing at this moment. Never blocks."""
+        """Keep the checkpoint from appearing, unless it is appearing at this moment. Never blocks."""
         with self._lock:
             self._stopped = True
-            if self._state is _WriteState.WAITING:  # its thread may never come
+            if self._state is _WriteState.WAITING:  # its thread may never start
                 self._finish()
 
     def wait_over(self, timeout_s: float) -> bool:
-        """Blocks until nothing is written any more; False if that takes longer."""
+        """Block until nothing is written any more; False after ``timeout_s`` seconds."""
         return self._over.wait(timeout_s)
 
     def _require_wanted(self) -> None:
         if self._stopped:
-            raise WriteStopped("the checkpoint is not wanted any more")
+            raise WriteStopped("the checkpoint is no longer wanted")
 
     def _finish(self) -> None:
         self._state = _WriteState.OVER

@@ -69,18 +69,18 @@ def test_where_nothing_whole_is_left_an_older_one_cannot_stand_in(two: tuple[Pat
     root, file = two
     file.write_bytes(b"rubbish")
     (root / "words" / "checkpoint-1.hgc").write_bytes(b"")
-    with pytest.raises(CheckpointUnreadable, match=r"checkpoint-2\.hgc: .*no older one is whole"):
+    with pytest.raises(CheckpointUnreadable, match=r"checkpoint-2\.hgc: .*no older checkpoint is intact"):
         CheckpointStorage(root).latest("words", allow_older=True)
 
 
 def test_a_whole_file_under_another_name_is_refused(two: tuple[Path, Path]) -> None:  # H50
     root, file = two
     shutil.copy(file, root / "words" / "checkpoint-3.hgc")
-    with pytest.raises(CheckpointUnreadable, match=r"checkpoint-3\.hgc: it holds checkpoint 2 of 'words'"):
+    with pytest.raises(CheckpointUnreadable, match=r"checkpoint-3\.hgc: contains checkpoint 2 of 'words'"):
         CheckpointStorage(root).latest("words")
     (root / "letters").mkdir()
     shutil.copy(file, root / "letters" / "checkpoint-2.hgc")
-    with pytest.raises(CheckpointUnreadable, match="which is not what its name says"):
+    with pytest.raises(CheckpointUnreadable, match="which does not match its name"):
         CheckpointStorage(root).read("letters", 2)
 
 

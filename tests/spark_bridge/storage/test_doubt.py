@@ -91,7 +91,7 @@ def test_retention_counts_neither_what_is_void_nor_what_was_given_up_nor_what_is
 def test_only_whole_names_with_ids_that_fit_are_markers() -> None:  # H64, X14
     assert parse_void(void_name(ID_MAX, FIRST)) == ID_MAX
     for checkpoint_id in (0, -1, ID_MAX + 1):
-        with pytest.raises(ValueError, match="no checkpoint id"):
+        with pytest.raises(ValueError, match="invalid checkpoint id"):
             void_name(checkpoint_id, FIRST)
     good = RestoreRecord(FIRST, 3, 4, 9)
     assert parse_record(good.name) == good
@@ -258,7 +258,7 @@ def test_a_marker_without_the_second_look_at_the_claims_is_seen(
     marker = 'void_name(checkpoint_id, self._claims.owner)}")\n        '
     where = "spark_bridge.storage.store:CheckpointStorage.discard"
     Edit(where, f"{marker}self._claims.check()", f"{marker}pass").apply(monkeypatch)
-    with pytest.raises(StorageError, match="does not lie in this storage"):  # what the later one restored is deleted
+    with pytest.raises(StorageError, match="is not in this storage"):  # what the later one restored is deleted
         discard_beside_a_restore(hooked_url)
 
 
@@ -304,7 +304,7 @@ def test_a_checkpoint_with_an_id_that_was_never_given_out_is_refused(storage: St
     storage.prepare()
     (first,) = storage.reserve_ids(1)
     storage.store("words", a_checkpoint(41))
-    with pytest.raises(StorageError, match="gives out ids from 1 only"):
+    with pytest.raises(StorageError, match="assigns ids from 1 on"):
         storage.restore_latest("words", first=first)
 
 

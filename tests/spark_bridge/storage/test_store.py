@@ -157,7 +157,7 @@ def test_a_write_of_which_only_a_part_arrives_is_noticed(hooked_url: str) -> Non
             os.truncate(temporary, 10)
 
     HookedFileSystem.hook = staticmethod(cut)
-    with pytest.raises(StorageError, match=r"\d+ bytes were written, and 10 are there"):
+    with pytest.raises(StorageError, match=r"\d+ bytes were written, but the file has 10"):
         storage.store("words", a_checkpoint(new))
     assert storage.latest("words") is None
 
