@@ -73,7 +73,9 @@ def quietly(_: str) -> None:
     """Nobody reads along."""
 
 
-@pytest.mark.parametrize(("break_it", "rule"), [(break_reset_id, "H18"), (break_duplicates, "H22")])
+@pytest.mark.parametrize(
+    ("break_it", "rule"), [pytest.param(break_reset_id, "H18", marks=pytest.mark.long), (break_duplicates, "H22")]
+)
 def test_a_broken_rule_becomes_a_short_story_of_the_same_rule(
     break_it: Callable[[pytest.MonkeyPatch], None], rule: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -221,7 +221,10 @@ class Fragile(SubtaskOperator):
         self._raise_in("close")
 
 
-@pytest.mark.parametrize("where", ["__init__", "open", "process", "handle_event", "close"])
+@pytest.mark.parametrize(
+    "where",
+    ["process", *(pytest.param(w, marks=pytest.mark.long) for w in ("__init__", "open", "handle_event", "close"))],
+)
 def test_an_operator_that_raises_fails_the_action_after_its_retries(spark: SparkSession, where: str) -> None:
     coordinator = Script({}, ["go on"])
     with Sidecar(spark) as sidecar:
