@@ -297,6 +297,12 @@ def test_a_success_of_a_barrier_stage_attempt_that_failed_is_thrown_away_by_spar
 # --- success and its revocation ---------------------------------------------------------------------------
 
 
+def test_an_attempt_that_registers_after_a_later_one_has_succeeded_waits_if_that_ones_start_was_lost() -> None:
+    book = Playbook()  # H13, H17, H19
+    book.feed(job(), stage(), reg(20, 0, number=1), opened(20), goodbye(20), end(20, 0, OK, number=1))
+    assert book.feed(start(10, 0), reg(10, 0)) == [], "a copy, or its success was revoked: a look will tell"
+
+
 def test_an_attempt_finishes_when_spark_says_so_not_at_its_goodbye() -> None:
     book = a_running_attempt()  # H17
     assert book.feed(goodbye(10)) == []
@@ -559,6 +565,13 @@ def test_a_barrier_stage_that_starts_again_shows_that_it_failed() -> None:
     assert book.feed(start(20, 0, stage_attempt=1), reg(20, 0)) == ["reset all", "accept 0#1 task 20"]
 
 
+def test_a_run_that_opens_in_a_later_attempt_of_its_barrier_stage_refuses_the_tasks_of_earlier_ones() -> None:
+    book = Playbook(parallelism=2)  # H15, H55
+    book.feed(job(), stage(tasks=2, barrier=True), start(10, 0), stage(attempt=1, tasks=2, barrier=True))
+    assert book.feed(reg(10, 0)) == ["start run 1", "refuse task 10 ATTEMPT_OVER"]
+    assert book.feed(start(20, 0, stage_attempt=1), reg(20, 0)) == ["accept 0#0 task 20"]
+
+
 def test_a_finished_barrier_task_is_revoked_by_the_failure_of_another() -> None:
     book = a_running_barrier_stage()  # H15, H17
     book.feed(end(10, 0, OK))
@@ -693,6 +706,13 @@ def test_the_end_of_a_job_whose_start_was_lost_ends_the_run_that_waits_for_it() 
     book = Playbook(parallelism=1)  # H19, H57
     book.feed(reg(10, 0), opened(10), end(10, 0, OK))
     assert book.feed(job_end(7)) == ["end run 1 well"]
+
+
+def test_a_stage_that_nobody_has_heard_of_outlives_one_of_its_two_jobs() -> None:
+    book = Playbook()  # H55
+    book.feed(job(0, (1, 2)), job(1, (1, 3)), job_end(0))
+    book.feed(stage())
+    assert book.ready(10, 0) == ["start run 1", "accept 0#0 task 10", "ready 0#0"]
 
 
 def test_a_run_ends_when_the_last_of_its_jobs_has_ended() -> None:
