@@ -55,6 +55,3 @@ class FailCommand:
     """
 
     cause: BaseException
-
-
-Command: TypeAlias = StopCommand | FailCommand
