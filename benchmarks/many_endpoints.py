@@ -1,9 +1,9 @@
 """The executor's half of many subtasks in one process, without a thread for each.
 
-Each subtask is the real one: registration with its handshake, ``ValveIo`` with its lock, ``SubtaskMachine``, mailbox,
-wire and codec. Only the two threads of a task are missing: one selector serves all subtasks of this process, reads what
-has come and empties the mailbox at once, as a task would that only waits. Beside them, on the same selector, stand bare
-connections for the raw baseline.
+Each subtask is the real one: registration with its handshake, ``SubtaskChannel`` with its lock, ``SubtaskMachine``,
+mailbox, wire and codec. Only the two threads of a task are missing: one selector serves all subtasks of this process,
+reads what has come and empties the mailbox at once, as a task would that only waits. Beside them, on the same selector,
+stand bare connections for the raw baseline.
 
 Run by ``benchmarks.crowd``, which writes lines of JSON to the standard input, the first of them with the secret, and
 reads lines of JSON from the standard output. The end of the input is the end of the process.
@@ -38,10 +38,10 @@ from protocol.subtask.types import (
 )
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import CheckpointAcknowledged, ClosedForCheckpoint, Confirm, Downward, Registered
+from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.registration import register
-from spark_bridge.subtask.valve_io import ValveIo
 
 LENGTH = Struct(">I")
 STATE = b"s" * 100
@@ -73,7 +73,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-class Subtask(ValveIo):
+class Subtask(SubtaskChannel):
     """One attempt whose socket somebody else watches.
 
     ``moments``, while it is a list, gets ``(what, subtask, monotonic ns)`` of each step of a checkpoint.
@@ -86,7 +86,7 @@ class Subtask(ValveIo):
         self.moments: list[tuple[str, int, int]] | None = None
         self._acknowledged = False
 
-    def open(self) -> Registered:
+    def connect(self) -> Registered:
         """Connect and register; no thread is started."""
         connection, registered, rest = register(self.endpoint, self._identity, self.waker)
         with self._changed:
@@ -181,7 +181,7 @@ class Endpoints:
     def _open(self, command: dict[str, Any]) -> None:
         for task_attempt_id, number in command["tasks"]:
             subtask = Subtask(self._endpoint, TaskIdentity(task_attempt_id, number, self._task["stage_id"], 0))
-            subtask.open()
+            subtask.connect()
             self._subtasks[number] = subtask
             assert subtask.connection is not None
             sock = subtask.connection.sock

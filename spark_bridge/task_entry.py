@@ -1,7 +1,7 @@
-"""The function that Spark ships: one object that every ``map...`` and ``foreachPartition`` takes.
+"""The function that Spark ships to executors: one object for every ``map...`` and ``foreachPartition`` method.
 
-It is the only place of the executor's half that knows pyspark: it asks Spark's ``TaskContext`` which task
-this is, and hands that to ``spark_bridge.subtask``, which does not know Spark at all.
+It is the only executor-side module that knows pyspark: it asks Spark's ``TaskContext`` which task this is, and passes
+that to ``spark_bridge.subtask``, which does not know Spark.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["ACTION_PROPERTY", "NotInsideTask", "SubtaskTask", "current_task"]
 
 ACTION_PROPERTY = "headgate.action"
-"""The local property of Spark that names the ``run`` call to which a job belongs."""
-
+"""The Spark local property that names the ``run`` call to which a job belongs."""
 
 _HINT = (
     "pass it to mapPartitions, mapInPandas, mapInArrow or foreachPartition, instead of map, flatMap, filter, foreach, "
@@ -29,18 +28,18 @@ _HINT = (
 
 
 class NotInsideTask(HeadgateError, RuntimeError):
-    """The function was called by hand; only a Spark task has an identity."""
+    """The subtask function was called outside a Spark task; only a task has an identity."""
 
 
 class SubtaskTask:
-    """An operator with its arguments, and where its coordinator is. Made on the driver, called in the tasks.
+    """An operator with its arguments and its coordinator's address. Created on the driver, called in the tasks.
 
     It takes an iterator (of records, of pandas DataFrames, of Arrow RecordBatches) and returns one, so it
     serves as the function of ``RDD.mapPartitions``, ``RDD.barrier().mapPartitions``,
     ``RDD.foreachPartition``, ``DataFrame.foreachPartition``, ``DataFrame.mapInPandas`` and
-    ``DataFrame.mapInArrow``. Where Spark wants no outputs it draws them and throws them away.
+    ``DataFrame.mapInArrow``. If Spark wants no outputs, it takes them and discards them.
 
-    The secret is inside, for Spark's closure is the only way it travels; ``repr`` does not show it (H61).
+    The object contains the task secret, which travels only in Spark's closure. ``repr`` does not show it.
     """
 
     __name__ = "headgate_subtask"  # what Spark shows in its plans
@@ -52,7 +51,7 @@ class SubtaskTask:
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """``make_operator(*args, **kwargs)`` is called in each task, once; all three must be picklable."""
+        """``make_operator(*args, **kwargs)`` is called once in each task; all three must be picklable."""
         self._make_operator = make_operator
         self._endpoint = endpoint
         self._args = args
@@ -62,9 +61,9 @@ class SubtaskTask:
         """Run the operator in this task over ``records``. See ``run_subtask`` for what it raises.
 
         Raises:
-            NotInsideTask: there is no Spark task.
-            TypeError: ``records`` is a record, not a partition, or there are more arguments: this function was given to
-                ``map``, ``flatMap``, ``foreach`` or another method that does not pass whole partitions.
+            NotInsideTask: this is not a Spark task.
+            TypeError: ``records`` is a record instead of a partition, or there are more arguments. The function was
+                passed to ``map``, ``flatMap``, ``foreach`` or another method that does not pass whole partitions.
         """
         identity = current_task()
         if rest or not _may_be_a_partition(records):
@@ -88,7 +87,7 @@ class SubtaskTask:
             raise TypeError(
                 f"{self._make_operator!r} made a {type(operator).__name__}; a subtask needs a SubtaskOperator"
             )
-        if not isinstance(self._make_operator, type):  # what a function makes is seen here for the first time
+        if not isinstance(self._make_operator, type):  # a function's result is known only here
             from spark_bridge.subtask.checks import check_operator
 
             check_operator(operator)
@@ -96,7 +95,7 @@ class SubtaskTask:
 
 
 class _Outputs:
-    """The outputs of one subtask. ``map`` would send this object itself as a row, and is told so."""
+    """The outputs of one subtask. If passed to ``map``, Spark would send this object as a row; pickling it raises."""
 
     def __init__(self, outputs: Generator[Any, None, None]) -> None:
         self._outputs = outputs
@@ -115,7 +114,7 @@ class _Outputs:
 
 
 def _may_be_a_partition(records: object) -> bool:
-    """Mostly an iterator. But what a function of the user's before this one returns may be any iterable."""
+    """Usually an iterator. But a user's function before this one may return any iterable."""
     if isinstance(records, Iterator):
         return True
     if isinstance(records, str | bytes | bytearray | tuple | Mapping):
@@ -125,10 +124,10 @@ def _may_be_a_partition(records: object) -> bool:
 
 
 def current_task() -> TaskIdentity:
-    """The task that this Python worker runs now.
+    """Return the identity of the task that this Python worker is running.
 
     Raises:
-        NotInsideTask: none, or this is the driver.
+        NotInsideTask: there is no task, for example on the driver.
     """
     from pyspark import TaskContext
 

@@ -191,7 +191,7 @@ def test_the_checker_catches_a_violation(path: str, source: str) -> None:
         ("spark_bridge/storage/files.py", "from fsspec.core import url_to_fs"),
         ("protocol/gateway/machine.py", "from collections import deque\nfrom protocol.ids import AttemptId"),
         ("actors/ref.py", "import asyncio\nimport anyio.abc\nfrom protocol.gateway.machine import GatewayMachine"),
-        ("spark_bridge/subtask/operator.py", "import socket\nfrom spark_bridge.subtask import valve_io"),
+        ("spark_bridge/subtask/operator.py", "import socket\nfrom spark_bridge.subtask import channel"),
         ("spark_bridge/subtask/operator.py", "from .context import SubtaskContext"),
         ("spark_bridge/sink/writer.py", "from fsspec.core import url_to_fs"),
         ("spark_bridge/sink/committer.py", "from actors.coordination import CoordinatorContext"),

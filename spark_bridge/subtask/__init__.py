@@ -1,6 +1,4 @@
-"""What runs inside a Spark task: the operator that users write, and the valve that joins it to its
-coordinator.
-"""
+"""What runs inside a Spark task: the operator that users write, and its connection to the coordinator."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What all attempts in one Python worker share: who is attached, and the interpreter's switch interval.
+"""Lists the attempts in one Python worker, and manages what they share: the interpreter's switch interval.
 
-Spark reuses workers, so globals, threads and sockets outlive a task (spark-facts 18); operators may fork.
-Here, keyed by task attempt, is the list of what must be gone before the next task starts. The driver half
-may run several attempts in one process as well (tests do), hence the lock.
+Spark reuses workers, so globals, threads and sockets outlive a task (spark-facts 18), and operators may fork. This list
+holds everything that must be gone before the next task starts. It is keyed by task attempt and has a lock, because
+tests run several attempts in one process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Attachable(Protocol):
 
 
 class _Process:
-    """The one instance per process; a class only so that a fork can start with a fresh one."""
+    """The state of one process. It is a class so that a forked child can start with a fresh instance."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -43,11 +43,13 @@ _process = _Process()
 
 
 def attach(attempt: Attachable, switch_interval_s: float) -> None:
-    """List ``attempt``, and end what an earlier task of the same thread has left behind.
+    """List ``attempt``, and close what an earlier task of the same thread has left behind.
 
-    While anything is attached the switch interval is at most ``switch_interval_s`` (0 leaves it alone): the
-    I/O thread must confirm events although the task computes in pure Python, and with CPython's 5 ms it
-    would wait for its turn twice, 10 ms.
+    While anything is attached, the switch interval is at most ``switch_interval_s`` seconds; 0 leaves it alone. The
+    I/O thread must confirm events while the task computes in pure Python. With CPython's 5 ms it would wait for the
+    interpreter lock twice, 10 ms.
+
+    Raises ``RuntimeError`` if the task already runs a subtask of the same operator.
     """
     me = threading.get_ident()
     with _process.lock:
@@ -55,10 +57,12 @@ def attach(attempt: Attachable, switch_interval_s: float) -> None:
             other for other in _process.attached.values() if other.owner_thread == me and other.key[0] != attempt.key[0]
         ]
     for other in left_behind:
-        other.close()  # detaches itself
+        other.close()  # which detaches it
     with _process.lock:
         if attempt.key in _process.attached:
-            raise RuntimeError(f"task {attempt.key[0]} already runs a subtask of {attempt.key[1]!r}")
+            raise RuntimeError(
+                f"task {attempt.key[0]} already runs a subtask of {attempt.key[1]!r}: use one subtask function per task"
+            )
         _process.attached[attempt.key] = attempt
         if switch_interval_s > 0 and _process.usual_interval_s is None:
             usual = sys.getswitchinterval()
@@ -69,9 +73,7 @@ def attach(attempt: Attachable, switch_interval_s: float) -> None:
 
 
 def detach(key: tuple[int, str], attempt: object) -> None:
-    """Take ``attempt`` off the list; the last one restores the switch interval, if nobody else has changed
-    it.
-    """
+    """Remove ``attempt`` from the list. The last one restores the switch interval, unless it was changed meanwhile."""
     with _process.lock:
         if _process.attached.get(key) is attempt:
             del _process.attached[key]
@@ -82,13 +84,13 @@ def detach(key: tuple[int, str], attempt: object) -> None:
 
 
 def attached_keys() -> list[tuple[int, str]]:
-    """The ``(task_attempt_id, operator_id)`` of everything that is attached in this process."""
+    """The ``(task_attempt_id, operator_id)`` of each attempt that is attached in this process, sorted."""
     with _process.lock:
         return sorted(_process.attached)
 
 
 def _in_the_child() -> None:
-    """A forked child has copies of the sockets but none of the threads: it lets go without a word."""
+    """A forked child has copies of the sockets but none of the threads: it closes the copies silently."""
     global _process
     inherited, _process = _process, _Process()
     for attempt in inherited.attached.values():

@@ -1,4 +1,4 @@
-"""What can be said about an operator before it runs: mistakes in its class."""
+"""Finds mistakes in an operator's class before it runs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _MISTAKEN = {
 
 
 def overrides_handle_event(operator_class: type) -> bool:
-    """Whether events of the coordinator reach anybody."""
+    """Whether the operator handles the coordinator's events."""
     return getattr(operator_class, "handle_event", None) is not SubtaskOperator.handle_event
 
 
 def check_operator(operator: object) -> list[NeverCalled]:
-    """Check an operator, or the class of one; return the methods that are perhaps misspelt.
+    """Check an operator or its class; return the methods whose names may be misspelt.
 
-    Raises ``TypeError`` for anything else than a ``SubtaskOperator``, for a method that is ``async def`` or has a
-    ``yield`` where that cannot work, and for a method whose name is unmistakably a misspelling of one of ours.
+    Raises ``TypeError`` if it is not a ``SubtaskOperator``, if a method is ``async def`` or a generator where that
+    cannot work, and if a method's name is clearly a misspelling of one that the framework calls.
     """
     subject_class = operator if isinstance(operator, type) else type(operator)
     if not issubclass(subject_class, SubtaskOperator):

@@ -1,7 +1,7 @@
-"""One socket to the sidecar: connect, prove the secret, say the first word, hear the answer.
+"""One socket to the sidecar: connect, prove the secret, send the first message, read the answer.
 
-These steps wait, each within a deadline, and can be interrupted.
-Later on the socket belongs to the I/O loop (``valve_io``), which never waits on it alone.
+These steps wait, each within a deadline, and can be interrupted. After them the socket is non-blocking and belongs to
+the channel (``channel``).
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from spark_bridge.subtask.waker import Waker
 __all__ = ["Connection", "ConnectionBroken"]
 
 NONCE_BYTES = 32
-READ_BYTES = 64 * 1024  # from 128 KiB on, the C library may map and unmap the memory with each read: 14 µs
+READ_BYTES = 64 * 1024  # from 128 KiB on, the C library may map and unmap memory for each read: 14 µs
 _DOWNWARD = get_args(Downward)
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
 
 
 class ConnectionBroken(OSError):
-    """The peer closed the connection, or it timed out; the message says in which step."""
+    """The peer closed the connection, or a step timed out. The message names the step."""
 
 
 class Connection:
     """An authenticated, non-blocking connection to the sidecar.
 
-    ``waker``, if any, is watched while a step waits, and may end it by ``Interrupted``. Deadlines are
-    readings of ``time.monotonic()``.
+    A ``waker`` can end a step that waits, with ``Interrupted``. Deadlines are readings of ``time.monotonic()``.
     """
 
     __slots__ = ("_decoder", "_waker", "sock")
@@ -51,10 +50,10 @@ class Connection:
         """Connect and authenticate.
 
         Raises:
-            OSError: nobody there, or the connection broke, or the deadline passed.
+            OSError: nothing listens there, the connection broke, or the deadline passed.
             HandshakeFailed: one of the two ends does not know the secret.
-            VersionMismatch: another protocol version (H60).
-            Interrupted: by the waker.
+            VersionMismatch: the sidecar speaks another protocol version (H60).
+            Interrupted: the waker ended the wait.
         """
         connection = cls(_connect(host, port, deadline, waker), waker)
         try:
@@ -65,7 +64,7 @@ class Connection:
         return connection
 
     def exchange(self, frame: bytes, deadline: float) -> list[Downward]:
-        """Send ``frame`` and wait for at least one message; return all that came with it."""
+        """Send ``frame``, wait for at least one message, and return all that arrived with it."""
         self._send_all(frame, deadline)
         while True:
             messages = self.decode(self._receive(deadline, "an answer"))
@@ -73,11 +72,11 @@ class Connection:
                 return messages
 
     def decode(self, data: bytes) -> list[Downward]:
-        """The messages that ``data`` completes. Raises ``RemoteProtocolError`` for a bad frame."""
+        """Return the messages that ``data`` completes. Raises ``RemoteProtocolError`` for a bad frame."""
         return [_downward(decode_message(body)) for body in self._decoder.feed(data)]
 
     def close(self) -> None:
-        """Give the socket back. Safe to call twice."""
+        """Close the socket. Safe to call twice."""
         self.sock.close()
 
     def _authenticate(self, secret: bytes, deadline: float) -> None:
@@ -90,8 +89,8 @@ class Connection:
             except ConnectionBroken as broken:
                 if proof_sent:
                     raise HandshakeFailed(
-                        "the sidecar closed the connection on our proof of the secret: this task was made by "
-                        "another application or an earlier sidecar; make it anew from the sidecar that runs now"
+                        "the sidecar rejected this task's secret: the task was created by another application or an "
+                        "earlier sidecar; create it again with the sidecar that is running now"
                     ) from broken
                 raise
             reply = handshake.receive(data)
@@ -99,7 +98,7 @@ class Connection:
                 self._send_all(reply, deadline)
                 proof_sent = True
         if handshake.trailing_data:
-            raise RemoteProtocolError("the peer spoke before it was spoken to")
+            raise RemoteProtocolError("the peer sent data before it was asked for any")
 
     def _send_all(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)
@@ -123,12 +122,12 @@ class Connection:
 
 def _downward(message: Message) -> Downward:
     if not isinstance(message, _DOWNWARD):
-        raise RemoteProtocolError(f"{type(message).__name__} is no message of a sidecar")
+        raise RemoteProtocolError(f"{type(message).__name__} is not a message that a sidecar sends")
     return cast(Downward, message)
 
 
 def _connect(host: str, port: int, deadline: float, waker: Waker | None) -> socket.socket:
-    """Try each address of ``host`` in turn, in the order that the resolver gives."""
+    """Try each address of ``host``, in the resolver's order."""
     last: OSError | None = None
     for family, kind, proto, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, proto)
@@ -153,9 +152,7 @@ def _connect(host: str, port: int, deadline: float, waker: Waker | None) -> sock
 
 
 def _tune(sock: socket.socket) -> None:
-    """No delay for small frames; and a driver whose machine vanished is noticed, even by a task that only
-    waits.
-    """
+    """Send small frames without delay, and detect a driver whose machine vanished even while the task only waits."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
@@ -164,15 +161,13 @@ def _tune(sock: socket.socket) -> None:
         ("TCP_KEEPCNT", 3),
         ("TCP_USER_TIMEOUT", 30_000),
     ):
-        option = getattr(socket, name, None)  # not every system has each
+        option = getattr(socket, name, None)  # not every system has all of them
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _wait(sock: socket.socket, events: int, deadline: float, waker: Waker | None, what: str) -> None:
-    """Wait until ``sock`` is ready for ``events``. Not ``select``: an executor may hold more than 1024
-    files.
-    """
+    """Wait until ``sock`` is ready for ``events``. Not with ``select``: an executor may have over 1024 open files."""
     with selectors.DefaultSelector() as selector:
         selector.register(sock, events)
         if waker is not None:
@@ -180,7 +175,7 @@ def _wait(sock: socket.socket, events: int, deadline: float, waker: Waker | None
         while True:
             ready = [key.fileobj for key, _ in selector.select(max(0.0, deadline - time.monotonic()))]
             if waker is not None and waker in ready:
-                waker.answer()
+                waker.drain()
             if sock in ready:
                 return
             if time.monotonic() >= deadline:

@@ -17,15 +17,15 @@ __all__ = [
 
 
 class CannotReachSidecar(ProtocolError):
-    """No connection to the sidecar could be made within ``connect_timeout_s`` (H48)."""
+    """The task could not connect to the sidecar within ``connect_timeout_s``."""
 
 
 class RegistrationFailed(ProtocolError):
-    """The sidecar was reached, but never said whether it takes this task."""
+    """The sidecar was reached, but did not accept the task: no answer came in time, or the connection broke."""
 
 
 class RegistrationRefused(RegistrationFailed):
-    """The sidecar said no; the message is its own. ``code`` is one of ``RefusalCode``, or a later release's."""
+    """The sidecar refused the task; ``message`` says why. ``code`` is a ``RefusalCode``, or a later release's code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(code, message)
@@ -41,14 +41,14 @@ class RegistrationRefused(RegistrationFailed):
 
 
 class RequestFailed(ProtocolError):
-    """The coordinator answered a request with an error (H33); the text is the coordinator's.
+    """The coordinator answered a request with an error; the text is the coordinator's.
 
-    Its ``__cause__`` is a ``CoordinatorTraceback``, where the error was raised by ``handle_request``.
+    If ``handle_request`` raised, ``__cause__`` is a ``CoordinatorTraceback``.
     """
 
 
 class CoordinatorTraceback(Exception):
-    """The cause of a ``RequestFailed``: where ``handle_request`` raised on the driver. The last 8 KiB of that text."""
+    """The cause of a ``RequestFailed``: the driver's traceback of ``handle_request``, or its last 8 KiB."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -59,8 +59,8 @@ class CoordinatorTraceback(Exception):
 
 
 class TimedOut(ProtocolError, TimeoutError):
-    """Room for an event, an answer, or the last confirmation did not come within its deadline (H48)."""
+    """The coordinator did not make room, answer, become ready or confirm in time. The message names the timeout."""
 
 
 class CheckpointDeclinedByOperator(HeadgateError):
-    """Raise it in ``snapshot_state`` to decline this checkpoint without failing the task (H45)."""
+    """Raise it in ``snapshot_state`` to decline the checkpoint without failing the task."""

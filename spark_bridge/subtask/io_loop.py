@@ -1,4 +1,4 @@
-"""What the I/O thread of one attempt does: read, write, reconnect, and end when the attempt ends."""
+"""The I/O thread of one attempt: it reads, writes and reconnects until the attempt ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.waker import Interrupted
 
 if TYPE_CHECKING:
-    from spark_bridge.subtask.valve_core import ValveCore
+    from spark_bridge.subtask.channel import SubtaskChannel
 
 __all__ = ["serve"]
 
@@ -22,128 +22,130 @@ _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
-BROKEN_IN_A_ROW_MAX: Final = 8  # so many connections may break the protocol before the attempt is given up
+BROKEN_IN_A_ROW_MAX: Final = 8  # connections in a row that break the protocol end the attempt
 
 
-def serve(valve: ValveCore) -> None:
-    """The body of the I/O thread. Returns when the valve is closed or its attempt is over; raises nothing."""
+def serve(channel: SubtaskChannel) -> None:
+    """The body of the I/O thread. It returns when the channel is closed or its attempt is over, and raises nothing."""
     try:
-        _Loop(valve).run()
+        _Loop(channel).run()
     except Interrupted:
         pass
     except BaseException as error:
-        _log.exception("the I/O thread of task %s failed", valve.key[0])
-        valve.end(f"the task's end of the wire failed: {error!r}")
+        _log.exception("task %s: the I/O thread failed", channel.key[0])
+        channel.end(f"the task's connection to the driver failed: {error!r}")
     finally:
-        valve.loop_ended()
+        channel.loop_ended()
 
 
 class _Loop:
-    def __init__(self, valve: ValveCore) -> None:
-        self._valve = valve
+    def __init__(self, channel: SubtaskChannel) -> None:
+        self._channel = channel
 
     def run(self) -> None:
-        while not self._valve.stopping:
-            connection = self._valve.connection
+        while not self._channel.stopping:
+            connection = self._channel.connection
             if connection is None:
                 self._reconnect()
                 continue
             try:
                 self._converse(connection)
             except RemoteProtocolError as error:
-                # The peer sends again from where we are, so a new connection heals a gap or a torn frame.
+                # The peer sends again what is missing here, so a new connection repairs a gap or a torn frame.
                 self._lost(str(error))
-                self._valve.take_breach()  # or it would count twice
+                self._channel.take_breach()  # it is counted here, and would otherwise count twice
                 self._count_broken(error)
             except OSError as error:
                 self._lost(str(error))
-                if (breach := self._valve.take_breach()) is not None:  # the task's thread has seen it
+                if (breach := self._channel.take_breach()) is not None:  # the task's thread read it
                     self._count_broken(breach)
 
     def _count_broken(self, error: RemoteProtocolError) -> None:
-        self._valve.breaches_in_a_row += 1
-        if self._valve.breaches_in_a_row >= BROKEN_IN_A_ROW_MAX:
-            self._valve.end(f"the sidecar breaks the protocol again and again: {error}")
+        self._channel.breaches_in_a_row += 1
+        if self._channel.breaches_in_a_row >= BROKEN_IN_A_ROW_MAX:
+            self._channel.end(
+                f"{BROKEN_IN_A_ROW_MAX} connections in a row broke the protocol, the last one by: {error}"
+            )
 
     def _lost(self, why: str) -> None:
-        _log.info("task %s lost its connection: %s", self._valve.key[0], why)
-        self._valve.lose_connection()
+        _log.info("task %s: connection lost: %s", self._channel.key[0], why)
+        self._channel.lose_connection()
 
     def _converse(self, connection: Connection) -> None:
-        """Read and write until the valve stops; a broken connection raises."""
-        valve = self._valve
+        """Read and write until the channel stops. Raises if the connection breaks."""
+        channel = self._channel
         with selectors.DefaultSelector() as selector:
-            selector.register(valve.waker, selectors.EVENT_READ)
+            selector.register(channel.waker, selectors.EVENT_READ)
             registered = 0
-            while not valve.stopping:
-                wanted = valve.interests
+            while not channel.stopping:
+                wanted = channel.interests
                 if wanted != registered:
                     _set_interests(selector, connection, registered, wanted)
                     registered = wanted
-                for key, events in selector.select(valve.time_to_look()):
-                    if key.fileobj is valve.waker:
-                        valve.waker.answer()
+                for key, events in selector.select(channel.pass_time_and_watch()):
+                    if key.fileobj is channel.waker:
+                        channel.waker.drain()
                         continue
                     if events & selectors.EVENT_WRITE:
-                        valve.write()
+                        channel.write()
                     if events & selectors.EVENT_READ:
-                        valve.read()
+                        channel.read()
 
     def _reconnect(self) -> None:
-        """Try until a connection stands, with growing pauses; the machine's deadline ends the attempt (H24)."""
-        valve = self._valve
+        """Try until a connection is up, with increasing pauses. The machine's deadline ends the attempt (H24)."""
+        channel = self._channel
         pause_s = FIRST_PAUSE_S
         while True:
-            left_s = valve.pass_time()
-            if valve.stopping:
+            left_s = channel.pass_time()
+            if channel.stopping:
                 return
             try:
                 self._resume(time.monotonic() + min(10.0, left_s if left_s is not None else 10.0))
                 return
             except (HandshakeFailed, VersionMismatch) as error:
-                # Another sidecar listens there now: it will never know this task.
-                valve.end(f"the connection broke, and the peer is not the one it was before: {error}")
+                # Another sidecar listens there now, which can never know this task.
+                channel.end(f"the connection broke, and another sidecar answers at its address: {error}")
                 return
             except RemoteProtocolError as error:
                 self._count_broken(error)
             except OSError as error:
-                _log.info("task %s cannot reconnect yet: %s", valve.key[0], error)
+                _log.info("task %s: reconnection failed, will retry: %s", channel.key[0], error)
             self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _resume(self, deadline: float) -> None:
-        valve = self._valve
-        endpoint = valve.endpoint
-        connection = Connection.open(endpoint.host, endpoint.port, endpoint.secret, deadline, valve.waker)
+        channel = self._channel
+        endpoint = channel.endpoint
+        connection = Connection.open(endpoint.host, endpoint.port, endpoint.secret, deadline, channel.waker)
         attached = False
         try:
-            answer, *rest = connection.exchange(encode_message(valve.resume_message()), deadline)
+            answer, *rest = connection.exchange(encode_message(channel.resume_message()), deadline)
             match answer:
                 case Resumed(received_seq=received_seq):
-                    valve.attach_connection(connection, received_seq, rest)
+                    channel.attach_connection(connection, received_seq, rest)
                     attached = True
                 case Refused(message=why) | AttemptEnded(reason=why):
-                    valve.end(why)
+                    channel.end(why)
                 case other:
                     raise RemoteProtocolError(f"the sidecar answered a resumption with {type(other).__name__}")
         finally:
-            if not attached and valve.connection is not connection:
+            if not attached and channel.connection is not connection:
                 connection.close()
 
     def _pause(self, pause_s: float) -> None:
-        """Wait, but not for an attempt that is being closed; the task's own wake-ups do not shorten it."""
-        valve = self._valve
-        left_s = valve.pass_time()
+        """Wait, unless the attempt is being closed. The task's own wake-ups do not end the wait."""
+        channel = self._channel
+        left_s = channel.pass_time()
         deadline = time.monotonic() + (pause_s if left_s is None else min(pause_s, left_s))
         with selectors.DefaultSelector() as selector:
-            selector.register(valve.waker, selectors.EVENT_READ)
-            while not valve.stopping and (rest_s := deadline - time.monotonic()) > 0:
+            selector.register(channel.waker, selectors.EVENT_READ)
+            while not channel.stopping and (rest_s := deadline - time.monotonic()) > 0:
                 if selector.select(rest_s):
-                    valve.waker.answer()
+                    channel.waker.drain()
 
 
 def _set_interests(selector: selectors.BaseSelector, connection: Connection, registered: int, wanted: int) -> None:
-    """A selector knows no empty set of events: then the socket is taken out."""
+    """Watch the socket for ``wanted``. A selector accepts no empty set of events: then the socket is removed."""
     if not wanted:
         selector.unregister(connection.sock)
     elif registered:

@@ -1,4 +1,4 @@
-"""What has come for an operator and is not handled yet."""
+"""The items that an operator has received and not yet handled."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections import deque
 
 from protocol.subtask.types import MailboxAborted, MailboxBarrier, MailboxEvent, MailboxItem
 
-__all__ = ["Mailbox"]
+__all__ = ["OperatorMailbox"]
 
 
-class Mailbox:
-    """A queue that knows its size in bytes, and how many barriers lie in it. Not thread-safe: the valve
-    locks it.
+class OperatorMailbox:
+    """A queue that knows its size in bytes and how many barriers it holds. Not thread-safe: the channel locks it.
 
-    What is in here was confirmed, so the sender's window no longer bounds it (H27); ``full`` is the bound,
-    and the I/O thread stops reading at it.
+    The items in it are confirmed, so the sender's window no longer bounds them (H27). ``full`` is the bound: the I/O
+    thread stops reading at it.
     """
 
     __slots__ = ("_bytes", "_bytes_max", "_items", "_items_max", "barriers")
@@ -31,18 +30,16 @@ class Mailbox:
 
     @property
     def full(self) -> bool:
-        """At one of the two bounds."""
+        """Whether one of the two bounds is reached."""
         return len(self._items) >= self._items_max or self._bytes >= self._bytes_max
 
     @property
     def half_empty(self) -> bool:
-        """Below half of both bounds: it is worth reading again."""
+        """Whether it is at or below half of both bounds: time to read again."""
         return 2 * len(self._items) <= self._items_max and 2 * self._bytes <= self._bytes_max
 
     def put(self, item: MailboxItem) -> None:
-        """Append. The end of a checkpoint takes its barrier away, if that is still here: it means nothing
-        now.
-        """
+        """Append an item. An aborted checkpoint removes its barrier, which no longer counts."""
         if isinstance(item, MailboxEvent):
             self._bytes += len(item.payload)
         elif isinstance(item, MailboxBarrier):
@@ -52,9 +49,7 @@ class Mailbox:
         self._items.append(item)
 
     def take(self, *, events_only: bool) -> MailboxItem | None:
-        """Remove and return the first item; None if there is none, or with ``events_only`` if it is no
-        event.
-        """
+        """Remove and return the first item. None if there is none, or with ``events_only`` if it is not an event."""
         if not self._items or (events_only and not isinstance(self._items[0], MailboxEvent)):
             return None
         item = self._items.popleft()
@@ -65,7 +60,7 @@ class Mailbox:
         return item
 
     def take_barriers(self) -> list[MailboxBarrier]:
-        """Remove and return all barriers, wherever they lie."""
+        """Remove and return all barriers, wherever they are in the queue."""
         barriers = [item for item in self._items if isinstance(item, MailboxBarrier)]
         for barrier in barriers:
             self._remove(barrier)

@@ -1,15 +1,14 @@
-"""The task's own thread reads the socket while it waits, instead of being told by the I/O thread.
+"""Lets the task's own thread read the socket while it waits, instead of being woken by the I/O thread.
 
-To be told costs a second wake-up for each event, and the interpreter's lock goes from hand to hand. So a task that
-waits again soon after something came takes the reading over, and gives it back when nothing comes for a while, or when
-the I/O thread sees that it does something else. Whoever waits only now and then never takes it over.
+Being woken by the I/O thread costs a second wake-up and a hand-over of the interpreter lock for each event. So a task
+that waits again soon after something arrived takes over the reading. It gives it back when nothing arrives for a while,
+or when the I/O thread notices that the task is doing something else. A task that waits rarely never takes it over.
 
     the I/O thread reads --(news came soon, and the task waits again)--> the task reads
-                         <--(no news for IDLE_S; it has been away; the connection broke)--
+                         <--(no news for IDLE_S; the task went away; the connection broke)--
 
-Where one thing follows the other within ``spin_s``, the wait begins with looking again and again: a processor that goes
-to sleep takes longer to wake than the other end to answer. Not where there is one core only: there the other end may
-need it.
+If the previous wait took less than ``spin_s``, the next one starts by polling: a sleeping processor takes longer to
+wake than the other end takes to answer. On a single core there is no polling, because the other end may need the core.
 """
 
 from __future__ import annotations
@@ -26,16 +25,18 @@ from spark_bridge.subtask.waker import Waker
 
 __all__ = ["OwnReads"]
 
-SOON_S: Final = 0.005  # a wait that was shorter makes it worth reading during the next one
-IDLE_S: Final = 0.02  # without news for so long, the reading goes back
-WATCH_S: Final = 0.001  # between two looks of the I/O thread, while the task reads; it takes over at the second one
+SOON_S: Final = 0.005  # after a wait shorter than this, the task reads during the next one
+IDLE_S: Final = 0.02  # after this long without news, the I/O thread reads again
+WATCH_S: Final = (
+    0.001  # while the task reads, the I/O thread checks on it this often; at the second check it takes over
+)
 
 
 class OwnReads:
-    """Whose turn it is to read. Used under the valve's lock, but for ``wait``.
+    """Which thread reads the socket. Used under the channel's lock, except ``wait``.
 
-    ``active``: the task's thread reads, and the I/O thread leaves the socket alone. ``waiting``: it waits right now,
-    and must be woken by ``wake``.
+    ``active``: the task's thread reads, and the I/O thread leaves the socket alone. ``waiting``: the task's thread is
+    waiting now, and only ``wake`` can wake it.
     """
 
     __slots__ = ("_last_wait_s", "_poller", "_registered", "_seen", "_spin_s", "_waits", "_waker", "active", "waiting")
@@ -53,15 +54,15 @@ class OwnReads:
 
     @property
     def are_worthwhile(self) -> bool:
-        """Whether the next wait is likely to be a short one."""
+        """Whether the next wait is likely to be short."""
         return self.active or self._last_wait_s < SOON_S
 
     def was_told(self, waited_s: float) -> None:
-        """The task has waited so long for the I/O thread to tell it of something; ``math.inf``: of nothing."""
+        """The task waited so long until the I/O thread woke it; ``math.inf`` if it was not woken."""
         self._last_wait_s = waited_s
 
     def begin(self, sock: socket.socket) -> None:
-        """The task is about to ``wait``."""
+        """The task is about to call ``wait``."""
         if sock.fileno() != self._registered:
             if self._registered >= 0:
                 self._poller.unregister(self._registered)
@@ -71,7 +72,7 @@ class OwnReads:
         self._waits += 1
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait, without the lock, until something has come or ``wake``; False if that takes ``IDLE_S`` or longer."""
+        """Wait, without the lock, until data arrives or ``wake`` is called. False after ``IDLE_S`` or ``timeout_s``."""
         poll, began = self._poller.poll, time.monotonic()
         timeout_s = IDLE_S if timeout_s is None else min(IDLE_S, timeout_s)
         ready: list[tuple[int, int]] = []
@@ -83,18 +84,18 @@ class OwnReads:
             ready = poll(math.ceil(1000 * timeout_s))
         self._last_wait_s = time.monotonic() - began if ready else math.inf
         if ready and ready != [(self._registered, select.POLLIN)]:
-            with suppress(OSError):  # closed meanwhile: the valve says why
-                self._waker.answer()
+            with suppress(OSError):  # closed meanwhile: the channel knows why
+                self._waker.drain()
         return bool(ready)
 
     def has_been_away(self) -> bool:
-        """Whether the task has done something else since the last time this was asked, and not waited in between."""
+        """Whether the task has not waited at all since the previous call."""
         away = not self.waiting and self._waits == self._seen
         self._seen = self._waits
         return away
 
     def wake(self) -> None:
-        """Get the task out of its wait."""
+        """Wake the task's thread."""
         self._waker.wake()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The first minute of a task: find the sidecar, and be taken by it."""
+"""Connects a new task to the sidecar and registers it."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = ["register"]
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
 REFUSED_TIMEOUT_S = 2.0
-"""How long a port where nobody listens is tried: the driver is up before its tasks are."""
+"""How long to retry a refused connection. Short, because the driver is up before its tasks are."""
 
 
 def register(
     endpoint: TaskEndpoint, identity: TaskIdentity, waker: Waker
 ) -> tuple[Connection, Registered, list[Downward]]:
-    """Connect, authenticate and register; return the answer and whatever came right behind it.
+    """Connect, authenticate and register. Return the connection, the answer, and the messages that came with it.
 
     Raises:
         CannotReachSidecar: no connection within ``connect_timeout_s``.
-        RegistrationRefused: with the sidecar's own message.
+        RegistrationRefused: the sidecar refused the task; the message says why.
         RegistrationFailed: no answer within ``register_timeout_s``, or the connection broke meanwhile.
-        HandshakeFailed, VersionMismatch: at once, for trying again cannot help.
-        AttemptOver: Spark or the driver gave this attempt up in the meantime.
+        HandshakeFailed, VersionMismatch: without a second try, which could not help.
+        AttemptOver: Spark or the driver ended this attempt meanwhile.
     """
     connection = _reach(endpoint, waker)
     try:
@@ -45,7 +45,7 @@ def register(
             case Refused(code=code, message=message):
                 raise RegistrationRefused(code, message)
             case AttemptEnded(reason=reason):
-                raise AttemptOver(f"task {identity.task_attempt_id} was given up before it began: {reason}")
+                raise AttemptOver(f"task {identity.task_attempt_id} was ended before it began: {reason}")
             case other:
                 raise RemoteProtocolError(f"the sidecar answered a registration with {type(other).__name__}")
     except BaseException:
@@ -61,14 +61,14 @@ def _reach(endpoint: TaskEndpoint, waker: Waker) -> Connection:
         try:
             return Connection.open(endpoint.host, endpoint.port, endpoint.secret, deadline, waker)
         except OSError as error:
-            if isinstance(error, ConnectionRefusedError):  # an answer, not silence: nobody listens there
+            if isinstance(error, ConnectionRefusedError):  # an answer, not silence: nothing listens there
                 deadline = min(deadline, began + REFUSED_TIMEOUT_S)
             if time.monotonic() + pause_s >= deadline:
                 raise CannotReachSidecar(
                     f"cannot reach the sidecar at {endpoint.host}:{endpoint.port} from {socket.gethostname()} "
-                    f"within {deadline - began:g} s: {error}. Does the sidecar still run? If executors "
-                    "reach the driver by another name or port, set advertised_host and advertised_port; if a "
-                    "firewall stands between them, fix the port and open it"
+                    f"within {deadline - began:g} s: {error}. Check that the sidecar is still running. If executors "
+                    "reach the driver by another name or port, set advertised_host and advertised_port. If there is a "
+                    "firewall between them, set a fixed port and open it"
                 ) from error
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -93,10 +93,10 @@ def _introduce(connection: Connection, endpoint: TaskEndpoint, identity: TaskIde
     except ConnectionBroken as error:
         if error.errno == errno.ETIMEDOUT:
             raise RegistrationFailed(
-                f"{who} reached the sidecar, which did not take it within {endpoint.register_timeout_s:g} s. It "
-                "holds a task back while an older attempt of the same subtask is alive, or while the coordinator "
-                "is being reset: see the driver's log for which; a longer wait is register_timeout_s"
+                f"{who} reached the sidecar, which did not accept it within {endpoint.register_timeout_s:g} s. The "
+                "sidecar holds a task back while an older attempt of the same subtask is alive, or while the "
+                "coordinator is being reset. The driver's log says which; raise register_timeout_s to wait longer"
             ) from error
-        raise RegistrationFailed(f"{who}: the connection broke before the sidecar took it: {error}") from error
+        raise RegistrationFailed(f"{who}: the connection broke before the sidecar accepted it: {error}") from error
     except OSError as error:
-        raise RegistrationFailed(f"{who}: the connection broke before the sidecar took it: {error}") from error
+        raise RegistrationFailed(f"{who}: the connection broke before the sidecar accepted it: {error}") from error

@@ -1,4 +1,4 @@
-"""One task from its first word to its last: what Spark gets is an ordinary iterator of outputs."""
+"""Runs one task from its registration to its end. Spark gets an ordinary iterator of outputs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 from protocol.errors import AttemptOver
 from protocol.wire.messages import SubtaskState
+from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.context import SubtaskContext, checked_state
 from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
+from spark_bridge.subtask.io_loop import serve
 from spark_bridge.subtask.operator import SubtaskOperator
-from spark_bridge.subtask.valve_io import ValveIo
 
 __all__ = ["run_subtask"]
 
@@ -29,21 +30,20 @@ def run_subtask(
 ) -> Generator[Any, None, None]:
     """Register this task, run its operator over ``records``, and yield what it yields.
 
-    Nothing happens before the first ``next()``. Whichever way the generator ends (to its end, by an
-    exception, or abandoned by ``take(1)``), the operator is closed and thread and socket are gone. An
-    exception of the operator is told to the coordinator as text and passes to Spark unchanged. The iterator
-    ends only when the coordinator has taken every event that was sent, so that a success of Spark's loses
-    nothing.
+    Nothing happens before the first ``next()``. However the generator ends (completely, by an exception, or abandoned
+    by ``take(1)``), the operator is closed, and the thread and the socket are gone. The coordinator receives the text
+    of an operator's exception; Spark gets the exception unchanged. The iterator ends only after the coordinator has
+    taken every event that was sent, so a task that succeeds loses nothing.
 
     Raises:
-        CannotReachSidecar, RegistrationFailed, RegistrationRefused, HandshakeFailed, VersionMismatch: no
-        start.
-        AttemptOver: the attempt was given up by the driver, or had no connection for too long.
-        TimedOut: the coordinator's ``subtask_ready`` did not return within ``ready_timeout_s``, or it did not take
-        everything within ``finish_timeout_s``.
+        CannotReachSidecar, RegistrationFailed, RegistrationRefused, HandshakeFailed, VersionMismatch: the task could
+            not start.
+        AttemptOver: the driver ended the attempt, or it had no connection for too long.
+        TimedOut: the coordinator's ``subtask_ready`` did not return within ``ready_timeout_s``, or the coordinator did
+            not take everything within ``finish_timeout_s``.
     """
-    io = ValveIo(endpoint, identity)
-    run = _Run(io, endpoint)
+    channel = SubtaskChannel(endpoint, identity)
+    run = _Run(channel, endpoint)
     try:
         context = run.open(make_operator, identity)
         outputs = run.outputs(context, iter(records))
@@ -58,11 +58,11 @@ def run_subtask(
         run.fail(error)
         raise
     finally:
-        io.close()
+        channel.close()
 
 
 def restored_state(operator: SubtaskOperator, states: Sequence[SubtaskState]) -> bytes | None:
-    """What ``open`` restores: nothing, the one state as it is, or what the operator makes of several (H52)."""
+    """What ``open`` restores: nothing, the only state, or what ``merge_states`` makes of several (H52)."""
     if not states:
         return None
     if len(states) == 1:
@@ -71,22 +71,22 @@ def restored_state(operator: SubtaskOperator, states: Sequence[SubtaskState]) ->
 
 
 class _Run:
-    """The ends of a run, each exactly once."""
+    """The steps of a run. Each of its ends happens at most once."""
 
-    def __init__(self, io: ValveIo, endpoint: TaskEndpoint) -> None:
-        self._io = io
+    def __init__(self, channel: SubtaskChannel, endpoint: TaskEndpoint) -> None:
+        self._channel = channel
         self._endpoint = endpoint
         self._operator: SubtaskOperator | None = None
         self._outputs: Iterator[Any] | None = None
         self._context: SubtaskContext | None = None
         self._registered = False
-        self._goodbye_said = False
+        self._end_reported = False
 
     def open(self, make_operator: Callable[[], SubtaskOperator], identity: TaskIdentity) -> SubtaskContext:
-        registered = self._io.open()
+        registered = self._channel.open(serve)
         self._registered = True
         self._operator = operator = make_operator()
-        context = SubtaskContext(self._io, operator, self._endpoint, identity, registered)
+        context = SubtaskContext(self._channel, operator, self._endpoint, identity, registered)
         context.open_operator(restored_state(operator, registered.states))
         self._context = context
         context.wait_until_ready()
@@ -99,71 +99,72 @@ class _Run:
         return self._outputs
 
     def finish(self, context: SubtaskContext) -> None:
-        """The outputs have ended well: say so, close the operator, and leave when everything was taken."""
+        """The outputs are complete: report the end, close the operator, and wait until everything was taken."""
         deadline = time.monotonic() + self._endpoint.finish_timeout_s
-        self._say_it_ended_well(context, deadline)
+        self._report_end(context, deadline)
         operator, self._operator = self._operator, None
         if operator is not None:
             operator.close()
-        self._io.wait_until_heard(deadline)
+        self._channel.wait_until_finish_is_confirmed(deadline)
 
     def abandon(self) -> None:
-        """Nobody wants more outputs. For Spark this is a success (``take(1)``), so the goodbye says no
-        failure.
+        """Nothing takes more outputs. Spark counts this as a success (``take(1)``), so the report says the same.
 
-        If the task fails after all, further down the same iterator, Spark's own fact says so, and a success
-        that is revoked is a failure like any other (H17). Nothing may be raised here.
+        If the task fails after all, further down the same iterator, Spark reports it, and a revoked success is a
+        failure like any other (H17). Nothing may be raised here.
         """
         self._close_outputs_quietly()
         deadline = time.monotonic() + self._endpoint.failure_timeout_s
-        may_speak = self._context is not None and self._io.over is None and self._io.on_task_thread
+        may_report = self._context is not None and self._channel.over is None and self._channel.on_task_thread
         try:
-            if may_speak and self._context is not None:
-                self._say_it_ended_well(self._context, deadline)
+            if may_report and self._context is not None:
+                self._report_end(self._context, deadline)
         except AttemptOver:
-            may_speak = False  # Spark has killed it, or its job has ended
+            may_report = False  # Spark killed the task, or its job has ended
         except Exception as error:
-            may_speak = False
-            _log.warning("task %s was abandoned, and its goodbye failed: %r", self._io.key[0], error)
+            may_report = False
+            _log.warning(
+                "task %s: its output was abandoned, and its end could not be reported: %r", self._channel.key[0], error
+            )
         self._close_operator_quietly()
-        if may_speak:
-            self._wait_until_heard_quietly(deadline)
+        if may_report:
+            self._wait_for_confirmation_quietly(deadline)
 
     def fail(self, error: BaseException) -> None:
-        """``error`` is on its way to Spark. Nothing may be raised in its place."""
+        """``error`` is about to reach Spark. Nothing may be raised in its place."""
         self._close_outputs_quietly()
         self._close_operator_quietly()
         if isinstance(error, AttemptOver):
-            # The driver has Spark kill this attempt. An exception that came first would count as one of the failures
-            # that Spark bears (spark.task.maxFailures); once it knows of the kill, none does.
+            # The driver has Spark kill this attempt. An exception that reached Spark before the kill would count
+            # against spark.task.maxFailures; after the kill it does not.
             time.sleep(self._endpoint.kill_wait_s)
-        if not self._registered or self._goodbye_said or self._io.over is not None:
+        if not self._registered or self._end_reported or self._channel.over is not None:
             return
         text = f"{type(error).__name__}: {error}"
         try:
-            self._io.finish_badly(text[:FAILURE_CHARS_MAX])
+            self._channel.finish_with_failure(text[:FAILURE_CHARS_MAX])
         except AttemptOver:
-            pass  # it is over for the driver already
+            pass  # the attempt is already over for the driver
         except Exception as failure:
-            _log.warning("the goodbye of task %s could not be said: %s", self._io.key[0], failure)
+            _log.warning("task %s: its failure could not be reported: %s", self._channel.key[0], failure)
         else:
-            self._wait_until_heard_quietly(time.monotonic() + self._endpoint.failure_timeout_s)
+            self._wait_for_confirmation_quietly(time.monotonic() + self._endpoint.failure_timeout_s)
 
-    def _say_it_ended_well(self, context: SubtaskContext, deadline: float) -> None:
+    def _report_end(self, context: SubtaskContext, deadline: float) -> None:
         operator = self._operator
         assert operator is not None
-        while not self._goodbye_said:
+        while not self._end_reported:
             context.handle_pending()
             state = checked_state(operator, "final_state", operator.final_state())
-            self._goodbye_said = self._io.try_finish_well(state, deadline)
+            self._end_reported = self._channel.try_finish(state, deadline)
 
-    def _wait_until_heard_quietly(self, deadline: float) -> None:
+    def _wait_for_confirmation_quietly(self, deadline: float) -> None:
         try:
-            self._io.wait_until_heard(deadline)
+            self._channel.wait_until_finish_is_confirmed(deadline)
         except AttemptOver:
-            pass  # the driver answers a failure by ending the attempt
+            pass  # the driver ends the attempt as soon as it knows of the failure
         except Exception as error:
-            _log.warning("the goodbye of task %s was not heard: %s", self._io.key[0], error)
+            _log.warning("task %s: the report of its end was not confirmed: %s", self._channel.key[0], error)
 
     def _close_outputs_quietly(self) -> None:
         outputs, self._outputs = self._outputs, None
@@ -172,7 +173,7 @@ class _Run:
             if close is not None:
                 close()
         except Exception:
-            _log.exception("an operator's process() failed while it was closed")
+            _log.exception("process() raised while its outputs were being closed")
 
     def _close_operator_quietly(self) -> None:
         operator, self._operator = self._operator, None
@@ -181,4 +182,4 @@ class _Run:
         try:
             operator.close()
         except Exception:
-            _log.exception("%s.close() failed", type(operator).__name__)
+            _log.exception("%s.close() raised", type(operator).__name__)

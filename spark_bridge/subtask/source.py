@@ -1,4 +1,4 @@
-"""An operator that reads splits which its coordinator hands out, for a ``SourceCoordinator`` on the driver."""
+"""An operator that reads the splits which a ``SourceCoordinator`` on the driver assigns to it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ __all__ = ["SplitReader"]
 
 
 class SplitReader(SubtaskOperator):
-    """Asks for a split whenever it has none, reads it, and ends when it is told that no more follow.
+    """Requests a split whenever it has none, reads it, and ends when the coordinator has no more.
 
-    Override ``read_split``; ``finish`` and ``handle_source_event`` where they serve. ``open`` keeps the context as
-    ``self.context``. What Spark passes in as records is not looked at. For streaming, override ``snapshot_state`` and
-    ``open`` too: only the reader knows how far it is inside a split; by default it declines checkpoints. A subclass
-    whose ``__init__`` does not call ``super().__init__()`` works all the same.
+    Override ``read_split``, and ``finish`` and ``handle_source_event`` if needed. The records that Spark passes to the
+    task are ignored. For streaming, also override ``snapshot_state`` and ``open``: only the reader knows its position
+    inside a split, so by default it declines checkpoints. A subclass need not call ``super().__init__()``.
+
+    Attributes:
+        context: the ``SubtaskContext``, kept by ``open``.
+        splits: the splits that are assigned and not yet begun, in order.
     """
 
     context: SubtaskContext
@@ -37,7 +40,6 @@ class SplitReader(SubtaskOperator):
 
     def __init__(self) -> None:
         self.splits: deque[Any]
-        """What is assigned and not begun, in order."""
         self._no_more: bool
         self._requested: bool
 
@@ -45,15 +47,15 @@ class SplitReader(SubtaskOperator):
         self.context = context
 
     def read_split(self, split: Any, /) -> Iterable[Any] | None:
-        """Read one split and yield its outputs; ``None`` means that there are none."""
+        """Read one split and yield its outputs. None means that there are no outputs. Events are handled after each."""
         raise TypeError(f"{type(self).__name__} must define read_split(self, split)")
 
     def finish(self) -> Iterable[Any] | None:
-        """Outputs that follow the last split."""
+        """Return further outputs after the last split; None for none."""
         return None
 
     def handle_source_event(self, event: Any) -> None:
-        """An event of the enumerator's own making."""
+        """Handle an event that the split enumerator sent with ``send_event``. The default drops it."""
 
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
         if not hasattr(self, "context"):

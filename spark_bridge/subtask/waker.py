@@ -1,4 +1,4 @@
-"""How one thread gets another out of its wait for a socket."""
+"""Lets one thread wake another that is waiting for a socket."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Interrupted", "Waker"]
 
 
 class Interrupted(Exception):
-    """The attempt is being closed: stop waiting."""
+    """The attempt is being closed: the thread must stop waiting."""
 
 
 class Waker:
-    """A socket that becomes readable on ``wake()``. ``stopping`` says whether that means the end.
+    """A socket that becomes readable on ``wake()``. ``stopping`` tells whether the waiting thread must end.
 
-    ``wake`` may be called by any thread, and after ``close``; the rest belongs to the thread that waits.
+    Any thread may call ``wake``, also after ``close``. Everything else belongs to the thread that waits.
     """
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
@@ -26,16 +26,16 @@ class Waker:
         self._writer.setblocking(False)
 
     def fileno(self) -> int:
-        """What a selector waits for."""
+        """The file descriptor for a selector."""
         return self._reader.fileno()
 
     def wake(self) -> None:
-        """Get the waiting thread out of its wait, or the next one."""
-        with suppress(OSError):  # full: it is awake anyway; closed: nobody is left to wake
+        """End the thread's current wait, or its next one."""
+        with suppress(OSError):  # full: a wake-up is pending; closed: nothing waits any more
             self._writer.send(b"\0")
 
-    def answer(self) -> None:
-        """Take the wake-ups so far. Raises ``Interrupted`` if they mean the end; else the wait goes on."""
+    def drain(self) -> None:
+        """Consume the wake-ups so far. Raises ``Interrupted`` if the thread must end; otherwise its wait goes on."""
         with suppress(BlockingIOError, InterruptedError):
             self._reader.recv(4096)
         if self._stopping():

@@ -110,7 +110,7 @@ def test_an_action_after_the_sidecar_has_closed_fails_with_a_clear_text(spark: S
         rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Listening))
     text = what_the_user_reads(rdd.collect)
     assert "cannot reach the sidecar" in text
-    assert "Does the sidecar still run?" in text
+    assert "Check that the sidecar is still running" in text
 
 
 # --- while a job runs, after one has failed -------------------------------------------------------------------------

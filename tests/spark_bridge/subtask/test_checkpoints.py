@@ -196,7 +196,7 @@ def test_a_request_inside_the_snapshot_is_refused_at_once() -> None:  # H33, H48
     class Asking(EventSource):
         def snapshot_state(self, checkpoint_id: int) -> bytes:
             if checkpoint_id == 6:
-                with pytest.raises(LocalProtocolError, match="send an event instead"):
+                with pytest.raises(LocalProtocolError, match="Send an event instead"):
                     self.context.request("which?", timeout_s=1000)
             return b""
 

@@ -16,13 +16,13 @@ from protocol.wire.messages import (
     EventMessage,
 )
 from spark_bridge.subtask import SubtaskContext
-from spark_bridge.subtask.mailbox import Mailbox
+from spark_bridge.subtask.mailbox import OperatorMailbox
 from tests.spark_bridge.subtask.operators import Calling
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, RunningTask
 
 
 def test_items_come_out_in_the_order_in_which_they_went_in() -> None:  # H22, H23
-    mailbox = Mailbox(10, 100)
+    mailbox = OperatorMailbox(10, 100)
     items: list[MailboxItem] = [MailboxEvent(b"a"), MailboxBarrier(1), MailboxEvent(b"b"), MailboxCompleted(1)]
     for item in items:
         mailbox.put(item)
@@ -30,7 +30,7 @@ def test_items_come_out_in_the_order_in_which_they_went_in() -> None:  # H22, H2
 
 
 def test_with_events_only_a_barrier_stops_everything_behind_it() -> None:  # H23
-    mailbox = Mailbox(10, 100)
+    mailbox = OperatorMailbox(10, 100)
     for item in (MailboxEvent(b"a"), MailboxBarrier(1), MailboxEvent(b"b")):
         mailbox.put(item)
     assert mailbox.take(events_only=True) == MailboxEvent(b"a")
@@ -39,7 +39,7 @@ def test_with_events_only_a_barrier_stops_everything_behind_it() -> None:  # H23
 
 
 def test_it_is_full_at_either_bound_and_half_empty_below_both_halves() -> None:  # H27
-    by_items, by_bytes = Mailbox(2, 1000), Mailbox(1000, 8)
+    by_items, by_bytes = OperatorMailbox(2, 1000), OperatorMailbox(1000, 8)
     for mailbox, payload in ((by_items, b""), (by_bytes, b"1234")):
         seen = []
         for _ in range(2):
@@ -51,7 +51,7 @@ def test_it_is_full_at_either_bound_and_half_empty_below_both_halves() -> None: 
 
 
 def test_an_abort_takes_its_own_barrier_away() -> None:  # H44
-    mailbox = Mailbox(10, 100)
+    mailbox = OperatorMailbox(10, 100)
     for item in (MailboxBarrier(1), MailboxBarrier(2), MailboxAborted(1), MailboxAborted(7)):
         mailbox.put(item)
     assert mailbox.barriers == 1

@@ -25,9 +25,9 @@ from protocol.wire.messages import (
     Finished,
     RequestMessage,
 )
-from spark_bridge.subtask import AttemptOver, SubtaskContext, TimedOut, own_reads, valve_core
+from spark_bridge.subtask import AttemptOver, SubtaskContext, TimedOut, channel, own_reads
+from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.own_reads import OwnReads
-from spark_bridge.subtask.valve_core import ValveCore
 from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask
 
@@ -55,16 +55,16 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def reads_of(operator: Recorder) -> OwnReads:
-    return operator.context._io._own_reads
+    return operator.context._channel._own_reads
 
 
 def until_it_reads_itself(operator: Recorder) -> None:
     """It has handled all, waits by itself, and the I/O thread has looked since then: it has let go of the socket."""
-    io, reads = operator.context._io, reads_of(operator)
+    channel, reads = operator.context._channel, reads_of(operator)
 
     def it_does() -> bool:
-        with io._changed:
-            return reads.active and reads.waiting and not io.mailbox and reads._seen == reads._waits
+        with channel._changed:
+            return reads.active and reads.waiting and not channel.mailbox and reads._seen == reads._waits
 
     until(it_does, "the task reads by itself")
 
@@ -137,9 +137,9 @@ def test_it_does_not_need_the_io_thread_meanwhile(monkeypatch: pytest.MonkeyPatc
     operator = EventSource()
     with Peer() as peer:
         task, connection = begin(peer, operator)
-        assert operator.context._io.interests == 0
+        assert operator.context._channel.interests == 0
         with monkeypatch.context() as patch:
-            patch.setattr(ValveCore, "interests", 0)  # the I/O thread never reads, and never takes over
+            patch.setattr(SubtaskChannel, "interests", 0)  # the I/O thread never reads, and never takes over
             for seq in range(2, 102):
                 send(connection, seq, seq)
         end(connection, 102)
@@ -148,7 +148,7 @@ def test_it_does_not_need_the_io_thread_meanwhile(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("eager")
 def test_what_comes_all_at_once_arrives_in_order_each_once(monkeypatch: pytest.MonkeyPatch) -> None:  # H22
-    monkeypatch.setattr(valve_core, "WATCH_S", 0.0)  # reading goes from hand to hand as often as it can
+    monkeypatch.setattr(channel, "WATCH_S", 0.0)  # reading goes from hand to hand as often as it can
     operator = EventSource()
     with Peer() as peer:
         task, connection = begin(peer, operator)
@@ -220,8 +220,8 @@ def test_a_mailbox_that_fills_while_it_computes_stops_the_reading() -> None:  # 
             connection.send(*(connection.event(seq, "x" * 2000) for seq in range(first, first + 200)))
             if first == 3:
                 assert connection.expect(Confirm).seq < 200
-                until(lambda: operator.context._io._reading_paused, "nobody reads on")
-                assert len(operator.context._io.mailbox) < 100
+                until(lambda: operator.context._channel._reading_paused, "nobody reads on")
+                assert len(operator.context._channel.mailbox) < 100
                 go_on.set()
         connection.confirmed(2002)
         end(connection, 2003)
@@ -355,11 +355,11 @@ def test_the_end_of_the_attempt_reaches_whoever_else_waits() -> None:  # H26
 
 
 @pytest.mark.usefixtures("eager")
-def test_whoever_closes_the_valve_ends_its_wait() -> None:  # H57
+def test_whoever_closes_the_channel_ends_its_wait() -> None:  # H57
     operator = EventSource()
     with Peer() as peer:
         task, connection = begin(peer, operator)
-        operator.context._io.close()  # this is the test's thread, not the task's
+        operator.context._channel.close()  # this is the test's thread, not the task's
         connection.expect_end()
         error = task.error()
     assert isinstance(error, AttemptOver)

@@ -26,17 +26,17 @@ def test_after_a_break_that_the_io_thread_sees_first_a_distant_sidecar_can_be_re
         first = peer.take_task(window_bytes=2**25)
         send(first, 1, "first")
         until_it_reads_itself(operator)
-        io, reads = operator.context._io, operator.context._io._own_reads
+        channel, reads = operator.context._channel, operator.context._channel._own_reads
         reads._poller.unregister(reads._registered)  # only so that the I/O thread is sure to be the first
         waits = reads._waits
         reads.wake()
         until(lambda: reads.waiting and reads._waits > waits, "it waits again")
-        connection = io.connection
+        connection = channel.connection
         assert connection is not None
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
         for _ in range(4):
             operator.context.send_event("x" * 3_000_000)  # by another thread of the task
-        assert io._wire.has_outgoing
+        assert channel._wire.has_outgoing
         until_it_reads_itself(operator)
         first.close()
         given_up = 0
@@ -56,7 +56,7 @@ def test_after_a_break_that_the_io_thread_sees_first_a_distant_sidecar_can_be_re
             finally:
                 sock.close()
         if given_up:
-            io.close()
+            channel.close()
             task.error()
         else:
             second, _ = peer.resume(received_seq=1)
@@ -79,7 +79,7 @@ def test_whoever_only_waits_for_a_moment_does_not_take_the_reading_over() -> Non
         task = RunningTask(lambda: operator, peer.endpoint())
         peer.take_task().finish()
         assert task.outputs() == [0]
-    assert operator.context._io._own_reads._waits <= 2  # the confirmations of Opened and of Finished are news
+    assert operator.context._channel._own_reads._waits <= 2  # the confirmations of Opened and of Finished are news
 
 
 @pytest.mark.usefixtures("eager")
@@ -88,11 +88,11 @@ def test_what_breaks_the_protocol_is_counted_once() -> None:  # H48
     operator = EventSource()
     with Peer() as peer:
         task, connection = begin(peer, operator)
-        io = operator.context._io
+        channel = operator.context._channel
         with suppress(ConnectionError):  # the task closes at the first bytes
             connection.sock.sendall(bytes(8) + b"x" * 1_000_000)
         connection, _ = peer.resume(received_seq=1)
-        counted, left_over = io.breaches_in_a_row, io._breach
+        counted, left_over = channel.breaches_in_a_row, channel._breach
         send(connection, 2, "end")
         connection.finish()
         task.outputs()
@@ -110,4 +110,4 @@ def test_a_peer_that_only_breaks_the_protocol_is_given_up_though_the_task_reads(
             if broken < io_loop.BROKEN_IN_A_ROW_MAX:
                 connection, _ = peer.resume(received_seq=1)
         error = task.error()
-    assert "again and again" in str(error)
+    assert "connections in a row broke the protocol" in str(error)

@@ -164,4 +164,4 @@ def test_a_peer_that_only_breaks_the_protocol_is_given_up(monkeypatch: pytest.Mo
             connection.sock.sendall(bytes(8))
         error = task.error()
     assert isinstance(error, AttemptOver)
-    assert "again and again" in str(error)
+    assert "connections in a row broke the protocol" in str(error)

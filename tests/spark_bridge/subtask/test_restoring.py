@@ -47,7 +47,7 @@ def test_an_operator_restores_nothing_one_state_or_what_it_makes_of_several(
     assert operator.calls[: len(calls)] == calls
 
 
-def test_several_states_for_an_operator_that_cannot_merge_them_are_an_error_that_names_the_mend() -> None:  # H52
+def test_several_states_for_an_operator_that_cannot_merge_them_are_an_error_that_names_the_fix() -> None:  # H52
     with Peer() as peer:
         task, connection = restore(peer, Recorder(), SubtaskState(2, b"a"), SubtaskState(6, b"b"))
         failure = connection.finish().failure  # never Opened (H11)

@@ -39,7 +39,7 @@ from spark_bridge.subtask import (
     run_subtask,
     runner,
 )
-from spark_bridge.subtask.valve_core import ValveCore
+from spark_bridge.subtask.channel import SubtaskChannel
 from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, RunningTask, registered
 
@@ -151,7 +151,7 @@ def test_an_event_is_confirmed_while_the_task_computes() -> None:  # H23: the ma
 
 def test_a_task_that_passes_between_records_takes_what_has_come_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """H23, spark-facts 23: it need not wait until the I/O thread gets its turn, which here never reads."""
-    monkeypatch.setattr(ValveCore, "interests", 0)
+    monkeypatch.setattr(SubtaskChannel, "interests", 0)
     operator = Recorder()
 
     def records() -> Iterator[int]:
@@ -164,7 +164,7 @@ def test_a_task_that_passes_between_records_takes_what_has_come_itself(monkeypat
         connection.send(connection.event(1, "seen"))
         connection.confirmed(1)
         monkeypatch.undo()
-        operator.context._io.waker.wake()  # from now on the I/O thread reads
+        operator.context._channel.waker.wake()  # from now on the I/O thread reads
         connection.finish()
         task.outputs()
     assert ("event", "seen") in operator.calls

@@ -1,4 +1,4 @@
-"""The bytes of one attempt, over whichever connection it has at the moment. Never waits."""
+"""Sends and receives the bytes of one attempt over its current connection. Never waits."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import suppress
 from protocol.wire.messages import Downward
 from spark_bridge.subtask.connection import READ_BYTES, Connection
 
-__all__ = ["Wire"]
+__all__ = ["CurrentConnection"]
 
 WRITE_BYTES = 256 * 1024
 
 
-class Wire:
-    """At most one connection, and what it has not taken yet. Not thread-safe: the valve locks it.
+class CurrentConnection:
+    """At most one connection, and the bytes that it has not taken yet. Not thread-safe: the channel locks it.
 
-    Two threads use it, the task's own and the I/O thread; whoever is there first reads. What a connection has not
-    taken when it breaks is forgotten: the machine has it, and sends it again (H24).
+    The task's own thread and the I/O thread both use it; the first one to arrive reads. Bytes that were not sent when
+    the connection breaks are discarded: the machine has the messages, and sends them again (H24).
     """
 
     __slots__ = ("_outgoing", "connection")
@@ -28,11 +28,11 @@ class Wire:
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether something waits until the socket takes it."""
+        """Whether bytes are waiting for the socket to take them."""
         return bool(self._outgoing)
 
     def attach(self, connection: Connection) -> None:
-        """From now on this is the connection."""
+        """Replace the connection, closing the previous one."""
         self.drop()
         self.connection = connection
 
@@ -44,13 +44,13 @@ class Wire:
         self._outgoing.clear()
 
     def break_off(self) -> None:
-        """Make the connection end for whoever waits for it; the I/O thread then does the rest."""
+        """Shut the connection down, so that the I/O thread notices and drops it."""
         if self.connection is not None:
             with suppress(OSError):
                 self.connection.sock.shutdown(socket.SHUT_RDWR)
 
     def send(self, data: bytes) -> bool:
-        """Write what the socket takes at once and keep the rest; False if the I/O thread has to look after it."""
+        """Write what the socket takes now and keep the rest. False if the I/O thread has to finish it."""
         if self.connection is None:
             return True
         if not self._outgoing:
@@ -59,7 +59,7 @@ class Wire:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
-                return False  # it reads the same error
+                return False  # the I/O thread reads the same error
             if sent == len(data):
                 return True
             data = data[sent:]
@@ -67,14 +67,17 @@ class Wire:
         return False
 
     def flush(self) -> None:
-        """Write what the socket takes of what was kept. Raises ``OSError`` when the connection is broken."""
+        """Write what was kept, as far as the socket takes it. Raises ``OSError`` if the connection is broken."""
         if self._outgoing and self.connection is not None:
             with suppress(BlockingIOError, InterruptedError):
                 sent = self.connection.sock.send(memoryview(self._outgoing)[:WRITE_BYTES])
                 del self._outgoing[:sent]
 
     def receive(self) -> list[Downward]:
-        """What has come, often nothing. Raises ``OSError`` at the end, ``RemoteProtocolError`` for a bad frame."""
+        """Return the messages that have arrived, often none.
+
+        Raises ``OSError`` at the end of the connection, ``RemoteProtocolError`` for a bad frame.
+        """
         if self.connection is None:
             return []
         try:

@@ -1,0 +1,620 @@
+"""The task's end of its connection to the coordinator: one ``SubtaskMachine``, socket, lock and I/O thread per attempt.
+
+Two threads use it. The task's own thread submits events, takes items out of the mailbox and writes to the socket
+itself, so an event leaves without waiting for another thread. Between records, it also reads what has arrived. The I/O
+thread (``io_loop``) reads when the task does not: it fills the mailbox and confirms what came (H23), however long the
+task computes. It also writes what the socket did not take, reconnects (H24), and keeps the machine's deadlines.
+
+Every use of the machine, the connection and the mailbox happens under one lock, so the bytes on the socket follow the
+order of the machine's effects. Nothing waits while it holds the lock, except on the lock's own condition.
+
+However an attempt ends, ``over`` becomes the reason, every waiting thread is woken, and the I/O thread ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import selectors
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from protocol.errors import AttemptOver, GatewayFull, ProtocolError, RemoteProtocolError
+from protocol.machine import TimePassed
+from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
+from protocol.subtask.machine import SubtaskMachine
+from protocol.subtask.types import (
+    BarrierArrived,
+    EndAttempt,
+    EventSubmitted,
+    MailboxEvent,
+    MailboxItem,
+    OperatorFinished,
+    OperatorOpened,
+    PutInMailbox,
+    RequestSubmitted,
+    ResolveRequest,
+    RoomAvailable,
+    SendToCoordinator,
+    SnapshotRefused,
+    SnapshotTaken,
+    SubtaskEffect,
+    SubtaskInput,
+    SubtaskLimits,
+)
+from protocol.wire.codec import encode_message
+from protocol.wire.messages import (
+    Confirm,
+    CoordinatorAwaited,
+    DownMessage,
+    Downward,
+    Finished,
+    Registered,
+    Resume,
+    describe_wait,
+)
+from spark_bridge.subtask.attached import attach, detach
+from spark_bridge.subtask.connection import Connection
+from spark_bridge.subtask.current_connection import CurrentConnection
+from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
+from spark_bridge.subtask.errors import CoordinatorTraceback, RequestFailed, TimedOut
+from spark_bridge.subtask.mailbox import OperatorMailbox
+from spark_bridge.subtask.own_reads import WATCH_S, OwnReads
+from spark_bridge.subtask.registration import register
+from spark_bridge.subtask.waker import Waker
+
+__all__ = ["ChannelStatistics", "SubtaskChannel"]
+
+_log = logging.getLogger(__name__)
+
+JOIN_S: Final = 10.0
+POLL_S: Final = 0.0001  # between two reads of a computing task: one read of nothing costs about a microsecond
+
+
+@dataclass(slots=True)
+class ChannelStatistics:
+    """Counts of one attempt, for logs and tests."""
+
+    events_received: int = 0
+    events_submitted: int = 0
+    reconnects: int = 0
+    messages_refused: int = 0
+
+
+class SubtaskChannel:
+    """One execution attempt's end of the connection.
+
+    The task's own thread creates, opens, uses and closes it. Other threads of the task may call ``submit_event``,
+    ``ask`` and ``barrier_arrived``. Each method that waits has a deadline and raises ``AttemptOver`` as soon as the
+    attempt is over. After ``close()`` all of them raise it.
+    """
+
+    def __init__(self, endpoint: TaskEndpoint, identity: TaskIdentity) -> None:
+        self.key = (identity.task_attempt_id, endpoint.operator_id)
+        self.owner_thread = threading.get_ident()
+        self.over: str | None = None
+        self.mailbox = OperatorMailbox(endpoint.mailbox_events_max, endpoint.mailbox_bytes_max)
+        self.statistics = ChannelStatistics()
+        self.endpoint = endpoint
+        self.waker = Waker(lambda: self.stopping)
+        self.at_barrier: Callable[[], None] = self.decline_barriers
+        self.breaches_in_a_row = 0
+        """How often the peer has broken the protocol since its last valid message. Only the I/O thread counts."""
+        self._identity = identity
+        self._changed = threading.Condition(threading.Lock())
+        self._wire = CurrentConnection()
+        self._own_reads = OwnReads(endpoint.spin_s)
+        self._machine: SubtaskMachine
+        self._thread: threading.Thread | None = None
+        self._reading_paused = False
+        self._broken: Connection | None = None  # found broken by the task's thread; the I/O thread will drop it
+        self._breach: RemoteProtocolError | None = None
+        self._closing = False
+        self._orphaned = False
+        self._answers: dict[int, tuple[str, bytes] | None] = {}
+        self._next_request_id = 1
+        self._finished_seq: int | None = None  # the number of the completion message
+        self._finish_confirmed = False
+        self._polled_at = 0.0
+        self._awaited: tuple[CoordinatorAwaited, float] | None = None  # the last note, and when it came
+
+    @property
+    def on_task_thread(self) -> bool:
+        """Whether the caller is the thread that created this channel."""
+        return threading.get_ident() == self.owner_thread
+
+    # --- the life of the attempt ---
+
+    def open(self, serve: Callable[[SubtaskChannel], None]) -> Registered:
+        """Connect, register, and start the I/O thread, whose body is ``serve``.
+
+        Raises what ``register`` raises, after releasing everything.
+        """
+        attach(self, self.endpoint.switch_interval_s)
+        try:
+            connection, registered, rest = register(self.endpoint, self._identity, self.waker)
+            with self._changed:
+                self._begin(connection, registered, rest)
+            self._thread = threading.Thread(target=serve, args=(self,), name=f"headgate-{self.key[0]}", daemon=True)
+            self._thread.start()
+        except BaseException:
+            self.close()
+            raise
+        return registered
+
+    def close(self) -> None:
+        """End the thread and the socket, and discard what was not sent. Any thread may call it, also twice.
+
+        A garbage collector may run this on the I/O thread itself; then it only asks the thread to end.
+        """
+        self._closing = True
+        if self.over is None:
+            self.over = "the task has closed its end"
+        self.waker.wake()
+        thread = self._thread
+        if thread is threading.current_thread():
+            self._orphaned = True
+            return
+        if thread is not None:
+            thread.join(JOIN_S)
+            if thread.is_alive():
+                _log.error("task %s: the I/O thread did not end within %s s", self.key[0], JOIN_S)
+                return
+        with self._changed:
+            self._wire.drop()
+            self._wake_waiting()
+        self._release()
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: drop the copies of the sockets without a message to the peer, and refuse any use."""
+        self._changed = threading.Condition(threading.Lock())
+        self.over = "this process was forked from the task; only the task itself may talk to its coordinator"
+        self._closing = True
+        self._thread = None
+        self._wire.drop()
+        self.waker.close()
+        self._own_reads.close()
+
+    def check(self) -> None:
+        """Raise ``AttemptOver`` if the attempt is over."""
+        if self.over is not None:
+            raise AttemptOver(self.over)
+
+    # --- what the task sends ---
+
+    def operator_opened(self, *, awaits_start: bool) -> None:
+        """The operator has restored its state (H11). ``awaits_start``: it waits for a ``MailboxStart`` (H66)."""
+        with self._changed:
+            self._submit(OperatorOpened(awaits_start))
+
+    def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
+        """Send one encoded event. While the window is full, wait up to ``send_timeout_s`` (H27).
+
+        ``in_snapshot``: sent inside the snapshot, and part of it (H31). It does not wait for room, because room may
+        come only after that snapshot.
+
+        Raises:
+            TimedOut: no room came; nothing was sent.
+        """
+        with self._changed:
+            self._submit_with_room(EventSubmitted(payload, in_snapshot), self.endpoint.send_timeout_s)
+            self.statistics.events_submitted += 1
+
+    def submit_event_nowait(self, payload: bytes) -> None:
+        """Send one encoded event without waiting. Raises ``GatewayFull`` if there is no room; nothing was sent."""
+        with self._changed:
+            self._submit(EventSubmitted(payload))
+            self.statistics.events_submitted += 1
+
+    def ask(self, payload: bytes, timeout_s: float) -> bytes:
+        """Send one encoded request and wait for its answer (H33).
+
+        Raises:
+            TimedOut: neither room nor an answer within ``timeout_s``; a late answer is dropped.
+            RequestFailed: the coordinator answered with an error.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            request_id = self._next_request_id
+            self._next_request_id += 1
+            self._answers[request_id] = None
+            try:
+                self._submit_with_room(RequestSubmitted(request_id, payload), timeout_s)
+                while (answer := self._answers[request_id]) is None:
+                    self._wait_serving(deadline, f"no answer to request {request_id} within {timeout_s:g} s")
+            finally:
+                del self._answers[request_id]
+            self.check()  # the end of the attempt resolves requests too, and is not a failed request
+        error, answered = answer
+        if error:
+            raise RequestFailed(error) from (
+                CoordinatorTraceback(answered.decode("utf-8", "replace")) if answered else None
+            )
+        return answered
+
+    def barrier_arrived(self, checkpoint_id: int, events_before: int) -> None:
+        """A barrier came separately from the items. An unexpected one is logged and has no effect."""
+        with self._changed:
+            self._submit(BarrierArrived(checkpoint_id, events_before))
+
+    def wants_snapshot(self, checkpoint_id: int) -> bool:
+        """Whether a barrier that was taken out of the mailbox still counts (H44, H49)."""
+        with self._changed:
+            self.check()
+            return self._machine.wants_snapshot(checkpoint_id)
+
+    def snapshot_taken(self, checkpoint_id: int, state: bytes) -> None:
+        """The operator's snapshot, at its barrier. Held events are part of it, and leave after it (H31)."""
+        with self._changed:
+            self._submit(SnapshotTaken(checkpoint_id, state))
+
+    def snapshot_refused(self, checkpoint_id: int, reason: str) -> None:
+        """The operator declines ``checkpoint_id``."""
+        with self._changed:
+            self._submit(SnapshotRefused(checkpoint_id, reason))
+
+    def decline_barriers(self) -> None:
+        """Decline each checkpoint whose barrier is in the mailbox, because the task cannot handle it now."""
+        with self._changed:
+            for barrier in self.mailbox.take_barriers():
+                self._submit(
+                    SnapshotRefused(
+                        barrier.checkpoint_id,
+                        "the operator was waiting for its coordinator inside a call, and the coordinator for this "
+                        "snapshot: use wait_for_event() instead of request(), send fewer events at a time, or set "
+                        "snapshot_anywhere",
+                    )
+                )
+
+    def try_finish(self, state: bytes, deadline: float) -> bool:
+        """Report a good end, if the mailbox is empty and everything that was sent has left.
+
+        Returns False, and reports nothing, if the mailbox must be handled first. An item that is confirmed after the
+        last look at the mailbox would be lost, so the look and the report are one step.
+
+        Raises:
+            TimedOut: a checkpoint held back events until ``deadline``, a reading of ``time.monotonic()``.
+        """
+        with self._changed:
+            while not self.mailbox:
+                self.check()
+                if self._machine.may_finish:
+                    self._handle(OperatorFinished("", state))
+                    return True
+                self._wait(deadline, "events are held back by a checkpoint that does not end")
+            return False
+
+    def finish_with_failure(self, failure: str) -> None:
+        """Report a failure. Events that are still held back are lost with the attempt."""
+        with self._changed:
+            self._submit(OperatorFinished(failure, b""))
+
+    def wait_until_finish_is_confirmed(self, deadline: float) -> None:
+        """Wait until the coordinator has taken everything that was sent, including the report of the end.
+
+        Raises:
+            TimedOut: it has not until ``deadline``. A task that succeeded now would lose events.
+        """
+        with self._changed:
+            while not self._finish_confirmed:
+                self._wait(deadline, "the coordinator has not taken all that this task sent")
+
+    # --- what the task takes ---
+
+    def poll(self) -> None:
+        """Read what has arrived, without waiting, unless that was done a moment ago.
+
+        While the task computes in pure Python, the I/O thread gets the interpreter only after a switch interval. A
+        task that calls this between its records is faster.
+        """
+        now = time.monotonic()
+        if now - self._polled_at < POLL_S:
+            return
+        self._polled_at = now
+        with self._changed:
+            if not (self.stopping or self.mailbox.full):
+                self._read_here()
+
+    def take(self, *, events_only: bool = False) -> MailboxItem | None:
+        """The next mailbox item, or None. With ``events_only``, also None if that item is not an event."""
+        with self._changed:
+            self.check()
+            item = self.mailbox.take(events_only=events_only)
+            if self._reading_paused and self.mailbox.half_empty:
+                self.waker.wake()
+            return item
+
+    def wait_for_item(self, timeout_s: float | None) -> bool:
+        """Wait until the mailbox has an item. False after ``timeout_s``; None waits as long as the attempt lives."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while not self.mailbox:
+                self.check()
+                left_s = None if deadline is None else deadline - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                self._wait_for_news(left_s)
+            return True
+
+    def timed_out(self, failure: str) -> TimedOut:
+        """The error of a wait that took too long, with what the coordinator is waiting for, if known (H70)."""
+        with self._changed:
+            return TimedOut(self._explain_wait(failure))
+
+    # --- what the I/O loop uses ---
+
+    @property
+    def connection(self) -> Connection | None:
+        """The current connection. Only the I/O thread replaces it."""
+        return self._wire.connection
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the I/O thread should end."""
+        return self._closing or self.over is not None
+
+    @property
+    def interests(self) -> int:
+        """Which events of the socket to wait for. Not reading while the mailbox is full stops the sender (H27)."""
+        with self._changed:  # otherwise a task that empties the mailbox now would not know that it must wake us
+            self._reading_paused = self.mailbox.full
+            if self._own_reads.active and self._own_reads.has_been_away():
+                self._own_reads.active = False
+            events = 0 if self._reading_paused or self._own_reads.active else selectors.EVENT_READ
+            return events | selectors.EVENT_WRITE if self._wire.has_outgoing else events
+
+    def pass_time(self) -> float | None:
+        """Tell the machine the time if a deadline has passed; return the seconds until the next one."""
+        with self._changed:
+            now = time.monotonic()
+            deadline = self._machine.next_deadline()
+            if deadline is not None and deadline <= now:
+                self._carry_out(self._machine.handle(TimePassed(), now))
+                deadline = self._machine.next_deadline()
+            return None if deadline is None else max(0.0, deadline - now)
+
+    def pass_time_and_watch(self) -> float | None:
+        """As ``pass_time``, but at most ``WATCH_S`` while the task reads: its ``interests`` are checked that often."""
+        left_s = self.pass_time()
+        if not self._own_reads.active:
+            return left_s
+        return WATCH_S if left_s is None else min(WATCH_S, left_s)
+
+    def read(self) -> None:
+        """Take what has arrived, if anything. Raises ``OSError`` or ``RemoteProtocolError``: drop the connection."""
+        with self._changed:
+            self._receive()
+
+    def take_breach(self) -> RemoteProtocolError | None:
+        """How the peer broke the protocol while the task's thread was reading, if that ended the connection."""
+        with self._changed:
+            breach, self._breach = self._breach, None
+            return breach
+
+    def write(self) -> None:
+        """Write what the socket did not take before. Raises ``OSError`` if the connection is broken."""
+        with self._changed:
+            self._wire.flush()
+
+    def lose_connection(self) -> None:
+        """The connection broke: from now on the machine keeps what is sent."""
+        with self._changed:
+            self._wire.drop()
+            self._own_reads.active = False
+            self._handle(ConnectionLost())
+
+    def attach_connection(self, connection: Connection, received_seq: int, rest: Sequence[Downward]) -> None:
+        """A new connection is up; the machine sends again what the peer has not received (H24).
+
+        Raises ``RemoteProtocolError``, after dropping the connection, if the peer resumes at an impossible item.
+        """
+        with self._changed:
+            try:
+                self._wire.attach(connection)
+                self.statistics.reconnects += 1
+                if self._finished_seq is not None and received_seq >= self._finished_seq:
+                    self._finish_confirmed = True
+                self._handle(ConnectionAttached(received_seq))
+                self._take(rest)
+            except RemoteProtocolError:
+                self._wire.drop()
+                self._handle(ConnectionLost())
+                raise
+
+    def resume_message(self) -> Resume:
+        """The first message on a new connection: what has been received here."""
+        with self._changed:
+            return Resume(self.key[0], self.key[1], self._machine.resume_seq)
+
+    def end(self, reason: str) -> None:
+        """The attempt is over."""
+        with self._changed:
+            self._end(reason)
+
+    def loop_ended(self) -> None:
+        """The last act of the I/O thread."""
+        with self._changed:
+            self._wire.drop()
+            self._wake_waiting()
+        if self._orphaned:
+            self._release()
+
+    # --- under the lock: waiting ---
+
+    def _submit(self, input: SubtaskInput) -> None:
+        self.check()
+        self._handle(input)
+
+    def _submit_with_room(self, input: SubtaskInput, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self._submit(input)
+            except GatewayFull as full:
+                self._wait_serving(deadline, f"no room to send within {timeout_s:g} s: {full}")
+
+    def _wait_serving(self, deadline: float, failure: str) -> None:
+        """Wait for the coordinator inside a call, and handle the barriers that arrive meanwhile.
+
+        The room or the answer may wait for a closed valve, which opens at this task's own snapshot. Only the task's
+        thread can take that, and it is here: without this, both would wait for each other.
+        """
+        if not self.mailbox.barriers or not self.on_task_thread:
+            self._wait(deadline, failure)
+            return
+        self._changed.release()
+        try:
+            self.at_barrier()
+        finally:
+            self._changed.acquire()
+
+    def _wait(self, deadline: float, failure: str) -> None:
+        self.check()
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimedOut(self._explain_wait(failure))
+        self._wait_for_news(left_s)
+
+    def _wait_for_news(self, left_s: float | None) -> None:
+        """Wait, with the lock released, until something may have changed, at most ``left_s`` seconds."""
+        own_reads, connection = self._own_reads, self._wire.connection
+        if (
+            (connection is None or connection is self._broken or self.mailbox.full)
+            or not own_reads.are_worthwhile
+            or not self.on_task_thread
+        ):
+            began = time.monotonic()
+            told = self._changed.wait(left_s)
+            own_reads.was_told(time.monotonic() - began if told else math.inf)
+            return
+        if not own_reads.active:
+            self.waker.wake()  # the I/O thread stops watching the socket
+        news = False
+        try:
+            own_reads.begin(connection.sock)
+            self._changed.release()
+            try:
+                news = own_reads.wait(left_s)
+            finally:
+                self._changed.acquire()
+        finally:
+            own_reads.waiting = False
+        if not (news and self._read_here()):
+            own_reads.active = False
+            self.waker.wake()  # the I/O thread reads again
+
+    def _wake_waiting(self) -> None:
+        self._changed.notify_all()
+        if self._own_reads.waiting:
+            self._own_reads.wake()
+
+    def _explain_wait(self, failure: str) -> str:
+        """The text of a timeout, with what the coordinator last reported that it is waiting for (H70)."""
+        if self._awaited is None or not self._awaited[0].call:
+            return failure
+        note, came_at = self._awaited
+        awaited_s = note.awaited_s + time.monotonic() - came_at
+        return f"{failure}: {describe_wait(note.call, awaited_s, note.place)}"
+
+    # --- under the lock: the machine ---
+
+    def _begin(self, connection: Connection, registered: Registered, rest: Sequence[Downward]) -> None:
+        limits = SubtaskLimits(
+            window_events=registered.window_events,
+            window_bytes=registered.window_bytes,
+            reconnect_timeout_s=registered.reconnect_timeout_s,
+        )
+        self._machine = SubtaskMachine(
+            self.key[0], self._identity.subtask, limits, registered.held, registered.events_sent
+        )
+        self._wire.attach(connection)
+        self._handle(ConnectionAttached(received_seq=0))
+        self._take(rest)
+
+    def _read_here(self) -> bool:
+        """Take what has arrived, if anything. False if the connection is broken: the I/O thread handles that."""
+        try:
+            self._receive()
+            return True
+        except (OSError, RemoteProtocolError) as error:
+            self._broken = self._wire.connection
+            if isinstance(error, RemoteProtocolError):
+                self._breach = error
+            self._wire.break_off()
+            return False
+
+    def _receive(self) -> None:
+        messages = self._wire.receive()
+        if messages:
+            self._take(messages)
+            self.breaches_in_a_row = 0
+
+    def _take(self, read: Sequence[Downward]) -> None:
+        messages: list[DownMessage] = []
+        for message in read:
+            if isinstance(message, CoordinatorAwaited):
+                self._awaited = (message, time.monotonic())
+            else:
+                messages.append(message)
+        if self._finished_seq is not None:
+            # The end of the attempt may come in the same read as the confirmation; the machine forgets then.
+            self._finish_confirmed |= any(
+                isinstance(message, Confirm) and message.seq >= self._finished_seq for message in messages
+            )
+        self._carry_out(self._machine.handle_batch(messages, time.monotonic()))
+
+    def _handle(self, input: SubtaskInput) -> None:
+        self._carry_out(self._machine.handle(input, time.monotonic()))
+
+    def _carry_out(self, effects: Sequence[SubtaskEffect]) -> None:
+        """In the machine's order: an event is in the mailbox before its confirmation leaves (H23)."""
+        frames: list[bytes] = []
+        broken = ""
+        for effect in effects:
+            if isinstance(effect, SendToCoordinator):
+                frames.append(self._encode(effect))
+            elif isinstance(effect, PutInMailbox):
+                self.mailbox.put(effect.item)
+                self.statistics.events_received += isinstance(effect.item, MailboxEvent)
+            elif isinstance(effect, ResolveRequest):
+                if effect.request_id in self._answers:
+                    self._answers[effect.request_id] = (effect.error, effect.payload)
+            elif isinstance(effect, RefuseMessage):
+                self.statistics.messages_refused += 1
+                # It came too late, such as an event for an operator that has just ended. Its sender is told that.
+                _log.info("task %s: message refused: %s", self.key[0], effect.why)
+            elif isinstance(effect, EndAttempt):
+                self._end(effect.reason)
+            elif isinstance(effect, DropConnection):
+                broken = effect.why
+            else:
+                assert isinstance(effect, RoomAvailable)  # waiting threads are woken below
+        if frames and not self._wire.send(b"".join(frames)):
+            self.waker.wake()
+        self._wake_waiting()
+        if broken:
+            raise RemoteProtocolError(broken)
+
+    def _encode(self, effect: SendToCoordinator) -> bytes:
+        if isinstance(effect.message, Finished):
+            self._finished_seq = effect.message.seq
+        try:
+            return encode_message(effect.message)
+        except ProtocolError as error:
+            # The machine already has it in its stream and would try again forever: this attempt cannot go on.
+            self._end(str(error))
+            raise
+
+    def _end(self, reason: str) -> None:
+        if self.over is None:
+            self.over = reason
+        self._wake_waiting()
+        self.waker.wake()
+
+    def _release(self) -> None:
+        self.waker.close()
+        self._own_reads.close()
+        detach(self.key, self)
