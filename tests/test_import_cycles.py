@@ -19,8 +19,6 @@ PACKAGES = ("actors", "protocol", "spark_bridge")
 ALLOWED = (
     # The context creates the coordinator's handle on timers and threads; the actor creates the context.
     {"actors.coordination.coordinator", "actors.coordination.coordinator_context"},
-    # The three parts of the ledger's operator change one another's records.
-    {"protocol.attempts.kills", "protocol.attempts.operator", "protocol.attempts.unwanted"},
     # An operator's methods take the context, and the context names the operator whose methods run.
     {"spark_bridge.subtask.context", "spark_bridge.subtask.operator"},
 )

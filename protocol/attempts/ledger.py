@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import get_args
+from collections.abc import Callable
+from typing import Any
 
-from protocol.attempts import judge, unwanted
-from protocol.attempts.books import EngineBooks, StageRecord, TaskRecord
-from protocol.attempts.entries import AttemptState, HeldRegistration
-from protocol.attempts.invariants import check_operator
+from protocol.attempts import admission
 from protocol.attempts.operator import OperatorLedger
+from protocol.attempts.reconciliation import looks_whole
+from protocol.attempts.records import EngineRecords, HeldRegistration, OperatorRecord, StageRecord, TaskRecord
+from protocol.attempts.table import AttemptState
 from protocol.attempts.types import (
     AttemptCondemned,
+    AttemptWord,
     ConnectionExpired,
     GlobalFailureRaised,
     LedgerConfig,
@@ -26,6 +27,7 @@ from protocol.attempts.types import (
     RegistrationArrived,
     ReportStale,
 )
+from protocol.attempts.unwanted import why_unwanted
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import (
     ApplicationEnded,
@@ -44,8 +46,6 @@ from protocol.facts import (
 from protocol.machine import TimePassed
 from protocol.wire.messages import RefusalCode, RestoreMode
 
-_INPUTS = frozenset(get_args(LedgerInput))
-
 
 class AttemptLedger:
     """One per Spark application; see the package for what it decides and why.
@@ -57,9 +57,10 @@ class AttemptLedger:
 
     def __init__(self, config: LedgerConfig | None = None) -> None:
         self._config = config or LedgerConfig()
-        self._books = EngineBooks()
+        self._engine = EngineRecords()
         self._operators: dict[str, OperatorLedger] = {}
         self._application_ended = False
+        self._now = 0.0
         self._out: list[LedgerEffect] = []
 
     # --- the shape of every machine -------------------------------------------------------------------------
@@ -69,16 +70,23 @@ class AttemptLedger:
 
         ``now`` in seconds, on any clock that does not go back.
         """
-        if type(input) not in _INPUTS:
-            raise LocalProtocolError(f"no input of the attempt ledger: {input!r}")
+        act = _HANDLERS.get(type(input))
+        if act is None:
+            raise LocalProtocolError(f"not an input of the attempt ledger: {input!r}")
+        self._now = now
         self._out = []
         for operator in self._operators.values():
             operator.out = self._out
             operator.now = now
-        self._dispatch(input, now)
+        act(self, input)
+        looks_due = False
         for operator in self._operators.values():
-            judge.settle(operator, now)
-        self._look_if_due(now)
+            if operator.record.held:
+                operator.settle()
+            look_at = operator.record.look_at
+            looks_due = looks_due or (look_at is not None and look_at <= now)
+        if looks_due:
+            self._look()
         return tuple(self._out)
 
     def next_deadline(self) -> float | None:
@@ -86,9 +94,10 @@ class AttemptLedger:
 
         None: there is no need.
         """
-        deadlines = [o.look_at for o in self._operators.values() if o.look_at is not None]
-        for operator in self._operators.values():
-            deadlines.extend(held.since + self._config.give_up_after_s for held in operator.held.values())
+        records = [operator.record for operator in self._operators.values()]
+        deadlines = [record.look_at for record in records if record.look_at is not None]
+        for record in records:
+            deadlines.extend(held.since + self._config.give_up_after_s for held in record.held.values())
         return min(deadlines, default=None)
 
     def check_invariants(self) -> None:
@@ -97,63 +106,25 @@ class AttemptLedger:
         For tests and the simulator, after each step.
         """
         for operator in self._operators.values():
-            check_operator(operator)
-            if operator.run is not None:
-                stage = self._books.stages.get(operator.run.run_id)
+            operator.check_invariants()
+            run = operator.record.run
+            if run is not None:
+                stage = self._engine.stages.get(run.run_id)
                 assert stage is not None, "a run without its stage's facts"
                 assert not stage.over, "a run whose jobs have all ended"
-                for entry in operator.run.entries():
+                for entry in run.entries():
                     assert entry.task_attempt_id in stage.tasks
-            for held in operator.held.values():
-                task = self._books.task(held.message.run_id, held.task_attempt_id)
+            for held in operator.record.held.values():
+                task = self._engine.task(held.message.run_id, held.task_attempt_id)
                 assert task is not None, "held without a record"
                 assert task.end is None, "held although its task is over"
-        for job, stages in self._books.job_stages.items():
-            assert job not in self._books.ended_jobs
+        for job, stages in self._engine.job_stages.items():
+            assert job not in self._engine.ended_jobs
             for stage_id in stages:
-                record = self._books.stages.get(stage_id)
+                record = self._engine.stages.get(stage_id)
                 assert record is None or record.jobs.get(job) is False
 
-    def _dispatch(self, input: LedgerInput, now: float) -> None:
-        match input:
-            case RegistrationArrived():
-                self._registration_arrived(input, now)
-            case OperatorOpened() | OperatorEnded() | ConnectionExpired() | AttemptCondemned():
-                operator = self._operators.get(input.operator_id)
-                if operator is None:
-                    what = type(input).__name__
-                    self._out.append(ReportStale(what, input.operator_id, input.task_attempt_id))
-                else:
-                    operator.word(input, now)
-            case TaskStarted() | TaskEnded() | ExecutorLost():
-                self._task_fact(input, now)
-            case StageSubmitted() | StageCompleted():
-                self._stage_fact(input, now)
-            case JobStarted() | JobEnded():
-                self._job_fact(input, now)
-            case StatusReported():
-                self._status_reported(input, now)
-            case FactsDropped():
-                for operator in self._operators.values():
-                    if operator.run is not None:
-                        operator.want_look(now + self._config.heal_after_s)
-            case GlobalFailureRaised():
-                if input.operator_id in self._operators:
-                    self._operators[input.operator_id].fail_globally(input.cause)
-                else:
-                    self._out.append(ReportStale("GlobalFailureRaised", input.operator_id, -1))
-            case OperatorAdded():
-                self._operator_added(input)
-            case OperatorRemoved():
-                self._operator_removed(input.operator_id, "the operator was removed")
-            case ApplicationEnded():
-                self._application_ended = True
-                for operator in self._operators.values():
-                    self._shut(operator, "the application has ended")
-            case TimePassed():
-                pass  # settling and looking follow every input
-
-    # --- operators and registrations ------------------------------------------------------------------------
+    # --- operators ------------------------------------------------------------------------------------------
 
     def _operator_added(self, input: OperatorAdded) -> None:
         if input.operator_id in self._operators:
@@ -162,243 +133,274 @@ class AttemptLedger:
             raise LocalProtocolError(
                 f"operator {input.operator_id!r}: parallelism must be at least 1, not {input.parallelism}"
             )
-        operator = OperatorLedger(
-            input.operator_id, input.parallelism, self._books, self._config, allow_fewer=input.allow_fewer
-        )
-        self._operators[input.operator_id] = operator
+        record = OperatorRecord(input.operator_id, input.parallelism, input.allow_fewer)
+        self._operators[input.operator_id] = OperatorLedger(record, self._engine, self._config)
 
-    def _operator_removed(self, operator_id: str, reason: str) -> None:
-        operator = self._operators.pop(operator_id, None)
+    def _operator_removed(self, input: OperatorRemoved) -> None:
+        operator = self._operators.pop(input.operator_id, None)
         if operator is not None:
-            self._shut(operator, reason)
+            operator.shut("the operator was removed")
 
-    def _shut(self, operator: OperatorLedger, reason: str) -> None:
-        operator.end_run(False, reason)
-        for task_attempt_id in list(operator.held):
-            operator.refuse(task_attempt_id, RefusalCode.SHUTTING_DOWN, reason)
-        operator.look_at = None
+    def _global_failure_raised(self, input: GlobalFailureRaised) -> None:
+        operator = self._operators.get(input.operator_id)
+        if operator is None:
+            self._out.append(ReportStale("GlobalFailureRaised", input.operator_id, -1))
+        else:
+            operator.fail_globally(input.cause)
 
-    def _registration_arrived(self, input: RegistrationArrived, now: float) -> None:
+    def _application_has_ended(self, fact: ApplicationEnded) -> None:
+        self._application_ended = True
+        for operator in self._operators.values():
+            operator.shut("the application has ended")
+
+    def _word_said(self, word: AttemptWord) -> None:
+        operator = self._operators.get(word.operator_id)
+        if operator is None:
+            self._out.append(ReportStale(type(word).__name__, word.operator_id, word.task_attempt_id))
+        else:
+            operator.take_word(word)
+
+    # --- registrations --------------------------------------------------------------------------------------
+
+    def _registration_arrived(self, input: RegistrationArrived) -> None:
         message = input.message
         if message.mode not in set(RestoreMode) or min(message.subtask, message.attempt_number) < 0:
             raise RemoteProtocolError(f"not a registration that this release understands: {message}")
         operator = self._operators.get(message.operator_id)
+        refused = self._why_refused(input, operator)
+        if refused is None and operator is not None:
+            self._engine.task_registered(message)
+            ask_at = self._now + self._config.heal_after_s
+            operator.hold(HeldRegistration(input.connection_id, message, self._now, ask_at))
+        elif refused is not None:
+            code, text = refused
+            if operator is not None and code is not RefusalCode.DUPLICATE_REGISTRATION:
+                operator.refused_before_held(message.task_attempt_id)
+            self._out.append(RefuseRegistration(input.connection_id, message.task_attempt_id, code, text))
+
+    def _why_refused(
+        self, input: RegistrationArrived, operator: OperatorLedger | None
+    ) -> tuple[RefusalCode, str] | None:
+        message = input.message
         if self._application_ended:
-            self._refuse(input, RefusalCode.SHUTTING_DOWN, "the application has ended")
-        elif operator is None:
+            return RefusalCode.SHUTTING_DOWN, "the application has ended"
+        if operator is None:
             known = ", ".join(repr(name) for name in sorted(self._operators)) or "none"
-            self._refuse(
-                input,
+            return (
                 RefusalCode.UNKNOWN_OPERATOR,
                 f"no coordinator for operator {message.operator_id!r} (known: {known}); "
                 "call coordinate() in the driver before the action, and keep the sidecar open until it ends",
             )
-        elif message.subtask >= operator.parallelism:
-            stage = self._books.stages.get(message.run_id)
+        record = operator.record
+        if message.subtask >= record.parallelism:
+            stage = self._engine.stages.get(message.run_id)
             partitions = max(message.subtask + 1, 0 if stage is None else max(stage.task_count, stage.partitions))
-            self._refuse(
-                input,
+            return (
                 RefusalCode.SUBTASK_OUT_OF_RANGE,
                 f"subtask {message.subtask} of operator {message.operator_id!r}, which has "
-                f"parallelism={operator.parallelism}: an RDD with {partitions} partitions "
-                f"needs parallelism={partitions}, or repartition({operator.parallelism}) before its subtasks: "
+                f"parallelism={record.parallelism}: an RDD with {partitions} partitions "
+                f"needs parallelism={partitions}, or repartition({record.parallelism}) before its subtasks: "
                 "where nobody says how many there are, adaptive execution chooses, now one number, now another",
             )
-        elif message.task_attempt_id in operator.held or (
-            operator.run is not None and operator.run.find(message.task_attempt_id) is not None
-        ):
-            self._refuse(
-                input,
+        run = record.run
+        if message.task_attempt_id in record.held or (run is not None and message.task_attempt_id in run.by_task):
+            return (
                 RefusalCode.DUPLICATE_REGISTRATION,
                 f"task {message.task_attempt_id} has registered for operator {message.operator_id!r} already: "
                 "coalesce() or union() has put two subtasks into one task; coordinate() each RDD as an operator "
                 "of its own, and use repartition() in place of coalesce(). flatMap() and foreach() call a subtask for "
                 "each record; mapPartitions() and foreachPartition() call it once",
             )
-        else:
-            self._hold(operator, input, now)
-
-    def _refuse(self, input: RegistrationArrived, code: RefusalCode, text: str) -> None:
-        task_attempt_id = input.message.task_attempt_id
-        self._out.append(RefuseRegistration(input.connection_id, task_attempt_id, code, text))
-        operator = self._operators.get(input.message.operator_id)
-        if operator is not None and operator.run is not None and code is not RefusalCode.DUPLICATE_REGISTRATION:
-            operator.run.told.add(task_attempt_id)
-
-    def _hold(self, operator: OperatorLedger, input: RegistrationArrived, now: float) -> None:
-        """Every registration is held for a moment.
-
-        Settling accepts it in the same step if nothing is in its way.
-        """
-        message = input.message
-        if message.run_id in self._books.ended_stages or message.run_id in operator.ended_runs:
-            self._refuse(
-                input,
-                RefusalCode.ATTEMPT_OVER,
-                f"run {message.run_id} of operator {message.operator_id!r} has ended",
-            )
-            return
-        self._books.task_registered(message)
-        operator.held[message.task_attempt_id] = HeldRegistration(input.connection_id, message, now)
-        judge.settle(operator, now)
-        if message.task_attempt_id in operator.held:
-            operator.want_look(now + self._config.heal_after_s)
+        if message.run_id in self._engine.ended_stages or message.run_id in record.ended_runs:
+            return RefusalCode.ATTEMPT_OVER, admission.run_has_ended(record, message.run_id)
+        return None
 
     # --- facts ----------------------------------------------------------------------------------------------
 
-    def _in_stage(self, stage_id: int) -> Iterator[OperatorLedger]:
+    def _in_stage(self, stage_id: int) -> list[OperatorLedger]:
         """The operators whose current run is this stage."""
-        for operator in list(self._operators.values()):
-            if operator.run is not None and operator.run.run_id == stage_id:
-                yield operator
+        found: list[OperatorLedger] = []
+        for operator in self._operators.values():
+            run = operator.record.run
+            if run is not None and run.run_id == stage_id:
+                found.append(operator)
+        return found
 
-    def _task_fact(self, fact: TaskStarted | TaskEnded | ExecutorLost, now: float) -> None:
-        if isinstance(fact, ExecutorLost):
-            self._executor_lost(fact, now)
-            return
-        if isinstance(fact, TaskEnded):
-            record = self._books.task_ended(fact)
-        else:
-            record = self._books.task_started(fact)
+    def _task_started(self, fact: TaskStarted) -> None:
+        self._engine.task_started(fact)
         self._see_barrier_restart(fact.stage_id)
-        if record is not None and isinstance(fact, TaskEnded):
-            self._route_end(record)
 
-    def _route_end(self, record: TaskRecord) -> None:
-        for operator in self._in_stage(record.stage_id):
-            operator.task_ended(record)
+    def _task_ended(self, fact: TaskEnded) -> None:
+        record = self._engine.task_ended(fact)
+        self._see_barrier_restart(fact.stage_id)
+        if record is not None:
+            for operator in self._in_stage(record.stage_id):
+                operator.task_ended(record)
 
-    def _executor_lost(self, fact: ExecutorLost, now: float) -> None:
+    def _executor_lost(self, fact: ExecutorLost) -> None:
         """Its tasks are over. One that is ENDING may have succeeded just before: Spark's own word decides."""
-        for stage in list(self._books.stages.values()):
+        for stage in list(self._engine.stages.values()):
             for task in list(stage.tasks.values()):
-                if task.end is not None or not task.started or task.executor_id != fact.executor_id:
-                    continue
-                operators = list(self._in_stage(stage.stage_id))
-                if any(self._is_ending(operator, task.task_attempt_id) for operator in operators):
-                    for operator in operators:
-                        operator.want_look(now + self._config.heal_after_s)
-                    continue
-                task.end = TaskOutcome.EXECUTOR_LOST
-                task.end_reason = fact.reason or f"executor {fact.executor_id} was lost"
-                self._route_end(task)
+                if task.end is None and task.started and task.executor_id == fact.executor_id:
+                    self._executor_of_task_lost(task, fact)
+
+    def _executor_of_task_lost(self, task: TaskRecord, fact: ExecutorLost) -> None:
+        operators = self._in_stage(task.stage_id)
+        if any(self._is_ending(operator, task.task_attempt_id) for operator in operators):
+            for operator in operators:
+                operator.want_look(self._now + self._config.heal_after_s)
+            return
+        task.end = TaskOutcome.EXECUTOR_LOST
+        task.end_reason = fact.reason or f"executor {fact.executor_id} was lost"
+        for operator in self._in_stage(task.stage_id):
+            operator.task_ended(task)
 
     @staticmethod
     def _is_ending(operator: OperatorLedger, task_attempt_id: int) -> bool:
-        entry = None if operator.run is None else operator.run.find(task_attempt_id)
+        run = operator.record.run
+        entry = None if run is None else run.by_task.get(task_attempt_id)
         return entry is not None and entry.state is AttemptState.ENDING
 
     def _see_barrier_restart(self, stage_id: int) -> None:
-        stage = self._books.stages.get(stage_id)
+        stage = self._engine.stages.get(stage_id)
         if stage is not None and stage.barrier and stage.latest_attempt > 0:
             for operator in self._in_stage(stage_id):
                 operator.barrier_attempt_failed(stage.latest_attempt - 1)
 
-    def _stage_fact(self, fact: StageSubmitted | StageCompleted, now: float) -> None:
-        if isinstance(fact, StageSubmitted):
-            self._books.stage_submitted(fact)
-            for operator in self._in_stage(fact.stage_id):  # a registration has overtaken this fact
-                if too_few := operator.why_too_few(fact.stage_id):
-                    operator.fail_globally(too_few)
-        else:
-            self._books.stage_completed(fact)
-            for operator in self._in_stage(fact.stage_id):
-                operator.want_look(now + self._config.heal_after_s)  # ends may still come, or be lost
-                if fact.failure is not None and self._books.stage(fact.stage_id).barrier:
-                    operator.barrier_attempt_failed(fact.stage_attempt)
+    def _stage_submitted(self, fact: StageSubmitted) -> None:
+        self._engine.stage_submitted(fact)
+        stage = self._engine.stages.get(fact.stage_id)
+        for operator in self._in_stage(fact.stage_id):  # a registration has overtaken this fact
+            if too_few := admission.why_too_few(operator.record, stage):
+                operator.fail_globally(too_few)
         self._see_barrier_restart(fact.stage_id)
-        if isinstance(fact, StageSubmitted) and fact.barrier:
-            self._see_part_of_barrier_stage(fact)
-
-    def _see_part_of_barrier_stage(self, fact: StageSubmitted) -> None:
-        """When only a part of it runs again, Spark counts what the rest of the failed attempt has done."""
-        stage = self._books.stages.get(fact.stage_id)
-        if stage is not None and fact.task_count < stage.task_count:
+        if fact.barrier and stage is not None and fact.task_count < stage.task_count:
+            # When only a part of it runs again, Spark counts what the rest of the failed attempt has done.
             kept = f"{stage.task_count - fact.task_count} tasks of a failed attempt of barrier stage {fact.stage_id}"
             for operator in self._in_stage(fact.stage_id):
-                unwanted.fail_for_success(operator, kept)
+                operator.fail_globally(why_unwanted(kept))
 
-    def _job_fact(self, fact: JobStarted | JobEnded, now: float) -> None:
-        if isinstance(fact, JobEnded):
-            self._job_ended(fact.job_id, fact.succeeded, fact.reason)
-        elif self._books.job_started(fact, now):
+    def _stage_completed(self, fact: StageCompleted) -> None:
+        self._engine.stage_completed(fact)
+        for operator in self._in_stage(fact.stage_id):
+            operator.want_look(self._now + self._config.heal_after_s)  # ends may still come, or be lost
+            if fact.failure is not None and self._engine.is_barrier(fact.stage_id):
+                operator.barrier_attempt_failed(fact.stage_attempt)
+        self._see_barrier_restart(fact.stage_id)
+
+    def _job_started(self, fact: JobStarted) -> None:
+        if self._engine.job_started(fact, self._now):
             for stage_id in fact.stage_ids:
                 for operator in self._in_stage(stage_id):
                     operator.cancel_jobs()  # of a run that failed before its job was known
 
-    def _job_ended(self, job_id: int, succeeded: bool, reason: str) -> None:
-        if job_id in self._books.ended_jobs:
+    def _job_ended(self, fact: JobEnded) -> None:
+        self._end_job(fact.job_id, fact.succeeded, fact.reason)
+
+    def _end_job(self, job_id: int, succeeded: bool, reason: str) -> None:
+        if job_id in self._engine.ended_jobs:
             return
         failure = None if succeeded else reason or f"job {job_id} failed"
-        orphan = job_id not in self._books.job_stages
-        over = self._books.job_ended(job_id, failure)
+        orphan = job_id not in self._engine.job_stages
+        over = self._engine.job_ended(job_id, failure)
         if orphan:  # its start was lost: it is the job of a run without one that has nothing left to do (H19)
-            over = [s.stage_id for s in self._books.stages.values() if self._is_waiting_for_its_job(s, failure)]
+            over = [s.stage_id for s in self._engine.stages.values() if self._is_waiting_for_its_job(s, failure)]
             for stage_id in over:
-                self._books.stages[stage_id].failures.extend([] if failure is None else [failure])
+                self._engine.stages[stage_id].failures.extend([] if failure is None else [failure])
         for stage_id in over:
-            failures = self._books.stages[stage_id].failures
+            failures = self._engine.stages[stage_id].failures
             for operator in self._in_stage(stage_id):
                 operator.end_run(not failures, "; ".join(failures))
-            self._books.forget_stage(stage_id)
+            self._engine.forget_stage(stage_id)
 
     def _is_waiting_for_its_job(self, stage: StageRecord, failure: str | None) -> bool:
         """After a ``failure`` it may be that of a stage whose latest attempt has failed, and has not come again."""
         if stage.jobs or not stage.hosts_operator:
             return False
-        operators = list(self._in_stage(stage.stage_id))
+        records = [operator.record for operator in self._in_stage(stage.stage_id)]
+        if not records or any(record.run is not None and record.run.living() for record in records):
+            return False
         given_up = failure is not None and stage.failed_attempt == stage.latest_attempt
-        done = (
-            given_up
-            or stage.completed_well
-            or all(
-                o.run is not None and all(o.run.subtask(i).finished for i in range(o.parallelism)) for o in operators
-            )
-        )
-        return bool(operators) and done and not any(o.run is not None and o.run.living() for o in operators)
+        return given_up or stage.completed_well or all(self._all_finished(record) for record in records)
+
+    @staticmethod
+    def _all_finished(record: OperatorRecord) -> bool:
+        run = record.run
+        return run is not None and all(run.finished(subtask) for subtask in range(record.parallelism))
 
     # --- looks ----------------------------------------------------------------------------------------------
 
-    def _look_if_due(self, now: float) -> None:
+    def _facts_dropped(self, fact: FactsDropped) -> None:
+        for operator in self._operators.values():
+            if operator.record.run is not None:
+                operator.want_look(self._now + self._config.heal_after_s)
+
+    def _time_passed(self, input: TimePassed) -> None:
+        """Settling and looking follow every input."""
+
+    def _look(self) -> None:
         tasks: set[int] = set()
         jobs: set[int] = set()
         for operator in self._operators.values():
-            if operator.look_at is not None and operator.look_at <= now:
-                more_tasks, more_jobs = judge.look(operator, now)
-                tasks |= more_tasks
-                jobs |= more_jobs
-                judge.settle(operator, now)
+            look_at = operator.record.look_at
+            if look_at is not None and look_at <= self._now:
+                questions = operator.look()
+                tasks |= questions.tasks
+                jobs |= questions.jobs
         if tasks or jobs:
             self._out.append(QueryStatus(frozenset(tasks), frozenset(jobs)))
 
-    def _status_reported(self, fact: StatusReported, now: float) -> None:
+    def _status_reported(self, fact: StatusReported) -> None:
         for operator in self._operators.values():
-            judge.tasks_reported(operator, fact)
+            operator.tasks_reported(fact)
         for job_id in sorted(job_id for job_id, active in fact.jobs.items() if not active):
-            self._job_reported_over(job_id, fact, now)
+            self._job_reported_over(job_id, fact)
         for operator in self._operators.values():
-            judge.conflicts_reported(operator, fact)
-            judge.answered(operator)
+            operator.conflict_reported(fact)
+            operator.answered()
 
-    def _job_reported_over(self, job_id: int, fact: StatusReported, now: float) -> None:
+    def _job_reported_over(self, job_id: int, fact: StatusReported) -> None:
         """The second such report counts: the fact, which alone says how the job ended, may be on its way."""
-        operators = [o for s in self._books.job_stages.get(job_id, ()) for o in self._in_stage(s)]
+        operators = [o for s in self._engine.job_stages.get(job_id, ()) for o in self._in_stage(s)]
         if not operators:
             return  # of any other job only its own end says something
-        since = self._books.job_over_since.setdefault(job_id, now)
-        if now < since + self._config.query_every_s:
+        since = self._engine.job_over_since.setdefault(job_id, self._now)
+        if self._now < since + self._config.query_every_s:
             for operator in operators:
                 operator.want_look(since + self._config.query_every_s)
             return
-        whole = all(
-            operator.run is None
-            or (
-                operator.looks_whole(operator.run)
-                and not any(fact.tasks.get(e.task_attempt_id) is TaskState.RUNNING for e in operator.run.living())
-            )
-            for operator in operators
-        )
-        self._job_ended(job_id, whole, "" if whole else f"job {job_id} is over, but how it ended was lost")
+        whole = all(self._seems_whole(operator.record, fact) for operator in operators)
+        self._end_job(job_id, whole, "" if whole else f"job {job_id} is over, but how it ended was lost")
+
+    def _seems_whole(self, record: OperatorRecord, fact: StatusReported) -> bool:
+        run = record.run
+        if run is None:
+            return True
+        running = any(fact.tasks.get(entry.task_attempt_id) is TaskState.RUNNING for entry in run.living())
+        return not running and looks_whole(record, self._engine)
+
+
+_HANDLERS: dict[type, Callable[[AttemptLedger, Any], None]] = {
+    OperatorAdded: AttemptLedger._operator_added,
+    OperatorRemoved: AttemptLedger._operator_removed,
+    GlobalFailureRaised: AttemptLedger._global_failure_raised,
+    RegistrationArrived: AttemptLedger._registration_arrived,
+    OperatorOpened: AttemptLedger._word_said,
+    OperatorEnded: AttemptLedger._word_said,
+    ConnectionExpired: AttemptLedger._word_said,
+    AttemptCondemned: AttemptLedger._word_said,
+    TaskStarted: AttemptLedger._task_started,
+    TaskEnded: AttemptLedger._task_ended,
+    ExecutorLost: AttemptLedger._executor_lost,
+    StageSubmitted: AttemptLedger._stage_submitted,
+    StageCompleted: AttemptLedger._stage_completed,
+    JobStarted: AttemptLedger._job_started,
+    JobEnded: AttemptLedger._job_ended,
+    ApplicationEnded: AttemptLedger._application_has_ended,
+    FactsDropped: AttemptLedger._facts_dropped,
+    StatusReported: AttemptLedger._status_reported,
+    TimePassed: AttemptLedger._time_passed,
+}
 
 
 __all__ = ["AttemptLedger"]

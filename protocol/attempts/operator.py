@@ -1,13 +1,26 @@
 """The attempts of one operator: accepting, failing, finishing; beginning and ending its runs.
 
-What is decided here is explained at the top of the package. ``judge.py`` decides on registrations.
+``OperatorLedger`` is the one that changes an ``OperatorRecord``. What it does about news of an attempt stands in
+``table.TABLE``. Whether a registration is accepted is decided by ``admission``, what Spark's own records mean by
+``reconciliation``, and which successes must not count by ``unwanted``; these read, and this carries out. Why it is so
+is explained at the top of the package.
 """
 
 from __future__ import annotations
 
-from protocol.attempts import kills, unwanted
-from protocol.attempts.books import EngineBooks, RecentIds, TaskRecord
-from protocol.attempts.entries import AttemptEntry, AttemptState, HeldRegistration, Run, SubtaskEntry
+from protocol.attempts import admission, reconciliation, unwanted
+from protocol.attempts.records import (
+    AttemptRecord,
+    EngineRecords,
+    HeldRegistration,
+    OperatorRecord,
+    RunRecord,
+    Seen,
+    SubtaskRecord,
+    TaskRecord,
+    remember,
+)
+from protocol.attempts.table import TABLE, AttemptState, News, Outcome
 from protocol.attempts.types import (
     AttemptAccepted,
     AttemptCondemned,
@@ -31,9 +44,12 @@ from protocol.attempts.types import (
     SubtaskReady,
     SubtaskReset,
 )
-from protocol.facts import TaskOutcome
+from protocol.facts import StatusReported, TaskOutcome, TaskState
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RefusalCode, RestoreMode
+
+SPARK_TASK_FAILURES_MAX = 4
+"""What ``spark.task.maxFailures`` is if nobody sets it."""
 
 _KINDS = {
     TaskOutcome.FAILED: FailureKind.FAILED,
@@ -44,301 +60,348 @@ _KINDS = {
     TaskOutcome.FETCH_FAILED: FailureKind.FETCH_FAILED,
 }
 
-_LEGAL_WORDS: frozenset[tuple[AttemptState, type]] = frozenset(
-    {
-        # in this state       this may be said; anything else is stale
-        (AttemptState.ACCEPTED, OperatorOpened),
-        (AttemptState.ACCEPTED, OperatorEnded),
-        (AttemptState.ACCEPTED, ConnectionExpired),
-        (AttemptState.ACCEPTED, AttemptCondemned),
-        (AttemptState.READY, OperatorEnded),
-        (AttemptState.READY, ConnectionExpired),
-        (AttemptState.READY, AttemptCondemned),
-        # ENDING: the operator has ended, so its connection may go, and what is unconfirmed is no failure
-        # (H25). Spark may have its success already: giving the attempt up now could count its output twice.
-    }
-)
-
 
 class OperatorLedger:
     """One operator's part of the ledger. ``out`` collects effects in their order."""
 
-    def __init__(
-        self,
-        operator_id: str,
-        parallelism: int,
-        books: EngineBooks,
-        config: LedgerConfig,
-        *,
-        allow_fewer: bool = False,
-    ) -> None:
-        self.operator_id = operator_id
-        self.parallelism = parallelism
-        self.allow_fewer = allow_fewer
-        self.books = books
+    def __init__(self, record: OperatorRecord, engine: EngineRecords, config: LedgerConfig) -> None:
+        self.record = record
+        self.engine = engine
         self.config = config
-        self.run: Run | None = None
-        self.held: dict[int, HeldRegistration] = {}  # by task id
-        self.next_attempt: dict[int, int] = {}  # for the life of the operator, across runs (H2)
-        self.reset_due: str | None = None  # the coordinator is to be reset, for this first cause, before an accept
-        self.ended_runs = RecentIds()
-        self.look_at: float | None = None
-        self.asked_again_at: float | None = None  # an answer is awaited, and this is when to ask again
         self.out: list[LedgerEffect] = []
         self.now = 0.0
 
-    # --- small things ---------------------------------------------------------------------------------------
-
     def want_look(self, at: float) -> None:
-        if self.look_at is None or at < self.look_at:
-            self.look_at = at
+        """Look at Spark's own records at this time, unless an earlier one is set."""
+        if self.record.look_at is None or at < self.record.look_at:
+            self.record.look_at = at
 
-    def task_of(self, task_attempt_id: int) -> TaskRecord | None:
-        return None if self.run is None else self.books.task(self.run.run_id, task_attempt_id)
+    # --- registrations --------------------------------------------------------------------------------------
 
-    def why_too_few(self, stage_id: int) -> str:
-        """Why the stage cannot run this operator: some subtask has no partition (H58).
+    def hold(self, held: HeldRegistration) -> None:
+        """Every registration is held for a moment. It is accepted in the same step if nothing is in its way."""
+        self.record.held[held.message.task_attempt_id] = held
+        self.settle()
+        if held.message.task_attempt_id in self.record.held:
+            self.want_look(self.now + self.config.heal_after_s)
 
-        Empty if it can, or if Spark has not said how many partitions there are. The tasks of a stage attempt do not
-        count: ``take`` and a retry run a part of the partitions.
-        """
-        stage = self.books.stages.get(stage_id)
-        if self.allow_fewer or stage is None or not 0 < stage.partitions < self.parallelism:
-            return ""
-        partitions = "1 partition" if stage.partitions == 1 else f"{stage.partitions} partitions"
-        return (
-            f"operator {self.operator_id!r} has parallelism={self.parallelism}, but the RDD of stage {stage_id} has "
-            f"only {partitions}: coordinate it with parallelism={stage.partitions}, call "
-            f"repartition({self.parallelism}) before its subtasks, or pass allow_fewer=True to coordinate() if some "
-            "subtasks may be missing. Without repartition, adaptive execution chooses a number for each run. After its "
-            "subtasks, use repartition() in place of coalesce(), which puts several subtasks into one task"
-        )
+    def settle(self) -> None:
+        """Decide on each held registration that can be decided on, the oldest task first."""
+        record = self.record
+        progress = True
+        while progress and record.held:
+            progress = False
+            for task_attempt_id in sorted(record.held):
+                held = record.held.get(task_attempt_id)
+                if held is None:
+                    continue
+                verdict = admission.decide(record, held, self.engine, self.config, self.now)
+                if isinstance(verdict, admission.BeginRun):
+                    self._begin_run(held.message.run_id)
+                    verdict = admission.decide(record, held, self.engine, self.config, self.now)
+                if isinstance(verdict, admission.Wait):
+                    self._keep_waiting(held, verdict)
+                    continue
+                progress = True
+                if isinstance(verdict, admission.Refusal):
+                    self._refuse_for(held, verdict)
+                elif isinstance(verdict, admission.Acceptance):
+                    self._accept(held, verdict)
 
-    def _mint(self, subtask: int, task_attempt_id: int) -> ExecutionAttempt:
-        number = self.next_attempt.get(subtask, 0)
-        self.next_attempt[subtask] = number + 1
-        return ExecutionAttempt(self.operator_id, subtask, number, task_attempt_id)
+    def _keep_waiting(self, held: HeldRegistration, wait: admission.Wait) -> None:
+        held.waits_for = wait.waits_for
+        soon = held.since + self.config.conflict_wait_s
+        if wait.hurry and held.ask_at != soon:
+            held.ask_at = soon
+            self.want_look(self.now + self.config.conflict_wait_s)
 
-    def _is_barrier(self, run: Run) -> bool:
-        stage = self.books.stages.get(run.run_id)
-        return stage is not None and stage.barrier
+    def _refuse_for(self, held: HeldRegistration, refusal: admission.Refusal) -> None:
+        message, too_many = held.message, ""
+        if refusal.kill and self.record.run is not None:
+            subtask = self.record.run.subtask(message.subtask)
+            too_many = self._kill(subtask, message.subtask, message.task_attempt_id, refusal.text)
+        self.refuse(message.task_attempt_id, refusal.code, refusal.text)
+        if too_many:
+            self.fail_globally(too_many)
 
-    def _reset_operator(self) -> None:
-        if self.reset_due is not None:
-            self.out.append(OperatorReset(self.operator_id, self.reset_due))
-            self.reset_due = None
+    def refuse(self, task_attempt_id: int, code: RefusalCode, text: str) -> None:
+        """Refuse a registration that waits."""
+        held = self.record.held.pop(task_attempt_id)
+        self.out.append(RefuseRegistration(held.connection_id, task_attempt_id, code, text))
+        if code is not RefusalCode.ATTEMPT_OVER:
+            self.refused_before_held(task_attempt_id)
 
-    def _announce_failed(self, attempt: ExecutionAttempt, kind: FailureKind, text: str) -> None:
-        self.out.append(SubtaskFailed(attempt, FailureReason(kind, text)))
+    def refused_before_held(self, task_attempt_id: int) -> None:
+        """The task dies of the refusal, and was never an attempt of this operator: its death is not reported."""
+        if self.record.run is not None:
+            self.record.run.told.add(task_attempt_id)
 
-    def looks_whole(self, run: Run) -> bool:
-        """Nobody has said how the run ended, but every partition that Spark has made of it seems to have ended well.
+    def _accept(self, held: HeldRegistration, acceptance: admission.Acceptance) -> None:
+        """Nothing of the subtask stands in the way any more, once those that must go have gone (H10)."""
+        if acceptance.superseded or acceptance.predecessors:
+            self._make_room(acceptance)
+        record, run, message = self.record, self.record.run, held.message
+        if run is None or run.failed_cause is not None:
+            return  # what had to go has failed the whole job, and the registration is refused next
+        if record.reset_due is not None:
+            self._reset_operator(record.reset_due)
+        self.want_look(self.now + self.config.audit_every_s)
+        del record.held[message.task_attempt_id]
+        subtask = run.subtask(message.subtask)
+        attempt = self._new_attempt(message.subtask, message.task_attempt_id)
+        beside = frozenset(entry.task_attempt_id for entry in subtask.living)
+        entry = AttemptRecord(attempt, beside, self.now, message.mode == RestoreMode.STREAMING)
+        subtask.attempts[message.task_attempt_id] = run.by_task[message.task_attempt_id] = entry
+        self.out.append(AttemptAccepted(attempt, RestoreMode(message.mode), message.run_id, held.connection_id))
 
-        One of which nothing was ever heard may not have begun: the fact of its start may be the lost one.
-        """
-        stage = self.books.stages.get(run.run_id)
-        partitions = 0 if stage is None else stage.task_count
-        return run.looks_whole(partitions or self.parallelism)
+    def _make_room(self, acceptance: admission.Acceptance) -> None:
+        for entry in acceptance.superseded:
+            if entry.alive:
+                self._fail(entry, FailureKind.SUPERSEDED, "a later attempt has taken over", kill=True)
+        for entry in acceptance.predecessors:
+            if entry.state in (AttemptState.ENDING, AttemptState.FINISHED):
+                self._fail(entry, FailureKind.REVOKED, "Spark runs the partition again")
+            elif entry.alive:
+                self._fail(entry, FailureKind.LOST_FACT, "Spark has started a later attempt of the partition")
+
+    def _new_attempt(self, subtask: int, task_attempt_id: int) -> ExecutionAttempt:
+        number = self.record.next_attempt.get(subtask, 0)
+        self.record.next_attempt[subtask] = number + 1
+        return ExecutionAttempt(self.record.operator_id, subtask, number, task_attempt_id)
+
+    def _reset_operator(self, cause: str) -> None:
+        self.out.append(OperatorReset(self.record.operator_id, cause))
+        self.record.reset_due = None
 
     # --- runs -----------------------------------------------------------------------------------------------
 
-    def open_run(self, run_id: int, now: float) -> None:
+    def _begin_run(self, run_id: int) -> None:
         """The first registration of a run begins it.
 
         Deaths that the facts told before it are told now (H11).
         """
-        self._reset_operator()
-        self.out.append(RunStarted(self.operator_id, run_id))
-        self.run = Run(run_id)
-        self.want_look(now + self.config.audit_every_s)
-        stage = self.books.stage(run_id)
-        if not stage.active_jobs:
-            self.want_look(now + self.config.heal_after_s)  # the start of its job is late, or lost: a look tells it
-        tasks = stage.tasks
-        for task_attempt_id in sorted(tasks):
-            if tasks[task_attempt_id].end is not None:
-                self.task_ended(tasks[task_attempt_id])
+        if self.record.reset_due is not None:
+            self._reset_operator(self.record.reset_due)
+        self.out.append(RunStarted(self.record.operator_id, run_id))
+        self.record.run = RunRecord(run_id)
+        self.want_look(self.now + self.config.audit_every_s)
+        stage = self.engine.stages[run_id]
+        if all(stage.jobs.values()):  # the start of its job is late, or lost: a look tells it
+            self.want_look(self.now + self.config.heal_after_s)
+        for _, task in sorted(stage.tasks.items()):
+            if task.end is not None:
+                self.task_ended(task)
         if stage.barrier and stage.latest_attempt > 0:
             self.barrier_attempt_failed(stage.latest_attempt - 1)
 
     def end_run(self, succeeded: bool, reason: str) -> None:
-        """H57.
+        """The run is over (H57).
 
-        With a failed run every live attempt fails (H15); the reset comes before the next run's first
-        accept.
+        If it failed, every live attempt fails with it (H15). The reset comes before the next run's first accept.
         """
-        run = self.run
+        record, run = self.record, self.record.run
         if run is None:
             return
         succeeded = succeeded and run.failed_cause is None
-        if succeeded and (doubt := unwanted.doubtful_success(self, run)):
+        if succeeded and (doubt := unwanted.doubtful_success(run, self.engine.stages[run.run_id])):
             succeeded, reason = False, doubt
         for subtask in run.subtasks.values():
             self._end_subtask(subtask, succeeded, reason)
         reason = run.failed_cause or reason
-        self.out.append(RunEnded(self.operator_id, run.run_id, succeeded, reason))
-        self.run = None
-        self.ended_runs.add(run.run_id)
-        if self.reset_due is None:
-            self.reset_due = reason if reason and not succeeded else f"run {run.run_id} has ended"
-        for task_attempt_id in [t for t, h in self.held.items() if h.message.run_id == run.run_id]:
+        self.out.append(RunEnded(record.operator_id, run.run_id, succeeded, reason))
+        record.run = None
+        remember(record.ended_runs, run.run_id)
+        if record.reset_due is None:
+            record.reset_due = reason if reason and not succeeded else f"run {run.run_id} has ended"
+        for task_attempt_id in [t for t, h in record.held.items() if h.message.run_id == run.run_id]:
             self.refuse(task_attempt_id, RefusalCode.ATTEMPT_OVER, f"run {run.run_id} has ended")
-        if not self.held:
-            self.look_at = None
+        if not record.held:
+            record.look_at = None
 
-    def _end_subtask(self, subtask: SubtaskEntry, succeeded: bool, reason: str) -> None:
+    def _end_subtask(self, subtask: SubtaskRecord, succeeded: bool, reason: str) -> None:
         if succeeded and subtask.finished is None:
             # Spark says that the partition succeeded, so one of these did; its TaskEnded is late or lost.
             living = subtask.living
-            said_goodbye = [entry for entry in living if entry.state is AttemptState.ENDING]
-            if said_goodbye or len(living) == 1:
-                self._finish((said_goodbye or living)[0], subtask)
+            ended_well = [entry for entry in living if entry.state is AttemptState.ENDING]
+            if ended_well or len(living) == 1:
+                self._finish((ended_well or living)[0], subtask)
         for entry in subtask.living:
-            entry.state = AttemptState.OVER
-            entry.failure = FailureKind.RUN_ENDED
-            self._announce_failed(entry.attempt, FailureKind.RUN_ENDED, reason or "the run has ended")
+            self._end_attempt(entry, FailureKind.RUN_ENDED, reason or "the run has ended")
         subtask.owes_reset = False
 
+    def shut(self, reason: str) -> None:
+        """The operator goes away, or the application ends."""
+        self.end_run(False, reason)
+        for task_attempt_id in list(self.record.held):
+            self.refuse(task_attempt_id, RefusalCode.SHUTTING_DOWN, reason)
+        self.record.look_at = None
+
     def fail_globally(self, cause: str) -> None:
-        """H8, H15: latched until the next run's reset; the first cause is kept."""
-        if self.reset_due is None:
-            self.reset_due = cause
-        run = self.run
+        """Fail the run, which stays failed until the next run's reset; the first cause is kept (H8, H15)."""
+        if self.record.reset_due is None:
+            self.record.reset_due = cause
+        run = self.record.run
         if run is None or run.failed_cause is not None:
             return
         run.failed_cause = cause
-        stage = self.books.stages.get(run.run_id)
-        if stage is None or not stage.active_jobs:
+        if not self.engine.active_jobs(run.run_id):
             # The fact of the job's start is lost, so it cannot be cancelled. Its tasks are killed instead, and their
-            # retries refused, until Spark gives the job up: a deaf task would hold it up for ever (H48).
+            # retries refused, until Spark gives the job up: an unresponsive task would hold it up permanently (H48).
             self.out.extend(self._kill_not_counted(entry, cause) for entry in run.living())
         self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause)
         self.cancel_jobs()
 
     def cancel_jobs(self) -> None:
-        run = self.run
-        stage = None if run is None else self.books.stages.get(run.run_id)
-        if run is not None and run.failed_cause is not None and stage is not None and stage.active_jobs:
-            self.out.append(CancelJobs(stage.active_jobs, f"operator {self.operator_id!r}: {run.failed_cause}"))
+        """Have Spark cancel the jobs of a run that has failed."""
+        run = self.record.run
+        if run is None or run.failed_cause is None:
+            return
+        if jobs := self.engine.active_jobs(run.run_id):
+            self.out.append(CancelJobs(jobs, f"operator {self.record.operator_id!r}: {run.failed_cause}"))
 
-    def _fail_all_living(self, run: Run, kind: FailureKind, text: str) -> None:
+    def _fail_all_living(self, run: RunRecord, kind: FailureKind, text: str) -> None:
         for entry in run.living():
-            entry.state = AttemptState.OVER
-            entry.failure = kind
-            self._announce_failed(entry.attempt, kind, text)
+            self._end_attempt(entry, kind, text)
         for subtask in run.subtasks.values():
             subtask.owes_reset = False
 
-    # --- attempts -------------------------------------------------------------------------------------------
+    # --- what the attempt itself says -----------------------------------------------------------------------
 
-    def accept(self, held: HeldRegistration, now: float) -> None:
-        """Nothing of the subtask stands in the way any more (H10)."""
-        message = held.message
-        assert self.run is not None
-        self._reset_operator()
-        self.want_look(now + self.config.audit_every_s)
-        del self.held[held.task_attempt_id]
-        subtask = self.run.subtask(message.subtask)
-        attempt = self._mint(message.subtask, message.task_attempt_id)
-        beside = frozenset(entry.task_attempt_id for entry in subtask.living)
-        entry = AttemptEntry(attempt, beside, now, message.mode == RestoreMode.STREAMING)
-        subtask.attempts[attempt.task_attempt_id] = self.run.by_task[attempt.task_attempt_id] = entry
-        self.out.append(AttemptAccepted(attempt, RestoreMode(message.mode), message.run_id, held.connection_id))
+    def take_word(self, word: AttemptWord) -> None:
+        """What comes from, or about, one attempt. Here, and only here, it is found to be stale (H3)."""
+        run = self.record.run
+        entry = None if run is None else run.by_task.get(word.task_attempt_id)
+        if entry is None:
+            self._take_word_of_stranger(word)
+            return
+        match TABLE[entry.state][_news_of(word)], word:
+            case Outcome.READY, _:
+                entry.state = AttemptState.READY
+                self.out.append(SubtaskReady(entry.attempt))
+            case Outcome.ENDING, _:
+                entry.state = AttemptState.ENDING
+                self.want_look(self.now + self.config.heal_after_s)
+            case Outcome.FAILED, OperatorEnded(failure=failure):
+                self._fail(entry, FailureKind.FAILED, failure)
+            case Outcome.KILLED, ConnectionExpired():
+                self._fail(entry, FailureKind.CONNECTION_LOST, "the task did not come back in time", kill=True)
+            case Outcome.KILLED, AttemptCondemned(reason=reason):
+                self._fail(entry, FailureKind.CONFIRMATION_TIMEOUT, reason, kill=True)
+            case _:
+                self._report_stale(word)
 
-    def refuse(self, task_attempt_id: int, code: RefusalCode, text: str) -> None:
-        held = self.held.pop(task_attempt_id)
-        self.out.append(RefuseRegistration(held.connection_id, task_attempt_id, code, text))
-        if code is not RefusalCode.ATTEMPT_OVER and self.run is not None:
-            self.run.told.add(task_attempt_id)  # it dies of the refusal, and was never an attempt of this operator
+    def _report_stale(self, word: AttemptWord) -> None:
+        self.out.append(ReportStale(type(word).__name__, self.record.operator_id, word.task_attempt_id))
 
-    def fail(self, entry: AttemptEntry, kind: FailureKind, text: str, *, kill: bool = False) -> None:
+    def _take_word_of_stranger(self, word: AttemptWord) -> None:
+        """A task that still waits for its answer has nothing to say, but it can go away."""
+        held = self.record.held.get(word.task_attempt_id)
+        if held is None or not isinstance(word, ConnectionExpired | AttemptCondemned):
+            self._report_stale(word)
+            return
+        message, run = held.message, self.record.run
+        text = "its connection was lost before it was accepted"
+        self.out.append(KillTask(word.task_attempt_id, text, self.record.operator_id, message.subtask))
+        self.refuse(word.task_attempt_id, RefusalCode.ATTEMPT_OVER, text)
+        if run is not None and run.run_id == message.run_id and run.failed_cause is None:
+            kind = FailureKind.CONNECTION_LOST
+            self._tell_death_before_accept(run, message.subtask, word.task_attempt_id, kind, text)
+
+    # --- what the engine says about it ----------------------------------------------------------------------
+
+    def task_ended(self, task: TaskRecord) -> None:
+        """News of a task of the current run: its end, or that its success is revoked."""
+        run = self.record.run
+        assert run is not None
+        assert task.end is not None
+        entry = run.by_task.get(task.task_attempt_id)
+        if entry is None:
+            self._task_without_record_ended(run, task)
+            return
+        news = News.SPARK_SUCCESS if task.end is TaskOutcome.SUCCESS else News.SPARK_END
+        match TABLE[entry.state][news]:
+            case Outcome.FINISHED:
+                self._finish(entry, run.subtasks[entry.attempt.subtask])
+            case Outcome.FAILED | Outcome.REVOKED:
+                self._fail(entry, _kind_of(task, run), task.end_reason)
+                if task.lost_to_another:
+                    self._check_winner(run, entry)
+            case _:
+                if news is News.SPARK_SUCCESS and entry.state is AttemptState.OVER:
+                    self._check_success(run, entry)
+
+    def _check_success(self, run: RunRecord, entry: AttemptRecord) -> None:
+        if unwanted.is_unwanted(run, self.engine.stages[run.run_id], entry):
+            self.fail_globally(unwanted.why_unwanted(entry.attempt))
+
+    def _check_winner(self, run: RunRecord, loser: AttemptRecord) -> None:
+        winner = unwanted.unwanted_winner(run, self.engine.stages[run.run_id], loser)
+        if winner is not None:
+            self.fail_globally(unwanted.why_unwanted(winner.attempt))
+
+    def _task_without_record_ended(self, run: RunRecord, task: TaskRecord) -> None:
+        """Never announced ready, but reported failed (H11)."""
+        if task.task_attempt_id in self.record.held:
+            text = f"task {task.task_attempt_id} is over"
+            self.refuse(task.task_attempt_id, RefusalCode.ATTEMPT_OVER, text)
+        no_place = not 0 <= task.partition < self.record.parallelism  # -1 is Spark's word for one that it does not know
+        if task.end is TaskOutcome.SUCCESS or no_place or run.failed_cause is not None:
+            return
+        kind = _kind_of(task, run)
+        self._tell_death_before_accept(run, task.partition, task.task_attempt_id, kind, task.end_reason)
+
+    def _tell_death_before_accept(
+        self, run: RunRecord, subtask: int, task_attempt_id: int, kind: FailureKind, text: str
+    ) -> None:
+        if task_attempt_id in run.told or self._is_echo_of_barrier_failure(run, task_attempt_id):
+            return
+        run.told.add(task_attempt_id)
+        if any(entry.task_attempt_id > task_attempt_id for entry in run.subtask(subtask).living):
+            return  # known too late: a failure told now would come between its successor's ready and failed (H10)
+        attempt = self._new_attempt(subtask, task_attempt_id)
+        self.out.append(SubtaskFailed(attempt, FailureReason(kind, text)))
+        self._after_failure(run, attempt, text or kind.value)
+
+    # --- ends of attempts -----------------------------------------------------------------------------------
+
+    def _fail(self, entry: AttemptRecord, kind: FailureKind, text: str, *, kill: bool = False) -> None:
         """End an attempt that is alive, or revoke one that has finished.
 
         Then the reset, if none is left (H13). ``kill``: for its own fault, and so one of ``attempts_max`` (H69).
         """
-        run = self.run
+        run = self.record.run
         assert run is not None
-        too_many = ""
-        if kill:
-            subtask = run.subtask(entry.attempt.subtask)
-            too_many = kills.kill_attempt(self, subtask, entry, str(FailureReason(kind, text)))
+        too_many = self._kill_attempt(run, entry, FailureReason(kind, text)) if kill else ""
         entry.state = AttemptState.OVER
         entry.failure = kind
-        self._announce_failed(entry.attempt, kind, text)
+        self.out.append(SubtaskFailed(entry.attempt, FailureReason(kind, text)))
         if too_many:
             self.fail_globally(too_many)
         self._after_failure(run, entry.attempt, text or kind.value)
 
-    def _kill_not_counted(self, entry: AttemptEntry, reason: str) -> KillTask:
-        attempt = entry.attempt
-        return KillTask(attempt.task_attempt_id, reason, self.operator_id, attempt.subtask, attempt.attempt)
+    def _end_attempt(self, entry: AttemptRecord, kind: FailureKind, text: str) -> None:
+        """The attempt is over with its run, or with its stage attempt; no reset of its subtask follows."""
+        entry.state = AttemptState.OVER
+        entry.failure = kind
+        self.out.append(SubtaskFailed(entry.attempt, FailureReason(kind, text)))
 
-    def _after_failure(self, run: Run, attempt: ExecutionAttempt, text: str) -> None:
-        if self._is_barrier(run):
+    def _after_failure(self, run: RunRecord, attempt: ExecutionAttempt, text: str) -> None:
+        if self.engine.is_barrier(run.run_id):
             self._fail_barrier_stage(run, attempt, text)
             return
         if run.failed_cause is not None:
             return  # the whole coordinator will be reset (H15)
         subtask = run.subtask(attempt.subtask)
         subtask.owes_reset = True
-        if not subtask.living and subtask.finished is None:
-            self.out.append(SubtaskReset(self.operator_id, attempt.subtask))
+        if subtask.vacant:
+            self.out.append(SubtaskReset(self.record.operator_id, attempt.subtask))
             subtask.owes_reset = False
 
-    def _fail_barrier_stage(self, run: Run, attempt: ExecutionAttempt, text: str) -> None:
-        """One failed task of a barrier stage fails them all: a global failover inside the run (H15)."""
-        task = self.books.task(run.run_id, attempt.task_attempt_id)
-        failed = None if task is None else task.stage_attempt
-        if failed is None:
-            failed = self.books.stage(run.run_id).latest_attempt
-        self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed: {attempt}: {text}")
-
-    def _is_echo_of_barrier_failure(self, run: Run, task_attempt_id: int) -> bool:
-        """A task without a gateway died with a stage attempt whose failover has been; there is nothing to add."""
-        if run.barrier_failed is None:
-            return False
-        task = self.books.task(run.run_id, task_attempt_id)
-        return task is None or task.stage_attempt is None or task.stage_attempt <= run.barrier_failed
-
-    def barrier_attempt_failed(self, failed: int) -> None:
-        """The stage's own end or a later attempt of it shows it, should the tasks' facts be lost (H19)."""
-        run = self.run
-        if run is None or run.failed_cause is not None:
-            return
-        known = run.barrier_failed is not None and run.barrier_failed >= failed
-        if not known or any(self._is_of_stage_attempt(run, entry, failed) for entry in run.entries()):
-            self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed (attempt {failed})")
-
-    def _is_of_stage_attempt(self, run: Run, entry: AttemptEntry, last: int) -> bool:
-        """Not over, and known to be of stage attempt ``last`` or an earlier one."""
-        task = self.books.task(run.run_id, entry.task_attempt_id)
-        known = None if task is None else task.stage_attempt
-        return entry.state is not AttemptState.OVER and known is not None and known <= last
-
-    def _fail_over_barrier_stage(self, run: Run, failed: int, cause: str) -> None:
-        run.barrier_failed = max(failed, -1 if run.barrier_failed is None else run.barrier_failed)
-        successes = unwanted.perhaps_of_a_later_stage_attempt(self, run, failed)
-        for entry in run.entries():
-            if entry.state is AttemptState.OVER:
-                continue
-            # The stage is run again as a whole, and with it what has finished already.
-            revoked = entry.state is AttemptState.FINISHED
-            entry.state = AttemptState.OVER
-            entry.failure = FailureKind.REVOKED if revoked else FailureKind.GLOBAL_FAILURE
-            self._announce_failed(entry.attempt, entry.failure, cause)
-        for subtask in run.subtasks.values():
-            subtask.owes_reset = False
-        coordinator_knows = bool(run.told or run.by_task)
-        if self.reset_due is None and coordinator_knows:
-            self.reset_due = cause
-        if successes:
-            unwanted.fail_for_success(self, str(successes[0].attempt))
-
-    def _finish(self, entry: AttemptEntry, subtask: SubtaskEntry) -> None:
+    def _finish(self, entry: AttemptRecord, subtask: SubtaskRecord) -> None:
         """A subtask has one success: whatever else of it is alive is superseded, and dies.
 
         Spark kills speculative copies itself. A zombie's rival of another stage attempt it lets run, and it
-        may use the output of either; killing the rival at once makes it the one that the coordinator knows.
+        may use the output of either; killing the rival immediately makes it the one that the coordinator knows.
         """
         entry.state = AttemptState.FINISHED
         entry.finished_at = self.now
@@ -346,90 +409,222 @@ class OperatorLedger:
         for rival in subtask.living:
             reason = FailureReason(FailureKind.SUPERSEDED, f"{entry.attempt} has succeeded")
             self.out.append(self._kill_not_counted(rival, str(reason)))
-            self.fail(rival, reason.kind, reason.text)
+            self._fail(rival, reason.kind, reason.text)
 
-    # --- what the attempt itself says -----------------------------------------------------------------------
+    # --- kills ----------------------------------------------------------------------------------------------
 
-    def word(self, word: AttemptWord, now: float) -> None:
-        entry = None if self.run is None else self.run.find(word.task_attempt_id)
-        if entry is None and word.task_attempt_id in self.held:
-            self._word_about_held(word, now)
+    def _kill_attempt(self, run: RunRecord, entry: AttemptRecord, reason: FailureReason) -> str:
+        """Have Spark kill an attempt for its own fault. Returns why the run has to fail for it, or nothing.
+
+        The caller reports the end of the attempt before it fails the run.
+        """
+        subtask = run.subtasks[entry.attempt.subtask]
+        if entry.streaming and self.now >= entry.accepted_at + self.config.kills_forgotten_after_s:
+            subtask.killed = 0
+        return self._kill(subtask, entry.attempt.subtask, entry.task_attempt_id, str(reason), entry.attempt)
+
+    def _kill(
+        self,
+        subtask: SubtaskRecord,
+        index: int,
+        task_attempt_id: int,
+        reason: str,
+        attempt: ExecutionAttempt | None = None,
+    ) -> str:
+        """The same for any task of the subtask. ``attempt``: None if it was never accepted."""
+        subtask.killed += 1
+        operator_id = self.record.operator_id
+        count, limit = subtask.killed, self.config.attempts_max or SPARK_TASK_FAILURES_MAX
+        number = None if attempt is None else attempt.attempt
+        self.out.append(KillTask(task_attempt_id, reason, operator_id, index, number, count, limit))
+        if count < limit:
+            return ""
+        times = "once" if count == 1 else f"{count} times"
+        return (
+            f"Headgate has killed subtask {index} of operator {operator_id!r} {times}, which is the limit "
+            f"(attempts_max={limit}). The last kill was that of {attempt or f'task {task_attempt_id}'}: {reason}"
+        )
+
+    def _kill_not_counted(self, entry: AttemptRecord, reason: str) -> KillTask:
+        attempt = entry.attempt
+        return KillTask(attempt.task_attempt_id, reason, self.record.operator_id, attempt.subtask, attempt.attempt)
+
+    # --- barrier stages -------------------------------------------------------------------------------------
+
+    def _fail_barrier_stage(self, run: RunRecord, attempt: ExecutionAttempt, text: str) -> None:
+        """One failed task of a barrier stage fails them all: a global failover inside the run (H15)."""
+        task = self.engine.task(run.run_id, attempt.task_attempt_id)
+        failed = None if task is None else task.stage_attempt
+        if failed is None:
+            failed = self.engine.stages[run.run_id].latest_attempt
+        self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed: {attempt}: {text}")
+
+    def _is_echo_of_barrier_failure(self, run: RunRecord, task_attempt_id: int) -> bool:
+        """A task without a gateway died with a stage attempt whose failover has been; there is nothing to add."""
+        if run.barrier_failed is None:
+            return False
+        task = self.engine.task(run.run_id, task_attempt_id)
+        return task is None or task.stage_attempt is None or task.stage_attempt <= run.barrier_failed
+
+    def barrier_attempt_failed(self, failed: int) -> None:
+        """The stage's own end or a later attempt of it shows it, should the tasks' facts be lost (H19)."""
+        run = self.record.run
+        if run is None or run.failed_cause is not None:
             return
-        if entry is None or (entry.state, type(word)) not in _LEGAL_WORDS:  # H3, in this one place
-            self.out.append(ReportStale(type(word).__name__, self.operator_id, word.task_attempt_id))
-            return
-        match word:
-            case OperatorOpened():
-                entry.state = AttemptState.READY
-                self.out.append(SubtaskReady(entry.attempt))
-            case OperatorEnded(failure=""):
-                entry.state = AttemptState.ENDING
-                self.want_look(now + self.config.heal_after_s)
-            case OperatorEnded(failure=failure):
-                self.fail(entry, FailureKind.FAILED, failure)
-            case ConnectionExpired():
-                self.fail(entry, FailureKind.CONNECTION_LOST, "the task did not come back in time", kill=True)
-            case AttemptCondemned(reason=reason):
-                self.fail(entry, FailureKind.CONFIRMATION_TIMEOUT, reason, kill=True)
+        known = run.barrier_failed is not None and run.barrier_failed >= failed
+        if not known or any(self._is_of_stage_attempt(run, entry, failed) for entry in run.entries()):
+            self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed (attempt {failed})")
 
-    def _word_about_held(self, word: AttemptWord, now: float) -> None:
-        """A task that still waits for its answer has nothing to say, but it can go away."""
-        if not isinstance(word, ConnectionExpired | AttemptCondemned):
-            self.out.append(ReportStale(type(word).__name__, self.operator_id, word.task_attempt_id))
-            return
-        message = self.held[word.task_attempt_id].message
-        text = "its connection was lost before it was accepted"
-        self.out.append(KillTask(word.task_attempt_id, text, self.operator_id, message.subtask))
-        self.refuse(word.task_attempt_id, RefusalCode.ATTEMPT_OVER, text)
-        if self.run is not None and self.run.run_id == message.run_id and self.run.failed_cause is None:
-            self._tell_death_before_accept(message.subtask, word.task_attempt_id, FailureKind.CONNECTION_LOST, text)
+    def _is_of_stage_attempt(self, run: RunRecord, entry: AttemptRecord, last: int) -> bool:
+        """Not over, and known to be of stage attempt ``last`` or an earlier one."""
+        task = self.engine.task(run.run_id, entry.task_attempt_id)
+        known = None if task is None else task.stage_attempt
+        return entry.state is not AttemptState.OVER and known is not None and known <= last
 
-    # --- what the engine says about it ----------------------------------------------------------------------
+    def _fail_over_barrier_stage(self, run: RunRecord, failed: int, cause: str) -> None:
+        run.barrier_failed = max(failed, -1 if run.barrier_failed is None else run.barrier_failed)
+        successes = unwanted.possible_later_attempts(run, self.engine.stages[run.run_id], failed)
+        for entry in run.entries():
+            if entry.state is AttemptState.OVER:
+                continue
+            # The stage is run again as a whole, and with it what has finished already.
+            revoked = entry.state is AttemptState.FINISHED
+            self._end_attempt(entry, FailureKind.REVOKED if revoked else FailureKind.GLOBAL_FAILURE, cause)
+        for subtask in run.subtasks.values():
+            subtask.owes_reset = False
+        coordinator_knows = bool(run.told or run.by_task)
+        if self.record.reset_due is None and coordinator_knows:
+            self.record.reset_due = cause
+        if successes:
+            self.fail_globally(unwanted.why_unwanted(successes[0].attempt))
 
-    def task_ended(self, task: TaskRecord) -> None:
-        """News of a task of the current run: its end, or that its success is revoked."""
-        run = self.run
+    # --- looks at Spark's own records -----------------------------------------------------------------------
+
+    def look(self) -> reconciliation.Questions:
+        """The look that is due. Sets the time of the next one."""
+        record = self.record
+        asks = reconciliation.questions(record, self.engine, self.config, self.now)
+        record.look_at = None
+        for held in asks.asked:
+            held.seen = Seen.ASKED
+        if asks.run_is_over:
+            self._end_run_without_facts()
+        if asks.tasks or asks.jobs:
+            record.asked_again_at = self.now + self.config.query_every_s
+            self.want_look(record.asked_again_at)
+        else:
+            self._want_audit()
+        self.settle()
+        return asks
+
+    def _want_audit(self) -> None:
+        """The next look without cause, as long as there is something that could have ended unnoticed."""
+        if reconciliation.needs_audit(self.record, self.engine):
+            self.want_look(self.now + self.config.audit_every_s)
+
+    def tasks_reported(self, fact: StatusReported) -> None:
+        """What Spark's own records say of attempts that are alive for us, and of those that wait."""
+        for task_attempt_id in sorted(fact.tasks):
+            if self.record.run is not None:
+                self._task_reported(task_attempt_id, fact.tasks[task_attempt_id])
+
+    def _task_reported(self, task_attempt_id: int, state: TaskState) -> None:
+        record, run = self.record, self.record.run
         assert run is not None
-        entry = run.find(task.task_attempt_id)
-        if entry is None:
-            self._task_without_entry_ended(run, task)
-        elif task.end is TaskOutcome.SUCCESS:
-            if entry.alive:
-                self._finish(entry, run.subtask(entry.attempt.subtask))
-            elif entry.state is AttemptState.OVER:
-                unwanted.check_success(self, run, entry)
-        elif entry.alive or entry.state is AttemptState.FINISHED:
-            self.fail(entry, self._kind_of(task, run), task.end_reason)
-            unwanted.check_winner(self, run, entry)
+        held = record.held.get(task_attempt_id)
+        finding = reconciliation.task_reported(record, self.engine, self.config, self.now, task_attempt_id, state)
+        match finding:
+            case reconciliation.HasEnded(outcome, reason):
+                run_id = run.run_id if held is None else held.message.run_id
+                task = self.engine.report_end(run_id, task_attempt_id, outcome, reason)
+                if run_id == run.run_id:
+                    self.task_ended(task)
+            case reconciliation.GiveUp(kind, text, kill):
+                self._fail(run.by_task[task_attempt_id], kind, text, kill=kill)
+            case reconciliation.RunsBeside(waiting):
+                for waits in waiting:
+                    waits.beside.add(task_attempt_id)
+            case reconciliation.StillWaits(seen):
+                record.held[task_attempt_id].seen = seen
 
-    def _kind_of(self, task: TaskRecord, run: Run) -> FailureKind:
-        assert task.end is not None
-        kind = _KINDS[task.end]
-        if kind is FailureKind.KILLED:
-            finished = run.subtask(task.partition).finished
-            if finished is not None or unwanted.lost_to_another(task):
-                return FailureKind.SUPERSEDED
-        return kind
-
-    def _task_without_entry_ended(self, run: Run, task: TaskRecord) -> None:
-        """Never announced ready, but reported failed (H11)."""
-        if task.task_attempt_id in self.held:
-            text = f"task {task.task_attempt_id} is over"
-            self.refuse(task.task_attempt_id, RefusalCode.ATTEMPT_OVER, text)
-        no_place = not 0 <= task.partition < self.parallelism  # -1 is Spark's own word for one that it does not know
-        if task.end is TaskOutcome.SUCCESS or no_place or run.failed_cause is not None:
+    def conflict_reported(self, fact: StatusReported) -> None:
+        """Whether the first of two runs is really still going on."""
+        conflict = reconciliation.conflict_reported(self.record, self.engine, fact)
+        run = self.record.run
+        if conflict is None or run is None:
             return
-        kind = self._kind_of(task, run)
-        self._tell_death_before_accept(task.partition, task.task_attempt_id, kind, task.end_reason)
+        if not conflict.goes_on:
+            self._end_run_without_facts()
+            return
+        for held in conflict.waiting:
+            text = admission.in_use(self.record, run, self.engine)
+            self.refuse(held.task_attempt_id, RefusalCode.CONCURRENT_RUN, text)
 
-    def _tell_death_before_accept(self, subtask: int, task_attempt_id: int, kind: FailureKind, text: str) -> None:
-        run = self.run
+    def _end_run_without_facts(self) -> None:
+        """The run's jobs were never known, and nothing of it runs any more: a later run shows that it is over."""
+        run = self.record.run
         assert run is not None
-        if task_attempt_id in run.told or self._is_echo_of_barrier_failure(run, task_attempt_id):
+        whole = reconciliation.looks_whole(self.record, self.engine)
+        self.end_run(whole, "" if whole else f"run {run.run_id} is over, but how it ended was lost")
+
+    def answered(self) -> None:
+        """There is no hurry to ask again, unless something is undecided still."""
+        record = self.record
+        if record.asked_again_at is not None and record.look_at == record.asked_again_at and not record.held:
+            record.look_at = None
+            self._want_audit()
+        record.asked_again_at = None
+
+    # --- invariants -----------------------------------------------------------------------------------------
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when the state is impossible."""
+        record, run = self.record, self.record.run
+        for task_attempt_id, held in record.held.items():
+            assert held.task_attempt_id == task_attempt_id
+            assert held.message.run_id not in record.ended_runs, "held for a run that is over"
+            assert run is not None, "held although nothing runs"
+            assert record.look_at is not None, "held without a deadline"
+            assert task_attempt_id not in run.by_task, "held and accepted"
+        if run is None:
             return
-        run.told.add(task_attempt_id)
-        if any(entry.task_attempt_id > task_attempt_id for entry in run.subtask(subtask).living):
-            return  # known too late: a failure told now would come between its successor's ready and failed (H10)
-        attempt = self._mint(subtask, task_attempt_id)
-        self._announce_failed(attempt, kind, text)
-        self._after_failure(run, attempt, text or kind.value)
+        assert run.run_id not in record.ended_runs
+        assert {id(entry) for entry in run.entries()} == {id(entry) for entry in run.by_task.values()}
+        if record.reset_due is not None or run.failed_cause is not None:
+            assert not run.living(), "alive across a global failover"
+        for index, subtask in run.subtasks.items():
+            self._check_subtask(run, index, subtask)
+
+    def _check_subtask(self, run: RunRecord, index: int, subtask: SubtaskRecord) -> None:
+        numbers = [entry.attempt.attempt for entry in subtask.attempts.values()]
+        assert numbers == sorted(set(numbers)), "attempt numbers do not rise (H2)"
+        assert all(number < self.record.next_attempt[index] for number in numbers)
+        assert 0 <= index < self.record.parallelism
+        living = subtask.living
+        assert not (living and subtask.finished), "alive beside a success"
+        for position, entry in enumerate(living):
+            older = {other.task_attempt_id for other in living[:position]}
+            assert older <= entry.beside, "two alive that are no copies of one another (H10)"
+        limit = self.config.attempts_max or SPARK_TASK_FAILURES_MAX
+        assert subtask.killed <= limit, "killed too often (H69)"
+        assert subtask.killed < limit or run.failed_cause is not None, "killed often enough, and no failure (H69)"
+        assert not subtask.owes_reset or not subtask.vacant, "a reset is owed (H10)"
+        for entry in subtask.attempts.values():
+            assert (entry.failure is not None) == (entry.state is AttemptState.OVER)
+
+
+def _news_of(word: AttemptWord) -> News:
+    match word:
+        case OperatorOpened():
+            return News.OPENED
+        case OperatorEnded(failure=failure):
+            return News.ENDED_BADLY if failure else News.ENDED_WELL
+        case ConnectionExpired() | AttemptCondemned():
+            return News.GIVEN_UP
+
+
+def _kind_of(task: TaskRecord, run: RunRecord) -> FailureKind:
+    assert task.end is not None
+    kind = _KINDS[task.end]
+    lost = kind is FailureKind.KILLED and (run.finished(task.partition) is not None or task.lost_to_another)
+    return FailureKind.SUPERSEDED if lost else kind

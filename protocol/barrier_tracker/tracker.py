@@ -187,7 +187,7 @@ class BarrierTracker:
         """
         act = _HANDLERS.get(type(input))
         if act is None:
-            raise LocalProtocolError(f"no input of a barrier tracker: {input!r}")
+            raise LocalProtocolError(f"not an input of a barrier tracker: {input!r}")
         stale = self._why_stale(input)
         if stale is not None:
             return [ReportStale(stale)]

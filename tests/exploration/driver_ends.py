@@ -106,8 +106,8 @@ class LedgerEnd:
 
     def _forget_order(self) -> None:
         """Facts are counted as they come, but only those about one partition are ever compared."""
-        books = self.ledger._books
-        for stage in books.stages.values():
+        engine = self.ledger._engine
+        for stage in engine.stages.values():
             for partition in {task.partition for task in stage.tasks.values()}:
                 tasks = [task for task in stage.tasks.values() if task.partition == partition]
                 places = {task.start_order for task in tasks} | {task.end_order for task in tasks}
@@ -115,7 +115,7 @@ class LedgerEnd:
                 for task in tasks:
                     task.start_order = None if task.start_order is None else rank[task.start_order]
                     task.end_order = None if task.end_order is None else rank[task.end_order]
-        books._order = 100
+        engine._order = 100
 
     def facts(self) -> None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Edit, Mutant
 
 OPERATOR = "protocol.attempts.operator:OperatorLedger."
-JUDGE = "protocol.attempts.judge:"
+ADMISSION = "protocol.attempts.admission:"
 
 ATTEMPTS = (
     Mutant(
@@ -16,7 +16,7 @@ ATTEMPTS = (
         (
             Edit(
                 f"{OPERATOR}_after_failure",
-                "self.out.append(SubtaskReset(self.operator_id, attempt.subtask))",
+                "self.out.append(SubtaskReset(self.record.operator_id, attempt.subtask))",
                 "pass",
             ),
         ),
@@ -28,10 +28,10 @@ ATTEMPTS = (
         ("H25",),
         (
             Edit(
-                f"{OPERATOR}word",
-                "entry = None if self.run is None else self.run.find(word.task_attempt_id)",
-                "entry = None if self.run is None else self.run.find(word.task_attempt_id);"
-                " entry = (self.run.subtask(entry.attempt.subtask).living or [entry])[-1]"
+                f"{OPERATOR}take_word",
+                "entry = None if run is None else run.by_task.get(word.task_attempt_id)",
+                "entry = None if run is None else run.by_task.get(word.task_attempt_id);"
+                " entry = (run.subtask(entry.attempt.subtask).living or [entry])[-1]"
                 " if entry and isinstance(word, AttemptCondemned) else entry",
             ),
         ),
@@ -41,14 +41,14 @@ ATTEMPTS = (
         "Attempts that the framework kills are run again however often, since Spark counts no kill.",
         "feared",
         ("H69",),
-        (Edit("protocol.attempts.kills:_kill", "if count < limit:", "if True:"),),
+        (Edit(f"{OPERATOR}_kill", "if count < limit:", "if True:"),),
     ),
     Mutant(
         "reset-beside-the-living",
         "A subtask is reset although another attempt of it is alive.",
         "feared",
         ("H13",),
-        (Edit(f"{OPERATOR}_after_failure", "if not subtask.living and", "if"),),
+        (Edit(f"{OPERATOR}_after_failure", "if subtask.vacant:", "if subtask.finished is None:"),),
     ),
     Mutant(
         "second-reset",
@@ -59,7 +59,7 @@ ATTEMPTS = (
             Edit(
                 f"{OPERATOR}fail_globally",
                 "self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause)",
-                "self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause); self._reset_operator()",
+                "self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause); self._reset_operator(cause)",
             ),
         ),
     ),
@@ -70,7 +70,9 @@ ATTEMPTS = (
         ("H15", "H55"),
         (
             Edit(
-                f"{OPERATOR}_reset_operator", "self.out.append(OperatorReset(self.operator_id, self.reset_due))", "pass"
+                f"{OPERATOR}_reset_operator",
+                "self.out.append(OperatorReset(self.record.operator_id, cause))",
+                "pass",
             ),
         ),
     ),
@@ -82,11 +84,11 @@ ATTEMPTS = (
         (
             Edit(
                 f"{OPERATOR}task_ended",
-                "elif entry.alive or entry.state is AttemptState.FINISHED:",
-                "elif entry.alive:",
+                "case Outcome.FAILED | Outcome.REVOKED:",
+                "case Outcome.FAILED:",
             ),
             Edit(
-                f"{JUDGE}_make_room",
+                f"{OPERATOR}_make_room",
                 "if entry.state in (AttemptState.ENDING, AttemptState.FINISHED):",
                 "if entry.state is AttemptState.ENDING:",
             ),
@@ -100,8 +102,8 @@ ATTEMPTS = (
         (
             Edit(
                 f"{OPERATOR}task_ended",
-                "elif entry.alive or entry.state is AttemptState.FINISHED:",
-                "elif entry.alive:",
+                "case Outcome.FAILED | Outcome.REVOKED:",
+                "case Outcome.FAILED:",
             ),
         ),
     ),
@@ -112,9 +114,9 @@ ATTEMPTS = (
         ("H2",),
         (
             Edit(
-                f"{OPERATOR}open_run",
-                "self.run = Run(run_id)",
-                "self.run = Run(run_id); self.next_attempt.clear()",
+                f"{OPERATOR}_begin_run",
+                "self.record.run = RunRecord(run_id)",
+                "self.record.run = RunRecord(run_id); self.record.next_attempt.clear()",
             ),
         ),
     ),
@@ -123,14 +125,14 @@ ATTEMPTS = (
         "A registration is accepted although Spark has said that its task is over.",
         "feared",
         ("H11", "H13"),
-        (Edit(f"{JUDGE}_judge", "if task.end is not None:", "if False:"),),
+        (Edit(f"{ADMISSION}decide", "if task.end is not None:", "if False:"),),
     ),
     Mutant(
         "older-attempt-accepted",
         "A registration is accepted although Spark has started a later attempt of the partition since.",
         "feared",
         ("H10", "H13"),
-        (Edit(f"{JUDGE}_judge_rivals", 'return Refusal(RefusalCode.ATTEMPT_OVER, f"Spark has', 'str(f"Spark has'),),
+        (Edit(f"{ADMISSION}_beside_newer", 'return Refusal(RefusalCode.ATTEMPT_OVER, f"Spark has', 'str(f"Spark has'),),
         argued=(
             "it only costs time: Spark starts the later one when the earlier one is over, so what is accepted is "
             "a task without a process, which never opens, is never announced, and is failed with its connection or "
@@ -142,7 +144,7 @@ ATTEMPTS = (
         "A retry is accepted although nobody has said that the attempt before it is over.",
         "feared",
         ("H10",),
-        (Edit(f"{JUDGE}_judge_rivals", "predecessors.append(entry)", "pass"),),
+        (Edit(f"{ADMISSION}_beside_rivals", "predecessors.append(entry)", "pass"),),
     ),
     Mutant(
         "undecided-is-accepted",
@@ -151,7 +153,7 @@ ATTEMPTS = (
         ("H10", "H13"),
         (
             Edit(
-                f"{JUDGE}_judge_rivals",
+                f"{ADMISSION}_beside_rivals",
                 "elif relation is Relation.UNDECIDED or (one_at_a_time and",
                 "elif (one_at_a_time and",
             ),
@@ -164,7 +166,7 @@ ATTEMPTS = (
         ("H13",),
         (
             Edit(
-                f"{JUDGE}_judge_rivals",
+                f"{ADMISSION}_beside_rivals",
                 "one_at_a_time = held.message.mode == RestoreMode.STREAMING",
                 "one_at_a_time = False",
             ),
@@ -195,7 +197,7 @@ ATTEMPTS = (
         "Nobody looks at Spark's books.",
         "feared",
         ("H19",),
-        (Edit(f"{OPERATOR}want_look", "self.look_at = at", "self.look_at = None"),),
+        (Edit(f"{OPERATOR}want_look", "self.record.look_at = at", "self.record.look_at = None"),),
     ),
     Mutant(
         "audit-never-comes",
@@ -203,9 +205,9 @@ ATTEMPTS = (
         "feared",
         ("H19",),
         (
-            Edit(f"{JUDGE}want_audit", "if run is not None and", "if False and run is not None and"),
-            Edit(f"{OPERATOR}accept", "self.want_look(now + self.config.audit_every_s)", "pass"),
-            Edit(f"{OPERATOR}open_run", "self.want_look(now + self.config.audit_every_s)", "pass"),
+            Edit("protocol.attempts.reconciliation:needs_audit", "return run is not None and", "return False and"),
+            Edit(f"{OPERATOR}_accept", "self.want_look(self.now + self.config.audit_every_s)", "pass"),
+            Edit(f"{OPERATOR}_begin_run", "self.want_look(self.now + self.config.audit_every_s)", "pass"),
         ),
     ),
     Mutant(
@@ -215,8 +217,8 @@ ATTEMPTS = (
         ("H24", "H19"),
         (
             Edit(
-                f"{OPERATOR}word",
-                'self.fail(entry, FailureKind.CONNECTION_LOST, "the task did not come back in time", kill=True)',
+                f"{OPERATOR}take_word",
+                'self._fail(entry, FailureKind.CONNECTION_LOST, "the task did not come back in time", kill=True)',
                 "pass",
             ),
         ),
@@ -226,14 +228,14 @@ ATTEMPTS = (
         "An attempt that was given up is not killed: Spark goes on waiting for it.",
         "feared",
         ("H25", "H48"),
-        (Edit(f"{OPERATOR}fail", "if kill:", "if False:"),),
+        (Edit(f"{OPERATOR}_fail", "if kill else", "if False else"),),
     ),
     Mutant(
         "job-is-not-cancelled",
         "A global failure does not cancel the job.",
         "feared",
         ("H8", "H15"),
-        (Edit(f"{OPERATOR}cancel_jobs", "if run is not None and", "if False and run is not None and"),),
+        (Edit(f"{OPERATOR}cancel_jobs", "if run is None or", "if True or run is None or"),),
     ),
     Mutant(
         "living-not-failed-at-run-end",

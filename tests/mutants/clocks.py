@@ -84,7 +84,7 @@ CLOCKS = (
         (
             Edit(
                 "protocol.attempts.ledger:AttemptLedger.next_deadline",
-                "held.since + self._config.give_up_after_s for held in operator.held.values()",
+                "held.since + self._config.give_up_after_s for held in record.held.values()",
                 "held.since for held in ()",
             ),
         ),

@@ -897,7 +897,7 @@ def test_a_failure_of_one_coordinator_leaves_the_other_operators_alone() -> None
 
 def test_stages_without_an_operator_leave_nothing_behind() -> None:
     book = a_running_attempt()
-    books = book.ledger._books
+    books = book.ledger._engine
     for stage_id in range(100, 2000):
         book.ledger.handle(job(stage_id, (stage_id,)), book.now)
         book.ledger.handle(start(stage_id, 0, stage=stage_id), book.now)
@@ -916,8 +916,8 @@ def test_stages_without_an_operator_leave_nothing_behind() -> None:
 def test_a_run_that_has_ended_leaves_nothing_behind() -> None:
     book = a_running_attempt()  # H57
     book.feed(job_end(), end(10, 1), start(10, 1), stage())
-    assert not book.ledger._books.stages
-    assert not book.ledger._books.job_stages
+    assert not book.ledger._engine.stages
+    assert not book.ledger._engine.job_stages
     assert book.ledger.next_deadline() is None
 
 

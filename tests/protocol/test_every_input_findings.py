@@ -24,7 +24,7 @@ def test_what_waits_is_refused_at_the_very_moment_that_the_ledger_names(since: f
     playbook.now = since
     playbook.feed(job(0, (1,)), reg(1, 0), job(1, (2,)))
     answers = playbook.feed(reg(2, 0, run=2))
-    while 2 in playbook.ledger._operators["words"].held:
+    while 2 in playbook.ledger._operators["words"].record.held:
         before = playbook.now
         deadline = playbook.ledger.next_deadline()
         assert deadline is not None
@@ -44,7 +44,7 @@ def test_the_death_of_a_task_without_a_place_is_no_news_of_any_subtask(partition
 
 @pytest.mark.parametrize("machine", [AttemptLedger(), BarrierTracker("words", 2, CheckpointConfig())])
 def test_what_is_no_input_at_all_is_refused(machine: AttemptLedger | BarrierTracker) -> None:
-    with pytest.raises(LocalProtocolError, match="no input of"):
+    with pytest.raises(LocalProtocolError, match="not an input of"):
         machine.handle("hello", 1.0)  # type: ignore[arg-type]
 
 

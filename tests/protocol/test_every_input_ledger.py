@@ -11,9 +11,8 @@ from hypothesis import settings
 
 from protocol import attempts as a
 from protocol import facts as f
-from protocol.attempts.books import TaskRecord
-from protocol.attempts.entries import AttemptEntry, AttemptState
-from protocol.attempts.operator import OperatorLedger
+from protocol.attempts.records import AttemptRecord, OperatorRecord, TaskRecord, WaitsFor
+from protocol.attempts.table import AttemptState
 from protocol.attempts.types import AttemptWord
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import TaskOutcome, TaskState
@@ -24,7 +23,7 @@ from tests.protocol.every_input import HUGE, WANDERINGS, Cell, Given, Walk, expl
 
 OPERATOR, OTHER, PARALLELISM = "words", "other", 2
 WORDS = members(AttemptWord)
-SCRATCH = frozenset({"_out", "out", "now"})  # means nothing between two calls
+SCRATCH = frozenset({"_out", "_now", "out", "now"})  # means nothing between two calls
 
 LedgerGiven = Given[a.LedgerInput, a.LedgerEffect]
 
@@ -83,28 +82,32 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
     # --- what is there ---
 
     @property
-    def operator(self) -> OperatorLedger | None:
-        return self.machine._operators.get(OPERATOR)
+    def operator(self) -> OperatorRecord | None:
+        return self.operator_of(OPERATOR)
 
-    def entries(self, *states: AttemptState) -> list[AttemptEntry]:
+    def operator_of(self, operator_id: str) -> OperatorRecord | None:
+        operator = self.machine._operators.get(operator_id)
+        return None if operator is None else operator.record
+
+    def entries(self, *states: AttemptState) -> list[AttemptRecord]:
         run = None if self.operator is None else self.operator.run
         return (
             [] if run is None else [entry for entry in run.entries() if entry.state in (states or tuple(AttemptState))]
         )
 
-    def entry(self, task: int, operator_id: str = OPERATOR) -> AttemptEntry | None:
-        operator = self.machine._operators.get(operator_id)
-        return None if operator is None or operator.run is None else operator.run.find(task)
+    def entry(self, task: int, operator_id: str = OPERATOR) -> AttemptRecord | None:
+        operator = self.operator_of(operator_id)
+        return None if operator is None or operator.run is None else operator.run.by_task.get(task)
 
     def held(self) -> list[int]:
         return [] if self.operator is None else list(self.operator.held)
 
     def records(self) -> list[TaskRecord]:
-        return [task for stage in self.machine._books.stages.values() for task in stage.tasks.values()]
+        return [task for stage in self.machine._engine.stages.values() for task in stage.tasks.values()]
 
     def stages(self) -> list[int]:
         """Those of the jobs that go on, as far as they are known."""
-        return sorted({stage for stages in self.machine._books.job_stages.values() for stage in stages})
+        return sorted({stage for stages in self.machine._engine.job_stages.values() for stage in stages})
 
     # --- what fits ---
 
@@ -113,7 +116,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
             return self.draw_word(kind, fits)
         if kind in (f.TaskStarted, f.TaskEnded, a.RegistrationArrived):
             return self.draw_task(kind, fits)
-        dice, books = self.dice, self.machine._books
+        dice, books = self.dice, self.machine._engine
         if kind is a.OperatorAdded:
             missing = [name for name in (OPERATOR, OTHER) if name not in self.machine._operators]
             name = self.one_of(missing, list(self.machine._operators), fits)
@@ -160,7 +163,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
     def draw_status(self, fits: bool) -> f.StatusReported:
         dice = self.dice
         tasks = [entry.task_attempt_id for entry in self.entries()] + self.held() if fits else [-1, HUGE]
-        jobs = list(self.machine._books.job_stages) if fits else [-1, HUGE]
+        jobs = list(self.machine._engine.job_stages) if fits else [-1, HUGE]
         return f.StatusReported(
             {job: dice.random() < 0.6 for job in jobs if dice.random() < 0.8},
             {task: dice.choice(list(TaskState)) for task in tasks if dice.random() < 0.5},
@@ -192,7 +195,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
             fitting = [task for task in records if task.task_attempt_id not in taken and task.end is None]
         fitting += [self.new_task()] if not fitting or dice.random() < 0.3 else []
         task = self.one_of(fitting, [*records, self.strange_task()], fits)
-        stage = self.machine._books.stages.get(task.stage_id)
+        stage = self.machine._engine.stages.get(task.stage_id)
         attempt = task.stage_attempt if task.stage_attempt is not None else stage.latest_attempt if stage else 0
         if kind is f.TaskStarted:
             return f.TaskStarted(*self.place(task, attempt), dice.random() < 0.15, dice.choice(("e1", "e2")))
@@ -252,7 +255,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         if operator is None or operator.run is None:
             return ended, operator is None, bool(self.machine._operators), operator and operator.reset_due is not None
         run = operator.run
-        conflict = any(held.conflict for held in operator.held.values())
+        conflict = any(held.waits_for is WaitsFor.OTHER_RUN for held in operator.held.values())
         flags = (bool(operator.held), conflict, run.failed_cause is not None, run.barrier_failed is not None)
         return frozenset(entry.state for entry in run.entries()), flags, operator.asked_again_at is not None
 
@@ -260,7 +263,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         life = "ended" if self.machine._application_ended else self.life()
         cells: list[Cell] = [("life", life, type(input))]
         if isinstance(input, AttemptWord):
-            operator = self.machine._operators.get(input.operator_id)
+            operator = self.operator_of(input.operator_id)
             held = operator is not None and input.task_attempt_id in operator.held
             entry = self.entry(input.task_attempt_id, input.operator_id)
             if held:
@@ -328,7 +331,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         for effect in given.effects:
             if isinstance(effect, a.AttemptAccepted | a.RefuseRegistration):
                 self.waiting.remove(effect.connection_id)
-        held = sum(len(operator.held) for operator in self.machine._operators.values())
+        held = sum(len(operator.record.held) for operator in self.machine._operators.values())
         assert len(self.waiting) == held
 
     def judge_life(self, effect: a.LedgerEffect) -> None:

@@ -1,18 +1,25 @@
-"""What the engine has said so far, by stage, whatever order it came in (H1, H19).
+"""What the ledger knows: what Spark has said, by stage, and what became of each operator's attempts.
 
-Facts name no operator. They are kept by stage until the stage is known to host one, because a task's
-registration and the facts about it race (a registration overtakes ``TaskStarted`` under load, and the fact of
-a task's death may come before the first registration of its stage). Memory is bounded: a stage is forgotten
-when all of its jobs have ended, one that hosts no operator when it completes well, and there is a cap for stages
-whose end was lost.
+**Spark's side** (``EngineRecords``). Facts name no operator. They are kept by stage until the stage is known to host
+one, because a task's registration and the facts about it race: under load a registration overtakes ``TaskStarted``, and
+the fact of a task's death may come before the first registration of its stage (H1, H19). Memory is bounded. A stage is
+forgotten when all of its jobs have ended, and one that hosts no operator when it completes well. There is a cap for
+stages whose end was lost.
+
+**Our side** (``OperatorRecord``): the run of one operator, the subtasks of the run, their attempts, and the
+registrations that wait. Only ``OperatorLedger`` changes it. Everybody else reads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, IntEnum
 
+from protocol.attempts.table import ALIVE, AttemptState
+from protocol.attempts.types import FailureKind
 from protocol.facts import JobStarted, StageCompleted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
+from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import Register
 
 STRANGE_STAGES_MAX = 512
@@ -21,27 +28,16 @@ REMEMBERED_MAX = 4096
 """How many ended jobs and stages are remembered, so that late facts about them are known as late."""
 
 
-class RecentIds:
-    """The last ids that were added, at most ``size_max`` of them."""
+Remembered = dict[int, None]
+"""The ids that were added last, in their order."""
 
-    def __init__(self, size_max: int = REMEMBERED_MAX) -> None:
-        self._size_max = size_max
-        self._ids: dict[int, None] = {}
 
-    def add(self, id: int) -> None:
-        self._ids.pop(id, None)
-        self._ids[id] = None
-        if len(self._ids) > self._size_max:
-            del self._ids[next(iter(self._ids))]
-
-    def discard(self, id: int) -> None:
-        self._ids.pop(id, None)
-
-    def __contains__(self, id: int) -> bool:
-        return id in self._ids
-
-    def __len__(self) -> int:
-        return len(self._ids)
+def remember(ids: Remembered, id: int) -> None:
+    """Add an id; of more than ``REMEMBERED_MAX`` the oldest goes."""
+    ids.pop(id, None)
+    ids[id] = None
+    if len(ids) > REMEMBERED_MAX:
+        del ids[next(iter(ids))]
 
 
 @dataclass(slots=True)
@@ -64,6 +60,11 @@ class TaskRecord:
     def launched_before_end_of(self, other: TaskRecord) -> bool:
         """Known by the order on the bus: it was launched while ``other`` still ran, so it replaces nothing."""
         return self.start_order is not None and other.end_order is not None and self.start_order < other.end_order
+
+    @property
+    def lost_to_another(self) -> bool:
+        """Whether it was killed because another attempt of its task set succeeded; Spark's own words say so."""
+        return self.end is TaskOutcome.KILLED and "another attempt succeeded" in self.end_reason.lower()
 
 
 class Relation(Enum):
@@ -96,6 +97,8 @@ def relate(older: TaskRecord, newer: TaskRecord, *, barrier: bool) -> Relation:
 
 @dataclass(slots=True)
 class StageRecord:
+    """One stage, its tasks, and the jobs that name it."""
+
     stage_id: int
     barrier: bool = False
     task_count: int = 0  # of the first stage attempt that we heard of
@@ -113,9 +116,9 @@ class StageRecord:
         return tuple(sorted(job for job, ended in self.jobs.items() if not ended))
 
     def outlived_its_stage_attempt(self, task: TaskRecord) -> bool:
-        """Of a barrier stage: its end was posted behind that of a task which had failed the stage attempt.
+        """Of a barrier stage: its end was posted after that of a task which had failed the stage attempt.
 
-        Spark throws away what was there at the failure, and keeps what comes later (4.3's ``DAGScheduler``).
+        Spark discards what was there at the failure, and keeps what comes later (4.3's ``DAGScheduler``).
         """
         return task.end_order is not None and any(
             other.stage_attempt == task.stage_attempt
@@ -131,16 +134,16 @@ class StageRecord:
         return bool(self.jobs) and all(self.jobs.values())
 
 
-class EngineBooks:
-    """Records facts; decides nothing."""
+class EngineRecords:
+    """What Spark has said. It records facts and decides nothing."""
 
     def __init__(self) -> None:
         self.stages: dict[int, StageRecord] = {}
         self.job_stages: dict[int, tuple[int, ...]] = {}
         self.job_seen_at: dict[int, float] = {}
         self.job_over_since: dict[int, float] = {}  # a look said that it is over, and its end has not come
-        self.ended_jobs = RecentIds()
-        self.ended_stages = RecentIds()
+        self.ended_jobs: Remembered = {}
+        self.ended_stages: Remembered = {}
         self._order = 0  # counts facts about tasks, in the order in which the bus brought them
 
     def stage(self, stage_id: int) -> StageRecord:
@@ -163,6 +166,15 @@ class EngineBooks:
         stage = self.stages.get(stage_id)
         return None if stage is None else stage.tasks.get(task_attempt_id)
 
+    def active_jobs(self, stage_id: int) -> tuple[int, ...]:
+        """The jobs that name a stage and go on, as far as they are known."""
+        stage = self.stages.get(stage_id)
+        return () if stage is None else stage.active_jobs
+
+    def is_barrier(self, stage_id: int) -> bool:
+        stage = self.stages.get(stage_id)
+        return stage is not None and stage.barrier
+
     # --- facts ----------------------------------------------------------------------------------------------
 
     def job_started(self, fact: JobStarted, now: float) -> bool:
@@ -181,7 +193,7 @@ class EngineBooks:
 
         The caller forgets them when it has drawn its conclusions.
         """
-        self.ended_jobs.add(job_id)
+        remember(self.ended_jobs, job_id)
         self.job_seen_at.pop(job_id, None)
         self.job_over_since.pop(job_id, None)
         over: list[int] = []
@@ -189,7 +201,7 @@ class EngineBooks:
             stage = self.stages.get(stage_id)
             if stage is None:
                 if not any(stage_id in stages for stages in self.job_stages.values()):
-                    self.ended_stages.add(stage_id)  # a task of it may still register
+                    remember(self.ended_stages, stage_id)  # a task of it may still register
                 continue
             stage.jobs[job_id] = True
             if failure is not None:
@@ -200,7 +212,7 @@ class EngineBooks:
 
     def forget_stage(self, stage_id: int) -> None:
         self.stages.pop(stage_id, None)
-        self.ended_stages.add(stage_id)
+        remember(self.ended_stages, stage_id)
 
     def stage_submitted(self, fact: StageSubmitted) -> None:
         """A late fact of an ended stage is dropped."""
@@ -271,6 +283,14 @@ class EngineBooks:
             del stage.tasks[fact.task_attempt_id]  # it never needed a coordinator
         return record
 
+    def report_end(self, stage_id: int, task_attempt_id: int, outcome: TaskOutcome, reason: str | None) -> TaskRecord:
+        """Spark's own records say that a task is over; it must be known. ``reason``: None leaves what is known."""
+        record = self.stages[stage_id].tasks[task_attempt_id]
+        record.end = outcome
+        if reason is not None:
+            record.end_reason = reason
+        return record
+
     def task_registered(self, message: Register) -> TaskRecord:
         stage = self.stage(message.run_id)
         stage.hosts_operator = True
@@ -279,3 +299,137 @@ class EngineBooks:
             record = TaskRecord(message.task_attempt_id, message.run_id, message.subtask, message.attempt_number)
             stage.tasks[message.task_attempt_id] = record
         return record
+
+
+# --- one operator ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """One attempt that was accepted.
+
+    Records stay until their run ends, so that an attempt's late words are known as stale.
+    """
+
+    attempt: ExecutionAttempt
+    beside: frozenset[int]  # task ids of the attempts that were alive when this one was accepted (H13)
+    accepted_at: float = 0.0
+    streaming: bool = False
+    state: AttemptState = AttemptState.ACCEPTED
+    failure: FailureKind | None = None  # why it is OVER
+    finished_at: float = 0.0
+
+    @property
+    def task_attempt_id(self) -> int:
+        return self.attempt.task_attempt_id
+
+    @property
+    def alive(self) -> bool:
+        return self.state in ALIVE
+
+
+@dataclass(slots=True)
+class SubtaskRecord:
+    """One subtask in one run."""
+
+    attempts: dict[int, AttemptRecord] = field(default_factory=dict)  # by task id, in the order of acceptance
+    owes_reset: bool = False  # a failure was announced, and no reset has followed yet
+    killed: int = 0  # how often an attempt was killed for its own fault (H69)
+
+    @property
+    def living(self) -> list[AttemptRecord]:
+        return [entry for entry in self.attempts.values() if entry.state in ALIVE]
+
+    @property
+    def finished(self) -> AttemptRecord | None:
+        for entry in self.attempts.values():
+            if entry.state is AttemptState.FINISHED:
+                return entry
+        return None
+
+    @property
+    def vacant(self) -> bool:
+        """Nobody is alive and nothing has finished."""
+        return all(entry.state is AttemptState.OVER for entry in self.attempts.values())
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """One Spark action over the operator's tasks (H55)."""
+
+    run_id: int
+    subtasks: dict[int, SubtaskRecord] = field(default_factory=dict)
+    by_task: dict[int, AttemptRecord] = field(default_factory=dict)  # the same records, for look-ups
+    told: set[int] = field(default_factory=set)  # tasks without a record of which no failure is to be told (again)
+    failed_cause: str | None = None  # a global failure is latched (H8)
+    barrier_failed: int | None = None  # the last attempt of the barrier stage that is known to have failed
+
+    def subtask(self, subtask: int) -> SubtaskRecord:
+        """The record of a subtask, made if there is none."""
+        return self.subtasks.setdefault(subtask, SubtaskRecord())
+
+    def finished(self, subtask: int) -> AttemptRecord | None:
+        known = self.subtasks.get(subtask)
+        return None if known is None else known.finished
+
+    def entries(self) -> Iterator[AttemptRecord]:
+        for index in sorted(self.subtasks):
+            yield from self.subtasks[index].attempts.values()
+
+    def living(self) -> list[AttemptRecord]:
+        return [entry for entry in self.entries() if entry.state in ALIVE]
+
+    def looks_whole(self, subtasks: int) -> bool:
+        """So many ``subtasks`` have an attempt that ended well. A guess, for a run whose job's end was lost."""
+        well = (AttemptState.ENDING, AttemptState.FINISHED)
+        done = [any(entry.state in well for entry in known.attempts.values()) for known in self.subtasks.values()]
+        return all(done) and len(done) >= subtasks
+
+
+class WaitsFor(Enum):
+    """What a registration waits for."""
+
+    RIVAL = "what becomes of another attempt of its subtask"
+    OTHER_RUN = "the end of another run of the operator"
+
+
+class Seen(IntEnum):
+    """What Spark's own records have shown of a registration that waits. Each includes the ones above it."""
+
+    NOTHING = 0  # nobody has asked yet
+    ASKED = 1  # they were asked after the registration came
+    RUNNING = 2  # they do not say that the task is over, and it is connected
+    OUTLIVED_A_SUCCESS = 3  # nor did they long after a rival had finished, so it is not a copy of that rival
+
+
+@dataclass(slots=True)
+class HeldRegistration:
+    """A task that waits for its answer, because a fact is missing that says what it is."""
+
+    connection_id: int
+    message: Register
+    since: float
+    ask_at: float  # Spark's own records are asked then at the earliest
+    waits_for: WaitsFor = WaitsFor.RIVAL
+    seen: Seen = Seen.NOTHING
+    beside: set[int] = field(default_factory=set)  # rivals that were seen running although this one runs
+
+    @property
+    def task_attempt_id(self) -> int:
+        return self.message.task_attempt_id
+
+
+@dataclass(slots=True)
+class OperatorRecord:
+    """All that is known of one operator."""
+
+    operator_id: str
+    parallelism: int
+    allow_fewer: bool = False  # a run may have fewer partitions than subtasks
+    run: RunRecord | None = None
+    held: dict[int, HeldRegistration] = field(default_factory=dict)  # by task id
+    next_attempt: dict[int, int] = field(default_factory=dict)  # for the life of the operator, across runs (H2)
+    reset_due: str | None = None  # the coordinator is to be reset, for this first cause, before an accept
+    ended_runs: Remembered = field(default_factory=dict)
+    look_at: float | None = None  # when to look at Spark's own records
+    asked_again_at: float | None = None  # an answer is awaited, and this is when to ask again

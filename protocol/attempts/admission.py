@@ -1,0 +1,223 @@
+"""What becomes of a registration: accepted, refused, or held until a fact or a look decides.
+
+``decide`` reads what is known and returns a verdict. ``OperatorLedger`` carries it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.attempts.records import (
+    AttemptRecord,
+    EngineRecords,
+    HeldRegistration,
+    OperatorRecord,
+    Relation,
+    RunRecord,
+    Seen,
+    StageRecord,
+    SubtaskRecord,
+    TaskRecord,
+    WaitsFor,
+    relate,
+)
+from protocol.attempts.table import AttemptState
+from protocol.attempts.types import LedgerConfig
+from protocol.wire.messages import RefusalCode, RestoreMode
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A fact is missing. ``hurry``: by what is known it is lost, so a look should come soon."""
+
+    waits_for: WaitsFor
+    hurry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """``kill``: without it Spark would let the task run on, or count its failure."""
+
+    code: RefusalCode
+    text: str
+    kill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRun:
+    """No run is going on: the registration begins one, and is decided on again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """``predecessors`` are not known to be over, but must be: they fail first. ``superseded`` run at the same time,
+    and may not.
+    """
+
+    predecessors: tuple[AttemptRecord, ...] = ()
+    superseded: tuple[AttemptRecord, ...] = ()
+
+
+Verdict = Wait | Refusal | BeginRun | Acceptance
+
+_WAIT_FOR_RIVAL = Wait(WaitsFor.RIVAL)
+
+
+def why_too_few(known: OperatorRecord, stage: StageRecord | None) -> str:
+    """Why the stage cannot run this operator: some subtask has no partition (H58).
+
+    Empty if it can, or if Spark has not said how many partitions there are. The tasks of a stage attempt do not
+    count: ``take`` and a retry run a part of the partitions.
+    """
+    if known.allow_fewer or stage is None or not 0 < stage.partitions < known.parallelism:
+        return ""
+    partitions = "1 partition" if stage.partitions == 1 else f"{stage.partitions} partitions"
+    return (
+        f"operator {known.operator_id!r} has parallelism={known.parallelism}, but the RDD of stage {stage.stage_id} "
+        f"has only {partitions}: coordinate it with parallelism={stage.partitions}, call "
+        f"repartition({known.parallelism}) before its subtasks, or pass allow_fewer=True to coordinate() if some "
+        "subtasks may be missing. Without repartition, adaptive execution chooses a number for each run. After its "
+        "subtasks, use repartition() in place of coalesce(), which puts several subtasks into one task"
+    )
+
+
+def decide(
+    known: OperatorRecord, held: HeldRegistration, engine: EngineRecords, config: LedgerConfig, now: float
+) -> Verdict:
+    """What becomes of one registration by what is known now."""
+    message = held.message
+    stage = engine.stages.get(message.run_id)
+    task = None if stage is None else stage.tasks.get(message.task_attempt_id)
+    if stage is None or task is None:
+        return Refusal(RefusalCode.ATTEMPT_OVER, run_has_ended(known, message.run_id))
+    if task.end is not None:
+        return Refusal(RefusalCode.ATTEMPT_OVER, f"task {task.task_attempt_id} is over: {task.end_reason}")
+    if now >= held.since + config.give_up_after_s:
+        return _give_up(known, held, engine, config)
+    if too_few := why_too_few(known, stage):
+        return Refusal(RefusalCode.TOO_FEW_PARTITIONS, too_few)
+    run = known.run
+    if run is None:
+        return BeginRun()
+    if run.run_id != message.run_id:
+        return _beside_another_run(known, run, stage, engine)
+    if run.failed_cause is not None:
+        return Refusal(
+            RefusalCode.COORDINATOR_FAILED, f"the coordinator of {known.operator_id!r} failed: {run.failed_cause}"
+        )
+    if task.stage_attempt is None:
+        if stage.barrier and held.seen < Seen.RUNNING:
+            return _WAIT_FOR_RIVAL  # only its start says whether its stage attempt is the one that has just failed
+    elif run.barrier_failed is not None and task.stage_attempt <= run.barrier_failed:
+        failed = f"attempt {task.stage_attempt} of barrier stage {message.run_id} failed"
+        return Refusal(RefusalCode.ATTEMPT_OVER, failed)
+    subtask = run.subtasks.get(message.subtask)
+    return Acceptance() if subtask is None else _beside_rivals(held, subtask, stage, task)
+
+
+def run_has_ended(known: OperatorRecord, run_id: int) -> str:
+    return f"run {run_id} of operator {known.operator_id!r} has ended"
+
+
+def _give_up(known: OperatorRecord, held: HeldRegistration, engine: EngineRecords, config: LedgerConfig) -> Refusal:
+    waited = f"no answer came from Spark within {config.give_up_after_s:g} s"
+    if held.waits_for is WaitsFor.OTHER_RUN and known.run is not None:
+        return Refusal(RefusalCode.CONCURRENT_RUN, f"{in_use(known, known.run, engine)} ({waited})")
+    return Refusal(
+        RefusalCode.ATTEMPT_OVER,
+        f"another attempt of subtask {held.message.subtask} stands in the way, and {waited}",
+    )
+
+
+# --- the attempts of one subtask ----------------------------------------------------------------------------
+
+
+def _beside_rivals(held: HeldRegistration, subtask: SubtaskRecord, stage: StageRecord, task: TaskRecord) -> Verdict:
+    one_at_a_time = held.message.mode == RestoreMode.STREAMING
+    predecessors: list[AttemptRecord] = []
+    superseded: list[AttemptRecord] = []
+    must_wait = False
+    for entry in subtask.attempts.values():
+        if entry.state is AttemptState.OVER:
+            continue
+        rival = stage.tasks[entry.task_attempt_id]
+        if rival.task_attempt_id > task.task_attempt_id:
+            verdict = _beside_newer(held, stage, task, entry, one_at_a_time)
+            if isinstance(verdict, Refusal):
+                return verdict
+            must_wait = must_wait or verdict is not None
+            continue
+        relation = _relate_to_older(held, stage, task, entry)
+        if relation is Relation.SUCCESSION:
+            predecessors.append(entry)  # H17: what has succeeded runs again only when its output is lost
+        elif relation is Relation.UNDECIDED or (one_at_a_time and entry.state is AttemptState.ENDING):
+            must_wait = True
+        elif one_at_a_time:
+            superseded.append(entry)
+    return _WAIT_FOR_RIVAL if must_wait else Acceptance(tuple(predecessors), tuple(superseded))
+
+
+def _beside_newer(
+    held: HeldRegistration, stage: StageRecord, task: TaskRecord, entry: AttemptRecord, one_at_a_time: bool
+) -> Wait | Refusal | None:
+    """What the accepted attempt of a newer task means for this one; None if both may run."""
+    relation = relate(task, stage.tasks[entry.task_attempt_id], barrier=stage.barrier)
+    if relation is Relation.SUCCESSION:
+        return Refusal(RefusalCode.ATTEMPT_OVER, f"Spark has started {entry.attempt} since")
+    undecided = relation is Relation.UNDECIDED and entry.task_attempt_id not in held.beside
+    if undecided or entry.state is AttemptState.FINISHED:
+        return _WAIT_FOR_RIVAL  # after a success an older copy is of no use: it waits until Spark ends it
+    if one_at_a_time:
+        return Refusal(RefusalCode.ATTEMPT_OVER, f"{entry.attempt} has taken over", kill=True)
+    return None
+
+
+def _relate_to_older(held: HeldRegistration, stage: StageRecord, task: TaskRecord, entry: AttemptRecord) -> Relation:
+    """How the task stands to the accepted attempt of an older one."""
+    rival = stage.tasks[entry.task_attempt_id]
+    relation = relate(rival, task, barrier=stage.barrier)
+    if relation is Relation.UNDECIDED and entry.task_attempt_id in held.beside:
+        relation = Relation.BESIDE
+    if entry.state is AttemptState.FINISHED:
+        relation = _relate_to_success(relation, held, task, rival)
+    return relation
+
+
+def _relate_to_success(relation: Relation, held: HeldRegistration, task: TaskRecord, rival: TaskRecord) -> Relation:
+    """Whether a newer task reruns what has succeeded (H17), or is a copy of it, which is of no use (UNDECIDED)."""
+    if relation is Relation.BESIDE:
+        if task.speculative or task.launched_before_end_of(rival):
+            return Relation.UNDECIDED
+        relation = Relation.UNDECIDED if rival.end_order is None else Relation.SUCCESSION
+    if relation is Relation.UNDECIDED and held.seen is Seen.OUTLIVED_A_SUCCESS:
+        return Relation.SUCCESSION  # Spark would have killed a mere copy long ago
+    return relation
+
+
+# --- two runs -----------------------------------------------------------------------------------------------
+
+
+def in_use(known: OperatorRecord, run: RunRecord, engine: EngineRecords) -> str:
+    """What a second run is told while the first one goes on."""
+    jobs = engine.active_jobs(run.run_id)
+    of_job = f" of job {jobs[0]}" if jobs else ""
+    return (
+        f"operator {known.operator_id!r} is in use by stage {run.run_id}{of_job}; "
+        "run the two actions one after the other, or coordinate two operators"
+    )
+
+
+def _beside_another_run(known: OperatorRecord, run: RunRecord, new: StageRecord, engine: EngineRecords) -> Verdict:
+    """H55: one job with the operator in two stages is told immediately; else the first run may just have ended."""
+    old = engine.stages.get(run.run_id)
+    if old is None:
+        return Wait(WaitsFor.OTHER_RUN)
+    common = sorted(set(old.active_jobs) & set(new.active_jobs))
+    if common:
+        return Refusal(
+            RefusalCode.CONCURRENT_RUN,
+            f"operator {known.operator_id!r} is in two stages ({run.run_id} and {new.stage_id}) of job "
+            f"{common[0]}; coordinate two operators, or cache what the two stages share",
+        )
+    # By their order on the bus the old job still runs, unless the fact of its end was dropped.
+    return Wait(WaitsFor.OTHER_RUN, hurry=bool(old.active_jobs and new.active_jobs))

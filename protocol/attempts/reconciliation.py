@@ -1,0 +1,200 @@
+"""Looks at Spark's own records: what to ask, and what an answer means, should facts be lost or late (H19).
+
+The functions read what is known and return findings. ``OperatorLedger`` carries them out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from protocol.attempts.records import EngineRecords, HeldRegistration, OperatorRecord, RunRecord, Seen, WaitsFor
+from protocol.attempts.table import AttemptState
+from protocol.attempts.types import FailureKind, LedgerConfig
+from protocol.facts import StatusReported, TaskOutcome, TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What to ask about. ``asked`` are the registrations for which that is early enough to count.
+
+    ``run_is_over``: the run's jobs were never known, nothing of it runs any more, and a later run waits.
+    """
+
+    tasks: frozenset[int]
+    jobs: frozenset[int]
+    asked: tuple[HeldRegistration, ...]
+    run_is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HasEnded:
+    """The task is over. ``reason``: None leaves what is known."""
+
+    outcome: TaskOutcome
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The attempt is over, as we know from something else than its own end."""
+
+    kind: FailureKind
+    text: str
+    kill: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunsBeside:
+    """The attempt runs, although these registrations of its subtask have come."""
+
+    waiting: tuple[HeldRegistration, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StillWaits:
+    """A registration's task was seen running."""
+
+    seen: Seen
+
+
+Finding = HasEnded | GiveUp | RunsBeside | StillWaits | None
+
+_SAYS_ENDED = "Spark's status says that the task has ended"
+
+
+# --- asking -------------------------------------------------------------------------------------------------
+
+
+def questions(known: OperatorRecord, engine: EngineRecords, config: LedgerConfig, now: float) -> Questions:
+    """What the look that is due asks about.
+
+    A job is asked about only when it is known for a while: Spark's own records lag behind the bus, too.
+    """
+    run = known.run
+    tasks = frozenset(known.held)
+    if run is None:
+        return Questions(tasks, frozenset(), (), False)
+    living = frozenset(entry.task_attempt_id for entry in run.living())
+    active = engine.active_jobs(run.run_id)
+    jobs = frozenset(job for job in active if now >= engine.job_seen_at[job] + config.heal_after_s)
+    asked = tuple(
+        held
+        for held in known.held.values()
+        if held.seen is Seen.NOTHING and now >= held.ask_at and (jobs or held.waits_for is WaitsFor.RIVAL or not active)
+    )
+    overdue = any(
+        held.waits_for is WaitsFor.OTHER_RUN and (held.seen >= Seen.ASKED or held in asked)
+        for held in known.held.values()
+    )
+    return Questions(tasks | living, jobs, asked, overdue and not active and not living)
+
+
+def needs_audit(known: OperatorRecord, engine: EngineRecords) -> bool:
+    """Whether there is something that could end unnoticed."""
+    run = known.run
+    return run is not None and bool(run.living() or engine.active_jobs(run.run_id))
+
+
+# --- answers ------------------------------------------------------------------------------------------------
+
+
+def task_reported(
+    known: OperatorRecord,
+    engine: EngineRecords,
+    config: LedgerConfig,
+    now: float,
+    task_attempt_id: int,
+    state: TaskState,
+) -> Finding:
+    """What Spark's own records mean for an attempt that is alive for us, or for a registration that waits."""
+    run = known.run
+    assert run is not None
+    held = known.held.get(task_attempt_id)
+    if held is not None:
+        return _held_reported(run, held, engine, config, now, state)
+    entry = run.by_task.get(task_attempt_id)
+    if entry is None or not entry.alive or engine.task(run.run_id, task_attempt_id) is None:
+        return None
+    match state:
+        case TaskState.SUCCEEDED:
+            return HasEnded(TaskOutcome.SUCCESS)
+        case TaskState.ENDED:
+            superseded = run.finished(entry.attempt.subtask) is not None
+            return GiveUp(FailureKind.SUPERSEDED if superseded else FailureKind.LOST_FACT, _SAYS_ENDED)
+        case TaskState.RUNNING:
+            return RunsBeside(_contenders(known, entry.attempt.subtask))
+        case TaskState.UNKNOWN:
+            if any(other.task_attempt_id > task_attempt_id for other in _contenders(known, entry.attempt.subtask)):
+                kind = FailureKind.REVOKED if entry.state is AttemptState.ENDING else FailureKind.LOST_FACT
+                text = "Spark knows nothing of the task any more, and a later attempt has come"
+                return GiveUp(kind, text, kill=True)
+    return None
+
+
+def _contenders(known: OperatorRecord, subtask: int) -> tuple[HeldRegistration, ...]:
+    """The registrations that wait for what becomes of an attempt of this subtask, and were asked about."""
+    return tuple(
+        held
+        for held in known.held.values()
+        if held.seen >= Seen.ASKED and held.waits_for is WaitsFor.RIVAL and held.message.subtask == subtask
+    )
+
+
+def _held_reported(
+    run: RunRecord,
+    held: HeldRegistration,
+    engine: EngineRecords,
+    config: LedgerConfig,
+    now: float,
+    state: TaskState,
+) -> Finding:
+    task = engine.task(held.message.run_id, held.task_attempt_id)
+    if state in (TaskState.ENDED, TaskState.SUCCEEDED) and task is not None:
+        outcome = TaskOutcome.FAILED if state is TaskState.ENDED else TaskOutcome.SUCCESS
+        return HasEnded(outcome, _SAYS_ENDED)
+    if held.seen is Seen.NOTHING:
+        return None
+    if run.run_id == held.message.run_id:
+        finished = run.finished(held.message.subtask)
+        if finished is not None and now >= finished.finished_at + config.heal_after_s:
+            return StillWaits(Seen.OUTLIVED_A_SUCCESS)
+    return StillWaits(max(held.seen, Seen.RUNNING))
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Registrations of a second run were asked about. ``goes_on``: the first run still does; else it is over."""
+
+    waiting: tuple[HeldRegistration, ...]
+    goes_on: bool
+
+
+def conflict_reported(known: OperatorRecord, engine: EngineRecords, fact: StatusReported) -> Conflict | None:
+    """Whether the first of two runs is really still going on; None if the answer leaves it open.
+
+    Jobs that are over have been dealt with before.
+    """
+    run = known.run
+    waiting = tuple(
+        held for held in known.held.values() if held.waits_for is WaitsFor.OTHER_RUN and held.seen >= Seen.ASKED
+    )
+    if run is None or not waiting:
+        return None
+    active = engine.active_jobs(run.run_id)
+    living = run.living()
+    runs = any(fact.tasks.get(entry.task_attempt_id) is TaskState.RUNNING for entry in living)
+    if any(fact.jobs.get(job) for job in active) or (not active and runs):
+        return Conflict(waiting, goes_on=True)
+    return Conflict(waiting, goes_on=False) if not active and not living else None
+
+
+def looks_whole(known: OperatorRecord, engine: EngineRecords) -> bool:
+    """Nobody has said how the run ended, but every partition that Spark has made of it seems to have ended well.
+
+    One of which nothing was ever heard may not have begun: the fact of its start may be the lost one.
+    """
+    run = known.run
+    assert run is not None
+    stage = engine.stages.get(run.run_id)
+    partitions = 0 if stage is None else stage.task_count
+    return run.looks_whole(partitions or known.parallelism)
