@@ -188,7 +188,7 @@ class NumberCoordinator(OperatorCoordinator):
         return json.dumps(self._positions).encode() + b"\n" + self._sink.snapshot(checkpoint_id)
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """No subtask will ever go back further than this one (H18)."""
+        """No subtask will return to a checkpoint before this one."""
         self._cuts = {cut: positions for cut, positions in self._cuts.items() if cut >= checkpoint_id}
         await self._sink.complete(checkpoint_id)
 

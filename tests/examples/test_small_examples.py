@@ -58,6 +58,15 @@ def test_a_job_that_fails_again_and_again_leaves_its_neighbour_alone(run_example
 
 
 @pytest.mark.spark
+def test_a_coordinator_in_its_own_process_adds_up_what_tasks_report(run_example: RunExample) -> None:
+    ended = run_example("own_process")
+
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "total: 5050\n"
+    assert ended.stderr == ""
+
+
+@pytest.mark.spark
 def test_the_example_of_the_readme_squares_each_number_once(run_example: RunExample) -> None:
     ended = run_example("squares", PYSPARK_PYTHON=sys.executable)
 
