@@ -31,6 +31,6 @@ def results(*figures: Figure) -> dict[str, Any]:
 
 
 def measure(quick: bool, progress: Progress) -> list[Figure]:
-    """A benchmark that is over at once."""
+    """A benchmark that ends immediately."""
     progress("measuring nothing")
     return [event_figure(case={"in_flight": 1}), event_figure(case={"in_flight": 64})]

@@ -1,4 +1,4 @@
-"""The benchmarks run and say what they measured. How fast anything is, is no matter of a test."""
+"""The benchmarks run and say what they measured. No test asserts how fast anything is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_quick_run_on_a_real_spark_does_too(name: str, tmp_path: Path) -> None
 
 
 def check_quick_run(name: str, file: Path) -> None:
-    """In a process of its own, which may start a Spark, and leaves nothing behind."""
+    """In a separate process, which may start a Spark and leaves no process or file."""
     command = ("-m", "benchmarks", "--quick", "--only", name, "--json", str(file))
     with Program("-W", "always::ResourceWarning", *command) as program:
         program.ends_with(0, RUN_MAX_S)

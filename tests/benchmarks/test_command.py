@@ -30,7 +30,7 @@ def logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def one_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The command knows one figure, which is over at once, and writes to ``tmp_path``."""
+    """The command knows one figure, which ends immediately, and writes to ``tmp_path``."""
     monkeypatch.setattr(command, "FIGURES", {"event_confirm": "made_up"})
     monkeypatch.setattr(command, "find", lambda name: measure)
     monkeypatch.setattr(command, "RESULTS", tmp_path)

@@ -17,7 +17,7 @@ KEPT = {"path": {"bytecodes": 100.0, "python_calls": 10.0, "c_calls": 0.0}}
 
 
 def run(*arguments: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
-    """In a process of its own, which nothing else traces. ``seed``: of the hashes."""
+    """In a separate process, which nothing else traces. ``seed``: of the hashes."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.instructions", *arguments],

@@ -1,4 +1,4 @@
-"""Small trees to count, and a way to run an example as a program of its own."""
+"""Small trees to count, and a way to run an example as a separate program."""
 
 from __future__ import annotations
 

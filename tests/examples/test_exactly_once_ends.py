@@ -329,7 +329,7 @@ async def test_a_fault_is_due_when_its_part_of_the_numbers_has_passed(tmp_path: 
 
 
 async def test_some_wait_for_the_cut_of_a_checkpoint(tmp_path: Path) -> None:
-    """H8, H45: it comes behind the cut, by ``fail_job``."""
+    """H8, H45: it comes after the cut, by ``fail_job``."""
     fault = a_fault(COORDINATOR, 0.0, in_checkpoint=True, by_exception=False)
     coordinator, world, struck = await a_faulty(tmp_path, fault)
     await world.tick()

@@ -113,12 +113,12 @@ def test_without_spark_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 # --- on a real Spark ----------------------------------------------------------------------------------------------
 
-# Two drivers start one after the other, and a deaf worker takes Spark seconds to kill: more than the other examples.
+# Two drivers start in turn, and Spark takes seconds to kill an unresponsive worker: more than the other examples.
 SPARK_TIMEOUT_S = 900
 
 
 def started_pipeline(folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    """The example as a program of its own, whose temporary files lie in ``folder``."""
+    """The example as a separate program, whose temporary files lie in ``folder``."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "examples" / "exactly_once_pipeline.py"), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},

@@ -87,7 +87,7 @@ def test_a_file_that_ends_within_a_row_is_no_proof() -> None:
 
 
 def a_finished_run(folder: Path) -> Path:
-    """What the run of ``a_checkpoint`` leaves behind: a storage and a sink. Returns the checkpoint's file."""
+    """What the run of ``a_checkpoint`` leaves: a storage and a sink. Returns the checkpoint's file."""
     storage = CheckpointStorage(folder / "checkpoints")
     storage.prepare()
     file = storage.store(OPERATOR_ID, a_checkpoint())

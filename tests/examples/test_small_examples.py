@@ -14,7 +14,7 @@ from tests.examples.conftest import RunExample
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_rule_that_is_made_while_the_tasks_run_reaches_them(run_example: RunExample) -> None:
-    """H22: the rule is sent before the leave to go on, so the task that tipped the scales obeys at once.
+    """H22: the rule is sent before the leave to go on, so the task that tipped the scales obeys immediately.
 
     H66: the rule that exists from the beginning holds for the first record of each task.
     """

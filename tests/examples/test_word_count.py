@@ -49,7 +49,7 @@ def a_summary(**changed: Any) -> dict[str, Any]:
 def test_every_word_counts_once_though_two_attempts_are_lost(
     run_example: RunExample, tree: Path, tmp_path: Path
 ) -> None:
-    """H10, H25: one process is killed, one attempt is deaf; exactly these two are replaced."""
+    """H10, H25: one process is killed, one attempt is unresponsive; exactly these two are replaced."""
     file = tmp_path / "summary.json"
 
     ended = run_example("word_count", "--input", tree, "--parallelism", 2, "--json", file)

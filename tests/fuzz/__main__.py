@@ -91,5 +91,5 @@ class _Run:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once; a besieged process ends with its input
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it immediately; a besieged process ends with its input
     sys.exit(main())

@@ -172,7 +172,7 @@ async def slow(intruder: Intruder) -> None:
 
 
 async def crowd(intruder: Intruder) -> None:
-    """Many at once that say nothing, or half of a hello."""
+    """Many at the same time that say nothing, or half of a hello."""
     random = intruder.random
     lines = await asyncio.gather(*(intruder.open(AT_MOST_ONE_LINE) for _ in range(random.choice((20, 100)))))
     for line in lines:
@@ -205,7 +205,7 @@ async def come_and_reset(intruder: Intruder) -> None:
 
 
 async def bad_frame(intruder: Intruder) -> None:
-    """Something that is no message of a task, behind an honest handshake."""
+    """Something that is not a task's message, after an honest handshake."""
     random = intruder.random
     line = await intruder.authenticated(ONE_LINE)
     honest = encode_message(Confirm(1, 1))
@@ -261,7 +261,7 @@ async def silent_insider(intruder: Intruder) -> None:
 
 
 async def speak_unasked(intruder: Intruder) -> None:
-    """An item before any registration, or a registration with something behind it."""
+    """An item before any registration, or a registration with something after it."""
     random = intruder.random
     line = await intruder.authenticated(ONE_LINE)
     await line.say(*random.choice(([Opened(7, 1)], [Confirm(7, 1)], [a_register(random), Opened(7, 1)])))

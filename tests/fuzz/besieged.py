@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz.besieged``: the driver's half in a process of its own, so that its memory, its files and its
+"""``python -m tests.fuzz.besieged``: the driver's half in a separate process, so that its memory, its files and its
 log are nobody else's.
 
 It is spoken to in lines of JSON, one answer for each: first the settings, then commands; when its standard input ends,

@@ -2,7 +2,7 @@
 
 Two operators stand in it. ``honest`` has tasks that behave; its coordinator holds them to each event once and in order.
 ``victim`` is what hostile tasks attach themselves to. Spark is played: a task exists once it is introduced, and one
-that is to be killed ends at once.
+that is to be killed ends immediately.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ HELLO_BYTES = 38
 
 
 class Line:
-    """A socket and what is heard on it. A connection that the server ends is no error of the attacker's."""
+    """A socket and what is heard on it. A connection that the server ends is not the attacker's error."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

@@ -15,7 +15,7 @@ HUGE_CLAIMS = (
     b"\xc6\xff\xff\xff\xff",
     b"\xc9\xff\xff\xff\xff\x05",
 )
-# Values that are valid msgpack, and no field of any message; or that Python reads in a way of its own.
+# Values that are valid msgpack, and no field of any message; or that Python reads in its own way.
 ODD_VALUES = (
     b"\xc1",  # never used by msgpack
     b"\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00",  # NaN

@@ -1,6 +1,6 @@
-"""Target: the server and all that stands behind it, under attack, while honest tasks go on with their work.
+"""Target: the server and all that it serves, under attack, while honest tasks go on with their work.
 
-The driver's half is a process of its own (``tests.fuzz.besieged``); the attackers and the honest tasks are here. What
+The driver's half is a separate process (``tests.fuzz.besieged``); the attackers and the honest tasks are here. What
 must hold: the honest tasks lose nothing and hear nothing twice, a new one is still taken; the process takes no more
 memory and files than it may, and in the end has none left over; of each connection at fault its log has one line.
 """
@@ -96,7 +96,7 @@ async def _answer(process: Process) -> Any:
 
 @asynccontextmanager
 async def besieged(**server: float) -> AsyncIterator[Besieged]:
-    """The driver's half in a process of its own, which must end well. ``server`` are changes of ``SERVER``."""
+    """The driver's half in a separate process, which must end well. ``server`` are changes of ``SERVER``."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.fuzz.besieged"),
         stdin=PIPE,
@@ -138,7 +138,7 @@ class Siege:
         self._slots = asyncio.Semaphore(PARALLELISM[VICTIM])
 
     async def attack(self, attacks: Sequence[Attack | HostileTask]) -> None:
-        """All of them, some at a time, each with a ``Random`` of its own; returns when all are over."""
+        """All of them, some at a time, each with its own ``Random``; returns when all are over."""
         async with asyncio.TaskGroup() as group:
             for number, attack in enumerate(attacks):
                 random = Random(self.random.random())
@@ -230,7 +230,7 @@ def _case_of(attacks: Sequence[Attack | HostileTask], count: int) -> Callable[[R
 
 
 def run(siege: Callable[[], Awaitable[Any]]) -> Any:
-    """On a loop of its own. A group of failures is told by its first one, which is what a replay is about."""
+    """On its own loop. A group of failures is reported as its first one, which is what a replay is about."""
 
     async def besiege() -> Any:
         return await siege()
@@ -246,7 +246,7 @@ def run(siege: Callable[[], Awaitable[Any]]) -> Any:
 
 TARGETS = (
     Target("strangers", "peers without the secret, at a real server", _case_of(STRANGERS, 40), slow=True),
-    Target("insiders", "peers with the secret that are no tasks", _case_of(INSIDERS, 60), slow=True),
+    Target("insiders", "peers with the secret that are not tasks", _case_of(INSIDERS, 60), slow=True),
     Target("tasks", "registered tasks that say what they like", _case_of(HOSTILE_TASKS, 60), slow=True),
     Target("siege", "all of them together", _case_of((*STRANGERS, *INSIDERS, *HOSTILE_TASKS), 60), slow=True),
 )

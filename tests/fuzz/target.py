@@ -1,6 +1,6 @@
 """What a target of the fuzzer is, and how its cases are run.
 
-A case is one call with a ``Random`` of its own, made of the target's name and the case's number. So a number is all
+A case is one call with its own ``Random``, made of the target's name and the case's number. So a number is all
 that a replay needs. A case fails by any exception; what the code under test may raise is caught inside.
 """
 

@@ -79,7 +79,7 @@ def an_attempt_with_an_event_that_waits_for_readiness() -> GatewayMachine:
 
 
 def test_a_task_that_is_not_ready_cannot_fill_the_driver_with_snapshots() -> None:  # H27, H62
-    # Whatever came behind an event that waits for readiness was kept, and a snapshot counts against no window.
+    # Whatever came after an event that waits for readiness was kept, and a snapshot counts against no window.
     machine = an_attempt_with_an_event_that_waits_for_readiness()
 
     def acknowledge() -> None:
@@ -112,7 +112,7 @@ SECRET = b"a secret of this application!!!!"
 
 
 class Nobody:
-    """A handler that is never told of anybody."""
+    """A handler that never hears of a connection."""
 
     def connected(self, connection: Connection) -> None:
         raise AssertionError("a stranger was let in")

@@ -1,4 +1,4 @@
-"""The server under attack, with all that stands behind it, in a process of its own (H61, H62)."""
+"""The server under attack, with all that it serves, in a separate process (H61, H62)."""
 
 from __future__ import annotations
 

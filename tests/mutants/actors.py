@@ -218,7 +218,7 @@ ACTORS = (
     ),
     Mutant(
         "attempt-stays-reachable",
-        "A task whose attempt is over may resume: its connection goes to a gateway that is no more.",
+        "A task whose attempt is over may resume: its connection goes to a gateway that is gone.",
         "feared",
         ("H3", "H48"),
         (Edit(f"{ROUTER}gateway_closed", "self._by_attempt.pop(key, None)", "pass"),),

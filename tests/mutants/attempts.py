@@ -52,7 +52,7 @@ ATTEMPTS = (
     ),
     Mutant(
         "second-reset",
-        "A global failure resets the coordinator at once, and once more before the next run.",
+        "A global failure resets the coordinator immediately, and once more before the next run.",
         "feared",
         ("H15",),
         (

@@ -78,8 +78,8 @@ CHECKPOINTS = (
         ),
     ),
     Mutant(
-        "abort-comes-behind-the-failure",
-        "The abort of the pending checkpoint is told behind the failure that caused it.",
+        "abort-comes-after-the-failure",
+        "The abort of the pending checkpoint is told after the failure that caused it.",
         "feared",
         ("H16",),
         (
@@ -154,7 +154,7 @@ CHECKPOINTS = (
     ),
     Mutant(
         "complete-before-durable",
-        "Both sides are told of the completion when the write begins.",
+        "Both sides are notified of the completion when the write begins.",
         "feared",
         ("H40", "H50"),
         (
@@ -210,7 +210,7 @@ CHECKPOINTS = (
     ),
     Mutant(
         "copies-take-checkpoints",
-        "A checkpoint is taken although a subtask has two attempts at once.",
+        "A checkpoint is taken although a subtask has two attempts at the same time.",
         "feared",
         ("H13",),
         (Edit(f"{KNOWN}copies", "if not self._crowded:", "if True:"),),
@@ -307,7 +307,7 @@ CHECKPOINTS = (
     ),
     Mutant(
         "doubt-is-told-as-discarded",
-        "A checkpoint that is aborted while it is being written is told as discarded at once.",
+        "A checkpoint that is aborted while it is being written is reported as discarded immediately.",
         "E1",
         ("H64",),
         (Edit(f"{UNDER_WAY}_end", "in_doubt = written and not pending.savepoint", "in_doubt = False"),),

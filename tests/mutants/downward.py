@@ -122,7 +122,7 @@ DOWNWARD = (
     ),
     Mutant(
         "barrier-names-too-little",
-        "A barrier names the last event but one as the one that it belongs behind.",
+        "A barrier names the last event but one as the one that it follows.",
         "G8",
         ("H23",),
         (

@@ -27,7 +27,7 @@ from tests.simulation.world import World, run_world
 EAGER = (0.1, None, 0.0)
 """How often somebody asks for a checkpoint, by the seed: often, as the seed draws it, never."""
 FEW = 150
-"""So many worlds come before the exploration, the others behind it."""
+"""How many worlds come before the exploration; the others come after it."""
 HISTORIES = 10
 """So many histories of each kind come before the exploration."""
 MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)

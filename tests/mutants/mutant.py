@@ -25,7 +25,7 @@ PRODUCT = ("protocol", "actors", "spark_bridge")
 
 
 class DoesNotFit(Exception):
-    """The fragment is not there exactly once, or what it should change is gone: mend the mutant."""
+    """The fragment is not there exactly once, or what it should change is gone: fix the mutant."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Many mutants, each in a process of its own, a few at a time."""
+"""Many mutants, each in a separate process, a few at a time."""
 
 from __future__ import annotations
 

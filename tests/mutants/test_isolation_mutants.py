@@ -1,4 +1,4 @@
-"""Bugs of the driver's half that no simulated world contains, each caught by a test of its own."""
+"""Bugs of the driver's half that no simulated world contains, each caught by its own test."""
 
 from __future__ import annotations
 

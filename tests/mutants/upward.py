@@ -56,7 +56,7 @@ UPWARD = (
     ),
     Mutant(
         "restored-after-new",
-        "The held events of a restored snapshot leave behind new ones.",
+        "The held events of a restored snapshot leave after new ones.",
         "G1",
         ("H31",),
         (

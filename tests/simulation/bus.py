@@ -1,4 +1,4 @@
-"""The pretended Spark's listener bus and its books: late, doubled, dropped, and behind the truth."""
+"""The pretended Spark's listener bus and its books: late, doubled, dropped, and outdated."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Books:
     shown: dict[int, TaskState] = field(default_factory=dict)  # at the last look
     shown_jobs: dict[int, bool] = field(default_factory=dict)
 
-    def look(self, task_ids: frozenset[int], job_ids: frozenset[int], *, behind: bool) -> StatusReported:
-        """``behind``: as the books were at the last look; what is younger than that look, they do not know."""
-        if not behind:
+    def look(self, task_ids: frozenset[int], job_ids: frozenset[int], *, outdated: bool) -> StatusReported:
+        """``outdated``: as the books were at the last look; what is younger than that look, they do not know."""
+        if not outdated:
             self.shown = {tid: _state_of(task) for tid, task in self.tasks.items()}
             self.shown_jobs = dict(self.jobs)
         states = {tid: self.shown.get(tid, TaskState.UNKNOWN) for tid in sorted(task_ids)}

@@ -48,7 +48,7 @@ class CallbackOrder:
 
     parallelism: int
     batch: bool
-    copies: bool  # several attempts of a subtask may be alive at once, or look so when facts are lost
+    copies: bool  # several attempts of a subtask may be alive at the same time, or look so when facts are lost
     concurrent_max: int
     restored: int = -1
     live: dict[int, set[int]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class CallbackOrder:
         self._finished(subtask).add(attempt)
 
     def ready(self, subtask: int, attempt: int, beside: set[int]) -> None:
-        """``beside``: its siblings that were accepted at that moment; several at once have no order (H13)."""
+        """``beside``: its siblings that were accepted at that moment; several at the same time have no order (H13)."""
         live = self._live(subtask)
         copy = bool(live) or attempt in self.beside.get(subtask, set()) or (self.copies and bool(beside))
         demand(copy or attempt > self.last_ready.get(subtask, -1), f"H2: {subtask}#{attempt} does not rise")
@@ -93,7 +93,7 @@ class CallbackOrder:
     def failed_attempt(self, subtask: int, attempt: int, accepted: bool, beside: set[int]) -> None:
         """``beside``: its siblings that were accepted at that moment; no reset comes before their end (H13).
 
-        One that was never accepted may be told of late, when its successor is there already (H11).
+        One that was never accepted may be reported late, when its successor is there already (H11).
         """
         demand(self.copies or not (accepted and beside), f"H10: {subtask}#{attempt} failed beside {beside}")
         known = self.failed.setdefault(subtask, set())
@@ -141,7 +141,7 @@ class CallbackOrder:
         demand(len(pending) < self.concurrent_max, f"H43: asked for {checkpoint_id} while {pending} are pending")
         for subtask, live in self.live.items():
             one = len(live) < 2 or bool(live & self._finished(subtask))
-            demand(one, f"H13: asked for {checkpoint_id} while {subtask} has {live} at once")
+            demand(one, f"H13: asked for {checkpoint_id} while {subtask} has {live} at the same time")
         self.asked.add(checkpoint_id)
         self.last_asked = checkpoint_id
         if savepoint:
@@ -260,11 +260,11 @@ class AttemptRecord:
         demand(not open_requests, f"H42: {self.name} is drained for {checkpoint_id}, and waits for {open_requests}")
 
     def meet_barrier(self, checkpoint_id: int) -> None:
-        """The barrier is in the mailbox: behind every event of before the cut, ahead of every later one (H23, H41)."""
+        """The barrier is in the mailbox: after every event from before the cut, before every later one (H23, H41)."""
         demand(checkpoint_id not in self.barriers, f"H22: {self.name} meets barrier {checkpoint_id} twice")
         self.barriers.add(checkpoint_id)
         sent, came = self.cuts[checkpoint_id][0], len(self.down_came)
-        demand(came == sent, f"H23: {self.name} meets barrier {checkpoint_id} behind {came} events, not {sent}")
+        demand(came == sent, f"H23: {self.name} meets barrier {checkpoint_id} after {came} events, not {sent}")
 
     def hear(self, message: Downward) -> None:
         """The task reads it."""
@@ -286,7 +286,7 @@ class AttemptRecord:
         """The operator goes on to its records, having handled so many events (H66)."""
         greeted = self.greeted
         demand(greeted is not None, f"H66: {self.name} begins with its records before subtask_ready has returned")
-        text = f"H66: {self.name} begins with its records behind {handled} events, and subtask_ready sent {greeted}"
+        text = f"H66: {self.name} begins with its records after {handled} events, and subtask_ready sent {greeted}"
         demand(greeted is None or handled >= greeted, text)
 
     def check_patience(self, now: float, frozen_until: float) -> None:
@@ -301,7 +301,7 @@ class AttemptRecord:
         self.over.add(checkpoint_id)
 
     def check_late(self, now: float, timeout_s: float) -> None:
-        """It is given up for an event that it does not confirm: a loss-tolerant one is no reason (H28).
+        """It is given up for an event that it does not confirm; a loss-tolerant one is not a reason (H28).
 
         An answer is one, even when it has come: on a cut connection its confirmation is still under way.
         """

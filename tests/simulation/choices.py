@@ -4,7 +4,7 @@ A record keeps each draw with the function that asked for it, step by step, and 
 are taken out, the other draws still answer the questions that they were drawn for. Where one cannot (there is no such
 option any more, or nothing is left), the answer is the *tame* one, which keeps a world small and quiet: the first
 option, the lowest number, no time that passes, and for ``random()`` one for which ``random() < likelihood`` says no.
-So whoever draws names the tamest option first, and asks whether something unusual happens with ``<`` and a likelihood
+So the caller names the tamest option first, and asks whether something unusual happens with ``<`` and a likelihood
 of at most ``TAME``.
 """
 

@@ -224,7 +224,7 @@ class Coordinator(OperatorCoordinator):
         self._sent(handle, key, event, confirmation)
 
     async def _send_inside(self) -> None:
-        """A method sends, and waits for room where there is none (H27)."""
+        """A method sends, and waits for room if there is none (H27)."""
         handles = [h for handles in self.books.handles.values() for h in handles.values() if self._wanting(h)]
         if not handles or not self._chance(self._application.settings.inside):
             return
@@ -348,7 +348,7 @@ class Coordinator(OperatorCoordinator):
                 self._try_dead_gateway(handle)
 
     def _try_dead_gateway(self, handle: Handle) -> None:
-        """Its gateway refuses already (H14); the event fails at once (H26)."""
+        """Its gateway refuses already (H14); the event fails immediately (H26)."""
         confirmation = handle.gateway.send_event_nowait("to nobody")
         demand(confirmation.error() is not None, f"H14: {handle.attempt} has failed, and its gateway takes events")
 
@@ -438,7 +438,7 @@ class Coordinator(OperatorCoordinator):
             check_whole(f"coordinator's view of key {key}", log.received, log.sent, target)
 
     def _check_committed(self, checkpoint_id: int) -> None:
-        """Behind the end of a good run, a checkpoint that covers all of it commits its last output."""
+        """After the end of a good run, a checkpoint that covers all of it commits its last output."""
         if self.order.uncommitted:
             state = read_coordinator(self.books.snapshots[checkpoint_id])[0]
             if all(state[key].plain() == log.plain() for key, log in self.books.base.items()):

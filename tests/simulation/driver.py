@@ -60,7 +60,7 @@ DIRECT = (0.0, 0.5, 1.0)
 
 
 class Gate(TurnGate):
-    """Whether an idle actor takes a message at once, where it may, is up to the dice."""
+    """Whether an idle actor takes a message immediately, if it may, is up to the dice."""
 
     def __init__(self, monitor: InvariantMonitor, roll: Callable[[], float], likelihood: float) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Driver:
         self.failed: StorageError | None = None  # or why it has not started
         self.requests = 0  # for a checkpoint, not answered yet
         self.settling = self.settled = False
-        self.uncommitted = ""  # what whoever waits for the last output is told
+        self.uncommitted = ""  # the answer to those who wait for the last output
         self._answers: list[tuple[int, bool]] = []
         self._ends: dict[int, ServerEnd] = {}
         self._operators: Operators
@@ -123,7 +123,7 @@ class Driver:
                     await self._coordinate(system)
                 except StorageError as error:
                     self.failed = error
-                except Exception as error:  # seen at once, not when all actors have had their turns to stop
+                except Exception as error:  # seen immediately, not when all actors have had their turns to stop
                     self.world.broken = self.world.broken or error
                     raise
                 await self._over
@@ -285,7 +285,7 @@ class Driver:
         self.requests -= 1
 
     def _judge_answers(self) -> None:
-        """Behind the step in which they were given, with what was decided in it."""
+        """After the step in which they were given, with what was decided in it."""
         for checkpoint_id, savepoint in self._answers:
             self.monitor.request_answered(checkpoint_id, savepoint=savepoint)
             if savepoint:
@@ -334,7 +334,7 @@ class Driver:
         self._run(self._over.set_result, None)
         demand(self._life.done(), "H48: the sidecar does not come to its end")
         demand(self.coordinator.closed, "H6: the coordinator was not closed")
-        demand(self.loop.next_deadline() is None, "H57: a timer is left behind a closed sidecar")
+        demand(self.loop.next_deadline() is None, "H57: a closed sidecar leaves a timer")
 
     def _release(self) -> None:
         """The user takes the operator out first; what its coordinator is told on the way may take its time (H57)."""
@@ -362,7 +362,7 @@ class Driver:
         self.check_settled()
 
     def check_settled(self) -> None:
-        """Whoever waited for the last output, and was told that all is well, has it (H45)."""
+        """Callers who waited for the last output, and were told that it is committed, have it (H45)."""
         uncommitted = self.coordinator.order.uncommitted
         demand(
             not (self.settled and uncommitted) or bool(self.uncommitted),

@@ -41,7 +41,7 @@ RIVALS = 500
 class Engine:
     """``launch`` starts the process of a task, ``kill_process`` ends it without a word.
 
-    ``copies``: several attempts of a task may be alive at once. ``barrier``: our stage is a barrier stage.
+    ``copies``: several attempts of a task may be alive at the same time. ``barrier``: our stage is a barrier stage.
     ``happen`` is told what befalls the tasks.
     """
 
@@ -391,10 +391,10 @@ class Engine:
         self.facts.post(fact)
 
     def status(self, task_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
-        behind = self.faults.spend(self.random, 0.1)
-        if behind:
-            self.happen("look behind the truth")
-        return self.books.look(task_ids, job_ids, behind=behind)
+        outdated = self.faults.spend(self.random, 0.1)
+        if outdated:
+            self.happen("outdated look")
+        return self.books.look(task_ids, job_ids, outdated=outdated)
 
 
 __all__ = ["PAUSE_S", "Engine", "EngineTask", "Faults"]

@@ -73,8 +73,8 @@ def strike(world: UnluckyWorld) -> None:
     for connection in world.connections:
         connection.arrive(world.now)
     for process in world.living:
-        if process.troubles.going_deaf and process.life is Life.RUNNING and process.awaits_events():
-            go_deaf(world, process)
+        if process.troubles.becoming_unresponsive and process.life is Life.RUNNING and process.awaits_events():
+            stop_responding(world, process)
     if world.calm:
         return
     if faults.spend(random, faults.break_connection):
@@ -168,15 +168,15 @@ def crash(world: UnluckyWorld) -> None:
 
 
 def hang(world: UnluckyWorld) -> None:
-    """Deaf: only a missing confirmation can show it, so there must be one to miss."""
+    """Unresponsive: only a missing confirmation can show it, so there must be one to miss."""
     if those := [process for process in victims(world, Life.RUNNING) if process.awaits_events()]:
-        go_deaf(world, world.random.choice(those))
+        stop_responding(world, world.random.choice(those))
 
 
-def go_deaf(world: UnluckyWorld, process: Process) -> None:
-    world.tell(f"task {process.tid} goes deaf")
-    world.figures.happen("deaf")
-    process.troubles.deaf, process.troubles.going_deaf = True, False
+def stop_responding(world: UnluckyWorld, process: Process) -> None:
+    world.tell(f"task {process.tid} stops responding")
+    world.figures.happen("unresponsive")
+    process.troubles.unresponsive, process.troubles.becoming_unresponsive = True, False
 
 
 def freeze(world: UnluckyWorld) -> None:
@@ -249,8 +249,8 @@ def start_rival(world: UnluckyWorld) -> None:
     """A second action over the same operator while one runs (H55). It may get its turn if the first one ends."""
     engine = world.engine
     if engine.rival is None and engine.job is not None and engine.job.active:
-        world.tell("the user starts a second job at once")
-        world.figures.happen("two jobs at once")
+        world.tell("the user starts a second job as well")
+        world.figures.happen("two jobs at a time")
         world.targets[engine.rival_stage_id] = world.targets[engine.stage_id]
         engine.start_rival()
 
@@ -269,16 +269,18 @@ def fail_fetch_downstream(world: UnluckyWorld) -> None:
 
 
 def copy(world: UnluckyWorld) -> None:
-    """Spark copies what is slow: now and then a task that goes deaf, and is not given up yet (H25).
+    """Spark copies what is slow: now and then a task that stops responding, and is not given up yet (H25).
 
     Its copy may be slow, too: then both are there when the first one is given up.
     """
     random, engine = world.random, world.engine
     if engine.copies and random.random() < 0.5 and (those := victims(world, Life.REGISTERING, Life.RUNNING)):
-        random.choice(those).troubles.going_deaf = True
+        random.choice(those).troubles.becoming_unresponsive = True
     before = len(world.living)
-    deaf = {p.task.partition for p in world.living if p.troubles.deaf or p.troubles.going_deaf}
-    accidents.copy_a_task(engine, deaf)
+    unresponsive = {
+        p.task.partition for p in world.living if p.troubles.unresponsive or p.troubles.becoming_unresponsive
+    }
+    accidents.copy_a_task(engine, unresponsive)
     for process in world.living[before:]:
         process.troubles.stalled_until = world.now + random.choice([0.0, random.uniform(0.0, 8.0)])
 

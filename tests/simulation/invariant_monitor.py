@@ -355,9 +355,11 @@ class InvariantMonitor:
             demand(self._failures <= limit, f"H45: {self._failures} checkpoints in a row have failed")
 
     def request_answered(self, checkpoint_id: int, *, savepoint: bool) -> None:
-        """Whoever asked is told of success."""
+        """The caller who asked gets a success."""
         if not savepoint:
-            demand(checkpoint_id in self.completed, f"H45: told of checkpoint {checkpoint_id}, which is not complete")
+            demand(
+                checkpoint_id in self.completed, f"H45: checkpoint {checkpoint_id} is reported as complete, and is not"
+            )
             return
         durable = self._world.storage.holds(checkpoint_id, savepoint=True)
         demand(durable, f"H49: savepoint {checkpoint_id} is not durable")
@@ -401,7 +403,7 @@ class InvariantMonitor:
 
 
 def check_machine(cell: ActorCell[Any]) -> None:
-    """The machine's own invariants, behind each message that its actor has handled."""
+    """The machine's own invariants, after each message that its actor has handled."""
     instance = cell._instance
     machine = getattr(instance, "_machine", None) or getattr(instance, "_ledger", None)
     if machine is not None:

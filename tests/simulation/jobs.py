@@ -44,7 +44,7 @@ class TaskSet:
         self.failures = dict.fromkeys(self.partitions, 0)
 
     def succeed(self, partition: int) -> None:
-        """Also told of a success in an older attempt of the stage. A set that has everything is a zombie, too."""
+        """Also called for a success in an older attempt of the stage. A set that has everything is a zombie, too."""
         if partition in self.numbers:
             self.successful.add(partition)
             self.zombie = self.zombie or len(self.successful) == len(self.partitions)

@@ -1,4 +1,4 @@
-"""Many worlds, over several processes. The lowest seed that breaks a rule is the one that counts, whoever runs it."""
+"""Many worlds, over several processes. The lowest seed that breaks a rule counts, whichever process runs it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Worker:
         return outcome
 
     def stop(self) -> None:
-        """At once, whatever it does."""
+        """Immediately, whatever it does."""
         self._process.kill()
         self._process.join()
         self._process.close()
@@ -131,7 +131,7 @@ class Worker:
 
 
 def work(run: Run, seeds: range, pipe: Connection) -> None:
-    """In a process of its own. An interrupt is the business of whoever started it."""
+    """In a separate process. The parent handles an interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for seed in seeds:

@@ -22,7 +22,7 @@ class Connection:
 
     ``up`` and ``down`` hold what has arrived and is not read. What is still on its way has a time at which it will
     arrive: ``latency_s`` later, and not before ``cut_until``, for until then the network is cut there. ``clock`` is
-    set by whoever makes it slow.
+    set by the caller that makes it slow.
     """
 
     connection_id: int
@@ -60,7 +60,7 @@ class Connection:
             self.down_way.append((arrival, message))
 
     def _arrival(self, way: deque[tuple[float, UpMessage]] | deque[tuple[float, Downward]]) -> float | None:
-        """None: at once."""
+        """None: immediately."""
         if self.clock is None or not (way or self.latency_s or self.cut_until > self.clock.now):
             return None
         return max(self.clock.now + self.latency_s, self.cut_until, way[-1][0] if way else 0.0)
@@ -98,7 +98,7 @@ class Connection:
     def break_now(self, random: Random, *, server_sees_at: float = 0.0, task_sees_at: float = 0.0) -> None:
         """Both ends are cut off; of what is on the way, some of the beginning still arrives.
 
-        When an end shall notice later than at once, it goes on writing, in vain.
+        An end that does not notice immediately goes on writing, without success.
         """
         self.broken = True
         for queue, way in ((self.up, self.up_way), (self.down, self.down_way)):

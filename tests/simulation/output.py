@@ -39,7 +39,7 @@ class Output:
         _, key, first, end = rows
         there = self.committed.get(key, 0)
         demand(
-            there == first, f"exactly once, output: {whose} commits rows {first} to {end} of key {key} behind {there}"
+            there == first, f"exactly once, output: {whose} commits rows {first} to {end} of key {key} after {there}"
         )
         self.committed[key] = end
         self.prepared.remove(rows)
@@ -88,7 +88,7 @@ class PreparedRows:
         return {"rows": listed, "covered": self.covered}
 
     def go_back(self, key: int, state: Mapping[str, Any] | None) -> None:
-        """The key goes back to this state: what was prepared behind it is dead."""
+        """The key goes back to this state: what was prepared after it is dead."""
         _, covered = read(state)
         self.dead.update(self.pending.pop(key, []))
         self.covered[key] = covered.get(key, 0)

@@ -10,9 +10,9 @@ from random import Random
 from tests.simulation.jobs import Faults
 
 PAUSE_S = 0.1
-"""So long whoever waits rests at a time."""
+"""How long a waiting party rests at a time."""
 KILL_S_MAX = 0.5
-"""So long a kill takes at most, on the clock of a world, where the ledger asks after 1 s what it asks after 5 s in
+"""How long a kill takes at most, on the clock of a world, where the ledger asks after 1 s what it asks after 5 s in
 earnest: a real kill takes up to 2.6 s (spark-facts 16 and 17)."""
 
 

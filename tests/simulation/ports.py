@@ -33,7 +33,7 @@ REFUSED = 0.03
 
 
 class SimulatedRelay:
-    """As ``Relay``. A wish is Spark's at once, and carried out when the engine pleases; answers take their time."""
+    """As ``Relay``. A request reaches Spark immediately, and Spark may take its time to act; answers take theirs."""
 
     kind = "simulated"
 
@@ -130,7 +130,7 @@ class SimulatedSession(StorageSession):
 
         def finished(result: T, error: BaseException | None) -> None:
             if over.done():
-                return  # whoever waited has been cancelled
+                return  # the waiting caller was cancelled
             checkpoint = getattr(result, "checkpoint", result)
             if isinstance(checkpoint, CompletedCheckpoint):
                 self.read_id = checkpoint.checkpoint_id

@@ -105,7 +105,7 @@ class Process:
         self.work = Work(self.tid, task.partition, application, target, self.record)
         self.open_requests: dict[int, int] = {}  # the keys that they are about
         self.waits_for_room = False
-        self.awaits_start = False  # its records come behind what subtask_ready sends (H66)
+        self.awaits_start = False  # its records come after what subtask_ready sends (H66)
         self.handled = 0  # events
 
     # --- what could happen next ---
@@ -117,11 +117,11 @@ class Process:
     @property
     def hung(self) -> bool:
         """The whole process does nothing, perhaps for ever."""
-        return self.troubles.deaf or self.troubles.frozen
+        return self.troubles.unresponsive or self.troubles.frozen
 
     def actions(self) -> list[Callable[[], None]]:
         troubles = self.troubles
-        if troubles.deaf or self.life is Life.GONE:
+        if troubles.unresponsive or self.life is Life.GONE:
             return []
         if troubles.frozen:
             return [self.rest]

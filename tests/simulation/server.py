@@ -1,4 +1,4 @@
-"""The driver's end of each connection, and the real router behind it."""
+"""The driver's end of each connection, and the real router that it feeds."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def tell_seed(seed: int, eager: float | None = None) -> tuple[World, Story | Non
 
 
 def save(story: Story, path: Path) -> None:
-    """The record for the machine, and the story for whoever wonders what it is about."""
+    """The record for the machine, and the story for a reader."""
     record = story.record
     steps = ",\n  ".join(json.dumps(step) for step in record.steps)
     head = {"version": VERSION, "rule": story.rule, "seed": record.seed, "eager": record.eager}
@@ -107,13 +107,13 @@ def save(story: Story, path: Path) -> None:
 
 
 def load(path: Path) -> Record:
-    """``ValueError``: this is no record, or one of another version."""
+    """``ValueError``: not a record, or one of another version."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is no record of a world: {error}") from None
+        raise ValueError(f"{path} is not a record of a world: {error}") from None
     if not isinstance(plain, dict) or plain.get("version") != VERSION:
-        raise ValueError(f"{path} is no record of a world in version {VERSION}")
+        raise ValueError(f"{path} is not a record of a world in version {VERSION}")
     seed, eager, steps = plain.get("seed"), plain.get("eager"), plain.get("steps")
     if not (isinstance(seed, int) and isinstance(eager, float | None) and isinstance(steps, list)):
         raise ValueError(f"{path} is a damaged record: it needs a seed, an eagerness and steps")
@@ -122,7 +122,7 @@ def load(path: Path) -> Record:
 
 def checked(step: object, path: Path) -> Step:
     if not isinstance(step, dict) or not all(isinstance(draws, list) for draws in step.values()):
-        raise ValueError(f"{path} is a damaged record: {step!r} is no step")
+        raise ValueError(f"{path} is a damaged record: {step!r} is not a step")
     if not all(isinstance(draw, Draw) for draws in step.values() for draw in draws):
         raise ValueError(f"{path} is a damaged record: not all of {step!r} can be drawn")
     return step

@@ -358,8 +358,8 @@ def test_a_look_may_find_the_books_of_yesterday() -> None:
     assert stage.engine.status(*both).tasks == {100: TaskState.RUNNING, 999: TaskState.UNKNOWN}
     stage.engine.exited(100, "")
     stage.random.unusual = [0.0]
-    behind = stage.engine.status(*both)
-    assert (behind.tasks[100], behind.jobs) == (TaskState.RUNNING, {0: True})
+    outdated = stage.engine.status(*both)
+    assert (outdated.tasks[100], outdated.jobs) == (TaskState.RUNNING, {0: True})
     now = stage.engine.status(*both)
     assert (now.tasks[100], now.jobs) == (TaskState.SUCCEEDED, {0: False})
 

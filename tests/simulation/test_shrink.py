@@ -95,7 +95,7 @@ def test_a_broken_rule_becomes_a_short_story_of_the_same_rule(
     assert (again.lines, str(again.error)) == (short.lines, str(short.error))
 
     monkeypatch.undo()
-    assert tell(load(path))[1] is None, "the mended machine keeps the contract in the same world"
+    assert tell(load(path))[1] is None, "the repaired machine keeps the contract in the same world"
 
 
 @pytest.mark.long

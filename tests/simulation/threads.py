@@ -14,7 +14,7 @@ from math import inf
 from typing import Any
 
 BLOCKED_S = 120.0
-"""So long a thread may run between two operations before it counts as blocked on something else."""
+"""How long a thread may run between two operations before it counts as blocked on something else."""
 
 _current = threading.local()
 

@@ -29,16 +29,16 @@ class Trap(Enum):
 class Troubles:
     """Times are on the world's clock.
 
-    ``deaf``: it will never read again; ``going_deaf``: from when it awaits an event on. ``frozen_until``: the whole
-    process stands still; ``stalled_until``: only the operator does, inside one of its methods. ``latency_s`` and
-    ``cut_until`` hold for all of its connections.
+    ``unresponsive``: it will never read again; ``becoming_unresponsive``: from when it awaits an event on.
+    ``frozen_until``: the whole process stands still; ``stalled_until``: only the operator does, inside one of its
+    methods. ``latency_s`` and ``cut_until`` hold for all of its connections.
     """
 
     clock: Clock
     latency_s: float = 0.0
     cut_until: float = 0.0
-    deaf: bool = False
-    going_deaf: bool = False
+    unresponsive: bool = False
+    becoming_unresponsive: bool = False
     frozen_until: float = 0.0
     stalled_until: float = 0.0
     trap: Trap | None = None

@@ -158,7 +158,7 @@ class World:
 
     def happen(self, what: str) -> None:
         self.figures.happen(what)
-        if what in ("fetch failure", "look behind the truth"):
+        if what in ("fetch failure", "outdated look"):
             # Where the fact of an end is lost, the task looks like a zombie or a copy that runs on.
             self.driver.coordinator.order.copies = True
 
