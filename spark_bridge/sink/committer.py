@@ -1,7 +1,7 @@
 """The sink's half on the driver: sealed files become visible when the checkpoint that covers them completes.
 
-Whatever moment the driver dies at, its successor finishes: what the restored state lists is published again, what the
-subtasks held is listed again, and publishing what is published already does nothing. See ``books`` for the rest.
+Whenever the driver dies, its successor finishes the work: the files in the restored state are published again, the
+subtasks list again what they held, and publishing a file twice has no effect. See ``ledger`` for the rules.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ _LOOKS_MAX = 5
 
 
 class SinkCommitter:
-    """Made to be a part of any ``OperatorCoordinator``: call each method in the coordinator's method of that name.
+    """Commits the files of a sink, as a part of any ``OperatorCoordinator``.
 
-    Loop only. Work on files is done in a worker thread and awaited, so the coordinator's order holds (H5) and the loop
-    is never blocked (H9). An exception is meant to leave the coordinator's method: it becomes a global failure (H7),
-    and the restore that follows publishes again.
+    Call each method in the coordinator's method of that name, and await those that are coroutines. They are for the
+    coordinator's loop only. Work on files runs in a worker thread and is awaited, so the order of the coordinator's
+    calls is kept and the loop is never blocked. Let exceptions leave the coordinator's method: they fail the job, and
+    the restore that follows publishes again.
 
-    ``url`` and ``options`` must be those of the writers; so must ``name``, which is the operator's id unless given. One
-    application at a time may use a name in a directory: the next one deletes what this one has not published. A
-    published file may be renamed, moved or deleted by whoever reads it.
+    ``url`` and ``options`` must be the same as those of the writers, and so must ``name``, whose default is the
+    operator's id. Only one application at a time may use a name in a directory, because the next one deletes what this
+    one has not published. Readers may rename, move or delete published files.
 
-    ``retry_delays_s``: how long to wait before each further try when the filesystem fails.
+    ``retry_delays_s`` are the seconds to wait before each further try if the filesystem fails.
     """
 
     def __init__(
@@ -58,27 +59,29 @@ class SinkCommitter:
         self._directory: SinkDirectory
         self._ledger: SinkLedger
         self._journal: PublicationJournal
-        self._to_delete: set[str] = set()  # to be deleted when no checkpoint is in doubt
+        self._to_delete: set[str] = set()  # when no checkpoint is in doubt
         self.files_published = 0
+        """The number of files that were made visible."""
         self.rows_published = 0
+        """The number of rows in these files."""
 
     @property
     def files_pending(self) -> int:
-        """Sealed files that wait for their checkpoint."""
+        """The number of sealed files that wait for their checkpoint."""
         return self._ledger.files_pending if self._context is not None else 0
 
     async def start(self, context: CoordinatorContext) -> None:
-        """Make the directories, publish what a restored state lists, and delete what dead drivers left.
+        """Create the directories, publish what a restored state lists, and delete what dead drivers left.
 
-        Another committer of the same sidecar may start in its place later, as recreate-on-reset does.
+        Another committer of the same sidecar may replace this one later, as ``RecreateOnReset`` does.
 
         Raises:
-            SinkMisused: batch mode, where no checkpoint owns the output; a relative path.
+            SinkMisused: batch mode, in which no checkpoint owns the output, or a relative path.
             SinkFileLost, SinkPublishError, OSError: the directory cannot be used.
         """
         if context.mode is not RestoreMode.STREAMING:
             raise SinkMisused(
-                f"operator {context.operator_id!r} is in batch mode, where Spark owns the output and a retry writes "
+                f"operator {context.operator_id!r} is in batch mode, in which Spark owns the output and a retry writes "
                 "every row again: coordinate it with mode=RestoreMode.STREAMING to commit files with checkpoints"
             )
         self._sink = self._name or context.operator_id
@@ -91,16 +94,16 @@ class SinkCommitter:
             self._log.warning("broken publication journal ignored", file=name)
         if self._restored is not None:
             await self.restore(*self._restored)
-        # Only before this application's first attempt: one that begins now looks like one of a dead driver's.
+        # Only before this application's first attempt: a part that begins now looks like one of a dead driver.
         if context.store.put_if_absent(f"headgate/sink/{self._directory.address}/{self._sink}", True) is None:
             await self._sweep(self._ledger.parts_of_earlier_applications)
 
     async def sealed(self, subtask: int, attempt: int, event: Any) -> bool:
-        """Whether ``event`` was a list of this sink's; then it has been dealt with. For the event handler.
+        """Handle ``event`` and return True if it is a file list of this sink. For ``handle_event_from_operator``.
 
         Raises:
             SinkMisused: the subtask writes into another directory.
-            SinkFileLost, SinkPublishError: a file had to be published now, and could not be.
+            SinkFileLost, SinkPublishError: a file that had to be published now could not be published.
         """
         files = parse_sealed_event(self._sink, self._directory.address, event)
         if files is None:
@@ -109,27 +112,27 @@ class SinkCommitter:
         return True
 
     def subtask_failed(self, subtask: int, attempt: int) -> None:
-        """The attempt is over."""
+        """The attempt has ended."""
         self._ledger.subtask_failed(subtask, attempt)
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
-        """Delete what the subtask's attempts wrote behind ``checkpoint_id``: the next one writes it again.
+        """Delete what the subtask's attempts wrote after ``checkpoint_id``; the next attempt writes it again.
 
-        While an aborted checkpoint may still be restored, that is put off, here and in every other method.
+        While an aborted checkpoint may still be restored, this method and all others postpone deletions.
         """
         await self._delete(self._ledger.subtask_reset(subtask, checkpoint_id))
         await self._sweep(lambda names: self._ledger.parts_of_failed_attempts(names, subtask=subtask))
 
     def snapshot(self, checkpoint_id: int) -> bytes:
-        """The state for ``checkpoint_id``, to be part of the coordinator's. Nothing becomes visible."""
+        """Return the state for ``checkpoint_id``, as a part of the coordinator's state. Publishes nothing."""
         return self._ledger.snapshot(checkpoint_id)
 
     async def complete(self, checkpoint_id: int) -> None:
-        """Make visible what ``checkpoint_id`` covers.
+        """Publish the files that ``checkpoint_id`` covers.
 
         Raises:
-            SinkPublishError: the filesystem went on failing.
-            SinkFileLost: a sealed file is gone that was never published. Nothing was published then.
+            SinkPublishError: the filesystem failed at every try.
+            SinkFileLost: a sealed file that was never published is gone. In this case, nothing was published.
         """
         await self._publish(self._ledger.completed(checkpoint_id))
         if self._ledger.nothing_held:
@@ -139,16 +142,16 @@ class SinkCommitter:
     async def discarded(self, checkpoint_id: int) -> None:
         """Delete what was kept because ``checkpoint_id`` might have been restored.
 
-        For ``notify_checkpoint_discarded``. A coordinator that does not call it deletes with the next completion.
+        For ``notify_checkpoint_discarded``. Without this call, the next completed checkpoint deletes it.
         """
         await self._delete(())
 
     async def restore(self, checkpoint_id: int, state: bytes | None) -> None:
-        """Begin anew at ``checkpoint_id``, with what ``snapshot`` returned for it. May come before ``start`` (H52).
+        """Return to ``checkpoint_id``, with the state that ``snapshot`` returned for it. May come before ``start``.
 
         Raises:
             SinkMisused, ValueError: it is not the state of this sink.
-            SinkFileLost, SinkPublishError: as ``complete``.
+            SinkFileLost, SinkPublishError: as for ``complete``.
         """
         if self._context is None:
             self._restored = (checkpoint_id, state)
@@ -159,12 +162,12 @@ class SinkCommitter:
         await self._sweep(self._ledger.parts_of_failed_attempts)
 
     def run_ended(self, succeeded: bool) -> None:
-        """The run is over. After a good one, the next completed checkpoint leaves nothing behind."""
+        """The run has ended. After a successful run, the next completed checkpoint deletes everything unpublished."""
         if self._context is not None:
             self._ledger.run_ended(succeeded)
 
     async def close(self) -> None:
-        """Take the staging directory away if nothing is in it. What a checkpoint may still cover stays."""
+        """Delete the staging directory if it is empty. Files that a checkpoint may still cover are kept."""
         if self._context is not None:
             await run_sync(self._directory.remove_if_empty)
 
@@ -189,18 +192,18 @@ class SinkCommitter:
                 await anyio.sleep(delay_s)
         if lost:
             raise SinkFileLost(
-                f"{lost} of sink {self._sink!r} were sealed and never published, and are gone from "
-                f"{self._directory.address}: their rows are lost. Either a savepoint or an older checkpoint was "
-                "restored after the application that took it had failed or gone on, which deletes what it did not "
-                "commit; then restore the newest checkpoint. Or somebody else deleted in the sink's hidden folder; "
-                "then put the files back, or start again without this checkpoint"
+                f"{lost} of sink {self._sink!r} were sealed and never published, but are gone from "
+                f"{self._directory.address}, so their rows are lost. If a savepoint or an older checkpoint was "
+                "restored after the application that took it had failed or continued, which deletes what it did not commit, "
+                "restore the newest checkpoint. If somebody deleted files in the sink's hidden folder, put them back, "
+                "or start again without this checkpoint"
             )
 
     def _publish_all(self, left: list[SealedFile], known: set[str], tried: set[str], lost: list[str]) -> None:
-        """Publish and take out of ``left``, in order. In a worker thread, while the coordinator awaits it.
+        """Publish the files in ``left`` in order, and remove them from it. In a worker thread that is awaited.
 
-        ``known``: published before, so a reader may have taken it. ``tried``: a move of it has failed, as far as is
-        known. Whatever else is absent goes to ``lost``; then nothing is published, and the journal does not claim it.
+        ``known`` were published before, so a reader may have taken them. ``tried`` are files of which a move seems to
+        have failed. Any other absent file goes to ``lost``; then nothing is published or written to the journal.
         """
         here = {*self._directory.staged(), *known, *tried}
         absent = [file.name for file in left if file.name not in here]
@@ -216,7 +219,7 @@ class SinkCommitter:
             if outcome is Published.MOVED:
                 self.files_published += 1
                 self.rows_published += file.rows
-            elif outcome is Published.GONE and not before:  # it was there a moment ago
+            elif outcome is Published.GONE and not before:  # it existed a moment ago
                 lost.append(file.name)
             elif outcome is Published.GONE:
                 self._log.info("published file already removed by reader", file=file.name)
@@ -227,12 +230,12 @@ class SinkCommitter:
 
     def _load_journal(self) -> list[str]:
         for _ in range(_LOOKS_MAX - 1):
-            with suppress(FileNotFoundError):  # a fenced application that still runs may replace its own
+            with suppress(FileNotFoundError):  # a fenced application that is still running may replace its journal
                 return self._journal.load(self._directory.staged())
         return self._journal.load(self._directory.staged())
 
     async def _sweep(self, choose: Callable[[Iterable[str]], list[str]]) -> None:
-        """Delete of what is in the staging directory what ``choose`` picks. Failures are logged: it is only garbage."""
+        """Delete the files in the staging directory that ``choose`` selects. Failures are only logged."""
         try:
             names = await run_sync(self._directory.staged)
         except OSError as error:
@@ -241,7 +244,7 @@ class SinkCommitter:
         await self._delete(choose(names))
 
     async def _delete(self, names: Sequence[str]) -> None:
-        """Delete these, and what was put off; but nothing while a restart may restore a checkpoint that needs it."""
+        """Delete these and all postponed files, or postpone them while a restart may restore a checkpoint in doubt."""
         assert self._context is not None, "start comes first"
         self._to_delete.update(names)
         if not self._to_delete:

@@ -1,4 +1,4 @@
-"""A coordinator that does nothing but commit files."""
+"""A coordinator that only commits files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ __all__ = ["FileSinkCoordinator"]
 
 
 class FileSinkCoordinator(OperatorCoordinator):
-    """For ``FileSinkOperator`` and other operators whose only events are the lists of a ``SinkWriter``.
+    """Commits the files of ``FileSinkOperator``, and of other operators whose only events come from a ``SinkWriter``.
 
-    A coordinator with more to do has a ``SinkCommitter`` of its own and calls it as this class does. The arguments are
-    the committer's. ``start`` raises ``SinkMisused`` in batch mode.
+    The arguments are those of ``SinkCommitter``. A coordinator with further tasks contains a ``SinkCommitter`` and
+    calls it as this class does. It is for streaming mode: in batch mode, ``start`` raises ``SinkMisused``, and so
+    ``coordinate`` raises ``CoordinatorStartError``.
     """
 
     def __init__(
@@ -36,8 +37,8 @@ class FileSinkCoordinator(OperatorCoordinator):
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         if not await self.committer.sealed(subtask, attempt, event):
             raise SinkMisused(
-                f"subtask {subtask} sent {event!r}, which is no list of this sink: give writer and coordinator the "
-                "same name, or derive a coordinator that understands the event"
+                f"subtask {subtask} sent {event!r}, which is not a file list of this sink: give the writer and the "
+                "coordinator the same name, or handle the event in a subclass"
             )
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:

@@ -1,8 +1,8 @@
 """The sink's directory on any filesystem: where parts are written, and where readers find them.
 
-``<url>/.headgate-<name>/`` is the staging directory; Spark, Hive and ``glob`` pass over names with a leading dot.
-A published file lies in ``<url>`` itself. Publishing is a move within one filesystem: an atomic rename on a local
-directory (and on HDFS), a copy that becomes visible whole, and then a deletion, on an object store.
+``<url>/.headgate-<name>/`` is the staging directory; Spark, Hive and ``glob`` ignore names with a leading dot.
+Published files are in ``<url>`` itself. Publishing is a move within one filesystem: an atomic rename in a local
+directory (and on HDFS), or, on an object store, a copy that becomes visible as a whole, followed by a deletion.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from fsspec.implementations.local import LocalFileSystem  # noqa: E402
 __all__ = ["UNFINISHED", "PartFile", "Published", "SinkDirectory"]
 
 UNFINISHED = ".tmp"
-"""What the name of a small file ends with while it is written."""
+"""The ending of a small file's name while it is written."""
 
 
 class Published(Enum):
-    """What publishing found."""
+    """The result of publishing a file."""
 
     MOVED = "moved"
-    BEFORE = "before"  # it is there already, and no longer in the staging directory
+    BEFORE = "before"  # already published, and no longer in the staging directory
     GONE = "gone"  # in neither place
 
 
 class PartFile(Protocol):
-    """An open part, as much of it as is used here."""
+    """The methods of an open part that are used here."""
 
     def write(self, data: bytes, /) -> Any: ...
     def flush(self) -> Any: ...
@@ -45,10 +45,10 @@ class PartFile(Protocol):
 
 
 class SinkDirectory:
-    """One sink's files. Every method blocks; all of them may be called from any thread.
+    """The files of one sink. Every method blocks, and may be called from any thread.
 
-    ``url``: an absolute path, or a URL that fsspec knows. ``name`` tells the sinks of one directory apart.
-    ``options`` go to the filesystem, such as credentials.
+    ``url`` is an absolute path, or a URL that fsspec knows. ``name`` distinguishes the sinks of one directory.
+    ``options`` are the arguments for the filesystem, such as credentials.
 
     Raises:
         SinkMisused: a relative path, which would mean another directory in each process, or an empty name.
@@ -58,20 +58,21 @@ class SinkDirectory:
     def __init__(self, url: str, name: str, options: dict[str, Any] | None = None) -> None:
         if "://" not in url and not os.path.isabs(url):
             raise SinkMisused(
-                f"{url!r} is neither an absolute path nor a URL: executors have other working directories"
+                f"{url!r} is neither an absolute path nor a URL: pass one, because executors have other working "
+                "directories"
             )
         if not name:
-            raise SinkMisused("a sink needs a name")
+            raise SinkMisused("the name of a sink must not be empty")
         self._filesystem, root = url_to_fs(url, **(options or {}))
         self._root = root.rstrip("/")
         self._staging = f"{self._root}/.headgate-{quote(name, safe='')}"
         self._local = isinstance(self._filesystem, LocalFileSystem)
         self._made = False
         self.address = str(self._filesystem.unstrip_protocol(self._root or "/"))
-        """The directory in full, spelled alike in every process."""
+        """The full address of the directory, which is the same in every process."""
 
     def prepare(self) -> None:
-        """Make the directories. Raises ``OSError`` where that is not allowed, or where a file stands in the way."""
+        """Create the directories. Raises ``OSError`` if that is not allowed, or if there is a file of that name."""
         self._filesystem.makedirs(self._staging, exist_ok=True)
         self._made = True
 
@@ -85,24 +86,24 @@ class SinkDirectory:
         return file
 
     def finish(self, file: PartFile) -> None:
-        """Everything that was written is safe from a crash of this process, and on a local disk of the machine."""
+        """Close a part. Its content survives a crash of this process and, on a local disk, of the machine."""
         if self._local:
             file.flush()
             os.fsync(file.fileno())
         file.close()
 
     def sync_staging(self) -> None:
-        """The names of all finished parts are safe too."""
+        """Make the names of all finished parts durable too."""
         self._sync(self._staging)
 
     # --- sealed parts -------------------------------------------------------------------------------------
 
     def publish(self, name: str) -> Published:
-        """Move a sealed part to where readers look. Doing it again is harmless."""
+        """Move a sealed part to the readers' directory. Doing it again is harmless."""
         source, target = f"{self._staging}/{name}", f"{self._root}/{name}"
         if self._local:
             try:
-                os.replace(source, target)  # never copies, as a move of the library's might
+                os.replace(source, target)  # never copies, as a move by the library might
             except FileNotFoundError:
                 return Published.BEFORE if os.path.exists(target) else Published.GONE
             return Published.MOVED
@@ -113,7 +114,7 @@ class SinkDirectory:
         return Published.BEFORE if self._exists(target) else Published.GONE
 
     def sync_published(self) -> None:
-        """What was published stays so: no power cut brings it back to the staging directory, or loses it."""
+        """Make published files durable: a power cut neither loses them nor moves them back."""
         self._sync(self._root)
         self._sync(self._staging)
 
@@ -127,11 +128,11 @@ class SinkDirectory:
         return [str(path).rstrip("/").rpartition("/")[2] for path in paths]
 
     def read(self, name: str) -> bytes:
-        """All of a small file in the staging directory."""
+        """Read a small file in the staging directory."""
         return bytes(self._filesystem.cat_file(f"{self._staging}/{name}"))
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file into the staging directory; durable when this returns, whole if the filesystem can."""
+        """Write a small file into the staging directory, durably, and atomically if the filesystem can."""
         path = f"{self._staging}/{name}"
         if not self._made:
             self.prepare()
@@ -146,22 +147,22 @@ class SinkDirectory:
         self._sync(self._staging)
 
     def is_published(self, name: str) -> bool:
-        """Whether readers can see it at this moment."""
+        """Whether readers can see the file now."""
         return self._exists(f"{self._root}/{name}")
 
     def delete(self, name: str) -> None:
-        """Delete a part from the staging directory, if it is there."""
+        """Delete a part from the staging directory, if it exists."""
         with suppress(FileNotFoundError):
             self._filesystem.rm_file(f"{self._staging}/{name}")
 
     def remove_if_empty(self) -> None:
-        """Take an empty staging directory away, where directories are real."""
+        """Delete the staging directory if it is empty, on filesystems with real directories."""
         if self._local:
             with suppress(OSError):
                 os.rmdir(self._staging)
 
     def _exists(self, path: str) -> bool:
-        """The library's own ``exists`` takes every trouble for absence."""
+        """Whether a file exists. The library's own ``exists`` returns False for any error."""
         try:
             self._filesystem.info(path)
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the two halves of the sink raise."""
+"""Exceptions raised by the two halves of the sink."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["SinkBroken", "SinkFileLost", "SinkMisused", "SinkPublishError"]
 
 
 class SinkMisused(HeadgateError, ValueError):
-    """The sink was set up wrongly: a relative path, batch mode, two ends that do not name the same directory."""
+    """The sink is set up wrongly: a relative path, batch mode, or two halves that name different directories."""
 
 
 class SinkBroken(HeadgateError, RuntimeError):
@@ -16,8 +16,8 @@ class SinkBroken(HeadgateError, RuntimeError):
 
 
 class SinkPublishError(HeadgateError, RuntimeError):
-    """Sealed files could not be made visible, also not after several tries; the cause is the last failure."""
+    """Sealed files could not be made visible, even after several tries. The last failure is chained as the cause."""
 
 
 class SinkFileLost(HeadgateError, RuntimeError):
-    """A sealed file that was never published is gone, and its rows with it; the text says what usually causes that."""
+    """A sealed file that was never published is gone, and its rows with it. The message names the usual causes."""

@@ -1,11 +1,11 @@
 """The names of part files, and the event that lists what a subtask has sealed.
 
-A part file keeps one name for life: it is written, sealed and listed under it in the staging directory, and published
-under it in the sink's directory. So publishing is one move, and doing it again finds out that it was done.
+A part file never changes its name: it is written, sealed and listed in the staging directory, and published in the
+sink's directory under the same name. So publishing is one move, and a repetition notices that it was already done.
 
-The name says what cleaning up has to know: ``part-s00003-e0000000015-a00002-9f31c2d07a5be846-000000.jsonl`` is of
-subtask 3, begun in epoch 15 (after checkpoint 14; epoch 0 is the beginning), by the subtask's attempt 2, with a random
-token that no other writer has, and the writer's file number 0. Sorted by name, the files of a subtask stand in the
+The name contains what the clean-up needs: ``part-s00003-e0000000015-a00002-9f31c2d07a5be846-000000.jsonl`` belongs to
+subtask 3. It was begun in epoch 15 (after checkpoint 14; epoch 0 is the beginning) by the subtask's attempt 2. A random
+token identifies the writer, and this is the writer's file number 0. Sorted by name, the files of a subtask are in the
 order of their rows.
 """
 
@@ -33,7 +33,7 @@ _NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """See the module. ``after`` is the checkpoint behind which the file was begun, -1 for the beginning."""
+    """The name of a part file; see the module. ``after`` is the checkpoint before the file, -1 for the beginning."""
 
     subtask: int
     after: int
@@ -51,7 +51,7 @@ class PartName:
 
     @classmethod
     def parse(cls, name: str) -> PartName | None:
-        """The parts of ``name``, or None if it is no part file's."""
+        """Parse ``name``; None if it is not the name of a part file."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -67,7 +67,7 @@ class PartName:
 
 
 class SealedFile(NamedTuple):
-    """A whole part file. ``checkpoint_id``: the snapshot it was sealed at, -1 if it was sealed at the end."""
+    """A complete part file. ``checkpoint_id`` is the snapshot that sealed it, -1 for the end of the operator."""
 
     name: str
     rows: int
@@ -81,25 +81,25 @@ class SealedFile(NamedTuple):
 
     @property
     def part(self) -> PartName:
-        """What the name says."""
+        """The parsed name. Raises ``ValueError`` if it is not the name of a part file."""
         part = PartName.parse(self.name)
         if part is None:
-            raise ValueError(f"{self.name!r} is no name of a part file")
+            raise ValueError(f"{self.name!r} is not the name of a part file")
         return part
 
 
 def check_affixes(prefix: str, suffix: str) -> None:
-    """Raises ``SinkMisused`` for what would hide the published files, or could not be told from their numbers."""
+    """Raise ``SinkMisused`` for an affix that would hide the published files, or make their names ambiguous."""
     if not prefix or "/" in prefix or prefix[0] in "._":
-        raise SinkMisused(f"prefix {prefix!r} must not be empty, hold a slash, nor begin with a dot or an underscore")
+        raise SinkMisused(f"prefix {prefix!r} must not be empty, contain a slash, or begin with a dot or an underscore")
     if "/" in suffix or (suffix and suffix[0] != "."):
-        raise SinkMisused(f"suffix {suffix!r} must be empty or begin with a dot, and hold no slash")
+        raise SinkMisused(f"suffix {suffix!r} must be empty or begin with a dot, and must not contain a slash")
 
 
 def sealed_events(sink: str, directory: str, files: Iterable[SealedFile]) -> Iterator[list[Any]]:
-    """The lists of ``files`` as events: usually one, none where there are no files, several where there are many.
+    """The list of ``files`` as events: usually one, none if there are no files, several if there are many.
 
-    ``sink`` is the sink's name and ``directory`` its full address, by which the other end sees that both mean the same.
+    ``sink`` is the sink's name and ``directory`` its full address, which the other end compares with its own.
     """
     rest = iter(files)
     while batch := [list(file) for file in islice(rest, FILES_PER_EVENT)]:
@@ -110,15 +110,15 @@ def parse_sealed_event(sink: str, directory: str, event: Any) -> tuple[SealedFil
     """The files that ``event`` lists, or None if it is an event of another kind or another sink.
 
     Raises:
-        SinkMisused: the files lie in another directory.
+        SinkMisused: the files are in another directory.
         ValueError: the list is malformed.
     """
     match event:
         case [tag, name, str(place), list(entries)] if tag == _SEALED and name == sink:
             if place != directory:
                 raise SinkMisused(
-                    f"sink {sink!r}: a subtask sealed files in {place}, and its coordinator publishes {directory}: "
-                    "give both the same URL; a checkpoint can only be restored with the one that it was taken with"
+                    f"sink {sink!r}: a subtask sealed files in {place}, but its coordinator publishes {directory}: "
+                    "give both the same URL. A checkpoint can only be restored with the URL that it was taken with"
                 )
             return files_from(entries)
         case _:
@@ -126,12 +126,12 @@ def parse_sealed_event(sink: str, directory: str, event: Any) -> tuple[SealedFil
 
 
 def files_from(entries: Sequence[Any]) -> tuple[SealedFile, ...]:
-    """Files out of plain lists. Raises ``ValueError`` for anything else."""
+    """Read files from plain lists. Raises ``ValueError`` for anything else."""
     files = []
     for entry in entries:
         match entry:
             case [str(name), int(rows), int(size), int(checkpoint_id)] if PartName.parse(name) is not None:
                 files.append(SealedFile(name, rows, size, checkpoint_id))
             case _:
-                raise ValueError(f"no sealed file: {entry!r}")
+                raise ValueError(f"not a sealed file: {entry!r}")
     return tuple(files)

@@ -1,16 +1,16 @@
-"""Which files were published: what tells a file that a reader took from one that was lost.
+"""Which files were published: distinguishes a file that a reader took from one that was lost.
 
-A restored checkpoint may list a file that lies neither in the staging directory nor where readers look. Either it was
-published before, and a reader has taken it since; or it is lost, and its rows with it. Absence proves neither, so
-before files are moved a small file beside them, the *journal*, says that they will be.
+A restored checkpoint may list a file that is neither in the staging directory nor in the readers' directory. Either it
+was published before and a reader has taken it since, or it is lost, and its rows with it. Absence proves neither. So
+before files are moved, a small file next to them, the *journal*, records that they will be.
 
-It need not name each of them. The files of one writer have numbers, and they are published in this order, so the
-highest number is enough: whatever has a lower one and is still listed anywhere was published before. (Files that were
-struck off are never listed again.) So the journal holds one number for each writer, the last ``WRITERS_MAX`` of them.
+It need not name each of them. The files of one writer are numbered and published in this order, so the highest number
+is enough: any file with a lower number that is still listed anywhere was published before. (Files that were removed
+from the ledger are never listed again.) So the journal has one number for each of the last ``WRITERS_MAX`` writers.
 
-Each change writes a whole new journal and then deletes the old ones that it read or wrote itself. A crash in between
-leaves several, which are read together. One that is not whole was being written when its driver died, and nothing that
-only it names was moved.
+Each change writes a new journal and then deletes the old ones that it read or wrote itself. A crash in between leaves
+several journals, which are read together. A broken one was being written when its driver died, and no file that only
+this journal names was moved.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_journal(name: str) -> bool:
 
 
 class PublicationJournal:
-    """Of one sink. Every method but ``covers`` blocks; one call at a time, from any thread."""
+    """The journal of one sink. All methods except ``covers`` block. For any thread, but one call at a time."""
 
     def __init__(self, directory: SinkDirectory) -> None:
         self._directory = directory
@@ -44,7 +44,7 @@ class PublicationJournal:
         self._number = 0
 
     def load(self, names: Iterable[str]) -> list[str]:
-        """Read the journals among ``names``; returns those that are not whole. Raises ``OSError``."""
+        """Read the journals among ``names``; returns the broken ones. Raises ``OSError``."""
         broken = []
         names = sorted(names)
         self._obsolete = [name for name in names if name.startswith(_PREFIX) and name.endswith(UNFINISHED)]
@@ -60,11 +60,11 @@ class PublicationJournal:
         return broken
 
     def covers(self, part: PartName) -> bool:
-        """Whether the file was published by what this journal knows."""
+        """Whether the file was published, according to this journal."""
         return part.number <= self._highest.get(part.token, -1)
 
     def record(self, parts: Iterable[PartName]) -> None:
-        """These are about to be published. Durable when it returns; raises ``OSError``, and may be called again."""
+        """Record, durably, that these are about to be published. Raises ``OSError``; may be called again."""
         new: dict[str, int] = {}
         for part in parts:
             if not self.covers(part):
@@ -82,7 +82,7 @@ class PublicationJournal:
             try:
                 self._directory.delete(old)
             except OSError:
-                self._obsolete.append(old)  # it says nothing that the new one does not say; the next one tries again
+                self._obsolete.append(old)  # harmless, because the new one contains it; the next record tries again
 
     def _merge(self, content: dict[str, int]) -> None:
         for token, number in content.items():

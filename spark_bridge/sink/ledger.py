@@ -1,38 +1,39 @@
-"""Which sealed files may become visible, and which are dead: the driver's books of a sink, without any file.
+"""Which sealed files may become visible, and which are dead: the driver's records of a sink (pure).
 
 Theory of operation
 -------------------
 A file is **covered** by checkpoint N if restoring N does not produce its rows again. It becomes visible when a
-checkpoint that covers it is complete: not before, or a restore of an older one would double its rows; and surely then,
-or they would be lost. Three ways lead there:
+checkpoint that covers it is complete. If it became visible earlier, a restore of an older checkpoint would write its
+rows twice. If it did not become visible then, they would be lost. There are three ways to be covered:
 
-* *Taken before the cut of N*: the list stands in the books then, so it is in N's state of the coordinator, and the
-  subtask's snapshot for N was taken behind it. This holds for files that were sealed at the end of an operator, and
+* *Listed before the cut of N*: the list is in the ledger at the cut, so it is in the coordinator's state for N, and the
+  subtask's snapshot for N was taken after it. This holds for files that were sealed at the end of an operator, and
   for those of an aborted checkpoint, whose rows would be lost otherwise.
-* *Sealed for M, and M or a later one completed*: the list was held at the cut and is part of the subtask's snapshot
-  (H31). It leaves when the subtask has acknowledged, so it usually stands here when M completes. If it comes later, it
-  is published at once.
-* *Sent by somebody who did not write it*: an attempt sends it again because it restored a completed checkpoint that
-  held it. It is published at once, and may have been published before.
+* *Sealed for M, and M or a later one has completed*: the list was held at the cut and is part of the subtask's snapshot
+  (H31). It leaves when the subtask has acknowledged, so it has usually arrived when M completes. If it arrives later,
+  the file is published immediately.
+* *Sent by an attempt that did not write it*: the attempt sends the list again because it restored a completed
+  checkpoint that held it. The file is published immediately, and may have been published before.
 
-A restored state lists what was taken before its cut, so all of it is published again: that is harmless where it was
-done, and mends a crash in the middle.
+A restored state lists the files before its cut, so all of them are published again. For a published file that has no
+effect, and it repairs a crash in the middle.
 
-What an attempt sealed and no checkpoint covers dies with it, since its successor writes those rows again. A reset to
-R names the moment: what has the id of a later checkpoint, or was begun behind R, is deleted; what else was listed is
-struck off without deleting, because a snapshot may hold it still. A copy that fails beside another attempt is not
-followed by a reset; no checkpoint runs while there are two, so its files are struck off at the next cut, and go when
-the checkpoint of that cut completes. A checkpoint whose cut lay before the failure still counts.
+A file that an attempt sealed and that no checkpoint covers dies with the attempt, because its successor writes those
+rows again. The reset to R decides: a file with the id of a later checkpoint, or begun after R, is deleted. Any other
+listed file is removed from the ledger but not deleted, because a snapshot may still hold it. A copy that fails next to
+another attempt is not followed by a reset. No checkpoint runs while there are two attempts, so its files are marked at
+the next cut, and removed when the checkpoint of that cut completes. A checkpoint with a cut before the failure still
+covers them.
 
-The driver may also die, and leave files that nobody lists. By their names: whatever was begun behind the restored
-checkpoint is dead, whatever was begun before it may be held by a snapshot, and its list may be still to come. When a
-run has ended well and a checkpoint of after that has completed, nothing is held anywhere, and all that is left goes.
+The driver may die too, and leave files that no list names. Their names decide: a file that was begun after the restored
+checkpoint is dead. One that was begun before it may be held by a snapshot, and its list may still arrive. When a run
+has succeeded and a later checkpoint has completed, nothing is held anywhere, and all files that are left are deleted.
 A savepoint is never completed (H49). It can be restored into the same directory only if the application that took it
-neither failed nor went on after it.
+neither failed nor continued after it.
 
-What dies is not always deleted at once: an aborted checkpoint may be in doubt (H64), and while it is, the next
-application may restore it and need what died here. The committer waits for the end of the doubt; these records need not
-know of it, because whatever was struck off stays so.
+A dead file is not always deleted immediately. An aborted checkpoint may be in doubt (H64), and while it is, the next
+application may restore it and need the files that are dead here. The committer waits until the doubt is over. The
+ledger need not know about that, because a file that was removed from it stays removed.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ __all__ = ["SinkLedger"]
 
 @dataclass(slots=True)
 class _Pending:
-    """A listed file that waits for the checkpoint ``covered_by``; None until the next cut.
+    """A listed file that waits for the checkpoint ``covered_by``, which is None until the next cut.
 
-    ``dead``: its attempt has failed. ``void_from``: the first cut after that, which no longer covers it.
+    ``dead`` says that its attempt has failed. ``void_from`` is the first cut after that, which no longer covers it.
     """
 
     file: SealedFile
@@ -64,9 +65,9 @@ class _Pending:
 
 
 class SinkLedger:
-    """See the module. Call the methods in the order in which the coordinator is called.
+    """The files of a sink that are not visible yet; see the module. Call the methods in the coordinator's order.
 
-    What ``listed``, ``completed`` and ``restore`` return must be published, each then reported with ``published``.
+    Publish the files that ``listed``, ``completed`` and ``restore`` return, and report each with ``published``.
     """
 
     def __init__(self, name: str, directory: str) -> None:
@@ -80,21 +81,21 @@ class SinkLedger:
 
     @property
     def files_pending(self) -> int:
-        """Files that are listed and not yet visible."""
+        """The number of files that are listed and not yet visible."""
         return len(self._pending)
 
     @property
     def completed_id(self) -> int:
-        """The last checkpoint that is complete, or was restored."""
+        """The last checkpoint that has completed or was restored."""
         return self._completed
 
     @property
     def nothing_held(self) -> bool:
-        """Whether a run has ended well and a checkpoint of after that is complete."""
+        """Whether a run has succeeded and a later checkpoint is complete."""
         return self._final_cut is not None and self._completed >= self._final_cut
 
     def listed(self, attempt: int, files: Iterable[SealedFile]) -> list[SealedFile]:
-        """``attempt`` of the operator has sent this list; returns what need not wait."""
+        """``attempt`` has sent this list; returns the files to publish immediately."""
         due = []
         for file in files:
             part = file.part
@@ -110,7 +111,7 @@ class SinkLedger:
         self._pending.pop(name, None)
 
     def snapshot(self, checkpoint_id: int) -> bytes:
-        """The cut: the state for ``checkpoint_id``."""
+        """The cut of ``checkpoint_id``; returns the state for it."""
         if self._ended_well and self._final_cut is None:
             self._final_cut = checkpoint_id
         covered = []
@@ -125,7 +126,7 @@ class SinkLedger:
         return json.dumps({"sink": self._name, "directory": self._directory, "files": covered}).encode()
 
     def completed(self, checkpoint_id: int) -> list[SealedFile]:
-        """``checkpoint_id`` is durable; returns what must become visible, in the order in which it was listed."""
+        """``checkpoint_id`` is durable; returns the files to publish, in the order in which they were listed."""
         self._completed = max(self._completed, checkpoint_id)
         due = []
         for name, entry in list(self._pending.items()):
@@ -136,7 +137,7 @@ class SinkLedger:
         return due
 
     def subtask_failed(self, subtask: int, attempt: int) -> None:
-        """The attempt is over; what becomes of its files is decided by the reset, or by the next cut."""
+        """The attempt has ended. The reset or the next cut decides about its files."""
         self._failed[subtask] = max(attempt, self._failed.get(subtask, attempt))
         self._run_goes_on()
         for entry in self._pending.values():
@@ -144,15 +145,15 @@ class SinkLedger:
                 entry.dead = True
 
     def subtask_reset(self, subtask: int, checkpoint_id: int) -> list[str]:
-        """No attempt is left; the next one restores ``checkpoint_id``. Returns the listed files to delete."""
+        """No attempt is left, and the next one restores ``checkpoint_id``. Returns the listed files to delete."""
         return self._remove_pending(checkpoint_id, {subtask})
 
     def restore(self, checkpoint_id: int, state: bytes | None) -> tuple[list[SealedFile], list[str]]:
-        """Begin anew at ``checkpoint_id``; returns what must become visible, and the listed files to delete.
+        """Return to ``checkpoint_id``; returns the files to publish and the listed files to delete.
 
         Raises:
-            SinkMisused: the state is of another sink or another directory.
-            ValueError: it is no state of a sink.
+            SinkMisused: the state belongs to another sink or another directory.
+            ValueError: it is not the state of a sink.
         """
         files = self._files_of(state) if state else ()
         dead = self._remove_pending(checkpoint_id, None)
@@ -161,13 +162,13 @@ class SinkLedger:
         return list(files), dead
 
     def run_ended(self, succeeded: bool) -> None:
-        """The run is over."""
+        """The run has ended."""
         self._ended_well, self._final_cut = succeeded, None
 
     # --- dead parts, by their names -----------------------------------------------------------------------
 
     def parts_of_failed_attempts(self, names: Iterable[str], *, subtask: int | None = None) -> list[str]:
-        """Of ``names``, the parts that failed attempts (of ``subtask``, or any) began behind what is restored now."""
+        """The parts in ``names`` that failed attempts (of ``subtask``, or any) began after the current restore."""
         return [
             name
             for name, part in self._unlisted(names)
@@ -177,13 +178,13 @@ class SinkLedger:
         ]
 
     def parts_of_earlier_applications(self, names: Iterable[str]) -> list[str]:
-        """Before any attempt of this application: of ``names``, the parts that no list can name any more."""
+        """The parts in ``names`` that no list can name any more. Only before any attempt of this application."""
         return [name for name, part in self._unlisted(names) if part.after >= self._completed]
 
     def parts_before_the_end(self, names: Iterable[str]) -> list[str]:
-        """When ``nothing_held``: of ``names``, everything older than the final checkpoint."""
+        """The parts in ``names`` that are older than the final checkpoint. Only when ``nothing_held``."""
         final = self._final_cut
-        assert final is not None, "something may be held still"
+        assert final is not None, "something may still be held"
         return [name for name, part in self._unlisted(names) if part.after < final]
 
     def _unlisted(self, names: Iterable[str]) -> list[tuple[str, PartName]]:
@@ -191,7 +192,7 @@ class SinkLedger:
         return [(name, part) for name, part in parts if part is not None]
 
     def _remove_pending(self, checkpoint_id: int, subtasks: set[int] | None) -> list[str]:
-        """Whatever is still pending was not covered by ``checkpoint_id``, or is in its state, or sent again."""
+        """Remove what is still pending: not covered by ``checkpoint_id``, or in its state, or sent again later."""
         delete = []
         for name, entry in list(self._pending.items()):
             if subtasks is not None and entry.part.subtask not in subtasks:
@@ -210,7 +211,7 @@ class SinkLedger:
             case {"sink": name, "directory": directory, "files": list(files)}:
                 if (name, directory) != (self._name, self._directory):
                     raise SinkMisused(
-                        f"the checkpoint is of sink {name!r} in {directory}, not of {self._name!r} in "
+                        f"the checkpoint belongs to sink {name!r} in {directory}, not to {self._name!r} in "
                         f"{self._directory}: restore it with the same name and URL"
                     )
                 return files_from(files)

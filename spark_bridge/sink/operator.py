@@ -17,18 +17,16 @@ __all__ = ["FileSinkOperator"]
 
 
 class FileSinkOperator(SubtaskOperator):
-    """Beside a ``FileSinkCoordinator`` with the same ``url`` and ``name``, in streaming mode.
+    """Writes each record as one line of a file. Needs a ``FileSinkCoordinator`` with the same ``url`` and ``name``.
 
-    ``settings`` are those of ``SinkWriter``: ``prefix``, ``suffix``, ``roll_bytes``, ``options``; ``url`` is an
-    absolute path or a URL. It yields no outputs.
+    ``url`` is an absolute path or a URL. ``settings`` are those of ``SinkWriter``: ``prefix``, ``suffix``,
+    ``roll_bytes`` and ``options``. The operator must be in streaming mode. It yields no outputs. In a streaming query,
+    each micro-batch starts with its first record: pass ``batch_id``, so that positions count within that batch.
 
-    In a streaming query each micro-batch begins with its first record: pass ``batch_id``, so that the position is one
-    in that batch.
-
-    Override ``encode`` for records that are not lines already. A retried attempt goes on where the restored checkpoint
-    was: by default the position is how many records were written, and so many are passed over, which is right as long
-    as Spark computes the same records in the same order again. Override ``snapshot_position`` and ``restore_position``
-    together, and ``process`` if it reads something else than Spark's records, for a position of your own.
+    Override ``encode`` for records that are not lines. A retried attempt continues from the position in the restored
+    checkpoint. By default, the position is the number of records written, and that many are skipped. This is correct
+    as long as Spark computes the same records in the same order again. For another kind of position, override
+    ``snapshot_position`` and ``restore_position`` together, and ``process`` if it does not read Spark's records.
     """
 
     def __init__(self, url: str, *, name: str | None = None, batch_id: int | None = None, **settings: Any) -> None:
@@ -39,37 +37,37 @@ class FileSinkOperator(SubtaskOperator):
         self.context: SubtaskContext
         self.writer: SinkWriter | None = None
         self.records_written = 0
-        """Those of the restored checkpoint included, if it is of this micro-batch."""
+        """The number of records written, including those before the restored position."""
 
     def encode(self, record: Any) -> bytes | str:
-        """One row of the file for a record: text, which is ended with a line feed here, or bytes as they are to be."""
+        """Return the row for a record: text, to which a line feed is added, or bytes, which are written unchanged."""
         if isinstance(record, str):
             return record
         if isinstance(record, bytes) and b"\n" not in record:
             return record + b"\n"
         raise TypeError(
-            f"a {type(record).__name__} is no line of a file: override {type(self).__name__}.encode(self, record)"
+            f"a {type(record).__name__} is not a line of text: override {type(self).__name__}.encode(self, record)"
         )
 
     def snapshot_position(self) -> bytes:
-        """What ``restore_position`` needs to go on behind the last record that was written."""
+        """Return what ``restore_position`` needs to continue after the last record that was written."""
         position = {"records": self.records_written, "parallelism": self.context.parallelism, "batch": self._batch_id}
         return json.dumps(position).encode()
 
     def restore_position(self, position: bytes | None) -> None:
-        """Go back to ``position``; None is the beginning. ``self.context`` is there already.
+        """Return to ``position``; None is the beginning. ``self.context`` is already set.
 
         Raises:
-            ValueError: Spark's partitions are others than when the position was taken (H52).
+            ValueError: the parallelism has changed since the position was taken.
         """
         restored = json.loads(position) if position is not None else None
         if restored is None or restored.get("batch") != self._batch_id:
             return
         if restored["parallelism"] != self.context.parallelism:
             raise ValueError(
-                f"the checkpoint was taken with {restored['parallelism']} partitions and there are "
-                f"{self.context.parallelism} now: a number of records means nothing in another partition; override "
-                "snapshot_position and restore_position with a position that does, or keep the parallelism"
+                f"the checkpoint was taken with {restored['parallelism']} partitions, and now there are "
+                f"{self.context.parallelism}, so the number of records written says nothing: keep the parallelism, or "
+                "override snapshot_position and restore_position"
             )
         self.records_written = restored["records"]
 
@@ -80,7 +78,7 @@ class FileSinkOperator(SubtaskOperator):
 
     def process(self, records: Iterator[Any]) -> None:
         for _ in islice(records, self.records_written):
-            pass  # written before; a checkpoint that comes meanwhile has the restored position
+            pass  # written before; a checkpoint in the meantime has the restored position
         for record in records:
             self.write(record)
 

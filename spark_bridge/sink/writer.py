@@ -1,4 +1,4 @@
-"""The sink's half in a task: rows into part files that nobody else sees before they are published."""
+"""The sink's half in a task: writes rows into part files that readers do not see until they are published."""
 
 from __future__ import annotations
 
@@ -20,19 +20,24 @@ _log = logging.getLogger(__name__)
 
 
 class SinkWriter:
-    """Writes the rows of one execution attempt. For the task's own thread.
+    """Writes the rows of one execution attempt into part files. Not thread-safe: for the task's own thread.
 
     Call ``write`` for each row, ``send_sealed(context, checkpoint_id)`` inside ``snapshot_state``, and ``abandon``
-    inside ``close``. An operator with a ``final_state`` of its own calls ``send_sealed(context)`` there; the usual one
-    asks ``snapshot_state`` with the id -1, which means the same. The order of the rows is the order of the files by
-    name, and in each file the order of the writes.
+    inside ``close``. An operator that overrides ``final_state`` calls ``send_sealed(context)`` there; the default one
+    calls ``snapshot_state`` with the id -1, which has the same effect. The rows are in the order of the file names,
+    and within each file in the order of the writes.
 
-    ``url`` and ``name`` must be those of the ``SinkCommitter``; the name is usually the operator's id. ``subtask`` and
-    ``attempt`` are the context's, and ``after`` is its ``checkpoint_id``: what this attempt restored. A part is ended
-    when it has ``roll_bytes``; without, each checkpoint has one part of each subtask that wrote anything.
+    ``url`` and ``name`` must be the same as those of the ``SinkCommitter``; the name is usually the operator's id.
+    ``subtask`` and ``attempt`` are those of the context, and ``after`` is its ``checkpoint_id``, which is the
+    checkpoint that this attempt restored. File names begin with ``prefix`` and end with ``suffix``. A part ends when it
+    has ``roll_bytes`` or more; without, each checkpoint has one part of each subtask that wrote anything. ``options``
+    are the arguments for the filesystem.
+
+    After an error or ``abandon``, ``write`` and ``seal`` raise ``SinkBroken``.
 
     Raises:
         SinkMisused: a relative path, or a prefix or suffix that would hide the files.
+        ValueError: ``roll_bytes`` is below 1.
     """
 
     def __init__(
@@ -65,7 +70,7 @@ class SinkWriter:
 
     @classmethod
     def for_subtask(cls, context: SubtaskContext, url: str, *, name: str | None = None, **settings: Any) -> SinkWriter:
-        """A writer for the attempt of ``context``; ``settings`` are those of the class. For ``open``."""
+        """Make a writer for the attempt of ``context``. ``settings`` are those of the class. For ``open``."""
         return cls(
             url,
             name=name or context.operator_id,
@@ -76,16 +81,16 @@ class SinkWriter:
         )
 
     def write(self, row: bytes | str) -> None:
-        """Write bytes as they are, or text as one line: its line feed is added here.
+        """Write bytes unchanged, or text as one line, to which a line feed is added.
 
         Raises:
-            ValueError: the text has a line feed of its own, so it would be read as two rows.
+            ValueError: the text contains a line feed, so it would be read as two rows.
             SinkBroken: an earlier write failed.
-            OSError: this one did; what the part holds now is not known, and it will never be published.
+            OSError: this write failed. The contents of the part are unknown, and it will never be published.
         """
         if isinstance(row, str):
             if "\n" in row:
-                raise ValueError("a row of text must not hold a line feed: encode it, or write bytes")
+                raise ValueError("a row of text must not contain a line feed: escape it, or write bytes")
             row = f"{row}\n".encode()
         self._check()
         try:
@@ -102,9 +107,9 @@ class SinkWriter:
             raise
 
     def seal(self, checkpoint_id: int = VIRTUAL_EMPTY_CHECKPOINT) -> list[SealedFile]:
-        """End what is open and give out everything since the last seal, durable and in order; often nothing.
+        """End the open part and return all parts since the last seal, in order, made durable; often there are none.
 
-        ``checkpoint_id`` is -1 at the end of the operator, where no snapshot is being taken.
+        ``checkpoint_id`` is -1 at the end of the operator, when no snapshot is being taken.
         """
         self._check()
         try:
@@ -120,10 +125,10 @@ class SinkWriter:
         return sealed
 
     def send_sealed(self, context: SubtaskContext, checkpoint_id: int = VIRTUAL_EMPTY_CHECKPOINT) -> list[SealedFile]:
-        """``seal``, and tell the coordinator's committer by an event.
+        """Call ``seal``, and send the list of parts to the coordinator's committer as an event.
 
-        Inside ``snapshot_state`` that event is held, becomes part of the very snapshot, and leaves behind it (H31): so
-        a snapshot and the list of its files can never be parted.
+        Inside ``snapshot_state``, the event is held, becomes part of that snapshot, and leaves after it. So a snapshot
+        and the list of its files are never separated.
         """
         sealed = self.seal(checkpoint_id)
         for event in sealed_events(self.name, self._directory.address, sealed):
@@ -131,9 +136,9 @@ class SinkWriter:
         return sealed
 
     def abandon(self) -> None:
-        """Delete what was never sealed, as far as that can be done here; the committer deletes the rest. Never raises.
+        """Delete the parts that were never sealed, as far as possible; the committer deletes the rest. Never raises.
 
-        The writer is of no use afterwards.
+        The writer cannot be used afterwards.
         """
         names = [name for name, _, _ in self._ended]
         self._ended.clear()
@@ -165,10 +170,12 @@ class SinkWriter:
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise SinkBroken(f"this writer cannot go on after {self._failure!r}") from self._failure
+            raise SinkBroken(
+                f"this writer cannot continue after {self._failure!r}: let the task fail"
+            ) from self._failure
 
     def _quietly(self, part: str, call: Any, *args: Any) -> None:
         try:
             call(*args)
         except Exception as error:
-            _log.warning("part %s could not be cleaned up here: %r", part, error)
+            _log.warning("part %s was not cleaned up: %r", part, error)

@@ -90,5 +90,5 @@ def test_two_ends_with_different_directories_are_told_so() -> None:
 
 @pytest.mark.parametrize("entry", [None, [], ["x", 1, 1, 1], [str(PART), "1", 1, 1], ["../" + str(PART), 1, 1, 1]])
 def test_a_malformed_list_is_an_error(entry: object) -> None:
-    with pytest.raises(ValueError, match="no sealed file"):
+    with pytest.raises(ValueError, match="not a sealed file"):
         parse_sealed_event("out", PLACE, ["headgate/sealed-files", "out", PLACE, [entry]])

@@ -144,7 +144,7 @@ def test_a_number_of_records_means_nothing_with_other_partitions(tmp_path: Path)
     operator = FileSinkOperator(str(tmp_path))
     opened(operator)
     state = operator.snapshot_state(1)
-    with pytest.raises(ValueError, match=r"2 partitions and there are 3.*snapshot_position"):
+    with pytest.raises(ValueError, match=r"2 partitions, and now there are 3.*snapshot_position"):
         opened(FileSinkOperator(str(tmp_path)), state, parallelism=3)
     with pytest.raises(TypeError, match="merge_states"):
         FileSinkOperator(str(tmp_path)).merge_states({0: state, 1: state})
