@@ -111,7 +111,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
                     self._running.hear(started)
                     self._carry_out(context, self._ledger.handle(started, now), None)
             case UnknownAttemptResumed(task_attempt_id):
-                kill = KillTask(task_attempt_id, "the sidecar was started again: this attempt's coordinator is gone")
+                kill = KillTask(task_attempt_id, "the sidecar was started again: the attempt's coordinator is gone")
                 self._commands.ask(context, kill)
             case CommandFailed():
                 self._commands.failed(context, message)
@@ -192,7 +192,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
                 case KillTask() | CancelJobs() | QueryStatus():
                     self._commands.ask(context, effect)
                 case _:
-                    raise TypeError(f"no effect of a ledger: {effect!r}")
+                    raise TypeError(f"unknown effect of the ledger: {effect!r}")
 
     def _refuse(self, context: ActorContext[BridgeMessage], effect: RefuseRegistration) -> None:
         context.log.warning(

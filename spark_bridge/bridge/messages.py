@@ -1,4 +1,4 @@
-"""What the bridge is told."""
+"""The messages of the bridge actor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AddOperator:
-    """An operator to be coordinated; answered when the ledger knows it, failed when the name is taken."""
+    """Coordinate an operator. Answered when the ledger knows it; fails if the name is taken."""
 
     operator_id: str
     parallelism: int
@@ -39,7 +39,7 @@ class AddOperator:
 
 @dataclass(frozen=True, slots=True)
 class RemoveOperator:
-    """An operator to be forgotten, with its run; answered when that is done."""
+    """Forget an operator and its run. Answered when that is done."""
 
     operator_id: str
     reply_to: Reply[None]
@@ -47,7 +47,7 @@ class RemoveOperator:
 
 @dataclass(frozen=True, slots=True)
 class AwaitRunsOver:
-    """Answered once no operator has a run, or none of ``operator_ids`` has one, now or later."""
+    """Answered as soon as no operator, or none of ``operator_ids``, has a run."""
 
     reply_to: Reply[None]
     operator_ids: frozenset[str] | None = None
@@ -55,7 +55,7 @@ class AwaitRunsOver:
 
 @dataclass(frozen=True, slots=True)
 class FailRuns:
-    """Every run that is under way is to fail, with its Spark job, for this cause; or those of ``operator_ids``."""
+    """Fail every current run, or those of ``operator_ids``, with their Spark jobs, for this cause."""
 
     cause: str
     operator_ids: frozenset[str] | None = None
@@ -63,21 +63,21 @@ class FailRuns:
 
 @dataclass(frozen=True, slots=True)
 class InheritRuns:
-    """These runs were under way when this sidecar took over; it comes before any registration."""
+    """These runs existed when this sidecar took over. Comes before any registration."""
 
     runs: InheritedRuns
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownAttemptResumed:
-    """An attempt of a sidecar that is dead wants to go on."""
+    """An attempt that a dead sidecar had accepted wants to continue."""
 
     task_attempt_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class RegistrationReceived:
-    """A task wants to be accepted on this connection."""
+    """A task asks to be accepted on this connection."""
 
     connection: AttemptConnection
     message: Register

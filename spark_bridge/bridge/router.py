@@ -26,10 +26,10 @@ log = structlog.get_logger("headgate.bridge")
 
 
 class ConnectionRouter:
-    """Which gateway serves which connection. The server's handler; loop only.
+    """The server's handler: knows which gateway serves which connection. Loop only.
 
-    ``takes_over``: tasks of an earlier sidecar may come. Until ``attach`` they wait, and an attempt that this sidecar
-    has never accepted, or that is over, is killed through Spark rather than left to fail.
+    If it ``takes_over``, tasks of an earlier sidecar may connect. They wait until ``attach``. An attempt that this
+    sidecar has never accepted, or that has ended, is then killed through Spark, so that it does not count as a failure.
     """
 
     def __init__(self, *, takes_over: bool = False) -> None:
@@ -45,7 +45,7 @@ class ConnectionRouter:
         self.messages_dropped = 0
 
     def attach(self, bridge_ref: ActorRef[BridgeMessage]) -> None:
-        """From here on registrations go to the bridge; before, they are refused, or wait where one takes over."""
+        """Send registrations to the bridge from now on. Before, they are refused, or wait for the takeover."""
         self._bridge_ref = bridge_ref
         early, self._early = self._early, []
         for connection, message in early:
@@ -57,7 +57,7 @@ class ConnectionRouter:
                 self._resume(connection, message)
 
     def refuse_tasks(self, why: str) -> None:
-        """From here on registrations are refused, with this reason; attempts that were accepted go on."""
+        """Refuse registrations from now on, with this reason. Attempts that were accepted continue."""
         self._bridge_ref, self._why_refused = None, why
 
     # --- the server's side ----------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class ConnectionRouter:
         if gateway is not None:
             gateway.tell_direct(MessagesArrived(connection.connection_id, messages))
             return
-        if connection.connection_id in self._over:  # a killed task may talk on for seconds (H3)
+        if connection.connection_id in self._over:  # a killed task may keep sending for seconds (H3)
             self.messages_dropped += len(messages)
             log.debug("messages of ended attempt dropped", peer=connection.peer, messages=len(messages))
             return
@@ -78,14 +78,14 @@ class ConnectionRouter:
         match first:
             case Register() | Resume() if self._takes_over and self._bridge_ref is None:
                 connection.identified()
-                self._early.append((connection, first))  # whatever else it says is of an attempt that will be over
+                self._early.append((connection, first))  # the rest is from an attempt that will be killed
             case Register() if not rest and not connection.is_identified:
                 connection.identified()
                 self._register(connection, first)
             case Resume():
                 connection.identified()
                 self._resume(connection, first)
-                if rest and connection.connection_id in self._by_connection:  # a refused one has no more to say
+                if rest and connection.connection_id in self._by_connection:  # the rest of a refused one is dropped
                     self.messages_received(connection, rest)
             case _:
                 log.warning("unregistered connection closed", peer=connection.peer)
@@ -121,7 +121,7 @@ class ConnectionRouter:
 
     @property
     def gateway_count(self) -> int:
-        """Execution attempts that have a gateway now."""
+        """The number of execution attempts that have a gateway now."""
         return len(self._by_attempt)
 
     def _serve(self, connection_id: int, key: tuple[str, int], gateway: ActorRef[GatewayMessage]) -> None:
@@ -138,10 +138,10 @@ class ConnectionRouter:
     def _resume(self, connection: Connection, message: Resume) -> None:
         gateway = self._by_attempt.get((message.operator_id, message.task_attempt_id))
         if gateway is None and self._takes_over and self._bridge_ref is not None:
-            self._over.add(connection.connection_id)  # it is not answered: the kill comes before its patience ends
+            self._over.add(connection.connection_id)  # it is not answered: the kill arrives before it times out
             self._bridge_ref.tell_direct(UnknownAttemptResumed(message.task_attempt_id))
         elif gateway is None:
-            text = f"task {message.task_attempt_id} of operator {message.operator_id!r} is over"
+            text = f"task {message.task_attempt_id} of operator {message.operator_id!r} has ended"
             connection.send(Refused(message.task_attempt_id, RefusalCode.ATTEMPT_OVER, text))
             connection.close()
         else:

@@ -1,4 +1,4 @@
-"""Which operators have a run now, the Spark jobs of these runs, and the actions that they belong to."""
+"""The operators that have a run now, the Spark jobs of these runs, and the actions that they belong to."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from protocol.facts import ApplicationEnded, EngineFact, JobEnded, JobStarted
 __all__ = ["RunningJobs"]
 
 ACTIONS_KEPT = 4096
-"""Of stages whose tasks name an action: more than can be under way at once."""
+"""The number of stages that are remembered with their action, more than can run at the same time."""
 
 
 @dataclass(slots=True)
 class _Action:
     """One call of an action by ``run``. Its operators are those that are ``named``, else those whose runs have its id.
 
-    Else, where no run has its id: those whose runs belong to no action and began meanwhile. So an action keeps what its
-    own threads run, also where these do not inherit the local properties of Spark.
+    If no run has its id, they are those whose runs belong to no action and began during the call. So an action keeps
+    the runs of its own threads even if these do not inherit Spark's local properties.
     """
 
     named: frozenset[str] | None
@@ -42,7 +42,7 @@ class _Action:
 
 
 class RunningJobs:
-    """Kept up by the bridge, and read by whoever must end the jobs when the bridge is gone. Loop only."""
+    """Updated by the bridge, and used to cancel the jobs when the bridge is gone. Loop only."""
 
     def __init__(self) -> None:
         self._stages_of_job: dict[int, frozenset[int]] = {}
@@ -54,7 +54,7 @@ class RunningJobs:
         self._refused: dict[str, ResetNotSupported] = {}  # by operator: of the run that is about to start
 
     def hear(self, fact: EngineFact) -> None:
-        """A fact of Spark's, in the order of the bus."""
+        """Spark reports a fact, in the order of the bus."""
         match fact:
             case JobStarted(job_id=job_id, stage_ids=stage_ids):
                 self._stages_of_job[job_id] = frozenset(stage_ids)
@@ -64,7 +64,7 @@ class RunningJobs:
                 self._stages_of_job.clear()
 
     def note(self, effect: LedgerEffect) -> None:
-        """What the ledger has decided."""
+        """The ledger has made a decision."""
         match effect:
             case RunStarted(operator_id, run_id):
                 self._run_of_operator[operator_id] = run_id
@@ -79,14 +79,14 @@ class RunningJobs:
                     self.failed(operator_id)
 
     def registered(self, run_id: int, action_id: str) -> None:
-        """A task of this run names the action to which its job belongs; it comes before the run is known."""
+        """A task of this run names the action that its job belongs to. Comes before the run is known."""
         if action_id and run_id not in self._action_of_run:
             while len(self._action_of_run) >= ACTIONS_KEPT:
                 del self._action_of_run[next(iter(self._action_of_run))]
             self._action_of_run[run_id] = action_id
 
     def mark_failed(self, run_id: int, operator_id: str) -> bool:
-        """A run that was found and cannot go on has failed; False when that is known already."""
+        """Record that an inherited run cannot continue; returns False if that is already known."""
         news = run_id not in self._marked_failed
         self._marked_failed.add(run_id)
         if news:
@@ -97,7 +97,7 @@ class RunningJobs:
     # --- actions --------------------------------------------------------------------------------------------------
 
     def begin_action(self, action_id: str, named: frozenset[str] | None, *, found: bool = False) -> None:
-        """The action is about to be called. ``found``: it was begun under an earlier sidecar, and may have runs."""
+        """The action is about to be called. If ``found``, it began under an earlier sidecar and may have runs."""
         action = self._actions[action_id] = _Action(named)
         if found:
             for operator_id, its_action in self._action_of_operator.items():
@@ -113,7 +113,7 @@ class RunningJobs:
         return action_id in self._actions
 
     def operators_of(self, action_id: str) -> frozenset[str]:
-        """The operators whose tasks ran in this action, as far as is known now."""
+        """The operators whose tasks have run in this action, as far as is known now."""
         return self._actions[action_id].operator_ids
 
     def failures_of(self, action_id: str) -> tuple[int, BaseException | None]:
@@ -121,10 +121,10 @@ class RunningJobs:
         return self._actions[action_id].failures
 
     def failed(self, operator_id: str, cause: BaseException | None = None) -> None:
-        """A run has ended without success, or a coordinator has failed, for ``cause``.
+        """A run has failed, or a coordinator has failed because of ``cause``.
 
-        A failure between two runs belongs to the action of the run before. Only a refused reset belongs to that of the
-        run after it, which is about to start.
+        A failure between two runs belongs to the action of the earlier run. Only a refused reset belongs to the action
+        of the next run, which is about to start.
         """
         if isinstance(cause, ResetNotSupported) and operator_id not in self._run_of_operator:
             self._refused[operator_id] = cause
@@ -155,6 +155,6 @@ class RunningJobs:
 
     @property
     def job_ids(self) -> list[int]:
-        """The jobs of their runs, as far as their start was told."""
+        """The jobs of their runs, as far as their start is known."""
         runs = set(self._run_of_operator.values())
         return sorted(job_id for job_id, stages in self._stages_of_job.items() if stages & runs)

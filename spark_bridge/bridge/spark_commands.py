@@ -1,8 +1,8 @@
-"""What the ledger wants of Spark, asked until Spark has taken it.
+"""The ledger's commands to Spark, repeated until Spark has accepted them.
 
-A kill or a cancellation that is lost on its way would leave an attempt alive for ever that everybody has given up: it
-holds up its job, and no fact will ever tell (H19, H25). So what fails is asked again, at growing intervals. A look at
-Spark's books is not: the ledger itself asks again while it matters.
+If a kill or a cancellation were lost, an attempt that has been given up would stay alive and block its job, and no fact
+would ever report it (H19, H25). So a failed command is repeated at growing intervals. A query of Spark's state is not
+repeated here, because the ledger itself asks again as long as it needs the answer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from spark_bridge.bridge.relay import Relay, RelayStopped
 
 FIRST_REPEAT_S = 0.5
 REPEAT_MAX_S = 10.0
-"""The pause before a command is asked again doubles with each time, up to this."""
+"""The pause before a command is repeated doubles each time, up to this."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillCommand:
-    """``failures``: how often Spark has not taken it yet."""
+    """Kill a task attempt. ``failures`` counts how often Spark has not accepted it yet."""
 
     task_attempt_id: int
     reason: str
@@ -31,7 +31,7 @@ class KillCommand:
 
 @dataclass(frozen=True, slots=True)
 class CancelCommand:
-    """``failures``: how often Spark has not taken it yet."""
+    """Cancel a job. ``failures`` counts how often Spark has not accepted it yet."""
 
     job_id: int
     reason: str
@@ -40,7 +40,7 @@ class CancelCommand:
 
 @dataclass(frozen=True, slots=True)
 class CommandFailed:
-    """Spark has not taken a command, or not answered a look."""
+    """Spark has not accepted a command, or not answered a query."""
 
     command: KillCommand | CancelCommand | QueryStatus
     error: Exception
@@ -50,13 +50,13 @@ CommandMessage = KillCommand | CancelCommand | CommandFailed
 
 
 class SparkCommands:
-    """The bridge's way to Spark. What it starts ends with the actor whose ``context`` is given. Loop only."""
+    """Sends the bridge's commands to Spark. The calls end with the actor whose ``context`` is given. Loop only."""
 
     def __init__(self, relay: Callable[[], Relay]) -> None:
         self._relay = relay
 
     def ask(self, context: ActorContext[Any], effect: KillTask | CancelJobs | QueryStatus) -> None:
-        """Ask Spark; the answer to a look comes to the actor as the fact that it is."""
+        """Send a command to Spark. The answer to a query reaches the actor as a fact."""
         match effect:
             case KillTask():
                 _log_kill(context, effect)
@@ -75,7 +75,7 @@ class SparkCommands:
                 )
 
     def send(self, context: ActorContext[Any], command: KillCommand | CancelCommand) -> None:
-        """Ask for one thing, the first time or again."""
+        """Send one command, for the first time or again."""
 
         def failed(error: Exception) -> CommandFailed:
             return CommandFailed(command, error)
@@ -88,7 +88,7 @@ class SparkCommands:
                 context.run(relay.cancel_job, job_id, reason, on_error=failed)
 
     def failed(self, context: ActorContext[Any], message: CommandFailed) -> None:
-        """Ask again after a while, unless there is no Spark any more."""
+        """Send the command again after a pause, unless Spark has stopped."""
         command, error = message.command, message.error
         if isinstance(command, QueryStatus) or isinstance(error, RelayStopped):
             context.log.warning("Spark command failed", command=str(command), error=repr(error))
@@ -102,7 +102,7 @@ class SparkCommands:
 
 
 def _log_kill(context: ActorContext[Any], kill: KillTask) -> None:
-    """Warn of a kill that counts: Spark does not count it, and one too many fails the job (H69)."""
+    """Log a kill, as a warning if it counts towards the limit at which the job fails (H69)."""
     who = {
         "operator_id": kill.operator_id,
         "subtask": kill.subtask,

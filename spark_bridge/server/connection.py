@@ -6,11 +6,11 @@
          +-> REFUSED
              another version: it is told ours, and may take its time to leave
 
-The first two states have a deadline each, and so has the time to leave. Every state may go straight to CLOSED: the peer
-goes, or is dropped.
+The first two states each have a deadline, and so has closing. Every state may change directly to CLOSED, if the peer
+disconnects or is dropped.
 
-An ``asyncio.Protocol`` rather than a stream and a task for each connection: one callback takes a whole batch of
-messages, and there is no task that could outlive its connection.
+This is an ``asyncio.Protocol`` instead of a stream and a task for each connection: one callback handles a whole batch
+of messages, and no task can outlive its connection.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from protocol.wire.messages import Downward, UpMessage
 log = structlog.get_logger("headgate.server")
 
 FRAMES_TOGETHER = 16
-"""So many leave before the turn is over: the peer then works on them while the next ones are made."""
+"""This many frames are sent before the end of the turn, so that the peer can work on them in the meantime."""
 
 _UPWARD = frozenset(get_args(UpMessage))
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Where the server listens and what it bears. Times in seconds.
+    """The address and the limits of the server. Times are in seconds.
 
     ``bind_host`` and ``port`` (0: any free one) are listened on; ``advertised_host`` and ``advertised_port`` are what
-    tasks are told, by default the address that is listened on (H63). A peer has ``authenticate_timeout_s`` to prove
-    the secret, and as long again to say which attempt it is. At most ``unauthenticated_max`` peers are in each of these
-    two states, and so many are on their way out because of their version; one more and the oldest of them is dropped,
-    so that silent strangers never keep an honest task out, which needs milliseconds. At most ``connections_max`` are
-    open in all; one more is turned away.
+    tasks connect to, by default the address that is listened on (H63). A peer has ``authenticate_timeout_s`` to prove
+    the secret, and the same time again to identify its attempt. At most ``unauthenticated_max`` peers are in each of
+    these two states, and as many are closing because of their version. If there is one more, the oldest is dropped, so
+    that silent peers never keep out a legitimate task, which needs only milliseconds. At most ``connections_max``
+    connections are open; one more is refused.
 
-    A peer that does not read is dropped when ``write_buffer_bytes_max`` wait for it; ``is_write_paused`` says so
-    early, from ``write_high_water_bytes``. A closing connection has ``close_timeout_s`` to take its last bytes.
+    A peer that does not read is dropped when ``write_buffer_bytes_max`` bytes wait for it. Before that, from
+    ``write_high_water_bytes`` on, ``is_write_paused`` is set. A closing peer has ``close_timeout_s`` to read the rest.
     """
 
     bind_host: str = "127.0.0.1"
@@ -68,21 +68,21 @@ class ServerConfig:
     def __post_init__(self) -> None:
         for name in ("authenticate_timeout_s", "close_timeout_s", "unauthenticated_max", "connections_max"):
             if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, is {getattr(self, name)}")
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
 
 
 class ConnectionHandler(Protocol):
-    """Who is told of connections. Called on the loop, in order for each connection; must not block.
+    """Receives the events of connections, on the loop, in order for each connection. Must not block.
 
-    An exception from it drops that one connection.
+    An exception from it drops that connection.
     """
 
     def connected(self, connection: Connection) -> None:
-        """The peer has proved the secret. It must be ``identified()`` before its deadline."""
+        """The peer has authenticated. Call ``identified()`` before its deadline."""
         ...
 
     def messages_received(self, connection: Connection, messages: list[UpMessage]) -> None:
-        """One or more messages, in the order in which they were sent. Not called any more after ``close``."""
+        """One or more messages, in the order in which they were sent. Not called after ``close``."""
         ...
 
     def disconnected(self, connection: Connection, reason: str) -> None:
@@ -107,7 +107,7 @@ _TALKING = (ConnectionState.UNIDENTIFIED, ConnectionState.IDENTIFIED)
 class Connection(asyncio.Protocol):
     """One peer. All methods are for the loop's thread.
 
-    ``connection_id`` is never used again in the life of the server; ``peer`` is the other end's address, for logs.
+    ``connection_id`` is unique in the life of the server. ``peer`` is the other end's address, for logs.
     """
 
     def __init__(
@@ -144,30 +144,30 @@ class Connection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What waits here for the peer to read."""
+        """The number of bytes that wait for the peer to read."""
         return sum(map(len, self._outgoing)) + self._transport.get_write_buffer_size()
 
     def identified(self) -> None:
-        """The handler knows which attempt this is: no deadline any more. Nothing happens twice or after close."""
+        """The handler knows the attempt, so there is no deadline any more. Idempotent; no effect after close."""
         if self.state is ConnectionState.UNIDENTIFIED:
             self._cancel_deadline()
             self._enter(ConnectionState.IDENTIFIED)
 
     def send(self, message: Downward, *, at_once: bool = False) -> None:
-        """Queue a message. What is sent in one turn of the loop leaves together, in order, so many frames at a time.
+        """Queue a message. The messages of one turn of the loop leave together, in order, in groups of limited size.
 
-        With ``at_once`` it leaves before this returns, together with what is queued: for the last message of a batch,
-        which would gain nothing from waiting for the end of the turn.
+        With ``at_once``, it leaves before this returns, together with the queue. Use that for the last message of a
+        batch, which would gain nothing by waiting for the end of the turn.
 
-        After ``close``, or when the peer is gone, it is dropped: what was not confirmed is sent again on the next
-        connection (H24). A peer that does not read is dropped then. Raises ``LocalProtocolError`` for a message
-        that the wire cannot carry.
+        After ``close``, or if the peer is gone, the message is dropped: what was not confirmed is sent again on the
+        next connection (H24). May drop a peer that does not read. Raises ``LocalProtocolError`` for a message that
+        cannot be encoded.
         """
         if self.state in _TALKING:
             self.send_frames(encode_message(message, self._limits), at_once=at_once)
 
     def send_frames(self, frames: bytes, *, at_once: bool = False) -> None:
-        """Like ``send``, for one or more frames that are encoded already."""
+        """Like ``send``, for one or more encoded frames."""
         if self.state not in _TALKING:
             return
         outgoing = self._outgoing
@@ -178,9 +178,9 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def close(self, *, flush: bool = True, reason: str = "closed here") -> None:
-        """Close once all that was sent has left, at the latest after ``close_timeout_s``; without ``flush`` at once.
+        """Close when everything has been sent, at the latest after ``close_timeout_s``; without ``flush``, immediately.
 
-        Messages that still come are dropped. Idempotent; ``flush=False`` hurries an earlier close.
+        Messages that still arrive are dropped. Idempotent. ``flush=False`` also ends an earlier ``close``.
         """
         if self.state is ConnectionState.CLOSED:
             return
@@ -193,7 +193,7 @@ class Connection(asyncio.Protocol):
             self._say_last_words()
 
     def abort(self, reason: str = "closed here") -> None:
-        """Drop the connection now, with all that waits. Idempotent."""
+        """Drop the connection and its queue immediately. Idempotent."""
         self._reason = self._reason or reason
         self._outgoing.clear()
         if self.state is not ConnectionState.CLOSED:
@@ -201,7 +201,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def drop(self, why: str) -> None:
-        """Like ``abort``, for a peer at fault or one too many: with one line in the log that says why (H62)."""
+        """Like ``abort``, but log the reason: the peer is at fault, or there are too many (H62)."""
         log.warning("connection dropped", peer=self.peer, connection=self.connection_id, why=why)
         self.abort(why)
 
@@ -272,7 +272,7 @@ class Connection(asyncio.Protocol):
         messages = [decode_message(body, limits) for body in self._decoder.feed(data)]
         for message in messages:
             if type(message) not in _UPWARD:
-                raise RemoteProtocolError(f"{type(message).__name__} is no message of a task")
+                raise RemoteProtocolError(f"unexpected message: tasks do not send {type(message).__name__}")
         if messages:
             self._handler.messages_received(self, cast(list[UpMessage], messages))
 
@@ -287,8 +287,11 @@ class Connection(asyncio.Protocol):
             self.abort(why)
 
     def _say_last_words(self) -> None:
-        """Close our half only, and wait. To close a socket that holds unread bytes would reset it, and the peer could
-        lose what was just sent, which may be the word that tells it why."""
+        """Close our half only, and wait.
+
+        Closing a socket with unread bytes would reset it, and the peer could lose the last message, which may be the
+        one that says why.
+        """
         self._set_deadline(self._config.close_timeout_s)
         try:
             self._transport.write_eof()
@@ -300,7 +303,7 @@ class Connection(asyncio.Protocol):
             return
         waiting = self._transport.get_write_buffer_size()
         if waiting > self._config.write_buffer_bytes_max:
-            self.drop(f"the peer does not read: {waiting} bytes wait for it")
+            self.drop(f"the peer does not read: {waiting} bytes are waiting")
             return
         frames = b"".join(self._outgoing) if len(self._outgoing) > 1 else self._outgoing[0]
         self._outgoing.clear()
@@ -324,15 +327,15 @@ class Connection(asyncio.Protocol):
     def _deadline_reached(self, timeout_s: float) -> None:
         match self.state:
             case ConnectionState.AUTHENTICATING:
-                self.drop(f"the peer has not proved the secret within {timeout_s:g} s")
+                self.drop(f"the peer did not authenticate within {timeout_s:g} s")
             case ConnectionState.UNIDENTIFIED:
-                self.drop(f"the peer has not said which attempt it is within {timeout_s:g} s")
+                self.drop(f"the peer did not identify its attempt within {timeout_s:g} s")
             case _:
-                self.abort(f"the peer has not taken its last bytes within {timeout_s:g} s")
+                self.abort(f"the peer did not read its last bytes within {timeout_s:g} s")
 
 
 def _tune(sock: socket.socket) -> None:
-    """Small frames leave at once, and a peer whose machine is gone shows within about a minute."""
+    """Send small frames immediately, and detect a peer whose machine is gone within about a minute."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):

@@ -1,6 +1,6 @@
 """The server that tasks connect to (H61, H62, H63).
 
-It listens, counts connections by state, and keeps every count bounded. ``connection`` does the rest.
+It listens, counts connections by state, and limits each count. ``connection`` does the rest.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ log = structlog.get_logger("headgate.server")
 _UNAUTHENTICATED = (ConnectionState.AUTHENTICATING, ConnectionState.REFUSED)
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 _BACKLOG = 1024
-"""How many connections the system keeps for us: all tasks of a large stage may come at once."""
+"""The number of connections that the system queues: all tasks of a large stage may connect at the same time."""
 _ACCEPTED_AT_ONCE = 16
-"""How many of them one turn of the loop takes. Were it more, a crowd would push peers out of the bound on strangers,
-honest ones too, before the loop has read what they sent; and it could use up the process's files before any is dropped.
+"""The number of connections that one turn of the loop accepts.
+
+If it were larger, the server would drop legitimate peers as the oldest unauthenticated ones before the loop has read
+what they sent. It could also run out of file descriptors before it drops any.
 """
 
 
 class ServerStartError(SidecarError):
-    """The server cannot listen where it was told to. The message names the address, the cause and the fix."""
+    """The server cannot listen on its address. The message names the address, the cause and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatistics:
-    """Connections now, by state, and how many there have been. ``unauthenticated`` counts the refused ones, too."""
+    """Current connections by state, and totals. ``unauthenticated`` includes the refused ones."""
 
     unauthenticated: int
     unidentified: int
@@ -60,7 +62,7 @@ class SubtaskServer:
     """
 
     def __init__(self, handler: ConnectionHandler, secret: bytes, config: ServerConfig | None = None) -> None:
-        """Raises ``ServerStartError`` when nothing could be advertised, ``ValueError`` for a short secret."""
+        """Raises ``ServerStartError`` if no address can be advertised, ``ValueError`` for a short secret."""
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"the secret must have at least {SECRET_BYTES_MIN} bytes, has {len(secret)}")
         self._handler = handler
@@ -83,14 +85,14 @@ class SubtaskServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """What tasks are told: host and port, never a wildcard (H63). Raises ``RuntimeError`` before ``start``."""
+        """The host and port that tasks connect to, never a wildcard (H63). Raises ``RuntimeError`` before ``start``."""
         if self._address is None:
             raise RuntimeError("the server has not started")
         return self._address
 
     @property
     def statistics(self) -> ServerStatistics:
-        """A reading of now."""
+        """The current figures."""
         return ServerStatistics(
             unauthenticated=sum(len(self._by_state[state]) for state in _UNAUTHENTICATED),
             unidentified=len(self._by_state[ConnectionState.UNIDENTIFIED]),
@@ -101,15 +103,15 @@ class SubtaskServer:
         )
 
     async def start(self) -> None:
-        """Listen. Raises ``ServerStartError`` where that cannot be, with nothing left open."""
+        """Listen. If that fails, raises ``ServerStartError`` and leaves nothing open."""
         if self._server is not None:
-            raise RuntimeError("the server has been started before")
+            raise RuntimeError("the server has already been started")
         config = self._config
         listener = await _listen(config)
         bound_host, bound_port = listener.getsockname()[:2]
         self._address = (config.advertised_host or bound_host, config.advertised_port or bound_port)
         loop = asyncio.get_running_loop()
-        # Serving starts only when the server is known here, or the first peers would find none.
+        # Serving starts only when ``_server`` is set, or the first peers would be refused.
         # asyncio's backlog is both what it listens with and how many connections it accepts at once.
         self._server = await loop.create_server(
             self._connection, sock=listener, backlog=_ACCEPTED_AT_ONCE, start_serving=False
@@ -119,10 +121,10 @@ class SubtaskServer:
         log.info("listening for tasks", bound=f"{bound_host}:{bound_port}", advertised=self._address)
 
     async def close(self) -> None:
-        """Stop listening and close every connection, what was sent first, within ``close_timeout_s``.
+        """Stop listening, and close every connection after its last bytes, within ``close_timeout_s``.
 
-        Each connected handler is told. On return no socket of this server is open. Idempotent, also before
-        ``start``; when it is cancelled, connections are dropped at once.
+        The handler is notified for each connection. On return, no socket of this server is open. Idempotent, also
+        before ``start``. If it is cancelled, connections are dropped immediately.
         """
         if self._server is not None:
             self._server.close()
@@ -146,7 +148,7 @@ class SubtaskServer:
         return Connection(next(self._ids), self._handler, self._secret, self._config, self._state_changed)
 
     def _state_changed(self, connection: Connection) -> None:
-        """Keep the books, and every count within its bound (H62)."""
+        """Update the counts, and keep each within its limit (H62)."""
         key, state = connection.connection_id, connection.state
         before = self._state_of.pop(key, None)
         if before is not None:
@@ -165,7 +167,7 @@ class SubtaskServer:
                 return
             if len(self._state_of) > self._config.connections_max:
                 self._turned_away_total += 1
-                connection.drop(f"there are {self._config.connections_max} connections already")
+                connection.drop(f"the limit of {self._config.connections_max} connections is reached")
                 return
         if state in (*_UNAUTHENTICATED, ConnectionState.UNIDENTIFIED):
             self._keep_within_bound(state)
@@ -175,9 +177,9 @@ class SubtaskServer:
         if len(group) <= self._config.unauthenticated_max:
             return
         oldest = next(iter(group.values()))
-        why = f"{len(group)} peers are {state.value}, and this is the oldest of them"
+        why = f"too many peers are {state.value} ({len(group)}), and this is the oldest"
         if state is ConnectionState.REFUSED:
-            oldest.abort(why)  # the log has its line already
+            oldest.abort(why)  # already logged
         else:
             self._turned_away_total += 1
             oldest.drop(why)
@@ -192,7 +194,7 @@ def _check_advertised(host: str, name: str) -> None:
 
 
 async def _listen(config: ServerConfig) -> socket.socket:
-    """One socket, so that there is one port to advertise; IPv4 where a name has both."""
+    """Open one socket, so that there is one port to advertise; IPv4 if a name has both."""
     host, port = config.bind_host, config.port
     listener: socket.socket | None = None
     try:
@@ -205,14 +207,14 @@ async def _listen(config: ServerConfig) -> socket.socket:
         listener.setblocking(False)
         listener.bind(address)
         listener.listen(_BACKLOG)
-        if config.advertised_host is None:  # a name may stand for every address, too
+        if config.advertised_host is None:  # a name may also mean every address
             _check_advertised(listener.getsockname()[0], "bind_host")
     except (OSError, OverflowError, UnicodeError) as error:
         if listener is not None:
             listener.close()
         raise ServerStartError(
             f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}. "
-            "If another application has the port, give another one (0 takes any that is free); "
+            "If another application uses the port, choose another one (0 takes any free port); "
             "bind_host must be an address of this machine"
         ) from error
     except ServerStartError:

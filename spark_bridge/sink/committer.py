@@ -194,9 +194,9 @@ class SinkCommitter:
             raise SinkFileLost(
                 f"{lost} of sink {self._sink!r} were sealed and never published, but are gone from "
                 f"{self._directory.address}, so their rows are lost. If a savepoint or an older checkpoint was "
-                "restored after the application that took it had failed or continued, which deletes what it did not commit, "
-                "restore the newest checkpoint. If somebody deleted files in the sink's hidden folder, put them back, "
-                "or start again without this checkpoint"
+                "restored after the application that took it had failed or continued, which deletes what it did not "
+                "commit, restore the newest checkpoint. If somebody deleted files in the sink's hidden folder, put "
+                "them back, or start again without this checkpoint"
             )
 
     def _publish_all(self, left: list[SealedFile], known: set[str], tried: set[str], lost: list[str]) -> None:

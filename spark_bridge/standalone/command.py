@@ -1,4 +1,4 @@
-"""``python -m headgate sidecar module:factory``: the sidecar in a process of its own."""
+"""``python -m headgate sidecar module:factory``: run the sidecar in a separate process."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ DEFAULT_PORT = 7650
 EPILOG = """\
 MODULE:FACTORY names an async function that coordinates the operators: `async def factory(sidecar): await
 sidecar.coordinate("words", WordCoordinator, parallelism=4, mode="streaming")`. Drivers attach with
-`AttachedSidecar(spark, "HOST:PORT", secret_file=FILE)`. Killed and started again with the same arguments it goes on
-from its storage, also while a job runs."""
+`AttachedSidecar(spark, "HOST:PORT", secret_file=FILE)`. If it is killed and started again with the same arguments, it
+continues from its storage, also while a job is running."""
 
 
 def add_command(commands: Any) -> None:
@@ -31,35 +31,41 @@ def add_command(commands: Any) -> None:
     )
     parser.add_argument("factory", metavar="MODULE:FACTORY", help="what coordinates the operators, see below")
     parser.add_argument(
-        "--secret-file", required=True, metavar="FILE", help="shared with the drivers; made where there is none"
+        "--secret-file", required=True, metavar="FILE", help="shared with the drivers; created if it does not exist"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="to listen on, and to be told to tasks (default: loopback)")
     parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help=f"for drivers' questions (default: {DEFAULT_PORT})"
+        "--host", default="127.0.0.1", help="to listen on, and for tasks to connect to (default: loopback)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help=f"for drivers' requests (default: {DEFAULT_PORT})"
     )
     parser.add_argument("--relay-port", type=int, metavar="PORT", help="for the driver's JVM (default: --port + 1)")
     parser.add_argument("--task-port", type=int, metavar="PORT", help="for the tasks (default: --port + 2)")
-    parser.add_argument("--storage", metavar="URL", help="where checkpoints live (default: in memory, so not for long)")
-    parser.add_argument("--config", metavar="MODULE:OBJECT", help="a SidecarConfig, for all else")
+    parser.add_argument("--storage", metavar="URL", help="for checkpoints (default: in memory, lost with the process)")
+    parser.add_argument("--config", metavar="MODULE:OBJECT", help="a SidecarConfig, for all other settings")
     parser.add_argument(
         "--takeover",
         choices=("resume", "fail"),
         default="resume",
-        help="what becomes of jobs of a sidecar that died: they go on from the last checkpoint where Spark can run "
-        "everything again that came after it, else they fail; or they fail in any case (default: resume)",
+        help="for the running jobs of a sidecar that died: resume continues from the last checkpoint if Spark can run "
+        "everything after it again, and fails the job otherwise; fail always fails it (default: resume)",
     )
     parser.add_argument(
-        "--lost-after", type=float, default=60.0, metavar="SECONDS", help="a driver may be away so long (default: 60)"
+        "--lost-after",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="give up a driver after this time (default: 60)",
     )
-    parser.add_argument("--once", action="store_true", help="end with the first application")
+    parser.add_argument("--once", action="store_true", help="exit after the first application")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 0 after SIGINT, SIGTERM and the end of ``--once``; 1, with one line, where it cannot start."""
+    """Exit status 0 after SIGINT, SIGTERM and the end of ``--once``; 1, with one line, if it cannot start."""
     from spark_bridge.errors import SidecarError
 
-    sys.path.insert(0, "")  # the factory may lie in the current folder, as for `python -m`
+    sys.path.insert(0, "")  # the factory may be in the current folder, as for `python -m`
     try:
         process = make_process(options)
     except (SidecarError, ValueError) as error:
@@ -69,21 +75,21 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_process(options: argparse.Namespace) -> SidecarProcess:
-    """Raises ``SidecarError`` or ``ValueError`` for arguments that make none."""
+    """Make the process from the arguments. Raises ``SidecarError`` or ``ValueError`` for invalid ones."""
     from spark_bridge.standalone.process import Ports, SidecarProcess
     from spark_bridge.standalone.secret_file import read_or_make_secret
 
     if not options.lost_after > 0:
-        raise ValueError(f"--lost-after must be above 0 seconds, is {options.lost_after}")
+        raise ValueError(f"--lost-after must be above 0 seconds, not {options.lost_after}")
     control = options.port
     relay = control + 1 if options.relay_port is None else options.relay_port
     tasks = control + 2 if options.task_port is None else options.task_port
     for name, port in (("--port", control), ("--relay-port", relay), ("--task-port", tasks)):
         if not 0 <= port <= 65_535:
-            raise ValueError(f"{name} must be a port, is {port}")
+            raise ValueError(f"{name} must be a port from 0 to 65535, not {port}")
     factory = find(options.factory)
     if not callable(factory):
-        raise ValueError(f"{options.factory} is no function: {factory!r}")
+        raise ValueError(f"{options.factory} is not a function: {factory!r}")
     return SidecarProcess(
         factory,
         config_of(options, tasks),
@@ -96,18 +102,18 @@ def make_process(options: argparse.Namespace) -> SidecarProcess:
 
 
 def config_of(options: argparse.Namespace, task_port: int) -> SidecarConfig:
-    """The given configuration with what the other arguments say."""
+    """The given configuration, updated by the other arguments."""
     from spark_bridge.driver.config import SidecarConfig
 
     config = SidecarConfig() if options.config is None else find(options.config)
     if not isinstance(config, SidecarConfig):
-        raise ValueError(f"{options.config} is no SidecarConfig: {config!r}")
+        raise ValueError(f"{options.config} is not a SidecarConfig: {config!r}")
     storage = config.storage if options.storage is None else options.storage
     return replace(config, bind_host=config.bind_host or options.host, port=task_port, storage=storage)
 
 
 def find(name: str) -> Any:
-    """What ``module:object`` names. Raises ``ValueError`` that says what is wrong with it."""
+    """Import the object that ``module:object`` names. Raises ``ValueError`` if that fails."""
     module, colon, path = name.partition(":")
     if not (module and colon and path):
         raise ValueError(f"invalid name {name!r}: expected MODULE:NAME, for example my_job.sidecar:factory")
@@ -116,12 +122,12 @@ def find(name: str) -> Any:
         for step in path.split("."):
             found = getattr(found, step)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name!r} cannot be found: {error}") from error
+        raise ValueError(f"{name!r} was not found: {error}") from error
     return found
 
 
 def serve(process: SidecarProcess, *, once: bool) -> int:
-    """On this thread, until it is told to end."""
+    """Run the process on this thread until it ends, or a signal ends it; returns the exit status."""
     import anyio
     import structlog
 
@@ -153,14 +159,14 @@ def serve(process: SidecarProcess, *, once: bool) -> int:
     async def end_at_signals(scope: anyio.CancelScope) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for number in signals:
-                structlog.get_logger("headgate.process").info("told to end", signal=number.name)
+                structlog.get_logger("headgate.process").info("termination requested", signal=number.name)
                 scope.cancel()
 
     return anyio.run(main)
 
 
 def tell_port(port: int) -> None:
-    """For whoever has started this process, and waits until it can be asked."""
+    """Tell the program that has started this process that it is ready for requests."""
     sys.stdout.write(f"sidecar: listening on port {port}\n")
     sys.stdout.flush()
 

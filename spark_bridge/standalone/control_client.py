@@ -1,6 +1,6 @@
-"""What a driver asks of a sidecar in another process: one question, one answer, one connection each.
+"""A driver's requests to a sidecar in another process, each with its own connection.
 
-After the handshake (H61) the driver sends one frame, ``[method, argument]``, and reads one, ``[True, result]`` or
+After the handshake (H61), the driver sends one frame, ``[method, argument]``, and reads one, ``[True, result]`` or
 ``[False, kind, text]``. Both are encoded like events, so they are plain values.
 """
 
@@ -26,7 +26,7 @@ FIRST_PAUSE_S = 0.05
 PAUSE_MAX_S = 1.0
 ATTEMPT_TIMEOUT_S = 5.0
 
-# Errors of the other side that are raised as what they are; any other one is a SidecarError that names its kind.
+# These errors of the other side are raised with their own class. Any other becomes a SidecarError that names its class.
 _KINDS: dict[str, type[Exception]] = {
     kind.__name__: kind
     for kind in (CheckpointFailed, CoordinatorStartError, NotSettled, SidecarError, SidecarNotRunning, StorageFenced)
@@ -34,12 +34,12 @@ _KINDS: dict[str, type[Exception]] = {
 
 
 class SidecarUnreachable(SidecarError):
-    """The sidecar's process is not there, or ended in the middle of an answer."""
+    """The sidecar's process cannot be reached, or ended before it had answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlAddress:
-    """Where a sidecar answers drivers, and the secret that both must know (H61)."""
+    """The address at which a sidecar answers drivers, and the secret that both must know (H61)."""
 
     host: str
     port: int
@@ -52,10 +52,10 @@ class ControlAddress:
 def ask(
     address: ControlAddress, method: str, argument: Any = None, *, timeout_s: float, connect_timeout_s: float
 ) -> Any:
-    """The answer of the sidecar. Blocks; any thread.
+    """Send a request to the sidecar and return its answer. Blocks; for any thread.
 
-    A sidecar that is not there is tried again for ``connect_timeout_s`` seconds: it may be about to start. The answer
-    may take ``timeout_s`` seconds. Raises ``SidecarUnreachable``, and what the sidecar raised.
+    Connecting is tried for ``connect_timeout_s`` seconds, because the sidecar may be about to start. The answer may
+    take ``timeout_s`` seconds. Raises ``SidecarUnreachable``, and what the sidecar raised.
     """
     connection = _connect(address, connect_timeout_s)
     try:
@@ -65,8 +65,8 @@ def ask(
             answer = decode_event(_read_frame(connection))
     except (OSError, RemoteProtocolError) as error:
         raise SidecarUnreachable(
-            f"the sidecar at {address} went away before it answered {method!r} ({error}); what was asked may have "
-            "been done or not"
+            f"the sidecar at {address} went away before it answered {method!r} ({error}): the request may have been "
+            "carried out or not"
         ) from error
     match answer:
         case [True, result]:
@@ -76,11 +76,13 @@ def ask(
         case [False, str(kind), str(text)]:
             raise SidecarError(f"{kind}: {text}")
         case _:
-            raise SidecarUnreachable(f"the sidecar at {address} gave an answer that is none: {answer!r}")
+            raise SidecarUnreachable(
+                f"the sidecar at {address} sent an invalid answer: {answer!r}; use the same release on both sides"
+            )
 
 
 def _connect(address: ControlAddress, timeout_s: float) -> socket.socket:
-    """A connection whose two ends have proved that they know the secret."""
+    """Open a connection on which both ends have proved that they know the secret."""
     deadline = time.monotonic() + timeout_s
     pause_s = FIRST_PAUSE_S
     while True:
@@ -88,13 +90,13 @@ def _connect(address: ControlAddress, timeout_s: float) -> socket.socket:
             return _connect_once(address)
         except RemoteProtocolError as error:
             raise SidecarUnreachable(
-                f"whoever listens at {address} does not know this secret, or is no sidecar of this release ({error}); "
+                f"the process at {address} does not know this secret, or is not a sidecar of this release ({error}): "
                 "give both ends the same --secret-file, and check the port"
             ) from error
         except OSError as error:
             if time.monotonic() + pause_s > deadline:
                 raise SidecarUnreachable(
-                    f"no sidecar answers at {address} ({error}) since {timeout_s:g} s; start it with "
+                    f"no sidecar answers at {address} after {timeout_s:g} s ({error}): start it with "
                     "`python -m headgate sidecar MODULE:FACTORY`, or check host and port"
                 ) from error
         time.sleep(pause_s)

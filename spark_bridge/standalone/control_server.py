@@ -1,4 +1,4 @@
-"""The sidecar's end of ``control``: answers a driver's questions, each connection in a task of its own."""
+"""Answers a driver's requests; see ``control_client``. Each connection runs in a separate task."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Answer = Callable[[str, Any], Awaitable[Any]]
 async def serve_control(
     answer: Answer, secret: bytes, host: str, port: int, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve until cancelled. ``answer(method, argument)`` may raise: the driver is told. Reports the port.
+    """Serve until cancelled, and report the port when started. An exception of ``answer`` is sent to the driver.
 
-    Raises ``OSError`` for an address that cannot be had.
+    Raises ``OSError`` if the address cannot be used.
     """
     room = anyio.CapacityLimiter(CONNECTIONS_MAX)
 
@@ -42,7 +42,7 @@ async def serve_control(
                 peer = stream.extra(SocketAttribute.remote_address, "?")
                 log.warning("control connection refused", peer=str(peer), why=str(error) or "it took too long")
             except (anyio.BrokenResourceError, anyio.EndOfStream):
-                pass  # whoever asked has gone
+                pass  # the driver has gone
 
     async with await anyio.create_tcp_listener(local_host=host, local_port=port) as listener:
         task_status.started(listener.extra(SocketAttribute.local_port))
@@ -62,7 +62,7 @@ async def _converse(stream: SocketStream, answer: Answer, secret: bytes) -> None
 
 
 async def _shake_hands(stream: SocketStream, secret: bytes) -> bytes:
-    """What came behind the handshake."""
+    """Carry out the handshake; returns the bytes that came after it."""
     handshake = ServerHandshake(secret, secrets.token_bytes(NONCE_BYTES))
     while not handshake.done:
         try:
@@ -84,4 +84,4 @@ async def _read_question(stream: SocketStream, data: bytes) -> tuple[str, Any]:
     match decode_event(bodies[0]):
         case [str(method), argument]:
             return method, argument
-    raise RemoteProtocolError("a question that is none")
+    raise RemoteProtocolError("invalid request")

@@ -1,4 +1,4 @@
-"""What the sidecar's own process does: wait for a driver, take over what is under way there, serve it, and again."""
+"""The sidecar's process: waits for a driver, takes over its running jobs, serves it, and waits for the next one."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ __all__ = ["Factory", "Ports", "SidecarProcess"]
 log = structlog.get_logger("headgate.process")
 
 Factory = Callable[[SidecarRuntime], Awaitable[None]]
-"""Coordinates the operators of one application: ``await sidecar.coordinate(...)`` for each."""
+"""Coordinates the operators of one application, with ``await sidecar.coordinate(...)`` for each."""
 
 READY_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where the process listens: for drivers' questions, for a driver's JVM, and for tasks. 0 takes a free port, which
-    a sidecar that is started again would not have any more."""
+    """The ports on which the process listens for drivers' requests, for a driver's JVM, and for tasks.
+
+    Port 0 chooses a free port. A restarted sidecar would then have another one.
+    """
 
     control: int
     relay: int
@@ -41,9 +43,10 @@ class Ports:
 
 
 class SidecarProcess:
-    """One application after the other. ``lost_after_s``: how long a driver may be away before it is given up.
+    """Serves one application after the other.
 
-    ``resume``: whether runs that an earlier sidecar has left behind may go on, or fail.
+    A driver that has been away for ``lost_after_s`` seconds is given up. ``resume`` says whether runs that an earlier
+    sidecar has left behind may continue; otherwise they fail.
     """
 
     def __init__(
@@ -73,10 +76,10 @@ class SidecarProcess:
         self._left_uncommitted = ""  # by the application before
 
     async def run(self, *, once: bool = False, started: Callable[[int], None] = lambda port: None) -> None:
-        """Serve until cancelled; with ``once`` until the first application has ended.
+        """Serve until cancelled, or, with ``once``, until the first application has ended.
 
-        ``started`` is told the port for drivers' questions. Raises ``OSError`` for a port in use, and what the factory
-        raises for its first application.
+        ``started`` is called with the port for drivers' requests. Raises ``OSError`` for a port in use, and what the
+        factory raises.
         """
         async with anyio.create_task_group() as tasks:
             port = await tasks.start(serve_control, self._answer, self._secret, self._host, self._ports.control)
@@ -120,7 +123,7 @@ class SidecarProcess:
             with anyio.CancelScope(shield=True):
                 await relay.close()
 
-    # --- a driver's questions -------------------------------------------------------------------------------------
+    # --- a driver's requests --------------------------------------------------------------------------------------
 
     async def _answer(self, method: str, argument: Any) -> Any:
         if method == "attach":
@@ -156,16 +159,16 @@ class SidecarProcess:
                 return await runtime.savepoint(name, directory=directory, timeout_s=timeout_s)
             case "request", [str(name), payload, timeout_s]:
                 return await runtime.request(name, payload, timeout_s=timeout_s)
-        raise SidecarError(f"no question that this release answers: {method!r}")
+        raise SidecarError(f"unknown request {method!r}: use the same release on both sides")
 
     async def _relay_is_there(self) -> int:
-        """The port for the driver's JVM, as soon as the application before has been closed."""
+        """The port for the driver's JVM, as soon as the previous application has been closed."""
         with anyio.fail_after(READY_TIMEOUT_S):
             await self._listening.wait()
         return self._relay_port
 
     async def _uncommitted_output(self) -> str:
-        """Of the driver that leaves, or has left: a context that is stopped ends its application at once."""
+        """Of the driver that is leaving or has left: stopping the context ends its application immediately."""
         if self._runtime is None:
             return self._left_uncommitted
         ended = self._ended
@@ -179,12 +182,15 @@ class SidecarProcess:
         with anyio.move_on_after(READY_TIMEOUT_S):
             await self._ready.wait()
         if self._runtime is None:
-            raise SidecarError("no driver is attached to this sidecar, or its operators are not started yet")
+            raise SidecarError(
+                "no driver is attached to this sidecar, or its operators have not started yet: attach one with "
+                "`with AttachedSidecar(...)`, or see the sidecar's log"
+            )
         return self._runtime
 
     @staticmethod
     def _find_action(runtime: SidecarRuntime, action_id: str, operator_ids: list[str] | None) -> None:
-        """One that was begun under the sidecar before this one goes on here."""
+        """Continue an action that began under an earlier sidecar."""
         if not runtime.knows_action(action_id):
             runtime.begin_action(action_id, _frozen(operator_ids), found=True)
 
@@ -202,7 +208,7 @@ def _frozen(operator_ids: list[str] | None) -> frozenset[str] | None:
 
 
 def describe(handle: OperatorHandle) -> dict[str, Any]:
-    """All that a driver needs to make the operator's tasks, but for the secret."""
+    """Everything that a driver needs to make the operator's tasks, except the secret."""
     endpoint = handle.endpoint
     return {
         "host": endpoint.host,

@@ -1,4 +1,4 @@
-"""The secret that a sidecar's process and its drivers share (H61): a file that only its owner can read."""
+"""The secret that a sidecar's process and its drivers share (H61), in a file that only its owner can read."""
 
 from __future__ import annotations
 
@@ -16,25 +16,28 @@ SECRET_BYTES = 32
 
 
 def read_secret(path: str | os.PathLike[str]) -> bytes:
-    """Raises ``SidecarError`` for a file that is not there, too short, or open to others."""
+    """Read the secret. Raises ``SidecarError`` if the file is missing, too short, or accessible to others."""
     file = Path(path)
     try:
         mode = file.stat().st_mode
         secret = bytes.fromhex(file.read_text(encoding="ascii").strip())
     except (OSError, ValueError) as error:
         raise SidecarError(
-            f"the secret cannot be read from {file}: {error}; it is made by the sidecar's process when that starts "
-            "first, and a driver on another machine needs a copy of it"
+            f"cannot read the secret from {file}: {error}. The sidecar's process creates it when it starts for the "
+            "first time; a driver on another machine needs a copy"
         ) from error
     if stat.S_IMODE(mode) & 0o077:
-        raise SidecarError(f"{file} may be read or written by others than its owner: chmod 600 {file}")
+        raise SidecarError(f"{file} is accessible to other users: run chmod 600 {file}")
     if len(secret) < SECRET_BYTES_MIN:
-        raise SidecarError(f"{file} holds {len(secret)} bytes of secret, fewer than {SECRET_BYTES_MIN}: remove it")
+        raise SidecarError(
+            f"{file} holds a secret of {len(secret)} bytes, fewer than {SECRET_BYTES_MIN}: delete it, and "
+            "the sidecar's process creates a new one"
+        )
     return secret
 
 
 def read_or_make_secret(path: str | os.PathLike[str]) -> bytes:
-    """Like ``read_secret``; a file that is not there is made, with a random secret."""
+    """Like ``read_secret``, but create a missing file with a random secret."""
     file = Path(path)
     if not file.exists():
         try:
@@ -42,7 +45,7 @@ def read_or_make_secret(path: str | os.PathLike[str]) -> bytes:
         except FileExistsError:  # another process was faster
             return read_secret(file)
         except OSError as error:
-            raise SidecarError(f"the secret cannot be written to {file}: {error}") from error
+            raise SidecarError(f"cannot write the secret to {file}: {error}; choose another --secret-file") from error
         with os.fdopen(descriptor, "w", encoding="ascii") as new:
             new.write(secrets.token_hex(SECRET_BYTES) + "\n")
     return read_secret(file)

@@ -90,9 +90,9 @@ def test_every_outcome_has_a_code() -> None:
 @pytest.mark.parametrize(
     ("raw", "problem"),
     [
-        (record(99), "kind is unknown"),
-        (record(6, struct.pack(">qiiiiB", 9, 11, 1, 5, 2, 7), text("")), "task outcome 7"),
-        (record(2, struct.pack(">iB", 7, 2), text("")), "a flag of 2"),
+        (record(99), "unknown kind"),
+        (record(6, struct.pack(">qiiiiB", 9, 11, 1, 5, 2, 7), text("")), "task outcome: 7"),
+        (record(2, struct.pack(">iB", 7, 2), text("")), "invalid flag: 2"),
         (record(7, b"\x00\x01\xff", text("")), "codec can't decode"),
         (record(1, struct.pack(">iI", 7, 2**32 - 1)), "runs past the end"),  # H62: before memory is taken
     ],

@@ -41,11 +41,11 @@ def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     ("content", "mode", "text"),
     [
         ("ab" * 32, 0o640, "chmod 600"),
-        ("ab" * 4, 0o600, "holds 4 bytes of secret"),
-        ("no hex at all", 0o600, "cannot be read"),
+        ("ab" * 4, 0o600, "holds a secret of 4 bytes"),
+        ("no hex at all", 0o600, "cannot read the secret"),
     ],
 )
-def test_a_secret_that_is_none_is_refused_with_the_mend(tmp_path: Path, content: str, mode: int, text: str) -> None:
+def test_an_invalid_secret_file_is_refused_with_the_fix(tmp_path: Path, content: str, mode: int, text: str) -> None:
     file = tmp_path / "secret"
     file.touch(mode)
     file.chmod(mode)
@@ -55,7 +55,7 @@ def test_a_secret_that_is_none_is_refused_with_the_mend(tmp_path: Path, content:
 
 
 def test_a_secret_that_is_not_there_is_said_to_be_made_by_the_sidecar(tmp_path: Path) -> None:
-    with pytest.raises(SidecarError, match="made by the sidecar's process"):
+    with pytest.raises(SidecarError, match="creates it when it starts"):
         read_secret(tmp_path / "nowhere")
 
 
@@ -66,12 +66,12 @@ def test_a_secret_that_is_not_there_is_said_to_be_made_by_the_sidecar(tmp_path: 
     ("arguments", "text"),
     [
         (["nothing"], "expected MODULE:NAME"),
-        (["no.such.module:factory"], "cannot be found"),
-        (["json:no_such_name"], "cannot be found"),
-        (["json:__name__"], "is no function"),
+        (["no.such.module:factory"], "was not found"),
+        (["json:no_such_name"], "was not found"),
+        (["json:__name__"], "is not a function"),
         (["json:loads", "--port", "70000"], "--port must be a port"),
         (["json:loads", "--lost-after", "0"], "--lost-after must be above 0"),
-        (["json:loads", "--config", "json:loads"], "is no SidecarConfig"),
+        (["json:loads", "--config", "json:loads"], "is not a SidecarConfig"),
     ],
 )
 def test_a_wrong_argument_is_one_line_that_says_so(

@@ -11,7 +11,7 @@ def test_a_run_of_which_nothing_has_succeeded_goes_on() -> None:
 
 def test_a_run_of_which_a_part_has_succeeded_is_doomed_with_every_job_that_needs_it() -> None:
     text, jobs = InheritedRuns([ActiveStage(3, 7, 2), ActiveStage(4, 7, 2), ActiveStage(4, 8, 0)]).why_not_resumable(7)
-    assert "2 of its tasks had succeeded already" in text
+    assert "2 of its tasks had already succeeded" in text
     assert jobs == (3, 4)
 
 

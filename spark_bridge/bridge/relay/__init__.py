@@ -1,4 +1,4 @@
-"""What Spark's listener bus says, brought to the sidecar; and the few commands that go the other way."""
+"""Brings the events of Spark's listener bus to the sidecar, and a few commands to Spark."""
 
 from __future__ import annotations
 

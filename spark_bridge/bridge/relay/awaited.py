@@ -1,4 +1,4 @@
-"""The relay of a sidecar in a process of its own: the driver attaches the listener, this end waits for it."""
+"""The relay of a sidecar in a separate process: the driver attaches the listener, and this end waits for it."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class AwaitedRelay(JvmCommands):
         return await self._server.listen(host, port)
 
     async def join(self) -> tuple[ActiveStage, ...]:
-        """Wait, without limit, for a driver's JVM, and return what is under way there.
+        """Wait, without limit, for a driver's JVM, and return its running stages.
 
-        Raises ``RelayStopped`` when the application ends meanwhile.
+        Raises ``RelayStopped`` if the application ends in the meantime.
         """
         await self._server.connected.wait()
         for _ in range(JOIN_TRIES):
@@ -62,17 +62,17 @@ class AwaitedRelay(JvmCommands):
                 return await self.active_stages()
             except RelayStopped:
                 raise
-            except RelayError as error:  # its tables change while it reads them
+            except RelayError as error:  # its tables have changed while it was reading them
                 _log.info("active stages query failed, retry scheduled", error=str(error))
                 await asyncio.sleep(JOIN_PAUSE_S)
         return await self.active_stages()
 
     def connect(self, on_fact: OnFact, on_lost: Callable[[RelayError], None]) -> None:
-        """Who hears the facts from ``start`` on, those included that have come before."""
+        """Set the functions that receive the facts from ``start`` on, including those that have arrived before."""
         self._on_fact, self._on_lost = on_fact, on_lost
 
     async def start(self) -> None:
-        """See ``Relay.start``: the driver has attached it; what has come since is delivered now."""
+        """See ``Relay.start``. The driver has attached the listener; deliver the facts that have arrived since."""
         assert self._on_fact is not None, "connect comes first"
         early, self._early = self._early, []
         for relayed in early:

@@ -1,8 +1,8 @@
-"""What both relays promise: facts of Spark's listener bus in, a few commands out.
+"""The interface of both relays: facts from Spark's listener bus in, a few commands out.
 
 Facts are delivered on the event loop that ``start`` was called on, one call of ``on_fact`` each, in the
-order of the listener bus. They can be missing (``FactsDropped`` says how many) and late, never invented.
-``on_fact`` must not block; an exception out of it is logged and the next fact is delivered.
+order of the listener bus. Facts can be lost (``FactsDropped`` says how many) or late, but never invented.
+``on_fact`` must not block. An exception from it is logged, and the next fact is delivered.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ OnFact = Callable[[RelayedFact], None]
 
 
 class RelayError(HeadgateError):
-    """The relay cannot do what was asked; the text says why and, where there is one, what mends it."""
+    """The relay cannot do what was asked. The message says why and, if possible, how to fix it."""
 
 
 class RelayRefused(RelayError):
-    """This kind of relay cannot run in this driver; the other kind may."""
+    """This kind of relay cannot run in this driver; the other kind may be able to."""
 
 
 class RelayStopped(RelayError):
@@ -56,7 +56,7 @@ class Relay(Protocol):
         ...
 
     async def start(self) -> None:
-        """Attach to the listener bus. What Spark posted before is not seen.
+        """Attach to the listener bus. Events that Spark posted before are not seen.
 
         Raises:
             RelayStopped: the SparkContext has stopped.
@@ -72,8 +72,8 @@ class Relay(Protocol):
     async def kill_task(self, task_attempt_id: int, reason: str) -> None:
         """Have Spark kill exactly this attempt (the task's next attempt does not count as a failure).
 
-        Returns when Spark has accepted the request; the end of the attempt is a fact that follows. An
-        attempt that is over already, or never was, is no error.
+        Returns when Spark has accepted the request; the end of the attempt is a later fact. An attempt that
+        has ended or never existed is not an error.
 
         Raises:
             RelayStopped: see ``close``; RelayError: no answer in time, or Spark refused.
@@ -83,13 +83,13 @@ class Relay(Protocol):
         """Have Spark cancel this job; otherwise like ``kill_task``."""
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
-        """Look at the schedulers' own tables, which are ahead of the listener bus (H19).
+        """Query the schedulers' own tables, which are ahead of the listener bus (H19).
 
         Jobs come from the DAG scheduler's active jobs, tasks from the task sets that the task scheduler works
         on. For a task whose set is over, the status store is asked (``relay="jvm"``) or the answer is
         ``UNKNOWN`` (``relay="py4j"``). The answer may overtake facts that are still on their way.
 
-        The start of each job that is active is told as a fact, perhaps once more: the bus may have dropped it.
+        The start of each active job is delivered as a fact, perhaps again, because the bus may have dropped it.
         """
 
     async def look_at_stage(self, stage_id: int) -> StageLook:
@@ -103,12 +103,12 @@ def require_driver(spark: Any) -> Any:
     """The classic ``SparkContext`` behind a session or a context.
 
     Raises:
-        RelayError: a Spark Connect session, which has no driver JVM in reach.
+        RelayError: a Spark Connect session, from which no driver JVM can be reached.
         RelayStopped: the SparkContext has stopped.
     """
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise RelayError(
-            "a Spark Connect session has no driver JVM in reach: run in the driver itself, "
+            "a Spark Connect session cannot reach the driver's JVM: run in the driver itself, "
             "with a session built by SparkSession.builder.master(...) or by spark-submit"
         )
     context = getattr(spark, "sparkContext", spark)

@@ -38,7 +38,7 @@ class JaninoRelay(JvmCommands):
     Args:
         spark: a classic SparkContext or SparkSession.
         on_fact: called on the event loop of ``start`` for each fact.
-        on_lost: called once if the JVM's end is lost for good while the relay is open.
+        on_lost: called once if the JVM's end is lost permanently while the relay is open.
         buffer_capacity: how many records the JVM holds for a slow sidecar before it drops.
     """
 
@@ -71,7 +71,7 @@ class JaninoRelay(JvmCommands):
                 await self.close()
             if isinstance(problem, TimeoutError | OSError):
                 raise RelayRefused(
-                    "the driver's JVM could not connect back over 127.0.0.1; is loopback filtered?"
+                    "the driver's JVM could not connect to 127.0.0.1: check that loopback traffic is not filtered"
                 ) from problem
             raise
 
@@ -83,7 +83,7 @@ class JaninoRelay(JvmCommands):
             await anyio.to_thread.run_sync(close_listener, listener)
         await self._server.close()
 
-    # On worker threads: Py4J blocks.
+    # --- on worker threads, because Py4J blocks ---
 
     def _compile_and_open(self, host: str, port: int) -> None:
         self._listener = open_listener(self._context, host, port, self._server.secret, self._buffer_capacity)
@@ -95,10 +95,10 @@ class JaninoRelay(JvmCommands):
 def open_listener(
     context: Any, host: str, port: int, secret: bytes, buffer_capacity: int = BUFFER_CAPACITY, *, patient: bool = False
 ) -> Any:
-    """The Java object in the driver's JVM, which connects in the background. Blocks: Py4J does.
+    """Make the Java object in the driver's JVM, which connects in the background. Blocks.
 
-    It hears nothing before its ``attach()``, and nothing any more after ``close_listener``. A ``patient`` one tries to
-    connect until the context stops. Raises ``RelayStopped``, and ``RelayRefused`` where the JVM would not compile it.
+    It receives events from ``attach()`` until ``close_listener``. A ``patient`` one tries to connect until the context
+    stops. Raises ``RelayStopped``, or ``RelayRefused`` if the JVM cannot compile it.
     """
     jvm, java_context = context._jvm, context._jsc.sc()
     if java_context.isStopped():
@@ -108,22 +108,24 @@ def open_listener(
         no_types = context._gateway.new_array(jvm.java.lang.Class, 0)
         no_values = context._gateway.new_array(jvm.java.lang.Object, 0)
         listener = java_class.getConstructor(no_types).newInstance(no_values)
-    except (Py4JError, TypeError) as problem:  # TypeError: Py4J's word for a class that is not there
-        raise RelayRefused("the driver's JVM would not compile the relay; is Spark's janino jar in place?") from problem
+    except (Py4JError, TypeError) as problem:  # Py4J raises TypeError for a missing class
+        raise RelayRefused(
+            "the driver's JVM could not compile the relay: check that Spark's janino jar is present"
+        ) from problem
     listener.open(java_context, host, port, bytearray(secret), buffer_capacity, patient)
     return listener
 
 
 def source() -> str:
-    """The Java source of the listener, as it stands in the package."""
+    """The Java source of the listener, from this package."""
     return resources.files("spark_bridge.bridge.relay").joinpath("TaskEventRelay.java").read_text(encoding="utf-8")
 
 
 def _compiled_class(gateway: Any, jvm: Any) -> Any:
     """The listener's class, compiled once in the life of a JVM.
 
-    Py4J remembers the methods of a class by its name, for each of the JVM's threads: of a second class with the same
-    name it would call the methods of the first.
+    Py4J caches the methods of a class by its name, for each thread of the JVM. For a second class with the same name,
+    it would call the methods of the first.
     """
     with _compiling:
         java_class = _compiled.get(gateway)

@@ -1,4 +1,4 @@
-"""What the sidecar asks of the listener in the driver's JVM, as bytes on the relay's connection."""
+"""The sidecar's commands to the listener in the driver's JVM, as bytes on the relay's connection."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class JvmCommands:
         await self._server.command(_PING, b"")
 
     async def active_stages(self) -> tuple[ActiveStage, ...]:
-        """Every stage of each job that is under way. Raises as ``Relay.kill_task`` does."""
+        """Return every stage of each running job. Raises as ``Relay.kill_task`` does."""
         answered = await self._server.command(_ACTIVE_STAGES, b"")
         if answered.stages is None:
-            raise RelayError("the driver's JVM answered something else than its active stages")
+            raise RelayError("unexpected answer from the driver's JVM: expected its active stages")
         return answered.stages
 
     async def kill_task(self, task_attempt_id: int, reason: str) -> None:
@@ -44,14 +44,14 @@ class JvmCommands:
         arguments = _ids("i", job_ids) + _ids("q", task_attempt_ids)
         answered = await self._server.command(_QUERY_STATUS, arguments)
         if answered.status is None:
-            raise RelayError("the driver's JVM answered something else than a status")
+            raise RelayError("unexpected answer from the driver's JVM: expected a status")
         return answered.status
 
     async def look_at_stage(self, stage_id: int) -> StageLook:
         """See ``Relay.look_at_stage``."""
         answered = await self._server.command(_LOOK_AT_STAGE, struct.pack(">i", stage_id))
         if answered.look is None:
-            raise RelayError("the driver's JVM answered something else than a look at a stage")
+            raise RelayError("unexpected answer from the driver's JVM: expected the state of a stage")
         return answered.look
 
 

@@ -2,8 +2,8 @@
 
 The sidecar listens, the JVM connects. Nothing is parsed before the peer has proved that it knows the
 secret (H61). Then both sides send frames: a ``u32`` length and a body. A frame from the JVM begins with
-an ``i64`` sequence number, 0 for answers and rising by one for records, so that a reconnect loses or
-doubles nothing unnoticed: a number seen before is skipped, a gap is counted and reported as ``FactsDropped``.
+an ``i64`` sequence number, 0 for answers and increasing by one for records, so that a reconnect loses or
+repeats nothing unnoticed: a known number is skipped, a gap is counted and reported as ``FactsDropped``.
 
 A command stays pending until its answer comes. After a reconnect the pending ones are sent again, which
 is harmless: a task attempt, a job and a stage can be killed only once, and a query changes nothing.
@@ -37,7 +37,7 @@ _SEQUENCE = struct.Struct(">q")
 
 
 class LinkState(Enum):
-    """One lifecycle of a connection; it only ever moves downwards."""
+    """The lifecycle of a connection, which only moves downwards."""
 
     GREETING = "shaking hands"
     OPEN = "frames flow"
@@ -58,10 +58,10 @@ class RelayLink(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
         if not self._server.admit(self):
-            self.close("the relay is over")
+            self.close("the relay is closed")
             return
         loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close, "no handshake in time")
+        self._deadline = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close, "the handshake timed out")
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -83,7 +83,7 @@ class RelayLink(asyncio.Protocol):
             self._transport.write(frame(body))
 
     def close(self, problem: str | None = None) -> None:
-        """Close at once; with ``problem``, say so in one log line. Idempotent."""
+        """Close immediately, and log ``problem`` if given. Idempotent."""
         if problem is not None and self._state is not LinkState.CLOSED:
             _log.warning("relay connection closed", problem=problem, state=self._state.name)
         self._close_quietly()
@@ -115,7 +115,7 @@ class RelayLink(asyncio.Protocol):
 
     def _take_frame(self, body: bytes) -> None:
         if len(body) < _SEQUENCE.size:
-            raise RemoteProtocolError(f"a frame of {len(body)} bytes")
+            raise RemoteProtocolError(f"a frame of {len(body)} bytes is too short")
         (sequence,) = _SEQUENCE.unpack_from(body)
         self._server.frame_received(sequence, body[_SEQUENCE.size :])
 
@@ -132,8 +132,8 @@ class RelayServer:
         statistics: counted up in place.
         on_lost: called once if the JVM does not come back within ``reconnect_timeout_s`` of a broken
             connection.
-        secret: at least 16 bytes; one of its own unless it is given.
-        joins: the JVM may have told its facts to another sidecar before, so the first number is no gap.
+        secret: at least 16 bytes; by default a random one.
+        joins: the JVM may have sent facts to another sidecar before, so the first number is not a gap.
         reconnect_timeout_s: see above, in seconds.
         command_timeout_s: how long a command waits for its answer, reconnects included, in seconds.
     """
@@ -176,7 +176,7 @@ class RelayServer:
         return host, port
 
     def expect_end(self) -> None:
-        """The JVM's end is about to be told to close: its going is no loss."""
+        """The JVM's end is about to be closed, so its disconnection is not a loss."""
         self._end_expected = True
 
     async def close(self) -> None:
@@ -214,32 +214,32 @@ class RelayServer:
         except TimeoutError:
             raise RelayError(
                 f"the driver's JVM did not answer within {self._command_timeout_s} s; "
-                "a long garbage collection or a deadlock in the driver does that"
+                "check the driver for a long garbage collection or a deadlock"
             ) from None
         finally:
             del self._pending[request_id]
         if answered.problem is not None:
-            raise RelayError(f"Spark refused: {answered.problem}")
+            raise RelayError(f"Spark rejected the command: {answered.problem}")
         return answered
 
-    # What links call.
+    # --- for links ---
 
     def admit(self, link: RelayLink) -> bool:
-        """Whether one more connection may try to prove itself; the oldest of too many makes room (H62).
+        """Whether one more connection may authenticate. If there are too many, the oldest is closed (H62).
 
-        So silent strangers never keep the JVM out, which needs milliseconds.
+        So silent peers never keep out the JVM, which needs only milliseconds.
         """
         if self._over is not None:
             return False
         if len(self._unproven) >= UNPROVEN_LINKS_MAX:
             oldest = next(iter(self._unproven))
             del self._unproven[oldest]
-            oldest.close("too many connections that have not proved anything")
+            oldest.close("too many unauthenticated connections")
         self._unproven[link] = None
         return True
 
     def link_opened(self, link: RelayLink) -> None:
-        """The peer knows the secret: it replaces the link before it, and gets what is still unanswered."""
+        """The peer knows the secret: it replaces the previous link, and gets all unanswered commands."""
         self._unproven.pop(link, None)
         before, self._link = self._link, link
         if before is not None:
@@ -253,7 +253,7 @@ class RelayServer:
             link.send(body)
 
     def link_lost(self, link: RelayLink, exc: Exception | None) -> None:
-        """A connection is gone; if it was the one in use, the JVM has a while to come back."""
+        """A connection is gone. If it was the one in use, the JVM has some time to reconnect."""
         self._unproven.pop(link, None)
         if link is not self._link:
             return
@@ -263,7 +263,7 @@ class RelayServer:
             self._lost_timer = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._give_up)
 
     def frame_received(self, sequence: int, body: bytes) -> None:
-        """One frame of a proven peer. What cannot be decoded is logged, and counted as a dropped fact."""
+        """One frame of an authenticated peer. If it cannot be decoded, it is logged and counted as a dropped fact."""
         if sequence != 0:
             if self._joins:
                 self._joins, self._last_sequence = False, sequence - 1
@@ -310,7 +310,7 @@ class RelayServer:
 
 
 def deliver(on_fact: OnFact, relayed: RelayedFact) -> None:
-    """Call ``on_fact``; what it raises is logged, so that a bad handler does not cost the facts after it."""
+    """Call ``on_fact`` and log its exception, so that a faulty handler does not cost the facts after it."""
     try:
         on_fact(relayed)
     except Exception:

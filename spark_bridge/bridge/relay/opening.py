@@ -1,4 +1,4 @@
-"""How a relay is chosen."""
+"""Chooses a relay, and replaces one that is refused or lost."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def open_relay(
     on_lost: OnLost | None = None,
     buffer_capacity: int = BUFFER_CAPACITY,
 ) -> Relay:
-    """A relay that is not started yet. Nothing blocks here.
+    """Make a relay, which is not started yet. Does not block.
 
     Args:
         spark: a classic SparkContext or SparkSession.
         on_fact: called for each fact, on the event loop on which ``start`` is called.
-        kind: ``"jvm"``: Java in the driver's JVM, with ``"py4j"`` in its place where Spark refuses it or
-            loses it for good (one log line says so); ``"py4j"``: a Python listener, slower for each event.
-        on_lost: called once, on the loop, if the JVM's end is lost for good while the relay is open, and the
-            other kind cannot take its place.
+        kind: ``"jvm"`` is Java in the driver's JVM, replaced by ``"py4j"`` if Spark refuses it or its connection is
+            lost permanently (with one line in the log); ``"py4j"`` is a Python listener, slower for each event.
+        on_lost: called once, on the loop, if the JVM's end is lost permanently while the relay is open, and the
+            other kind cannot replace it.
         buffer_capacity: records that the JVM holds for a slow sidecar before it drops (``"jvm"`` only).
             Spark's own bound before it is ``spark.scheduler.listenerbus.eventqueue.headgate.capacity``.
 
@@ -73,7 +73,7 @@ def _nobody_asked(error: RelayError) -> None:
 
 
 class _WithFallback:
-    """The first relay; or the second, where the first is refused at its start or lost for good later on."""
+    """The first relay, or the second if the first is refused at its start or lost permanently."""
 
     def __init__(self, first: Callable[[OnLost], Relay], second: Relay, on_fact: OnFact, on_lost: OnLost) -> None:
         self._first = self._relay = first(self._first_is_lost)
@@ -117,7 +117,7 @@ class _WithFallback:
         return await self._ask(lambda relay: relay.look_at_stage(stage_id))
 
     async def _ask(self, command: Callable[[Relay], Awaitable[T]]) -> T:
-        """What the first relay took with it is asked of the second: each command may be asked twice."""
+        """Repeat a command on the second relay if the first was lost with it: each may be carried out twice."""
         asked = self._relay
         try:
             return await command(asked)
@@ -135,7 +135,7 @@ class _WithFallback:
     async def _change_over(self, lost: RelayError) -> None:
         try:
             await self._second.start()
-        except Exception as problem:  # whatever it is, there is no relay now, and somebody must hear it
+        except Exception as problem:  # whatever it is, there is no relay now, which must be reported
             _log.warning("fallback relay start failed", problem=repr(problem))
             self._on_lost(lost)
             return
@@ -144,5 +144,5 @@ class _WithFallback:
         totals.reconnects += before.reconnects
         totals.dropped += before.dropped + 1
         self._relay = self._second
-        # Nobody knows how many facts came to nobody meanwhile; one is enough to have Spark's books looked at.
+        # How many facts were lost is unknown. Reporting one makes the ledger query Spark's state.
         deliver(self._on_fact, RelayedFact(FactsDropped(1), time.time_ns() // 1000))

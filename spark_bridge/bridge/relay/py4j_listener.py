@@ -1,8 +1,8 @@
 """The relay that needs nothing in the driver's JVM but Py4J: a Python object on the listener bus.
 
 Each field of an event is one round trip to the JVM, on the bus's own thread, so this relay is 5 to 100 times
-slower for each event than the one in Java, and it can make its queue on the bus overflow. It is the fallback
-where the other one is refused.
+slower for each event than the one in Java, and its queue on the bus can overflow. It is the fallback
+if the JVM refuses the other one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from spark_bridge.bridge.relay.records import RelayedFact, shorten
 
 BUS_QUEUE = "headgate-py4j"
 
-# What the class of a task's end reason says, and how to read its message. Any other failure is FAILED.
+# The outcome for each class of a task's end reason, and how to read its message. Any other failure is FAILED.
 _END_REASONS: dict[str, tuple[TaskOutcome, Callable[[Any], str]]] = {
     "Success$": (TaskOutcome.SUCCESS, lambda reason: ""),
     "ExceptionFailure": (TaskOutcome.FAILED, lambda reason: reason.description()),
@@ -150,11 +150,10 @@ _READERS: dict[str, Callable[[Any], EngineFact]] = {
 
 
 class _BusListener:
-    """What Py4J's callback server calls, on its own threads, for the 35 methods of the listener interface.
+    """The object that Py4J's callback server calls, on its own threads, for the 35 methods of the listener.
 
-    A method that is not there makes Spark log an exception for each such event, and the list grows from
-    release to release; so every name that begins with ``on`` is answered, and the uninteresting ones do
-    nothing.
+    Spark logs an exception for each event of a missing method, and each release adds methods. So this class
+    answers every name that begins with ``on``; the methods that are not needed do nothing.
     """
 
     class Java:
@@ -175,7 +174,7 @@ class _BusListener:
             callback_us = time.time_ns() // 1000
             try:
                 self._heard(read(event), callback_us)
-            except Exception as problem:  # nothing may fly into Spark's bus
+            except Exception as problem:  # no exception may reach Spark's bus
                 self._failed(f"{name}: {problem!r}")
 
         return callback
@@ -216,7 +215,7 @@ class Py4jRelay:
     async def close(self) -> None:
         """See ``Relay.close``."""
         self._over = self._over or "the relay is closed"
-        self._loop = None  # what the callback threads still bring is for nobody
+        self._loop = None  # facts from the callback threads are dropped from now on
         await anyio.to_thread.run_sync(self._detach)
 
     async def kill_task(self, task_attempt_id: int, reason: str) -> None:
@@ -251,9 +250,9 @@ class Py4jRelay:
         except (Py4JError, AttributeError, OSError) as problem:  # AttributeError: _jsc is None
             if self._context._jsc is None:
                 raise RelayStopped("the SparkContext has stopped") from problem
-            raise RelayError(f"Spark refused: {shorten(str(problem))}") from problem
+            raise RelayError(f"Spark rejected the command: {shorten(str(problem))}") from problem
 
-    # On worker threads: Py4J blocks.
+    # --- on worker threads, because Py4J blocks ---
 
     def _attach(self) -> None:
         gateway, java_context = self._context._gateway, self._context._jsc.sc()
@@ -273,7 +272,7 @@ class Py4jRelay:
             self._bus_drops_seen = self._bus_drops.getCount()
             self._bus.addToQueue(self._listener, BUS_QUEUE)
         except (Py4JError, OSError) as problem:
-            raise RelayRefused(f"Py4J could not put a listener on Spark's bus: {shorten(str(problem))}") from problem
+            raise RelayRefused(f"Py4J could not add a listener to Spark's bus: {shorten(str(problem))}") from problem
 
     def _detach(self) -> None:
         listener, self._listener = self._listener, None
@@ -287,10 +286,10 @@ class Py4jRelay:
             if self._context._gateway is not None:
                 _stop_callback_server(self._context._gateway)
 
-    # On the callback server's threads.
+    # --- on the threads of the callback server ---
 
     def _heard(self, fact: EngineFact, callback_us: int) -> None:
-        if isinstance(fact, JobEnded | StageCompleted):  # seldom enough for one round trip more
+        if isinstance(fact, JobEnded | StageCompleted):  # rare enough for one more round trip
             lost = self._bus_drops.getCount()
             if lost > self._bus_drops_seen:
                 self._hand_over(FactsDropped(lost - self._bus_drops_seen), callback_us)
@@ -307,7 +306,7 @@ class Py4jRelay:
             return
         try:
             loop.call_soon_threadsafe(self._deliver, RelayedFact(fact, callback_us))
-        except RuntimeError:  # the loop closed meanwhile
+        except RuntimeError:  # the loop has closed
             self._loop = None
 
     def _deliver(self, relayed: RelayedFact) -> None:
@@ -322,31 +321,31 @@ class Py4jRelay:
 
 
 def _stop_callback_server(gateway: Any) -> None:
-    """Stop the server that we started, unless somebody else's Python object is called through it meanwhile."""
+    """Stop the server that we started, unless it now serves another Python object as well."""
     server = gateway._callback_server
     if not all(isinstance(proxy, _BusListener) for proxy in list(gateway.gateway_property.pool.dict.values())):
         return
-    # Py4J closes each connection's stream, and that waits for ever for the thread which reads from it: end the
+    # Py4J closes each connection's stream, which waits permanently for the thread that reads from it: end the
     # reading first.
     for connection in list(server.connections):
         with contextlib.suppress(OSError):
             connection.socket.shutdown(socket.SHUT_RDWR)
     gateway.shutdown_callback_server()
-    gateway._callback_server = None  # so that the next one who needs it starts it again
+    gateway._callback_server = None  # so that it is started again when needed
 
 
 def _active_jobs(java_context: Any) -> list[JobStarted]:
-    """The bus may have dropped the start of a job, so whoever looks hears of each active one, perhaps once more."""
+    """The start of each active job, which may be known already: the bus may have dropped some."""
     scheduler = java_context.dagScheduler()
     try:
         job_ids = list(_each(scheduler.jobIdToActiveJob().keys()))
         return [JobStarted(job_id, tuple(_each(scheduler.jobIdToStageIds().apply(job_id)))) for job_id in job_ids]
-    except Py4JJavaError:  # the scheduler's thread has changed the tables meanwhile; the next look will find them
+    except Py4JJavaError:  # the tables have changed in the meantime; the next query finds the jobs
         return []
 
 
 def _look(java_context: Any, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
-    """The schedulers' tables, read without their locks: an absence counts once it is seen three times."""
+    """Read the schedulers' tables without their locks, so an absence counts only if it is seen three times."""
     active = java_context.dagScheduler().jobIdToActiveJob()
     jobs = {job_id: any(active.contains(job_id) for _ in range(3)) for job_id in job_ids}
     states = dict.fromkeys(task_attempt_ids, TaskState.UNKNOWN)

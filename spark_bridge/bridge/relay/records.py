@@ -1,10 +1,9 @@
-"""What the relay sends, turned into the facts of ``protocol.facts``.
+"""Decodes the relay's records into the facts of ``protocol.facts``.
 
 A relay record is a flat run of big-endian fields: ``u8`` kind, ``i64`` callback time (epoch microseconds
 in the driver's JVM), then the fields of its kind, in the order of the reader below that is named after
-it. A text is a ``u16`` length and UTF-8. `TaskEventRelay.java` writes exactly this; the two files change
-together, and a record that does not fit to its last byte is refused, so that they cannot drift apart
-unnoticed.
+it. A text is a ``u16`` length and UTF-8. `TaskEventRelay.java` writes exactly this format; change the two
+files together. A record that does not match to its last byte is refused, so they cannot diverge unnoticed.
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ _GAP = " ... "
 
 
 class RecordDecodeError(ValueError):
-    """A relay record is not what its kind promises; nothing of it was used."""
+    """A relay record does not match its kind. Nothing of it was used."""
 
 
 @value
 class RelayedFact:
-    """A fact and the moment of the listener's callback that it comes from.
+    """A fact and the time of the listener's callback that it comes from.
 
     ``callback_us`` is epoch time in microseconds, read in the driver's JVM (``relay="jvm"``) or as the
-    callback enters Python (``relay="py4j"``). It is for latency figures only: the order of facts is the
-    order of delivery.
+    callback enters Python (``relay="py4j"``). It is for latency figures only. Facts are ordered by their
+    delivery.
     """
 
     fact: EngineFact
@@ -70,7 +69,7 @@ class RelayedFact:
 
 @value
 class CommandAnswered:
-    """The relay has carried out a command, or says why it could not."""
+    """The relay has carried out a command, or could not because of ``problem``."""
 
     request_id: int
     problem: str | None
@@ -80,14 +79,14 @@ class CommandAnswered:
 
 
 def shorten(text: str) -> str:
-    """At most ``TEXT_MAX_CHARS`` characters: the head, and the end, where a Python traceback says most."""
+    """Cut to ``TEXT_MAX_CHARS`` characters, keeping the beginning and the more important end of a traceback."""
     if len(text) <= TEXT_MAX_CHARS:
         return text
     return text[:_TEXT_HEAD_CHARS] + _GAP + text[len(text) - (TEXT_MAX_CHARS - _TEXT_HEAD_CHARS - len(_GAP)) :]
 
 
 class _Fields:
-    """Takes the fields of one record off its front, never past its end."""
+    """Reads the fields of one record from its front, never past its end."""
 
     def __init__(self, record: bytes) -> None:
         self._record = record
@@ -106,7 +105,7 @@ class _Fields:
     def flag(self) -> bool:
         value = self.one("B")
         if value > 1:
-            raise RecordDecodeError(f"a flag of {value}")
+            raise RecordDecodeError(f"invalid flag: {value}")
         return value == 1
 
     def text(self) -> str:
@@ -119,7 +118,7 @@ class _Fields:
         return raw.decode("utf-8")
 
     def count(self, item_bytes: int) -> int:
-        """The length of a list, checked against what is really there before any memory is taken."""
+        """The length of a list, checked against the bytes that are left before any memory is allocated."""
         count = self.one("I")
         if count * item_bytes > len(self._record) - self._offset:
             raise RecordDecodeError(f"a list of {count} items runs past the end")
@@ -209,7 +208,7 @@ def _stage_look(fields: _Fields) -> CommandAnswered:
 
 def _at(names: tuple[T, ...], code: int, what: str) -> T:
     if code >= len(names):
-        raise RecordDecodeError(f"{what} {code} is unknown")
+        raise RecordDecodeError(f"unknown {what}: {code}")
     return names[code]
 
 
@@ -234,7 +233,7 @@ def decode_record(record: bytes) -> RelayedFact | CommandAnswered:
     """Decode one relay record.
 
     Raises:
-        RecordDecodeError: the kind is unknown, a field is missing, out of range or no UTF-8, or bytes are
+        RecordDecodeError: the kind is unknown, a field is missing, out of range or not UTF-8, or bytes are
             left over.
     """
     fields = _Fields(record)
@@ -242,7 +241,7 @@ def decode_record(record: bytes) -> RelayedFact | CommandAnswered:
         kind, callback_us = fields.take("Bq")
         reader = _READERS.get(kind)
         if reader is None:
-            raise RecordDecodeError("the kind is unknown")
+            raise RecordDecodeError("unknown kind")
         decoded = reader(fields)
         fields.finish()
     except (struct.error, ValueError) as problem:

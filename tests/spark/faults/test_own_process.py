@@ -175,7 +175,7 @@ def test_a_job_of_which_a_part_has_succeeded_is_not_taken_over(
 
         with pytest.raises(RestartsExhausted) as caught:
             action.result()
-        assert "1 of its tasks had succeeded already" in str(caught.value.__cause__)
+        assert "1 of its tasks had already succeeded" in str(caught.value.__cause__)
 
 
 def test_a_sidecar_that_does_not_come_back_fails_the_job_and_says_so(
