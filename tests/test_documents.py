@@ -81,7 +81,7 @@ def test_every_fault_that_is_tried_stands_in_the_table_and_every_test_that_it_na
 # --- snippets -----------------------------------------------------------------------------------------------------
 
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PROGRAM = re.compile(r'^```python title="([^"]+)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
+PROGRAM = re.compile(r'^```python title="([^"]+)"[^\n]*\n(.*?)^```', re.MULTILINE | re.DOTALL)
 
 
 def without_indents(text: str) -> str:

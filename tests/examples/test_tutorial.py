@@ -15,7 +15,7 @@ import pytest
 from tests.examples.conftest import ROOT, RUN_TIMEOUT_S
 
 PAGE = ROOT / "docs" / "tutorial.md"
-BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?[^\n]*\n(.*?)^```', re.MULTILINE | re.DOTALL)
 TAKINGS = 500500
 
 pytestmark = pytest.mark.spark
