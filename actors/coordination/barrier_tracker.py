@@ -183,13 +183,13 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         reply_to: Reply[int] | None = None,
         savepoint_directory: str | None = None,
     ) -> None:
-        """Somebody asked, or one is due. Ids are the storage's, which may have none to give (H4)."""
+        """Take a checkpoint that was requested or is due. Ids come from the storage, which may have none (H4)."""
         is_savepoint = savepoint_directory is not None
         try:
             checkpoint_id = self._ports.next_checkpoint_id()
         except Exception as error:
-            context.log.warning("no checkpoint id", error=repr(error), exc_info=error)
-            self._requests.without_id(error, reply_to, final_owed=self._machine.final_owed)
+            context.log.warning("checkpoint id not available", error=repr(error), exc_info=error)
+            self._requests.without_id(error, reply_to, final_pending=self._machine.final_pending)
             return
         self._requests.triggered(checkpoint_id, now, reply_to, savepoint_directory)
         self._handle(context, CheckpointTriggered(checkpoint_id, is_savepoint), now)
@@ -330,13 +330,15 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 if not in_doubt:
                     self._coordinator_ref.tell(NotifyCheckpointDiscarded(checkpoint_id))
                 written = checkpoint_id in self._writes
-                self._requests.aborted(checkpoint_id, reason, final_owed=self._machine.final_owed, written=written)
+                self._requests.aborted(
+                    checkpoint_id, reason, final_pending=self._machine.final_pending, written=written
+                )
             case RefuseCheckpoint(reason=reason):
                 context.log.info("checkpoint refused", checkpoint_id=checkpoint_id, reason=reason)
-                self._requests.refused(checkpoint_id, reason, final_owed=self._machine.final_owed)
+                self._requests.refused(checkpoint_id, reason, final_pending=self._machine.final_pending)
 
     def _answer_if_settled(self) -> None:
-        """The answer goes through the coordinator's mailbox, behind all that it was sent.
+        """The answer goes through the coordinator's mailbox, after all that it was sent.
 
         While no attempt runs, the machine has a deadline exactly if a checkpoint is pending, waits, or is due.
         """

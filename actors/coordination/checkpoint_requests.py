@@ -23,7 +23,7 @@ class _Request:
 class CheckpointRequests:
     """One entry for each trigger, until it is answered by one of the four ways to end. Loop only.
 
-    ``final_owed``, wherever it is an argument: a run has ended well, and no checkpoint behind its end is complete yet.
+    ``final_pending``, as an argument: a run has ended well, and no checkpoint that started after its end is complete.
     ``uncommitted``: what failed last while that was so, whenever it had begun; empty when one completed since.
     """
 
@@ -47,11 +47,11 @@ class CheckpointRequests:
     ) -> None:
         self._open[checkpoint_id] = _Request(now, reply_to, savepoint_directory)
 
-    def without_id(self, error: Exception, reply_to: Reply[int] | None, *, final_owed: bool) -> None:
+    def without_id(self, error: Exception, reply_to: Reply[int] | None, *, final_pending: bool) -> None:
         """One was asked for or due, but no id could be had."""
         reason = f"no checkpoint id: {type(error).__name__}: {error}"
         self._statistics.checkpoints_refused += 1
-        if final_owed:
+        if final_pending:
             self.uncommitted = reason
         _fail(reply_to, reason, error)
 
@@ -72,7 +72,7 @@ class CheckpointRequests:
         if request.reply_to is not None:
             request.reply_to.answer(checkpoint_id)
 
-    def aborted(self, checkpoint_id: int, reason: str, *, final_owed: bool, written: bool) -> None:
+    def aborted(self, checkpoint_id: int, reason: str, *, final_pending: bool, written: bool) -> None:
         """``written``: its write had begun, so it may exist. Of a savepoint the requester must know that (H64)."""
         self._statistics.checkpoints_aborted += 1
         self._statistics.last_abort_reason = reason
@@ -82,15 +82,15 @@ class CheckpointRequests:
                 f"{reason}; its file may exist in {directory}, or appear there later: do not restore it, because what "
                 "it refers to may have been deleted"
             )
-        self._failed(checkpoint_id, reason, final_owed)
+        self._failed(checkpoint_id, reason, final_pending)
 
-    def refused(self, checkpoint_id: int, reason: str, *, final_owed: bool) -> None:
+    def refused(self, checkpoint_id: int, reason: str, *, final_pending: bool) -> None:
         self._statistics.checkpoints_refused += 1
-        self._failed(checkpoint_id, reason, final_owed)
+        self._failed(checkpoint_id, reason, final_pending)
 
-    def _failed(self, checkpoint_id: int, reason: str, final_owed: bool) -> None:
+    def _failed(self, checkpoint_id: int, reason: str, final_pending: bool) -> None:
         request = self._open.pop(checkpoint_id)
-        if final_owed:
+        if final_pending:
             self.uncommitted = f"checkpoint {checkpoint_id}: {reason}"
         _fail(request.reply_to, f"checkpoint {checkpoint_id}: {reason}")
 

@@ -83,7 +83,7 @@ GatewayMessage = NoteAwaited | Retire | SendEvent | AttachConnection | MessagesA
 
 @value
 class StartCoordinator:
-    """First of all (H6); answered when ``start`` has returned, failed with what it raised.
+    """The first message of all (H6); answered when ``start`` has returned, failed with what it raised.
 
     ``restored``: the id and state of the checkpoint that the application starts from; ``reset_to_checkpoint`` comes
     before ``start`` then, and fails like it.
@@ -95,9 +95,10 @@ class StartCoordinator:
 
 @value
 class EventArrived:
-    """``report_taken``: tell the gateway that all up to this one are taken. Not asked for with each event: the word
-    goes through two mailboxes and to the task, and the next one says as much. ``sender``: the subtask that sent it
-    first, for an event out of a restored snapshot (H52)."""
+    """``report_taken``: tell the gateway that all events up to this one are taken. Not requested with each event: the
+    report goes through two mailboxes and to the task, and the next one says as much. ``sender``: the subtask that sent
+    it first, for an event out of a restored snapshot (H52).
+    """
 
     attempt: ExecutionAttempt
     seq: int
@@ -109,7 +110,7 @@ class EventArrived:
 
 @value
 class RequestArrived:
-    """One out of a restored snapshot has a ``sender`` and no ``request_id``: nobody waits for its answer (H73)."""
+    """A request out of a restored snapshot has a ``sender`` and no ``request_id``: no answer is awaited (H73)."""
 
     attempt: ExecutionAttempt
     seq: int
@@ -236,10 +237,10 @@ class RequestCheckpoint:
 
 @value
 class AwaitSettled:
-    """Answered once no run is under way, no checkpoint is pending or waits, the final one of the run included, and
+    """Answered once no run is in progress, no checkpoint is pending or waits, the final one of the run included, and
     the coordinator has handled all that was sent to it before.
 
-    What the bridge has yet to hear of is not known here: ask it for the end of the runs first.
+    What the bridge has not received yet is not known here: ask it for the end of the runs first.
     """
 
     reply_to: Reply[Settled]

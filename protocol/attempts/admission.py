@@ -208,7 +208,7 @@ def in_use(known: OperatorRecord, run: RunRecord, engine: EngineRecords) -> str:
 
 
 def _beside_another_run(known: OperatorRecord, run: RunRecord, new: StageRecord, engine: EngineRecords) -> Verdict:
-    """H55: one job with the operator in two stages is told immediately; else the first run may just have ended."""
+    """A job with the operator in two stages is refused immediately; else the first run may just have ended (H55)."""
     old = engine.stages.get(run.run_id)
     if old is None:
         return Wait(WaitsFor.OTHER_RUN)

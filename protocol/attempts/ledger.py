@@ -1,4 +1,4 @@
-"""The machine itself: takes facts, registrations and words, and hands each to the operators it concerns."""
+"""The machine itself: it takes facts, registrations and words, and hands each to the operators that it concerns."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class AttemptLedger:
     """One per Spark application; see the package for what it decides and why.
 
     ``handle`` raises ``LocalProtocolError`` for an operator that is added twice or without a positive
-    parallelism and for what is no input at all, and ``RemoteProtocolError`` for a registration with an unknown mode
+    parallelism and for what is not an input at all, and ``RemoteProtocolError`` for a registration with an unknown mode
     or negative numbers; nothing is changed then. After ``ApplicationEnded`` every registration is refused.
     """
 

@@ -3,7 +3,7 @@
 Two kinds of values come out. A *decision* is a fact about an operator, in the past tense. It is the very value that the
 operator's barrier tracker takes as its input, and several of them go on to the coordinator unchanged, so one name
 leads from the bridge to the user's method: ``SubtaskFailed`` to ``subtask_failed``. A *request* is an imperative for
-the bridge to carry out: answer a registration, kill a task, cancel a job, look at Spark's books.
+the bridge to carry out: answer a registration, kill a task, cancel a job, look at Spark's own records.
 
 The effects of one ``handle`` call are to be carried out in their order, and those of one call before those of
 the next. That order *is* H10: a failure stands before the reset that follows from it, the reset before the
@@ -27,17 +27,17 @@ class LedgerConfig:
 
     All times are in seconds, on the clock of ``now``.
 
-    ``attempts_max``: the job fails when Headgate has killed attempts of one subtask so often in one run, because an
+    ``attempts_max``: the job fails when Headgate has killed this many attempts of one subtask in one run, because an
     event was not confirmed in time, a connection did not come back, or a later attempt took over. None: the
     ``spark.task.maxFailures`` of the Spark context, or F on a master ``local[N,F]``. In streaming mode an attempt that
     lived for ``kills_forgotten_after_s`` starts the count again.
     """
 
-    heal_after_s: float = 5.0  # an undecided thing waits so long for its fact, then the engine's books are asked
-    query_every_s: float = 2.0  # and again so often while it stays undecided
+    heal_after_s: float = 5.0  # an undecided thing waits this long for its fact, then Spark's own records are asked
+    query_every_s: float = 2.0  # and again at this interval while it stays undecided
     audit_every_s: float = 30.0  # a look without cause, for facts that nobody misses
     conflict_wait_s: float = 1.0  # the job of a second run has started and the first one's has not ended
-    give_up_after_s: float = 60.0  # a registration that nothing decides is refused: nothing waits for ever
+    give_up_after_s: float = 60.0  # a registration that nothing decides is refused: nothing waits permanently
     attempts_max: int | None = None
     kills_forgotten_after_s: float = 3600.0
 
@@ -74,7 +74,7 @@ class OperatorAdded:
 
 @value
 class OperatorRemoved:
-    """The coordinator goes away; a run of it that is going on ends as failed. Unknown ids are ignored."""
+    """The coordinator goes away; if a run of it is going on, that ends as failed. Unknown ids are ignored."""
 
     operator_id: str
 
@@ -300,7 +300,7 @@ class CancelJobs:
 
 @value
 class QueryStatus:
-    """Look at the engine's own books; ``StatusReported`` brings the answer. No answer: it is asked again."""
+    """Look at Spark's own records; ``StatusReported`` brings the answer. If none comes, the ledger asks again."""
 
     task_attempt_ids: frozenset[int]
     job_ids: frozenset[int]

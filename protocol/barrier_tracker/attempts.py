@@ -1,6 +1,6 @@
 """The attempts of one operator that are not over, and which of its subtasks wait for their reset.
 
-The tracker believes what the attempt ledger decided; here is written down what of it checkpoints depend on.
+The attempt ledger decides about attempts. This keeps the part of its decisions that checkpoints depend on.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from protocol.ids import ExecutionAttempt
 
 @dataclass(slots=True)
 class KnownAttempt:
-    """An attempt that is not over: accepted, then ready, then perhaps finished, a success that may be
-    revoked.
+    """An attempt that is not over: accepted, then ready, then perhaps finished, a success that may be revoked.
 
     ``events_restored``: where its count of events began (H32). ``final``: what it ended with.
     """
@@ -43,7 +42,7 @@ class KnownAttempts:
     _running: int = 0  # that are ready and have not finished
 
     def get(self, attempt: ExecutionAttempt) -> KnownAttempt | None:
-        """None when it is over or unknown."""
+        """The attempt, or None if it is over or unknown."""
         return self.by_task.get(attempt.task_attempt_id)
 
     def accept(self, attempt: ExecutionAttempt, events_restored: int) -> None:
@@ -63,7 +62,7 @@ class KnownAttempts:
         self._look_at(attempt.subtask)
 
     def fail(self, attempt: ExecutionAttempt) -> None:
-        """It is over. When it was the last one of its subtask, the reset is owed (H13)."""
+        """The attempt is over. If it was the last one of its subtask, the reset is due (H13)."""
         known = self.by_task.pop(attempt.task_attempt_id, None)
         if known is None:
             return
@@ -75,7 +74,7 @@ class KnownAttempts:
             self.resets_owed.add(attempt.subtask)
 
     def keep_finished(self) -> None:
-        """The run is over, and so is everybody who has not finished."""
+        """The run is over, and with it every attempt that has not finished."""
         self.by_task = {key: known for key, known in self.by_task.items() if known.finished}
         self._tasks_of.clear()
         for task_attempt_id, known in self.by_task.items():
@@ -84,7 +83,7 @@ class KnownAttempts:
         self._running = 0
 
     def clear(self) -> None:
-        """The operator is reset: nobody is left, and nothing is owed."""
+        """The operator is reset: no attempt is left, and no reset is due."""
         self.by_task.clear()
         self.resets_owed.clear()
         self._tasks_of.clear()
@@ -99,7 +98,7 @@ class KnownAttempts:
         return self._running > 0
 
     def copies(self) -> str:
-        """Name a subtask with several attempts alive and none finished, which has no single state; empty for none."""
+        """Name a subtask with several attempts alive and none finished, so without a single state; else empty."""
         if not self._crowded:
             return ""
         subtask = min(self._crowded)

@@ -12,14 +12,14 @@ Each running subtask has a part in it, which only moves forward::
 
     AWAITING_CLOSE ─► AWAITING_DRAIN ─► AWAITING_ACKNOWLEDGE ─► SETTLED
 
-A phase ends when no part is left in the step that it waits for; CLOSING besides only when every lower checkpoint has
+A phase ends when no part is left in the step that it waits for; CLOSING also waits until every lower checkpoint has
 been cut or is gone, so that the coordinator snapshots in the order of the ids (H43). A drain may be reported before the
-coordinator's snapshot is, because they come on different ways. An acknowledgement cannot come before its barrier; if it
+coordinator's snapshot is, because they take different ways. An acknowledgement cannot come before its barrier; if it
 does, the tracker aborts. A subtask that has ended is SETTLED with its final state, from whatever step: it ends only
 when its valve holds nothing, and nothing more will be taken from its mailbox, so there is no drain to wait for (G10).
 
 **Both halves must be of one cut** (H32). The coordinator's part says how many events of each attempt it covers, the
-subtask's part how many have left; they are compared as soon as both are known. Where they differ, an event was lost,
+subtask's part how many have left; they are compared as soon as both are known. If they differ, an event was lost,
 doubled or taken on the wrong side of the cut, and the checkpoint must not complete.
 """
 
@@ -71,7 +71,7 @@ class Step(IntEnum):
 
 
 class Verdict(Enum):
-    """What becomes of a word about a checkpoint in a phase of it."""
+    """What becomes of a report about a checkpoint in one of its phases."""
 
     ACT = "act"
     STALE = "stale"  # of the past: counted and logged, and nothing changes (H44)
@@ -139,12 +139,12 @@ class Part:
         return self.attempt is attempt or self.attempt == attempt
 
     def why_torn(self) -> str:
-        """Say how the two halves differ (H32); empty where they agree, or one is not known yet."""
+        """Say how the two halves differ (H32); empty if they agree, or one is not known yet."""
         if self.snapshot is None or self.events_taken in (None, self.snapshot.events_sent):
             return ""
         return (
             f"{self.attempt}: {self.snapshot.events_sent} of its events had left at its snapshot, but the coordinator"
-            f" had taken {self.events_taken} at the cut (H32)"
+            f" had taken {self.events_taken} at the cut"
         )
 
 
@@ -153,7 +153,7 @@ class PendingCheckpoint:
     """See the module. ``at_rest`` is what the subtasks that are not running take part with.
 
     A part's step is changed by ``move`` and ``settle`` alone, which count how many parts are in each: every subtask
-    says three words of each checkpoint, and none of them may cost a look at all subtasks.
+    reports three times about each checkpoint, and no report may cost a look at all subtasks.
     """
 
     checkpoint_id: int
@@ -190,7 +190,7 @@ class PendingCheckpoint:
         return LEGAL[type(word)][_COLUMN[self.phase]]
 
     def describe(self, word: SubtaskWord | DriverWord) -> str:
-        """How such a word stands to this checkpoint, for the one who reads why it was not taken."""
+        """How such a word stands to this checkpoint, for the reader of the message that it was not taken."""
         name = type(word).__name__
         if isinstance(word, SUBTASK_WORDS):
             if not self.has_part(word.attempt):
@@ -211,7 +211,7 @@ class PendingCheckpoint:
             part.events_taken = events_taken.get(part.attempt.task_attempt_id, part.events_restored)
 
     def why_torn(self) -> str:
-        """Say of which parts the halves differ (H32); empty where none does."""
+        """Say of which parts the halves differ (H32); empty if none does."""
         return "; ".join(filter(None, (part.why_torn() for part in self.parts.values())))
 
     def settled(self) -> bool:

@@ -9,14 +9,14 @@ from protocol.errors import LocalProtocolError
 
 
 def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedCheckpoint:
-    """The same checkpoint for ``parallelism`` subtasks; itself where nothing changes.
+    """The same checkpoint for ``parallelism`` subtasks; itself if nothing changes.
 
-    The part of subtask j goes to subtask ``j % parallelism``. Where several meet, their states stand beside each
+    The part of subtask j goes to subtask ``j % parallelism``. If several meet, their states stand next to each
     other in the order of the subtasks that took them, for the operator to merge; held events stand in the order of the
     old subtasks, each with its first sender and in its old order. A position belongs to the history of one old
     subtask, so the count of events starts again at 0 (H32).
 
-    Raises ``LocalProtocolError`` for a part that has no place in the checkpoint's own parallelism, and where two
+    Raises ``LocalProtocolError`` for a part that has no place in the checkpoint's own parallelism, and if two
     states of one subtask would meet: that takes a second change of parallelism before a subtask has restored after the
     first one.
     """

@@ -1,13 +1,14 @@
 """When a checkpoint is due without being asked for.
 
-Two reasons. While an attempt runs, one is due every ``interval_s``, but none before ``min_pause_s`` have passed
-since the last one ended. And a run that ended well in streaming mode owes a *final* one, without which its last output
-would never be committed: at once, and again should it fail, until one that started behind the run's end completes. What
-is due and cannot start now stays due until it can: it is late, but never asked for twice.
+There are two reasons. While an attempt runs, a checkpoint is due every ``interval_s``, but none before ``min_pause_s``
+have passed since the last one ended. And a run that ended well in streaming mode needs a *final* one, without which its
+last output would never be committed. It is due immediately, and again if it fails, until one that started after the
+run's end completes. A checkpoint that is due and cannot start now stays due until it can: it is late, but never asked
+for twice.
 
-Asking means ``TriggerCheckpoint``: the shell mints the id and says ``CheckpointTriggered``. Should it not come, say
-because no id could be had, then it is asked for again after ``timeout_s``; the final one only as often as failures are
-tolerated in a row, for somebody waits for the end of it (H48).
+Asking means ``TriggerCheckpoint``: the shell takes an id and answers with ``CheckpointTriggered``. If that does not
+come, for example because there was no id, the schedule asks again after ``timeout_s``. It asks for the final one only
+as often as failures are tolerated in a row, because somebody waits for its end (H48).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class CheckpointSchedule:
 
     config: CheckpointConfig
     due_at: float = inf  # by the interval
-    final_at: float = inf  # the final one; inf when none is owed
-    final_id: int | None = None  # the one under way that will be the final one, if it completes
+    final_at: float = inf  # the final one; inf if none is pending
+    final_id: int | None = None  # the pending one that will be the final one, if it completes
     not_before: float = -inf  # the pause after the last one
     asked_until: float = -inf  # asked for; the answer is awaited until then
     final_asked: int = 0  # how often in a row the final one was
@@ -42,7 +43,7 @@ class CheckpointSchedule:
         self.final_at, self.final_id, self.final_asked = now, None, 0
 
     def reset(self) -> None:
-        """Whatever was due belonged to a run that counts no more."""
+        """What was due belonged to a run that no longer counts."""
         self.due_at, self.final_at, self.final_id = inf, inf, None
         self.triggered()
 
@@ -51,8 +52,8 @@ class CheckpointSchedule:
         self.asked_until, self.final_asked = -inf, 0
 
     def started(self, checkpoint_id: int) -> None:
-        """It takes part of everything up to here."""
-        if self.final_owed and self.final_id is None:
+        """It covers everything up to here."""
+        if self.final_pending and self.final_id is None:
             self.final_id = checkpoint_id
 
     def completed(self, checkpoint_id: int) -> None:
@@ -61,13 +62,13 @@ class CheckpointSchedule:
             self.final_at, self.final_id = inf, None
 
     def ended(self, checkpoint_id: int, now: float) -> None:
-        """It is over, however."""
+        """It is over, completed or not."""
         self.not_before = now + self.config.min_pause_s
         if checkpoint_id == self.final_id:
             self.final_at, self.final_id = self.not_before, None
 
     @property
-    def final_owed(self) -> bool:
+    def final_pending(self) -> bool:
         """Whether the last output of a run that ended well is not committed yet."""
         return self.final_at < inf
 
@@ -89,10 +90,10 @@ class CheckpointSchedule:
         if now < self._due_at():
             return False
         self.asked_until = now + self.config.timeout_s
-        self.final_asked += self.final_owed
+        self.final_asked += self.final_pending
         if self.config.interval_s is not None and self.due_at <= now:
             self.due_at += self.config.interval_s
-            if self.due_at <= now:  # late by more than a round: the rounds that were missed are not made up for
+            if self.due_at <= now:  # late by more than an interval: the missed ones are skipped
                 self.due_at = now + self.config.interval_s
         return True
 

@@ -1,7 +1,7 @@
 """One operator's checkpoints, and the order of everything that its coordinator is told.
 
 Every decision of the attempt ledger passes through this machine on its way to the coordinator, so it alone
-orders failures and resets against checkpoints. Usually at most one checkpoint is under way; with
+orders failures and resets against checkpoints. Usually at most one checkpoint is in progress; with
 ``concurrent_max`` there may be several (H43, ``under_way``), each of which goes this way::
 
     IDLE ── trigger ──► CLOSING ► SNAPSHOTTING ► DRAINING ► ACKNOWLEDGING ► STORING ── complete ──► IDLE
@@ -12,9 +12,9 @@ come in every phase.
 
 **Who takes part** is settled at the start. A subtask whose attempt is ready takes part step by step
 (``pending``). One that has finished, or finishes meanwhile, takes part with its final state. One that is
-not running takes part with what its next attempt would restore, unchanged, which is nothing where nothing was ever
+not running takes part with what its next attempt would restore, unchanged, which is nothing if nothing was ever
 restored (H47): the coordinator has exchanged no event with it since. To keep that true, an attempt that
-becomes ready while the others are closing is *withheld*: the coordinator hears of it behind the request for
+becomes ready while the others are closing is *withheld*: the coordinator is told of it after the request for
 its own snapshot, so whatever passes between them is after the cut.
 
 **Copies** and checkpoints exclude each other (H13): a subtask with two attempts has no single state. An attempt that is
@@ -149,7 +149,7 @@ class BarrierTracker:
 
     @property
     def pending_ids(self) -> tuple[int, ...]:
-        """The checkpoints under way, ascending."""
+        """The checkpoints in progress, ascending."""
         return tuple(self._under_way.pending)
 
     @property
@@ -169,9 +169,9 @@ class BarrierTracker:
         return tuple(sorted(self._under_way.in_doubt))
 
     @property
-    def final_owed(self) -> bool:
+    def final_pending(self) -> bool:
         """Whether a run that ended well still waits for the checkpoint that commits its last output."""
-        return self._schedule.final_owed
+        return self._schedule.final_pending
 
     def next_deadline(self) -> float | None:
         """When ``TimePassed`` is due at the latest."""
@@ -206,7 +206,7 @@ class BarrierTracker:
     # --- staleness and turn, once for all ---
 
     def _why_stale(self, input: TrackerInput) -> str | None:
-        """Say why the input is of the past, or None; raise when it is out of turn by our own fault."""
+        """Say why the input is stale, or None; raise if our own side sent it out of turn."""
         match input:
             case (
                 SubtaskClosed()
@@ -229,7 +229,7 @@ class BarrierTracker:
                 return None
             case CheckpointTriggered(checkpoint_id):
                 if checkpoint_id <= self._highest_id:
-                    raise LocalProtocolError(f"checkpoint ids rise: {checkpoint_id} after {self._highest_id} (H4)")
+                    raise LocalProtocolError(f"checkpoint ids must increase: {checkpoint_id} after {self._highest_id}")
                 return None
             case AbortRequested(checkpoint_id):
                 known = self._under_way.is_known(checkpoint_id)
@@ -341,7 +341,7 @@ class BarrierTracker:
         self._under_way.give_up(over, f"run {input.run_id} has ended", out)
         out.append(input)
         if input.succeeded and self._mode is RestoreMode.STREAMING:
-            # A global failure that came too late for the run fails nobody, and must not keep its last output back.
+            # A global failure that came too late for the run must not keep its last output uncommitted.
             self._under_way.halted = False
             self._schedule.run_ended_well(now)
 
@@ -378,7 +378,7 @@ class BarrierTracker:
         return self._under_way.obstacle()
 
     def _could_start(self) -> bool:
-        """Whether a request that came now would start at once."""
+        """Whether a request that came now would start immediately."""
         return self._under_way.queued is None and not self._obstacle() and not self._attempts.copies()
 
     def check_invariants(self) -> None:

@@ -1,12 +1,12 @@
-"""The checkpoints that are under way at one time, at most ``concurrent_max``, and the request that waits (H43).
+"""The checkpoints in progress, at most ``concurrent_max`` at one time, and the request that waits (H43).
 
-**Several at once.** Each goes through its own phases (``pending``), and ids keep the order: they start in it, the
-coordinator is asked for its snapshots in it, and a checkpoint that completes *subsumes* every lower one that is still
-pending, so that completions come in it. Subsumed is aborted, but is no failure. A savepoint neither subsumes nor is
-subsumed: it has its own place, and somebody waits for it by name (H49).
+**Several at the same time.** Each goes through its own phases (``pending``), and ids keep the order: they start in it,
+the coordinator is asked for its snapshots in it, and a checkpoint that completes *subsumes* every lower one that is
+still pending, so that completions come in it. A subsumed checkpoint is aborted, but this does not count as a failure. A
+savepoint neither subsumes nor is subsumed: it has its own place, and somebody waits for this very one (H49).
 
 **Withheld** is an attempt that becomes ready while a checkpoint in which it has no part is closing the others. The
-coordinator hears of it behind the request for its own snapshot.
+coordinator is told of it after the request for its own snapshot.
 
 **Failures** in a row are counted over all checkpoints, savepoints apart; beyond ``tolerated_failures`` they become a
 global failure (H45). From then on everything is *halted* until the operator's reset: what is pending is given up, and
@@ -103,7 +103,7 @@ class CheckpointsUnderWay:
     def queue(self, request: CheckpointTriggered, now: float, out: Effects) -> None:
         """Let the request wait; a second one is refused."""
         if self.queued is not None:
-            reason = f"checkpoint {self.queued[0].checkpoint_id} waits already, and only one may (H43)"
+            reason = f"checkpoint {self.queued[0].checkpoint_id} waits already, and only one may"
             out.append(RefuseCheckpoint(request.checkpoint_id, reason))
         else:
             self.queued = (request, now + self.config.timeout_s)
@@ -122,7 +122,7 @@ class CheckpointsUnderWay:
     def start_queued(
         self, parts: dict[int, Part], at_rest: dict[int, SubtaskSnapshot], now: float
     ) -> PendingCheckpoint:
-        """What waited is under way from here on. Close its subtasks, then ``move_on``."""
+        """Start the request that waited. Close its subtasks, then ``move_on``."""
         assert self.queued is not None
         request, self.queued = self.queued[0], None
         pending = PendingCheckpoint(request.checkpoint_id, now + self.config.timeout_s, parts, at_rest)
@@ -141,7 +141,7 @@ class CheckpointsUnderWay:
     # --- steps --------------------------------------------------------------------------------------------
 
     def why_stale(self, word: SubtaskWord | DriverWord) -> str | None:
-        """Say why the word is of the past, or None. Raises ``LocalProtocolError`` where it may not be said."""
+        """Say why the report is stale, or None. Raises ``LocalProtocolError`` if it must not come in this phase."""
         pending = self.pending.get(word.checkpoint_id)
         if pending is None:
             return f"{type(word).__name__} for checkpoint {word.checkpoint_id}, which is not pending"
@@ -215,7 +215,7 @@ class CheckpointsUnderWay:
     # --- readiness ----------------------------------------------------------------------------------------
 
     def tell_ready(self, attempt: ExecutionAttempt, out: Effects) -> None:
-        """Tell of it, at once or behind the snapshots that it has no part in."""
+        """Report it ready, immediately or after the snapshots in which it has no part."""
         self.withheld.append(attempt)
         self.move_on(out)
 
@@ -293,7 +293,7 @@ class CheckpointsUnderWay:
     # --- doubt --------------------------------------------------------------------------------------------
 
     def why_no_doubt(self, word: CheckpointDiscarded) -> str | None:
-        """Say why the word is of the past, or None. Raises ``LocalProtocolError`` where nobody asked for a discard."""
+        """Say why the report is stale, or None. Raises ``LocalProtocolError`` if nobody asked for a discard."""
         checkpoint_id = word.checkpoint_id
         if checkpoint_id in self.pending:
             raise LocalProtocolError(f"checkpoint {checkpoint_id} was discarded, although it is pending")

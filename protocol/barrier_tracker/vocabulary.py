@@ -28,11 +28,10 @@ class CheckpointConfig:
     """How checkpoints are taken. Times in seconds.
 
     ``timeout_s``: how long one may take from its start to its durable write, and how long a request may
-    wait for its start. ``tolerated_failures``: how many in a row may fail; one more is a global failure
-    (H45). ``mode`` holds until the first attempt is accepted, which brings its own. ``interval_s``: one is
-    due so long after the one before was, while an attempt runs; None for none but those that are asked for.
-    ``min_pause_s``: how long nothing is due after one has ended. ``concurrent_max``: how many may be under
-    way at once (H43).
+    wait for its start. ``tolerated_failures``: how many in a row may fail; one more is a global failure.
+    ``mode`` holds until the first attempt is accepted, which brings its own. ``interval_s``: seconds between due
+    times while an attempt runs; None: only on request. ``min_pause_s``: no checkpoint is due for this long after one
+    has ended. ``concurrent_max``: how many may be in progress at the same time.
     """
 
     timeout_s: float = 60.0
@@ -53,7 +52,7 @@ class CheckpointConfig:
 class SubtaskSnapshot:
     """A subtask's part of a checkpoint.
 
-    ``states``: usually one, its own; several or none where a rescaled checkpoint was never restored (H52).
+    ``states``: usually one, its own; several or none if a rescaled checkpoint was never restored (H52).
     ``held``: the events its valve held, in order (H31). ``events_sent``: how many of its events had left,
     which is what the coordinator's part covers (H32).
     """
@@ -67,7 +66,7 @@ class SubtaskSnapshot:
 class CompletedCheckpoint:
     """A whole checkpoint. A subtask that is not in ``subtask_states`` took part as empty (H47).
 
-    ``label`` is a short text of whoever has it taken, which is kept with it; the machine gives none.
+    ``label`` is a short text of the caller that requested it, which is kept with it; the machine sets none.
     """
 
     checkpoint_id: int
@@ -82,10 +81,10 @@ class CompletedCheckpoint:
 
 @value
 class CheckpointTriggered:
-    """Somebody wants checkpoint ``checkpoint_id``; it is higher than every id before it (H4).
+    """Checkpoint ``checkpoint_id`` is requested; the id is higher than every one before it (H4).
 
     Exactly one of ``NotifyCheckpointComplete``, ``EndSavepoint``, ``NotifyCheckpointAborted`` and ``RefuseCheckpoint``
-    answers it. A ``savepoint`` is stored elsewhere, completes nothing, and is no point to restore (H49).
+    answers it. A ``savepoint`` is stored elsewhere, completes nothing, and is not a point to restore (H49).
     """
 
     checkpoint_id: int

@@ -252,11 +252,11 @@ def test_a_sibling_that_dies_leaves_no_reset_owed() -> None:
     assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(A2, 1), CloseSubtask(B, 1)]
 
 
-def test_checkpoint_ids_rise() -> None:
+def test_checkpoint_ids_must_increase() -> None:
     # H4
     dialogue = Dialogue(restored=CompletedCheckpoint(5, 2, b"c", {}))
-    with pytest.raises(LocalProtocolError, match="rise"):
+    with pytest.raises(LocalProtocolError, match="must increase"):
         dialogue.tell(CheckpointTriggered(5))
     dialogue.tell(CheckpointTriggered(6), AbortRequested(6, "enough"))
-    with pytest.raises(LocalProtocolError, match="rise"):
+    with pytest.raises(LocalProtocolError, match="must increase"):
         dialogue.tell(CheckpointTriggered(6))

@@ -111,6 +111,6 @@ def test_a_new_application_restores_a_checkpoint_of_another_parallelism() -> Non
     [restore] = dialogue.tell(accepted(B))
     assert isinstance(restore, RestoreAttempt)
     assert restore.states == (SubtaskState(1, b"s1"),)
-    with pytest.raises(LocalProtocolError, match="rise"):
+    with pytest.raises(LocalProtocolError, match="must increase"):
         dialogue.tell(CheckpointTriggered(4))
     assert dialogue.tell(OperatorReset("words", "x")) == [OperatorResetToCheckpoint(4, b"coordinator")]

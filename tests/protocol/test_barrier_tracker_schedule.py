@@ -185,7 +185,7 @@ def test_a_run_that_ended_well_is_followed_by_one_final_checkpoint() -> None:
     assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
     dialogue.tell(CoordinatorSnapshotTaken(1, b"c"))
     assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
-    assert not dialogue.tracker.final_owed
+    assert not dialogue.tracker.final_pending
     assert dialogue.tracker.next_deadline() is None
 
 
@@ -203,7 +203,7 @@ def test_in_batch_mode_and_behind_a_failed_run_there_is_none(mode: RestoreMode, 
     dialogue = Dialogue(1, mode=mode).run(A)
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     assert kinds(dialogue.tell(RunEnded("words", 7, succeeded))) == [RunEnded]
-    assert not dialogue.tracker.final_owed
+    assert not dialogue.tracker.final_pending
 
 
 def test_what_is_pending_is_aborted_and_the_final_one_follows() -> None:
@@ -219,7 +219,7 @@ def test_the_final_one_waits_for_one_that_is_settled_and_is_no_substitute() -> N
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     assert kinds(dialogue.tell(RunEnded("words", 7, True))) == [RunEnded]
     assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1), TriggerCheckpoint()]
-    assert dialogue.tracker.final_owed
+    assert dialogue.tracker.final_pending
 
 
 def test_a_request_that_waited_for_the_runs_end_serves_as_the_final_one() -> None:
@@ -230,7 +230,7 @@ def test_a_request_that_waited_for_the_runs_end_serves_as_the_final_one() -> Non
     assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1), SnapshotCoordinator(2)]
     dialogue.tell(CoordinatorSnapshotTaken(2, b"c"))
     assert dialogue.tell(CheckpointStored(2)) == [NotifyCheckpointComplete(2)]
-    assert not dialogue.tracker.final_owed
+    assert not dialogue.tracker.final_pending
 
 
 def test_a_savepoint_is_no_final_one() -> None:
@@ -254,7 +254,7 @@ def test_a_final_one_that_fails_is_tried_again_behind_the_pause() -> None:
     effects = dialogue.tell(CoordinatorSnapshotFailed(2, "no"))
     assert kinds(effects) == [NotifyCheckpointAborted, RaiseGlobalFailure]
     assert kinds(dialogue.tell(OperatorReset("words", "x"))) == [OperatorResetToCheckpoint]
-    assert not dialogue.tracker.final_owed
+    assert not dialogue.tracker.final_pending
 
 
 def test_a_global_failure_that_comes_too_late_for_its_run_does_not_keep_the_last_output_back() -> None:
@@ -266,7 +266,7 @@ def test_a_global_failure_that_comes_too_late_for_its_run_does_not_keep_the_last
     assert kinds(dialogue.tell(RunEnded("words", 7, True))) == [RunEnded, TriggerCheckpoint]
     dialogue.tell(CheckpointTriggered(2), CoordinatorSnapshotTaken(2, b"c"))
     assert dialogue.tell(CheckpointStored(2)) == [NotifyCheckpointComplete(2), NotifyCheckpointDiscarded(1)]
-    assert not dialogue.tracker.final_owed
+    assert not dialogue.tracker.final_pending
 
 
 def test_a_final_one_for_which_no_id_comes_is_asked_for_as_often_as_failures_are_tolerated() -> None:
@@ -277,4 +277,4 @@ def test_a_final_one_for_which_no_id_comes_is_asked_for_as_often_as_failures_are
     assert dialogue.tracker.next_deadline() == 20.0
     assert dialogue.wait(10.0) == []
     assert dialogue.tracker.next_deadline() is None
-    assert not dialogue.tracker.final_owed
+    assert not dialogue.tracker.final_pending

@@ -50,7 +50,7 @@ def test_as_many_as_are_allowed_run_beside_each_other_and_one_more_waits() -> No
     assert dialogue.tell(CheckpointTriggered(2)) == [CloseSubtask(A, 2), CloseSubtask(B, 2)]
     assert dialogue.tell(CheckpointTriggered(3)) == []
     assert dialogue.tell(CheckpointTriggered(4)) == [
-        RefuseCheckpoint(4, "checkpoint 3 waits already, and only one may (H43)")
+        RefuseCheckpoint(4, "checkpoint 3 waits already, and only one may")
     ]
     assert dialogue.tracker.pending_ids == (1, 2)
     assert dialogue.tell(AbortRequested(1, "enough")) == [

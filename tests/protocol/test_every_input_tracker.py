@@ -201,7 +201,7 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
 
     def state(self) -> Hashable:
         machine, under_way = self.machine, self.machine._under_way
-        flags = (under_way.queued is not None, bool(under_way.withheld), under_way.halted, machine.final_owed)
+        flags = (under_way.queued is not None, bool(under_way.withheld), under_way.halted, machine.final_pending)
         attempts = frozenset((one.ready, one.finished) for one in self.known())
         pending = frozenset(
             (p.phase, frozenset(part.step for part in p.parts.values())) for p in under_way.pending.values()

@@ -58,7 +58,9 @@ from tests.simulation.shared import DriverWorld
 
 LOOKS_MAX = 2
 """At so many looks what is overdue may be seen: at the first one its timer has not fired yet."""
-OWN_FAULT = re.compile(r"not complete within|coordinator: |storage: |\S+ \(task \d+\) declined: |.*\(H32\)$")
+OWN_FAULT = re.compile(
+    r"not complete within|coordinator: |storage: |\S+ \(task \d+\) declined: |.* had taken \d+ at the cut$"
+)
 """The reasons of aborts that count as failures of the checkpoint (H45)."""
 
 
