@@ -139,6 +139,9 @@ class DeterministicKit:
         self.clock = clock
         self.trace: list[Delivery] = []
         """All steps so far. ``[step.actor for step in kit.trace]`` is a schedule that replays them."""
+        self.outside: Callable[[], bool] = lambda: False
+        """Called when no actor has anything to do: moves what surrounds the system, such as a simulated network, and
+        returns whether anything moved."""
         self._gate = gate
         self._choose = choose
         self._virtual = virtual
@@ -222,6 +225,8 @@ class DeterministicKit:
 
     async def _step(self) -> Delivery | None:
         candidates = await self.candidates()
+        while not candidates and self.outside():
+            candidates = await self.candidates()
         if not candidates:
             return None
         chosen = self._choose(candidates)

@@ -58,6 +58,7 @@ def test_importing_it_loads_no_layer() -> None:
     loaded = json.loads(run("import headgate, json, sys; print(json.dumps(sorted(sys.modules)))"))
     ours = [name for name in loaded if name.partition(".")[0] in (*LAYERS, "pyspark", "anyio", "structlog")]
     assert ours == ["spark_bridge", "spark_bridge.foreign_packages"]
+    assert "headgate.testing" not in loaded
 
 
 def test_what_a_task_needs_loads_no_code_of_the_driver() -> None:

@@ -62,6 +62,11 @@ class Layer:
 LAYERS = (
     # The front door loads lazily; what it names lies in any layer.
     Layer("headgate/__main__.py", STDLIB | {"spark_bridge.command"}),
+    # The kit for users' tests, which needs neither Spark nor pytest.
+    Layer(
+        "headgate/testing/",
+        STDLIB | {"headgate.testing", "actors", "protocol", "spark_bridge.subtask"},
+    ),
     Layer("headgate/", STDLIB | {"actors", "protocol", "spark_bridge"}),
     Layer("protocol/wire/codec.py", PURE_STDLIB | {"protocol", "msgpack"}),
     Layer("protocol/wire/checkpoint_format.py", PURE_STDLIB | {"protocol", "msgpack"}),
@@ -214,6 +219,7 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
         ("spark_bridge.command", ["actors", "pyspark", "py4j"]),
         ("headgate", ["actors", "protocol", "pyspark", "anyio", "structlog", "msgpack"]),
         ("headgate.__main__", ["actors", "pyspark", "py4j"]),
+        ("headgate.testing", ["pyspark", "py4j", "pytest", "hypothesis"]),
         ("protocol", ["actors", "spark_bridge", "pyspark", "anyio", "structlog", "asyncio"]),
     ],
 )

@@ -17,6 +17,7 @@ PUBLIC = {
     "headgate": "programs on Spark",
     "headgate.actors": "the actor runtime by itself, without Spark",
     "headgate.actors.testing": "tests of such actors in virtual time",
+    "headgate.testing": "tests of coordinators and operators without Spark, in virtual time",
     "actors": "the same as headgate.actors",
     "actors.testing": "the same as headgate.actors.testing",
 }

@@ -74,6 +74,12 @@ JOIN_S: Final = 10.0
 POLL_S: Final = 0.0001  # between two reads of a computing task: one read of nothing costs about a microsecond
 
 
+DECLINED_WHILE_WAITING: Final = (
+    "the operator was waiting for its coordinator inside a call, and the coordinator for this snapshot: use "
+    "wait_for_event() instead of request(), send fewer events at a time, or set snapshot_anywhere"
+)
+
+
 @dataclass(slots=True)
 class ChannelStatistics:
     """Counts of one attempt, for logs and tests."""
@@ -120,6 +126,10 @@ class SubtaskChannel:
         self._finish_confirmed = False
         self._polled_at = 0.0
         self._awaited: tuple[CoordinatorAwaited, float] | None = None  # the last note, and when it came
+
+    def now(self) -> float:
+        """The clock of every deadline that is passed in, in seconds."""
+        return time.monotonic()
 
     @property
     def on_task_thread(self) -> bool:
@@ -260,14 +270,7 @@ class SubtaskChannel:
         """Decline each checkpoint whose barrier is in the mailbox, because the task cannot handle it now."""
         with self._changed:
             for barrier in self.mailbox.take_barriers():
-                self._submit(
-                    SnapshotRefused(
-                        barrier.checkpoint_id,
-                        "the operator was waiting for its coordinator inside a call, and the coordinator for this "
-                        "snapshot: use wait_for_event() instead of request(), send fewer events at a time, or set "
-                        "snapshot_anywhere",
-                    )
-                )
+                self._submit(SnapshotRefused(barrier.checkpoint_id, DECLINED_WHILE_WAITING))
 
     def try_finish(self, state: bytes, deadline: float) -> bool:
         """Report a good end, if the mailbox is empty and everything that was sent has left.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -190,9 +189,9 @@ class SubtaskContext:
         Raises:
             TimedOut: it did not return within ``ready_timeout_s``.
         """
-        deadline = time.monotonic() + self._ready_timeout_s
+        deadline = self._channel.now() + self._ready_timeout_s
         while self._awaits_start:
-            if not self._channel.wait_for_item(max(0.0, deadline - time.monotonic())):
+            if not self._channel.wait_for_item(max(0.0, deadline - self._channel.now())):
                 raise self._channel.timed_out(
                     f"the coordinator's subtask_ready() for subtask {self.subtask} of {self.operator_id!r} has not "
                     f"returned within {self._ready_timeout_s:g} s after open(); raise ready_timeout_s, or set "

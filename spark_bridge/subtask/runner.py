@@ -15,7 +15,7 @@ from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
 from spark_bridge.subtask.io_loop import serve
 from spark_bridge.subtask.operator import SubtaskOperator
 
-__all__ = ["run_subtask"]
+__all__ = ["run_subtask", "run_subtask_with"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,11 +42,24 @@ def run_subtask(
         TimedOut: the coordinator's ``subtask_ready`` did not return within ``ready_timeout_s``, or the coordinator did
             not take everything within ``finish_timeout_s``.
     """
-    channel = SubtaskChannel(endpoint, identity)
+    return run_subtask_with(
+        lambda: SubtaskChannel(endpoint, identity), make_operator, endpoint, identity, lambda _: records
+    )
+
+
+def run_subtask_with(
+    make_channel: Callable[[], SubtaskChannel],
+    make_operator: Callable[[], SubtaskOperator],
+    endpoint: TaskEndpoint,
+    identity: TaskIdentity,
+    open_records: Callable[[SubtaskContext], Iterable[Any]],
+) -> Generator[Any, None, None]:
+    """As ``run_subtask``, over the caller's own channel: the one of ``headgate.testing`` needs no connection."""
+    channel = make_channel()
     run = _Run(channel, endpoint)
     try:
         context = run.open(make_operator, identity)
-        outputs = run.outputs(context, iter(records))
+        outputs = run.outputs(context, iter(open_records(context)))
         for output in outputs:
             yield output
             context.between_outputs()
@@ -100,7 +113,7 @@ class _Run:
 
     def finish(self, context: SubtaskContext) -> None:
         """The outputs are complete: report the end, close the operator, and wait until everything was taken."""
-        deadline = time.monotonic() + self._endpoint.finish_timeout_s
+        deadline = self._channel.now() + self._endpoint.finish_timeout_s
         self._report_end(context, deadline)
         operator, self._operator = self._operator, None
         if operator is not None:
@@ -114,7 +127,7 @@ class _Run:
         failure like any other (H17). Nothing may be raised here.
         """
         self._close_outputs_quietly()
-        deadline = time.monotonic() + self._endpoint.failure_timeout_s
+        deadline = self._channel.now() + self._endpoint.failure_timeout_s
         may_report = self._context is not None and self._channel.over is None and self._channel.on_task_thread
         try:
             if may_report and self._context is not None:
@@ -148,7 +161,7 @@ class _Run:
         except Exception as failure:
             _log.warning("task %s: its failure could not be reported: %s", self._channel.key[0], failure)
         else:
-            self._wait_for_confirmation_quietly(time.monotonic() + self._endpoint.failure_timeout_s)
+            self._wait_for_confirmation_quietly(self._channel.now() + self._endpoint.failure_timeout_s)
 
     def _report_end(self, context: SubtaskContext, deadline: float) -> None:
         operator = self._operator

@@ -1,0 +1,32 @@
+"""Test coordinators and operators without Spark, in virtual time.
+
+``running_operator`` runs your coordinator with Headgate's own protocol. The test plays Spark: it launches tasks, kills
+them and retries them, and it moves the clock::
+
+    async with running_operator(RateLimiter(per_second=1), parallelism=2) as world:
+        first, second = await world.launch_all()
+        answer = first.request("permit")
+        await world.advance(1.0)
+        assert answer.value is True
+
+Plain actors are tested with ``headgate.actors.testing``, on which this kit stands.
+
+A task is either a ``Task``, for which the test speaks, or an ``OperatorTask``, which runs your ``SubtaskOperator``.
+
+Nothing here needs Spark, Java or pytest, and ``import headgate`` does not load it.
+"""
+
+from headgate.testing._answer import Answer
+from headgate.testing._operator_task import OperatorTask
+from headgate.testing._recording import RecordingCoordinator
+from headgate.testing._task import Task
+from headgate.testing._world import World, running_operator
+
+__all__ = [
+    "Answer",
+    "OperatorTask",
+    "RecordingCoordinator",
+    "Task",
+    "World",
+    "running_operator",
+]

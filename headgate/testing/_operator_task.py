@@ -1,0 +1,380 @@
+"""One attempt that runs a real ``SubtaskOperator``.
+
+The operator blocks where it waits, so it has a thread of its own. That thread and the event loop take turns: the loop
+stands still while the operator computes, and the operator stands still until the world has something for it. So the
+order is as deterministic as without a thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
+from typing import Any, cast
+
+from actors.clock import Clock
+from headgate.testing._task import MemoryConnection, Task
+from protocol.errors import AttemptOver, GatewayFull, LocalProtocolError
+from protocol.ids import ExecutionAttempt
+from protocol.subtask.types import (
+    BarrierArrived,
+    EventSubmitted,
+    MailboxEvent,
+    MailboxItem,
+    OperatorFinished,
+    OperatorOpened,
+    RequestSubmitted,
+    SnapshotRefused,
+    SnapshotTaken,
+    SubtaskInput,
+)
+from protocol.wire.messages import Registered, RestoreMode
+from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, ChannelStatistics, SubtaskChannel
+from spark_bridge.subtask.context import SubtaskContext
+from spark_bridge.subtask.endpoint import TaskEndpoint, TaskIdentity
+from spark_bridge.subtask.errors import CoordinatorTraceback, RegistrationFailed, RequestFailed, TimedOut
+from spark_bridge.subtask.mailbox import OperatorMailbox
+from spark_bridge.subtask.operator import SubtaskOperator
+from spark_bridge.subtask.runner import run_subtask_with
+
+TURN_LIMIT_S = 30.0
+"""How long, in real seconds, an operator may compute before it waits for a record, an event or its coordinator."""
+
+
+class ProcessKilled(BaseException):
+    """Raised in an operator's thread where it waits, when its task was killed. Let it pass."""
+
+
+class OperatorTask(Task):
+    """One attempt that runs a real operator over records. ``World.launch_operator`` makes it.
+
+    Times of the operator's context, such as ``request(..., timeout_s=5.0)``, are virtual; ``time.sleep`` is not. A kill
+    raises ``ProcessKilled`` where the operator waits, so that its thread ends; nothing that it does after that leaves
+    the task. The context must be used on the task's own thread.
+    """
+
+    def __init__(
+        self,
+        attempt: ExecutionAttempt,
+        connection: MemoryConnection,
+        clock: Clock,
+        make_operator: Callable[[], SubtaskOperator],
+        records: Iterable[Any] | None,
+        parallelism: int,
+        mode: RestoreMode,
+    ) -> None:
+        super().__init__(attempt, connection, clock)
+        self.opens_at_once = False
+        self.operator: SubtaskOperator
+        """The operator, once it is built."""
+        self.outputs: list[Any] = []
+        """What ``process`` has yielded, in order."""
+        self.error: BaseException | None = None
+        """What the operator raised, or what ended its run."""
+        self.records_left: deque[Any] = deque() if records is None else deque(records)
+        """The records that the operator has not asked for yet."""
+        self._more_records = records is None
+        self.make_operator = make_operator
+        self._endpoint = TaskEndpoint(
+            "test", 0, b"", attempt.operator_id, parallelism, mode, kill_wait_s=0.0, switch_interval_s=0.0
+        )
+        self._identity = TaskIdentity(attempt.task_attempt_id, attempt.subtask, 0, 0)
+        self._thread = threading.Thread(target=self._run, name=f"operator of {attempt}", daemon=True)
+        self._operators_turn = threading.Semaphore(0)
+        self._loops_turn = threading.Semaphore(0)
+        self._wants: Callable[[], bool] = lambda: True
+        self._deadline = inf
+        self._done = False
+        self._killed = False
+        self._channel: _Channel
+
+    def feed(self, *records: Any) -> None:
+        """Give the operator more records. It gets them when the world moves next.
+
+        Raises:
+            LocalProtocolError: the records have ended, or were given to ``launch_operator``.
+        """
+        if not self._more_records:
+            raise LocalProtocolError(f"{self!r} gets no more records: its input has ended")
+        self.records_left.extend(records)
+
+    def end_records(self) -> None:
+        """No more records follow. An operator that reads to the end of its input then finishes."""
+        self._more_records = False
+
+    # --- for the world, on the loop -------------------------------------------------------------------------------
+
+    def exit_status(self) -> tuple[bool, str] | None:
+        if not self._done:
+            return None
+        return (True, "") if self.error is None else (False, f"{type(self.error).__name__}: {self.error}")
+
+    def stop(self) -> None:
+        """Kill the process: the operator's thread ends where it waits."""
+        super().stop()
+        self._killed = True
+        if self._thread.is_alive() and not self._done:
+            self._give_turn()
+
+    def _handle_mailbox(self) -> bool:
+        if self._done or self.unresponsive or self.busy:
+            return False
+        if not (self._wants() or self._clock.now() >= self._deadline):
+            return False
+        self._give_turn()
+        return True
+
+    def _give_turn(self) -> None:
+        if not self._thread.is_alive():
+            self._thread.start()
+        self._operators_turn.release()
+        if not self._loops_turn.acquire(timeout=TURN_LIMIT_S):
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            where = "".join(traceback.format_stack(frame)[-3:]) if frame is not None else ""
+            raise RuntimeError(
+                f"the operator of {self.attempt} has computed for {TURN_LIMIT_S:g} s without waiting for a record, an "
+                f"event or its coordinator. If it waits for something else, replace that in the test. It is at\n{where}"
+            )
+
+    # --- on the operator's thread ---------------------------------------------------------------------------------
+
+    def wait(self, wants: Callable[[], bool], deadline: float = inf) -> bool:
+        """Let the world move until ``wants`` is true or the clock reaches ``deadline``; returns ``wants()``."""
+        while not wants() and self._clock.now() < deadline:
+            self._pause(wants, deadline)
+        return wants()
+
+    def pause(self) -> None:
+        """Let the world move once."""
+        self._pause(lambda: True, inf)
+
+    def _pause(self, wants: Callable[[], bool], deadline: float) -> None:
+        if self._killed:
+            raise ProcessKilled
+        self._wants, self._deadline = wants, deadline
+        timer = None if deadline == inf else self._clock.call_later(deadline - self._clock.now(), lambda: None)
+        self._loops_turn.release()
+        self._operators_turn.acquire()
+        if timer is not None:
+            timer.cancel()
+        if self._killed:
+            raise ProcessKilled
+
+    def _run(self) -> None:
+        self._operators_turn.acquire()
+        try:
+            if not self._killed:
+                self._run_operator()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._done = True
+            self._loops_turn.release()
+
+    def _run_operator(self) -> None:
+        def make_channel() -> SubtaskChannel:
+            self._channel = _Channel(self, self._endpoint)
+            return cast("SubtaskChannel", self._channel)
+
+        def make_operator() -> SubtaskOperator:
+            self.operator = self.make_operator()
+            return self.operator
+
+        for output in run_subtask_with(make_channel, make_operator, self._endpoint, self._identity, self._open_records):
+            self.outputs.append(output)
+
+    def _open_records(self, context: SubtaskContext) -> Iterator[Any]:
+        """The records. While the operator waits for one, it handles its mailbox, as it does between records."""
+        while True:
+            self.wait(lambda: bool(self.records_left or not self._more_records or self._channel.has_news))
+            if self._channel.has_news:
+                context.handle_pending()
+            elif self.records_left:
+                yield self.records_left.popleft()
+            elif not self._more_records:
+                return
+
+    # --- what the machine says ------------------------------------------------------------------------------------
+
+    def _put(self, item: MailboxItem) -> None:
+        self._channel.put(item)
+
+    def _resolve(self, request_id: int, error: str, payload: bytes) -> None:
+        self._channel.resolve(request_id, error, payload)
+
+
+class _Channel:
+    """What ``SubtaskContext`` and ``run_subtask_with`` use of a ``SubtaskChannel``: its methods mean the same here."""
+
+    def __init__(self, task: OperatorTask, endpoint: TaskEndpoint) -> None:
+        self.key = (task.attempt.task_attempt_id, endpoint.operator_id)
+        self.mailbox = OperatorMailbox(sys.maxsize, sys.maxsize)
+        self.statistics = ChannelStatistics()
+        self.at_barrier: Callable[[], None] = self.decline_barriers
+        self._task = task
+        self._endpoint = endpoint
+        self._thread = threading.get_ident()
+        self._answers: dict[int, tuple[str, bytes] | None] = {}
+        self._requests = 0
+        self._closed = ""
+
+    @property
+    def over(self) -> str | None:
+        if self._task._killed:
+            return "the task was killed"
+        return self._closed or (self._task.ended[0] if self._task.ended else None)
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.mailbox) or self.over is not None
+
+    @property
+    def on_task_thread(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def now(self) -> float:
+        return self._task._clock.now()
+
+    def put(self, item: MailboxItem) -> None:
+        self.mailbox.put(item)
+        self.statistics.events_received += isinstance(item, MailboxEvent)
+
+    def resolve(self, request_id: int, error: str, payload: bytes) -> None:
+        if request_id in self._answers:
+            self._answers[request_id] = (error, payload)
+
+    # --- the life of the attempt ---
+
+    def open(self, serve: object) -> Registered:
+        task = self._task
+        task.wait(lambda: bool(task.registered or task._refusal or task.ended))
+        if task.registered is None:
+            raise RegistrationFailed(task._refusal or task.ended[0])
+        return task.registered
+
+    def close(self) -> None:
+        self._closed = self._closed or "the task has closed its end"
+
+    def check(self) -> None:
+        if (over := self.over) is not None:
+            raise AttemptOver(over)
+
+    def operator_opened(self, *, awaits_start: bool) -> None:
+        self._submit(OperatorOpened(awaits_start))
+
+    # --- what the task says ---
+
+    def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
+        self._submit_with_room(EventSubmitted(payload, in_snapshot), self._endpoint.send_timeout_s)
+        self.statistics.events_submitted += 1
+
+    def submit_event_nowait(self, payload: bytes) -> None:
+        self._submit(EventSubmitted(payload))
+        self.statistics.events_submitted += 1
+
+    def ask(self, payload: bytes, timeout_s: float) -> bytes:
+        deadline = self.now() + timeout_s
+        self._requests += 1
+        request_id = self._requests
+        self._answers[request_id] = None
+        try:
+            self._submit_with_room(RequestSubmitted(request_id, payload), timeout_s)
+            failure = f"no answer to request {request_id} within {timeout_s:g} s"
+            while (answer := self._answers[request_id]) is None:
+                self._wait_serving(lambda: self._answers[request_id] is not None, deadline, failure)
+        finally:
+            del self._answers[request_id]
+        self.check()
+        error, answered = answer
+        if error:
+            raise RequestFailed(error) from (
+                CoordinatorTraceback(answered.decode("utf-8", "replace")) if answered else None
+            )
+        return answered
+
+    def barrier_arrived(self, checkpoint_id: int, events_before: int) -> None:
+        self._submit(BarrierArrived(checkpoint_id, events_before))
+
+    def wants_snapshot(self, checkpoint_id: int) -> bool:
+        self.check()
+        return self._task.machine.wants_snapshot(checkpoint_id)
+
+    def snapshot_taken(self, checkpoint_id: int, state: bytes) -> None:
+        self._submit(SnapshotTaken(checkpoint_id, state))
+
+    def snapshot_refused(self, checkpoint_id: int, reason: str) -> None:
+        self._submit(SnapshotRefused(checkpoint_id, reason))
+
+    def decline_barriers(self) -> None:
+        for barrier in self.mailbox.take_barriers():
+            self.snapshot_refused(barrier.checkpoint_id, DECLINED_WHILE_WAITING)
+
+    def try_finish(self, state: bytes, deadline: float) -> bool:
+        machine = self._task.machine
+        while not self.mailbox:
+            self.check()
+            if machine.may_finish:
+                self._submit(OperatorFinished("", state))
+                return True
+            failure = "events are held back by a checkpoint that does not end"
+            self._wait(lambda: machine.may_finish or bool(self.mailbox), deadline, failure)
+        return False
+
+    def finish_with_failure(self, failure: str) -> None:
+        self._submit(OperatorFinished(failure, b""))
+
+    def wait_until_finish_is_confirmed(self, deadline: float) -> None:
+        machine = self._task.machine
+        while not machine.all_confirmed:
+            self._wait(lambda: machine.all_confirmed, deadline, "the coordinator has not taken all that this task sent")
+
+    # --- what the task takes ---
+
+    def poll(self) -> None:
+        if self.on_task_thread:
+            self._task.pause()
+
+    def take(self, *, events_only: bool = False) -> MailboxItem | None:
+        self.check()
+        return self.mailbox.take(events_only=events_only)
+
+    def wait_for_item(self, timeout_s: float | None) -> bool:
+        deadline = inf if timeout_s is None else self.now() + timeout_s
+        self._task.wait(lambda: self.has_news, deadline)
+        self.check()
+        return bool(self.mailbox)
+
+    def timed_out(self, failure: str) -> TimedOut:
+        return TimedOut(failure)
+
+    # --- waiting ---
+
+    def _submit(self, fact: SubtaskInput) -> None:
+        if not self.on_task_thread:
+            raise LocalProtocolError("in headgate.testing an operator uses its context on the task's own thread only")
+        self.check()
+        self._task._drive(fact)
+
+    def _submit_with_room(self, fact: SubtaskInput, timeout_s: float) -> None:
+        deadline = self.now() + timeout_s
+        while True:
+            try:
+                return self._submit(fact)
+            except GatewayFull as full:
+                failure = f"no room to send within {timeout_s:g} s: {full}"
+            moved = self._task.machine.statistics()
+            self._wait_serving(lambda before=moved: self._task.machine.statistics() != before, deadline, failure)  # type: ignore[misc]
+
+    def _wait_serving(self, wants: Callable[[], bool], deadline: float, failure: str) -> None:
+        if self.mailbox.barriers:
+            self.at_barrier()
+        else:
+            self._wait(lambda: wants() or bool(self.mailbox.barriers), deadline, failure)
+
+    def _wait(self, wants: Callable[[], bool], deadline: float, failure: str) -> None:
+        self.check()
+        if not self._task.wait(lambda: wants() or self.over is not None, deadline):
+            raise TimedOut(failure)

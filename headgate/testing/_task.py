@@ -1,0 +1,283 @@
+"""One attempt of a subtask in memory: the real ``SubtaskMachine``, and the test in place of the operator."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from actors import ActorRef
+from actors.clock import Clock
+from actors.coordination.messages import GatewayMessage, MessagesArrived
+from headgate.testing._answer import Answer
+from protocol.ids import ExecutionAttempt
+from protocol.subtask.machine import SubtaskMachine
+from protocol.subtask.types import (
+    ConnectionAttached,
+    EndAttempt,
+    EventSubmitted,
+    MailboxAborted,
+    MailboxBarrier,
+    MailboxCompleted,
+    MailboxEvent,
+    MailboxItem,
+    MailboxStart,
+    MessageReceived,
+    OperatorFinished,
+    OperatorOpened,
+    PutInMailbox,
+    RequestSubmitted,
+    ResolveRequest,
+    SendToCoordinator,
+    SnapshotRefused,
+    SnapshotTaken,
+    SubtaskEffect,
+    SubtaskInput,
+    SubtaskLimits,
+)
+from protocol.wire.codec import decode_event, encode_event, encode_message
+from protocol.wire.messages import (
+    AttemptEnded,
+    CoordinatorAwaited,
+    Downward,
+    Refused,
+    Registered,
+    Resumed,
+    UpMessage,
+)
+from spark_bridge.subtask.errors import CoordinatorTraceback, RequestFailed
+
+
+class MemoryConnection:
+    """An ``AttemptConnection`` that keeps what is sent on it, in order, if the wire could carry it."""
+
+    def __init__(self, connection_id: int) -> None:
+        self._connection_id = connection_id
+        self.on_the_way: deque[Downward] = deque()
+        self.closed = False
+
+    @property
+    def connection_id(self) -> int:
+        return self._connection_id
+
+    def send(self, message: Downward, *, at_once: bool = False) -> None:
+        if not self.closed:
+            encode_message(message)  # as a real connection does: raises if the message is too large
+            self.on_the_way.append(message)
+
+    def close(self, *, flush: bool = True) -> None:
+        self.closed = True
+        if not flush:
+            self.on_the_way.clear()
+
+
+class Task:
+    """One attempt of a subtask, for which the test speaks. ``World.launch`` makes it.
+
+    What the test does here travels when the world moves next (``settle``, ``advance``, ``launch``, ...). Events arrive
+    in the order in which they were sent, each once. The task answers checkpoints by itself, with ``state``.
+
+    After the attempt is over (``outcome``), what it still sends is dropped.
+    """
+
+    def __init__(self, attempt: ExecutionAttempt, connection: MemoryConnection, clock: Clock) -> None:
+        self.attempt = attempt
+        """Which attempt this is. Its number counts the attempts that the coordinator was told of, from 0."""
+        self.busy = False
+        """Whether the operator leaves its mailbox alone. Events are confirmed meanwhile, but not handled."""
+        self.unresponsive = False
+        """Whether the whole process is frozen: it reads and confirms nothing."""
+        self.declines = ""
+        """Why the operator declines checkpoints; empty if it takes part."""
+        self.state = b""
+        """What the task gives to the next checkpoint."""
+        self.restored_state: bytes | None = None
+        """The state that this attempt restores; None for none."""
+        self.restored_checkpoint_id = -1
+        """The checkpoint that it comes from; -1 for none."""
+        self.handled: list[Any] = []
+        """In order: events; and as tuples ``("start",)``, when ``subtask_ready`` has returned, and for checkpoints
+        ``("snapshot", id)``, ``("completed", id)`` and ``("aborted", id)``."""
+        self.ended: list[str] = []
+        """What the driver said when it ended the attempt."""
+        self.outcome = ""
+        """How Spark counts the attempt: empty while it runs, then ``"success"``, ``"failed"`` or ``"killed"``."""
+        self.connection: MemoryConnection | None = connection
+        self.gateway_ref: ActorRef[GatewayMessage]
+        self.machine: SubtaskMachine
+        self.registered: Registered | None = None
+        self.mailbox: deque[MailboxItem] = deque()
+        self.opens_at_once = True
+        self.attempt_number = attempt.attempt  # Spark's own count
+        self._clock = clock
+        self._requests: list[Answer[Any]] = []
+        self._goodbye: str | None = None
+        self._refusal = ""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.attempt} {self.outcome or 'running'}>"
+
+    @property
+    def events(self) -> list[Any]:
+        """The events that the operator has handled, in order."""
+        return [item for item in self.handled if not isinstance(item, tuple)]
+
+    # --- what the operator does -----------------------------------------------------------------------------------
+
+    def send(self, event: Any) -> None:
+        """Send an event to the coordinator.
+
+        Raises:
+            EventEncodeError: msgpack cannot carry it, or it is too large.
+            GatewayFull: the window is full. A real task would wait.
+        """
+        self._drive(EventSubmitted(encode_event(event)))
+
+    def request(self, payload: Any) -> Answer[Any]:
+        """Ask the coordinator. The answer's error is ``RequestFailed``, as an operator's. Raises what ``send`` does."""
+        answer: Answer[Any] = Answer()
+        self._requests.append(answer)
+        self._drive(RequestSubmitted(len(self._requests), encode_event(payload)))
+        return answer
+
+    def finish(self, failure: str = "", state: bytes | None = None) -> None:
+        """The operator ends: well, or with the text of a failure. Spark counts the attempt when all has arrived.
+
+        ``state`` stands for the subtask in later checkpoints; by default it is ``self.state``.
+        """
+        final = b"" if failure else self.snapshot_state() if state is None else state
+        self._drive(OperatorFinished(failure, final))
+        self._goodbye = failure
+
+    def snapshot_state(self) -> bytes:
+        """What the task gives to a checkpoint: ``state``, unless overridden."""
+        return self.state
+
+    def restore(self, registered: Registered) -> None:
+        """Called before the operator opens."""
+
+    def open(self) -> None:
+        """The operator is open. It is by itself, unless ``opens_at_once`` is False."""
+        self._drive(OperatorOpened())
+
+    def work(self) -> None:
+        """Handle all that lies in the mailbox."""
+        while self.mailbox:
+            match self.mailbox.popleft():
+                case MailboxEvent(payload):
+                    self.handled.append(decode_event(payload))
+                case MailboxBarrier(checkpoint_id) if not self.machine.wants_snapshot(checkpoint_id):
+                    pass
+                case MailboxBarrier(checkpoint_id) if self.declines:
+                    self._drive(SnapshotRefused(checkpoint_id, self.declines))
+                case MailboxBarrier(checkpoint_id):
+                    state = self.snapshot_state()
+                    self.handled.append(("snapshot", checkpoint_id))
+                    self.acknowledge(checkpoint_id, state)
+                case MailboxCompleted(checkpoint_id):
+                    self.handled.append(("completed", checkpoint_id))
+                case MailboxAborted(checkpoint_id):
+                    self.handled.append(("aborted", checkpoint_id))
+                case MailboxStart():
+                    self.handled.append(("start",))
+
+    def acknowledge(self, checkpoint_id: int, state: bytes) -> None:
+        """Answer a checkpoint. ``work`` does that."""
+        self._drive(SnapshotTaken(checkpoint_id, state))
+
+    # --- for the world --------------------------------------------------------------------------------------------
+
+    def read(self) -> bool:
+        """Take in what has arrived; True if there was anything. The world does that whenever it moves."""
+        moved = False
+        connection = self.connection
+        while connection is not None and connection.on_the_way and not self.unresponsive:
+            moved = True
+            self._take(connection.on_the_way.popleft())
+        return self._handle_mailbox() or moved
+
+    def stop(self) -> None:
+        """The process is gone."""
+        if self.connection is not None:
+            self.connection.close(flush=False)
+        self.connection = None
+
+    def exit_status(self) -> tuple[bool, str] | None:
+        """Whether the process has ended by itself: well or not, and why not. None while it runs."""
+        if self._refusal:
+            return False, self._refusal
+        if self._goodbye is None:
+            return None
+        if self._goodbye:
+            return False, self._goodbye
+        return (True, "") if self.machine.all_confirmed else None
+
+    def _handle_mailbox(self) -> bool:
+        if not self.mailbox or self.busy or self.unresponsive:
+            return False
+        self.work()
+        return True
+
+    def _take(self, message: Downward) -> None:
+        match message:
+            case CoordinatorAwaited():
+                self._take_note(message)
+            case Registered():
+                self.registered = message
+                self.attempt = replace(self.attempt, attempt=message.attempt)
+                self.restored_checkpoint_id = message.checkpoint_id
+                self.restored_state = message.states[0].state if message.states else None
+                limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
+                self.machine = SubtaskMachine(
+                    message.task_attempt_id, self.attempt.subtask, limits, message.held, message.events_sent
+                )
+                self.restore(message)
+                self._drive(ConnectionAttached(0))
+                if self.opens_at_once:
+                    self.open()
+            case Resumed(received_seq=received_seq):
+                self._drive(ConnectionAttached(received_seq))
+            case Refused(message=text):
+                self._refusal = f"registration refused: {text}"
+            case AttemptEnded(reason=reason) if self.registered is None:
+                self.ended.append(reason)
+            case _:
+                self._drive(MessageReceived(message))
+
+    def _take_note(self, note: CoordinatorAwaited) -> None:
+        """The coordinator says which of its methods it waits for; that only shows up in texts of timeouts."""
+
+    def _drive(self, fact: SubtaskInput) -> None:
+        if self.registered is None:
+            raise AssertionError(f"{self!r} is not registered yet: await world.settle() first")
+        effects = self.machine.handle(fact, self._clock.now())
+        self.machine.check_invariants()
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: SubtaskEffect) -> None:
+        match effect:
+            case SendToCoordinator(message):
+                self._say(message)
+            case PutInMailbox(item):
+                self._put(item)
+            case ResolveRequest(request_id, error, payload):
+                self._resolve(request_id, error, payload)
+            case EndAttempt(reason):
+                self.ended.append(reason)
+
+    def _put(self, item: MailboxItem) -> None:
+        self.mailbox.append(item)
+
+    def _resolve(self, request_id: int, error: str, payload: bytes) -> None:
+        answer = self._requests[request_id - 1]
+        if not error:
+            answer.answer(decode_event(payload))
+            return
+        failure = RequestFailed(error)
+        failure.__cause__ = CoordinatorTraceback(payload.decode("utf-8", "replace")) if payload else None
+        answer.fail(failure)
+
+    def _say(self, message: UpMessage) -> None:
+        if self.connection is not None:
+            self.gateway_ref.tell(MessagesArrived(self.connection.connection_id, [message]))

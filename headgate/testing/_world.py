@@ -1,0 +1,513 @@
+"""A simulated Spark application around one operator: the real ledger, barrier tracker, gateways and coordinator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, cast, overload
+
+from actors import Actor, ActorContext, ActorRef, Reply
+from actors.coordination.barrier_tracker import BarrierTrackerActor
+from actors.coordination.connection import AttemptConnection
+from actors.coordination.deadline import DeadlineTimer
+from actors.coordination.given import GivenCoordinator, built_anew_or_kept
+from actors.coordination.messages import (
+    ClientRequest,
+    ConnectionClosed,
+    GatewayMessage,
+    LedgerDecided,
+    RequestCheckpoint,
+    StartOperator,
+    TrackerMessage,
+)
+from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
+from actors.coordination.statistics import OperatorStatistics
+from actors.testing import DeterministicKit, Schedule, deterministic_system
+from headgate.testing._answer import Answer
+from headgate.testing._operator_task import OperatorTask
+from headgate.testing._task import MemoryConnection, Task
+from protocol.attempts import (
+    AttemptAccepted,
+    AttemptLedger,
+    CancelJobs,
+    KillTask,
+    LedgerConfig,
+    LedgerInput,
+    OperatorAdded,
+    QueryStatus,
+    RefuseRegistration,
+    RegistrationArrived,
+    ReportStale,
+)
+from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint, rescaled
+from protocol.errors import LocalProtocolError
+from protocol.facts import (
+    JobEnded,
+    JobStarted,
+    StageSubmitted,
+    StatusReported,
+    TaskEnded,
+    TaskOutcome,
+    TaskStarted,
+    TaskState,
+)
+from protocol.gateway.types import GatewayLimits
+from protocol.ids import ExecutionAttempt
+from protocol.machine import TimePassed
+from protocol.wire.messages import Refused, Register, RestoreMode
+from spark_bridge.subtask.operator import SubtaskOperator
+
+T = TypeVar("T")
+TaskT = TypeVar("TaskT", bound=Task)
+
+Mode = RestoreMode | Literal["batch", "streaming"]
+
+
+class World:
+    """A Spark application with one operator, in which the test plays Spark. ``running_operator`` makes it.
+
+    The test launches tasks, kills and retries them, asks for checkpoints, and lets time pass. What Spark does by itself
+    happens by itself: a task that has finished counts as a success, other copies of it are killed, the job ends when
+    every subtask has succeeded, and it fails when the coordinator fails it or a subtask has failed ``attempts_max``
+    times. The next launch then begins a new run.
+
+    Nothing moves while the test does not: the methods that move the world are coroutines, and each returns when nothing
+    can happen any more without another step or time passing. Only one may run at a time; another one meanwhile raises
+    ``RuntimeError``. After the ``async with`` they raise ``LocalProtocolError``.
+    """
+
+    def __init__(
+        self, kit: DeterministicKit, coordinator: GivenCoordinator, config: OperatorConfig, attempts_max: int
+    ) -> None:
+        self.kit = kit
+        """The deterministic system below, with its ``trace`` of all steps."""
+        self.parallelism = config.parallelism
+        self.tasks: list[Task] = []
+        """All tasks that were launched, in order."""
+        self.checkpoints: list[CompletedCheckpoint] = []
+        """The completed checkpoints, in order. ``running_operator(restored=...)`` starts from one of them."""
+        self.savepoints: list[tuple[str, CompletedCheckpoint]] = []
+        """The completed savepoints, with the directories that were asked for."""
+        self.failures: list[BaseException] = []
+        """What the coordinator has failed its jobs with."""
+        self.cancelled_jobs: list[str] = []
+        """Why jobs were cancelled, in order."""
+        self.storage_error: Exception | None = None
+        """What the storage raises when it is to write a checkpoint; None if it works."""
+        self.statistics = OperatorStatistics(config.operator_id)
+        self._config = config
+        self._attempts_max = attempts_max
+        self._next_id = 1 if config.restored is None else config.restored.checkpoint_id + 1
+        self._written: list[CompletedCheckpoint] = []
+        self._open: dict[int, ActorRef[GatewayMessage]] = {}
+        self._job_id = 0
+        self._job_runs = False
+        self._closed = False
+        self._task_attempt_id = 100
+        self._numbers: Counter[int] = Counter()
+        self._failed: Counter[int] = Counter()
+        self._succeeded: set[int] = set()
+        ports = OperatorPorts(
+            report=self._report,
+            gateway_opened=self._gateway_opened,
+            gateway_closed=self._gateway_closed,
+            store=self._store,
+            discard=self._discard,
+            failed=self.failures.append,
+            store_savepoint=self._store_savepoint,
+            next_checkpoint_id=self._next_checkpoint_id,
+            completed=self._completed,
+        )
+        kept = built_anew_or_kept(coordinator)
+        self._tracker: ActorRef[TrackerMessage] = kit.system.spawn(
+            lambda: BarrierTrackerActor(kept, config, ports, self.statistics), name="operator", mailbox=UNBOUNDED
+        )
+        self._spark: ActorRef[Any] = kit.system.spawn(
+            lambda: _LedgerActor(self, self._tracker, LedgerConfig(attempts_max=attempts_max)),
+            name="ledger",
+            mailbox=UNBOUNDED,
+        )
+        kit.outside = self._move_tasks
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """The virtual time, in seconds since the start."""
+        return self.kit.clock.now()
+
+    async def settle(self) -> None:
+        """Let everything happen that can happen without time passing."""
+        self._check_open()
+        await self.kit.run_until_idle()
+
+    async def advance(self, by_s: float) -> None:
+        """Let ``by_s`` seconds pass. Timers fire in the order of their times, each followed by all that it leads to."""
+        self._check_open()
+        await self.kit.advance(by_s)
+
+    async def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in virtual time, such as ``gateway.send_event(...)``, until it is done.
+
+        Raises:
+            AssertionError: nothing moves any more before that; perhaps only time could help.
+        """
+        if self._closed:
+            coroutine.close()
+        self._check_open()
+        return await self.kit.drive(coroutine)
+
+    # --- Spark ----------------------------------------------------------------------------------------------------
+
+    async def launch(self, subtask: int) -> Task:
+        """Launch a task of ``subtask``, for which the test speaks.
+
+        If an attempt of the subtask is alive, the new one is a speculative copy. The first launch after the end of a
+        job begins the next run.
+
+        Raises:
+            ValueError: there is no such subtask.
+        """
+        task = self._started(subtask, self._make_task)
+        await self.settle()
+        return task
+
+    async def launch_all(self) -> list[Task]:
+        """Launch one task for each subtask."""
+        tasks = [self._started(subtask, self._make_task) for subtask in range(self.parallelism)]
+        await self.settle()
+        return tasks
+
+    async def launch_operator(
+        self, subtask: int, make_operator: Callable[[], SubtaskOperator], records: Iterable[Any] | None = None
+    ) -> OperatorTask:
+        """Launch a task of ``subtask`` that runs ``make_operator()``, a ``SubtaskOperator``, over ``records``.
+
+        ``records``: None if the test gives them with ``task.feed(...)`` and ``task.end_records()``.
+        """
+
+        def make(attempt: ExecutionAttempt, line: MemoryConnection) -> OperatorTask:
+            mode = self._config.mode
+            return OperatorTask(attempt, line, self.kit.clock, make_operator, records, self.parallelism, mode)
+
+        task = self._started(subtask, make)
+        await self.settle()
+        return task
+
+    async def kill(self, task: Task, reason: str = "killed by the test") -> None:
+        """Spark kills the task: its process is gone at once. Does nothing if the task is over."""
+        self.end(task, TaskOutcome.KILLED, reason)
+        await self.settle()
+
+    async def lose_executor(self, task: Task, reason: str = "executor lost") -> None:
+        """The executor of the task dies. Does nothing if the task is over."""
+        self.end(task, TaskOutcome.EXECUTOR_LOST, reason)
+        await self.settle()
+
+    @overload
+    async def retry(self, task: OperatorTask, records: Iterable[Any] | None = None) -> OperatorTask: ...
+
+    @overload
+    async def retry(self, task: Task) -> Task: ...
+
+    async def retry(self, task: Task, records: Iterable[Any] | None = None) -> Task:
+        """Spark launches the subtask of ``task`` again: a ``Task``, or an ``OperatorTask`` that runs a new operator.
+
+        ``records``: as in ``launch_operator``.
+
+        Raises:
+            LocalProtocolError: the task still runs.
+        """
+        if not task.outcome:
+            raise LocalProtocolError(f"{task!r} still runs: kill it, or let it fail, before it is retried")
+        if isinstance(task, OperatorTask):
+            return await self.launch_operator(task.attempt.subtask, task.make_operator, records)
+        return await self.launch(task.attempt.subtask)
+
+    async def cancel_job(self, reason: str = "cancelled by the test") -> None:
+        """Somebody cancels the Spark job: all its tasks are killed, and the run has failed."""
+        self.end_job(reason)
+        await self.settle()
+
+    # --- the driver's program -------------------------------------------------------------------------------------
+
+    async def checkpoint(self, savepoint_directory: str | None = None) -> int:
+        """Take a checkpoint, or a savepoint, and return its id.
+
+        Raises:
+            CheckpointFailed: it was aborted or refused.
+            AssertionError: it has not ended yet, because a task is busy or unresponsive or time has to pass; use
+                ``begin_checkpoint`` for that.
+        """
+        answer = self.begin_checkpoint(savepoint_directory)
+        await self.settle()
+        return answer.value
+
+    def begin_checkpoint(self, savepoint_directory: str | None = None) -> Answer[int]:
+        """Ask for a checkpoint. It begins when the world moves; the answer is its id, or ``CheckpointFailed``."""
+        self._check_open()
+        answer: Answer[int] = Answer()
+        self._tracker.tell(RequestCheckpoint(cast("Reply[int]", answer), savepoint_directory))
+        return answer
+
+    async def request(self, payload: Any) -> Any:
+        """Ask the coordinator as the driver's program does, through ``handle_client_request``; returns its answer.
+
+        Raises:
+            AssertionError: the coordinator has not answered yet.
+            Exception: what ``handle_client_request`` raised.
+        """
+        self._check_open()
+        answer: Answer[Any] = Answer()
+        self._tracker.tell(ClientRequest(payload, cast("Reply[Any]", answer)))
+        await self.settle()
+        return answer.value
+
+    # --- for the simulated Spark ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the coordinator; raises what its ``start`` raises. ``running_operator`` does that."""
+        await self.kit.drive(self._tracker.ask(StartOperator, timeout_s=60.0))
+        self._spark.tell(OperatorAdded(self._config.operator_id, self.parallelism))
+        await self.settle()
+
+    def end(self, task: Task, outcome: TaskOutcome, reason: str = "") -> None:
+        """Spark says that ``task`` has ended. ``kill`` and others do that."""
+        if task.outcome:
+            return
+        connection, attempt = task.connection, task.attempt
+        task.stop()
+        task.outcome = {TaskOutcome.SUCCESS: "success", TaskOutcome.KILLED: "killed"}.get(outcome, "failed")
+        gateway = self._open.get(attempt.task_attempt_id)
+        if gateway is not None and connection is not None:
+            gateway.tell(ConnectionClosed(connection.connection_id, "the task has ended"))
+        subtask = attempt.subtask
+        self._spark.tell(
+            TaskEnded(attempt.task_attempt_id, self._stage_id, 0, subtask, task.attempt_number, outcome, reason)
+        )
+        if outcome is TaskOutcome.SUCCESS:
+            self._succeeded.add(subtask)
+            for other in self._running(subtask):
+                self.end(other, TaskOutcome.KILLED, "another attempt succeeded")
+            if len(self._succeeded) == self.parallelism:
+                self._job_runs = False
+                self._spark.tell(JobEnded(self._job_id, True))
+        elif outcome is TaskOutcome.FAILED:
+            self._failed[subtask] += 1
+            if self._failed[subtask] >= self._attempts_max:
+                self.end_job(f"subtask {subtask} has failed {self._attempts_max} times; the last time: {reason}")
+
+    def end_job(self, reason: str) -> None:
+        """Spark gives the job up. ``cancel_job`` does that."""
+        if not self._job_runs:
+            return
+        self._job_runs = False
+        self.cancelled_jobs.append(reason)
+        for task in self._running():
+            self.end(task, TaskOutcome.KILLED, reason)
+        self._spark.tell(JobEnded(self._job_id, False, reason))
+
+    def find(self, task_attempt_id: int) -> Task:
+        """The task with this id of Spark's."""
+        return next(task for task in self.tasks if task.attempt.task_attempt_id == task_attempt_id)
+
+    def look(self, query: QueryStatus) -> StatusReported:
+        """What Spark knows of these jobs and tasks."""
+        states = {"": TaskState.RUNNING, "success": TaskState.SUCCEEDED}
+        return StatusReported(
+            {job_id: self._job_runs and job_id == self._job_id for job_id in query.job_ids},
+            {one: states.get(self.find(one).outcome, TaskState.ENDED) for one in query.task_attempt_ids},
+        )
+
+    @property
+    def _stage_id(self) -> int:
+        return 10 * self._job_id
+
+    def _running(self, subtask: int | None = None) -> list[Task]:
+        return [task for task in self.tasks if not task.outcome and subtask in (None, task.attempt.subtask)]
+
+    def _start_job(self) -> None:
+        self._job_id += 1
+        self._job_runs = True
+        self._numbers.clear()
+        self._failed.clear()
+        self._succeeded.clear()
+        self._spark.tell(JobStarted(self._job_id, (self._stage_id,)))
+        self._spark.tell(StageSubmitted(self._stage_id, 0, self.parallelism, False, self.parallelism))
+
+    def _started(self, subtask: int, make: Callable[[ExecutionAttempt, MemoryConnection], TaskT]) -> TaskT:
+        self._check_open()
+        if not 0 <= subtask < self.parallelism:
+            raise ValueError(f"there is no subtask {subtask}: the operator has {self.parallelism}, counted from 0")
+        if not self._job_runs:
+            self._start_job()
+        config, number, copy = self._config, self._numbers[subtask], bool(self._running(subtask))
+        self._numbers[subtask] += 1
+        self._task_attempt_id += 1
+        id_, stage_id = self._task_attempt_id, self._stage_id
+        line = MemoryConnection(id_)
+        task = make(ExecutionAttempt(config.operator_id, subtask, number, id_), line)
+        task.attempt_number = number
+        self.tasks.append(task)
+        self._spark.tell(TaskStarted(id_, stage_id, 0, subtask, number, copy))
+        register = Register(
+            id_, config.operator_id, subtask, stage_id, number, config.mode, config.parallelism, "test/1", "3"
+        )
+        self._spark.tell(RegistrationArrived(line.connection_id, register))
+        return task
+
+    def _make_task(self, attempt: ExecutionAttempt, line: MemoryConnection) -> Task:
+        return Task(attempt, line, self.kit.clock)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LocalProtocolError("this world has ended: use it inside its `async with`")
+
+    # --- ports ----------------------------------------------------------------------------------------------------
+
+    def _gateway_opened(
+        self, attempt: ExecutionAttempt, ref: ActorRef[GatewayMessage], connection: AttemptConnection
+    ) -> None:
+        task = self.find(attempt.task_attempt_id)
+        task.gateway_ref = ref
+        if task.connection is None:
+            ref.tell(ConnectionClosed(connection.connection_id, "the task has ended"))
+        else:
+            self._open[attempt.task_attempt_id] = ref
+
+    def _gateway_closed(self, attempt: ExecutionAttempt) -> None:
+        self._open.pop(attempt.task_attempt_id, None)
+
+    def _report(self, report: LedgerInput) -> None:
+        self._spark.tell(report)
+
+    async def _store(self, checkpoint: CompletedCheckpoint) -> None:
+        if self.storage_error is not None:
+            raise self.storage_error
+        self._written.append(checkpoint)
+
+    async def _store_savepoint(self, checkpoint: CompletedCheckpoint, directory: str) -> None:
+        if self.storage_error is not None:
+            raise self.storage_error
+        self.savepoints.append((directory, checkpoint))
+
+    async def _discard(self, checkpoint_id: int) -> None:
+        self._written = [one for one in self._written if one.checkpoint_id != checkpoint_id]
+
+    def _completed(self, checkpoint_id: int) -> None:
+        self.checkpoints += [one for one in self._written if one.checkpoint_id == checkpoint_id]
+        self._written = [one for one in self._written if one.checkpoint_id > checkpoint_id]
+
+    def _next_checkpoint_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
+
+    # --- moving ---------------------------------------------------------------------------------------------------
+
+    def _move_tasks(self) -> bool:
+        """Each task reads and works, not only the first that has something; returns whether anything moved."""
+        moved = sum(task.read() for task in self._running()) > 0
+        for task in self._running():
+            status = task.exit_status()
+            if status is not None:
+                moved = True
+                self.end(task, TaskOutcome.SUCCESS if status[0] else TaskOutcome.FAILED, status[1])
+        return moved
+
+    def close(self) -> None:
+        """End the threads of operators that still run. ``running_operator`` does that."""
+        self._closed = True
+        for task in self._running():
+            with suppress(RuntimeError):
+                task.stop()
+
+
+class _LedgerActor(Actor[LedgerInput]):
+    """What stands between Spark and the operator on a real driver: the attempt ledger, and the commands to Spark."""
+
+    def __init__(self, world: World, tracker_ref: ActorRef[TrackerMessage], config: LedgerConfig) -> None:
+        self._world = world
+        self._tracker_ref = tracker_ref
+        self._ledger = AttemptLedger(config)
+        self._deadline = DeadlineTimer()
+
+    async def receive(self, context: ActorContext[LedgerInput], message: LedgerInput) -> None:
+        now = context.clock.now()
+        if isinstance(message, TimePassed):
+            self._deadline.fired()
+        world = self._world
+        for effect in self._ledger.handle(message, now):
+            match effect:
+                case RefuseRegistration():
+                    connection = world.find(effect.task_attempt_id).connection
+                    if connection is not None:
+                        connection.send(Refused(effect.task_attempt_id, effect.code, effect.message))
+                case KillTask():
+                    world.end(world.find(effect.task_attempt_id), TaskOutcome.KILLED, effect.reason)
+                case CancelJobs():
+                    world.end_job(effect.reason)
+                case QueryStatus():
+                    context.self_ref.tell(world.look(effect))
+                case ReportStale():
+                    pass
+                case AttemptAccepted():
+                    connection = world.find(effect.attempt.task_attempt_id).connection or MemoryConnection(0)
+                    self._tracker_ref.tell(LedgerDecided(effect, None, connection))
+                case _:
+                    self._tracker_ref.tell(LedgerDecided(effect, None))
+        self._deadline.arm(context, self._ledger.next_deadline(), now)
+
+
+@asynccontextmanager
+async def running_operator(
+    coordinator: GivenCoordinator,
+    *,
+    parallelism: int = 2,
+    mode: Mode = "batch",
+    checkpoint: CheckpointConfig | None = None,
+    gateway: GatewayLimits | None = None,
+    restored: CompletedCheckpoint | None = None,
+    attempts_max: int = 4,
+    snapshot_timeout_s: float = 60.0,
+    operator_id: str = "operator",
+    seed: int = 0,
+    schedule: Schedule | None = None,
+) -> AsyncIterator[World]:
+    """An operator whose coordinator has started, without Spark and in virtual time.
+
+    ``coordinator``, ``parallelism``, ``mode``, ``checkpoint`` and ``gateway`` are what ``Sidecar.coordinate`` takes.
+    ``restored`` is the checkpoint to start from, of any parallelism. ``attempts_max``: a job fails when one subtask has
+    failed, or was killed by Headgate, so often. ``snapshot_timeout_s``: how long ``checkpoint_coordinator`` may take.
+
+    Which message is delivered next follows from ``seed``: each one is a different order that could really happen, and
+    the same seed always gives the same. A test that fails names it. ``schedule`` decides instead, as in
+    ``deterministic_system``.
+
+    Inside the coordinator, and in what it starts, ``anyio.sleep``, ``asyncio.sleep`` and all timeouts follow the
+    virtual clock. Functions given to a worker thread (``context.call_async``, ``asyncio.to_thread``,
+    ``anyio.to_thread.run_sync``) run to their end while nothing else moves. On the way out the coordinator is closed,
+    and operators that still run are killed.
+
+    Raises:
+        Exception: what ``start`` of the coordinator raised.
+        ValueError: ``restored`` in batch mode.
+    """
+    mode = RestoreMode.named(mode)
+    config = OperatorConfig(
+        operator_id,
+        parallelism,
+        mode,
+        gateway or GatewayLimits(),
+        replace(checkpoint or CheckpointConfig(), mode=mode),
+        snapshot_timeout_s,
+        None if restored is None else rescaled(restored, parallelism),
+    )
+    async with deterministic_system(seed=seed, schedule=schedule) as kit:
+        world = World(kit, coordinator, config, attempts_max)
+        try:
+            await world.start()
+            yield world
+        finally:
+            world.close()
