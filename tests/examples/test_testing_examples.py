@@ -1,0 +1,37 @@
+"""The examples of ``headgate.testing`` are tests themselves, and they also run from a folder of their own."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from examples.testing.test_file_sink import test_rows_become_visible_with_the_checkpoint_that_covers_them
+from examples.testing.test_kill_and_retry import (
+    test_killed_task_goes_on_from_the_checkpoint,
+    test_total_is_right_whatever_the_order_of_messages,
+)
+from examples.testing.test_rate_limit import (
+    test_all_callers_together_keep_the_rate,
+    test_permits_come_back_at_the_agreed_rate,
+)
+
+__all__ = [
+    "test_all_callers_together_keep_the_rate",
+    "test_killed_task_goes_on_from_the_checkpoint",
+    "test_permits_come_back_at_the_agreed_rate",
+    "test_rows_become_visible_with_the_checkpoint_that_covers_them",
+    "test_total_is_right_whatever_the_order_of_messages",
+]
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "testing"
+
+
+def test_the_examples_can_be_copied(tmp_path: Path) -> None:
+    for file in EXAMPLES.glob("test_*.py"):
+        shutil.copy(file, tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "--asyncio-mode", "auto", "-p", "no:cacheprovider", "."]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
