@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, cast
 
 from actors import ActorRef, Reply
@@ -32,7 +31,7 @@ from protocol.facts import (
     TaskStarted,
 )
 from protocol.ids import ExecutionAttempt
-from protocol.wire.messages import Downward, Refused, Register, Registered, RestoreMode
+from protocol.wire.messages import Downward, Refused, Register, RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import BridgeMessage, RegistrationReceived
 from spark_bridge.bridge.relay.records import RelayedFact
@@ -54,9 +53,6 @@ class SparkTask(Task):
         self.start = start
         self.refused: Refused | None = None
         self.running = True
-
-    def restore(self, registered: Registered) -> None:
-        self.attempt = replace(self.attempt, attempt=registered.attempt)
 
     def _take(self, message: Downward) -> None:
         if isinstance(message, Refused):
@@ -108,6 +104,7 @@ class Application:
         self.storage = MemoryStorage(restored)
         self.tasks: dict[int, SparkTask] = {}
         self.cancelled: list[int] = []  # jobs
+        kit.outside = self._read
         self._trackers: dict[str, ActorRef[TrackerMessage]] = {}
         self._job_id = 0
         self._stage_attempt = 0
@@ -205,10 +202,10 @@ class Application:
         self.bridge_ref.tell(RelayedFact(fact, 0))
 
     async def settle(self) -> None:
-        moved = True
-        while moved:
-            await self.kit.run_until_idle()
-            moved = sum(task.read() for task in self.tasks.values()) > 0
+        await self.kit.run_until_idle()
+
+    def _read(self) -> bool:
+        return sum(task.read() for task in self.tasks.values()) > 0
 
     @property
     def _stage_id(self) -> int:

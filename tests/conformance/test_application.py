@@ -42,7 +42,7 @@ async def test_a_coordinator_is_closed_when_all_stops() -> None:
         await app.running()
         await app.release()
         assert coordinator.calls[-1] == ("close",)
-        assert len(coordinator.named("close")) == 1
+        assert len(coordinator.calls_of("close")) == 1
 
 
 async def test_a_failure_in_start_is_raised() -> None:
@@ -87,14 +87,14 @@ async def test_what_went_wrong_in_the_task_comes_back_to_the_sender() -> None:
     async with application() as app:
         await app.coordinate(coordinator)
         tasks = await app.running()
-        tasks[0].deaf = True
+        tasks[0].unresponsive = True
         confirmation = await coordinator.gateways[0].send_event("hello")
         await app.settle()
         assert not confirmation.done()
         tasks[0].finish("ValueError: no such rule")
         await app.settle()
         assert "no such rule" in str(confirmation.error())
-        assert coordinator.named("subtask_failed") == [("subtask_failed", 0, 0, FailureKind.FAILED)]
+        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 0, 0, FailureKind.FAILED)]
 
 
 async def test_a_completed_checkpoint_holds_the_coordinators_bytes() -> None:
@@ -154,7 +154,7 @@ async def test_the_coordinator_is_told_of_a_complete_checkpoint() -> None:
         await app.running()
         answer = await app.checkpoint()
         (checkpoint_id,) = answer.values
-        assert coordinator.named("notify_checkpoint_complete") == [("notify_checkpoint_complete", checkpoint_id)]
+        assert coordinator.calls_of("notify_checkpoint_complete") == [("notify_checkpoint_complete", checkpoint_id)]
 
 
 async def test_a_request_of_the_drivers_program_is_answered() -> None:

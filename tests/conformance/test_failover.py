@@ -18,15 +18,15 @@ BATCH = RestoreMode.BATCH
 
 
 def failed(coordinator: RecordingCoordinator) -> list[int]:
-    return [call[1] for call in coordinator.named("subtask_failed")]
+    return [call[1] for call in coordinator.calls_of("subtask_failed")]
 
 
 def resets(coordinator: RecordingCoordinator) -> list[Call]:
-    return [call[1:] for call in coordinator.named("subtask_reset")]
+    return [call[1:] for call in coordinator.calls_of("subtask_reset")]
 
 
 def global_resets(coordinator: RecordingCoordinator) -> list[Call]:
-    return [call[1:] for call in coordinator.named("reset_to_checkpoint")]
+    return [call[1:] for call in coordinator.calls_of("reset_to_checkpoint")]
 
 
 async def fail_the_job_and_run_it_again(app: Application, coordinator: RecordingCoordinator) -> None:
@@ -49,7 +49,7 @@ async def test_the_failure_of_a_deploying_task_is_told() -> None:
         tasks = await app.deployed()
         await app.end(tasks[1])
         assert failed(coordinator) == [1]
-        assert coordinator.named("subtask_ready") == []
+        assert coordinator.calls_of("subtask_ready") == []
 
 
 async def test_the_failure_of_a_running_task_is_told() -> None:
@@ -59,7 +59,7 @@ async def test_the_failure_of_a_running_task_is_told() -> None:
         await app.coordinate(coordinator)
         tasks = await app.running()
         await app.end(tasks[1])
-        assert coordinator.named("subtask_failed") == [("subtask_failed", 1, 0, FailureKind.FAILED)]
+        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 1, 0, FailureKind.FAILED)]
 
 
 async def test_those_that_are_cancelled_for_the_sake_of_a_failover_are_told_too() -> None:
@@ -82,7 +82,7 @@ async def test_a_task_that_fails_again_is_told_again() -> None:
             await app.end(task)
             task = await app.retry(task)
         assert failed(coordinator) == [0, 0]
-        order = [call[:3] for call in coordinator.named("subtask_ready", "subtask_failed", "subtask_reset")]
+        order = [call[:3] for call in coordinator.calls_of("subtask_ready", "subtask_failed", "subtask_reset")]
         assert [call for call in order if call[1] == 0] == [
             ("subtask_ready", 0, 0),
             ("subtask_failed", 0, 0),
@@ -101,7 +101,7 @@ async def test_a_deploying_task_that_is_cancelled_from_outside_is_told_as_killed
         await app.coordinate(coordinator)
         tasks = await app.deployed()
         await app.end(tasks[1], TaskOutcome.KILLED)
-        assert coordinator.named("subtask_failed") == [("subtask_failed", 1, 0, FailureKind.KILLED)]
+        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 1, 0, FailureKind.KILLED)]
 
 
 async def test_a_running_task_that_is_cancelled_from_outside_is_told_as_killed() -> None:
@@ -111,7 +111,7 @@ async def test_a_running_task_that_is_cancelled_from_outside_is_told_as_killed()
         await app.coordinate(coordinator)
         tasks = await app.running()
         await app.end(tasks[0], TaskOutcome.KILLED)
-        assert coordinator.named("subtask_failed") == [("subtask_failed", 0, 0, FailureKind.KILLED)]
+        assert coordinator.calls_of("subtask_failed") == [("subtask_failed", 0, 0, FailureKind.KILLED)]
 
 
 async def state(checkpoint_id: int) -> bytes:
@@ -168,7 +168,7 @@ async def test_a_global_failover_resets_no_single_subtask(barrier: bool) -> None
             await fail_the_job_and_run_it_again(app, coordinator)
         assert resets(coordinator) == []
         assert global_resets(coordinator) == [(checkpoint_id, b"state")]
-        assert len(coordinator.named("subtask_ready")) == 4, "both subtasks run again"
+        assert len(coordinator.calls_of("subtask_ready")) == 4, "both subtasks run again"
 
 
 async def test_a_local_failover_resets_its_subtask_to_the_last_checkpoint() -> None:

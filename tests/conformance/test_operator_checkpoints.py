@@ -67,7 +67,7 @@ async def test_events_sent_before_the_snapshot_is_finished_pass_through() -> Non
         await coordinator.gateways[1].send_event("e1")
         return await snapshot(checkpoint_id)
 
-    coordinator.deeds["checkpoint_coordinator"] = send_and_take
+    coordinator.methods["checkpoint_coordinator"] = send_and_take
     async with holder(coordinator) as (world, tasks):
         answer = await cut(world)
         assert received(tasks[1]) == ["e1"], "while the coordinator is still at its snapshot"
@@ -179,7 +179,7 @@ async def test_a_job_that_is_failed_again_and_again_fails_once_until_the_reset()
     async def fail(subtask: int, attempt: int, event: Any) -> None:
         coordinator.context.fail_job(f"because of {event}")
 
-    coordinator.deeds["handle_event_from_operator"] = fail
+    coordinator.methods["handle_event_from_operator"] = fail
     async with running_operator(coordinator, parallelism=3) as world:
         tasks = await world.running(0, 1, 2)
 
@@ -205,12 +205,12 @@ async def test_a_checkpoint_waits_for_the_confirmations_of_events() -> None:
     """S19 (R45; H42)."""
     coordinator = RecordingCoordinator()
     async with holder(coordinator) as (world, tasks):
-        tasks[0].deaf = True
+        tasks[0].unresponsive = True
         await send(world, coordinator, 0, "e0")
         answer = await cut(world)
         assert answer.open
         assert not any(("snapshot", 1) in task.handled for task in tasks), "no barrier before the confirmation"
-        tasks[0].deaf = False
+        tasks[0].unresponsive = False
         await world.settle()
         assert answer.values == [1]
         assert tasks[0].handled[:2] == ["e0", ("snapshot", 1)]
@@ -255,7 +255,7 @@ async def test_a_snapshot_that_returns_at_once_parts_the_events_sharply(seed: in
         coordinator.steps(1)  # leaves right behind the cut
         return str(coordinator.sent).encode()
 
-    coordinator.deeds["checkpoint_coordinator"] = take
+    coordinator.methods["checkpoint_coordinator"] = take
     async with holder(coordinator, seed=seed) as (world, tasks):
         coordinator.steps(before)
         world.checkpoint()
@@ -277,7 +277,7 @@ async def test_what_is_sent_while_the_snapshot_takes_its_time_is_before_the_cut(
             await coordinator.step()
         return str(coordinator.sent).encode()
 
-    coordinator.deeds["checkpoint_coordinator"] = take
+    coordinator.methods["checkpoint_coordinator"] = take
     async with holder(coordinator, seed=seed) as (world, tasks):
         coordinator.steps(before)
         world.checkpoint()
@@ -290,7 +290,7 @@ async def test_an_event_that_fails_after_the_trigger_fails_the_checkpoint() -> N
     """S22 (R45; H25, H42). What the checkpoint waits for is the confirmation; its failure fails the attempt."""
     coordinator = RecordingCoordinator()
     async with holder(coordinator) as (world, tasks):
-        tasks[0].deaf = True
+        tasks[0].unresponsive = True
         await send(world, coordinator, 0, "e0")
         answer = await cut(world)
         await world.advance(world.config.gateway.confirm_timeout_s)
@@ -305,13 +305,13 @@ async def test_an_event_that_failed_before_the_trigger_fails_the_checkpoint_once
     """S23 (R26; H25, H42). Between the event's failure and the failover no checkpoint slips through."""
     coordinator = RecordingCoordinator()
     async with holder(coordinator) as (world, tasks):
-        tasks[0].deaf = True
+        tasks[0].unresponsive = True
         confirmation = await coordinator.gateways[0].send_event("e0")
         await world.advance(world.config.gateway.confirm_timeout_s)
         assert confirmation.error() is not None
         answer = await cut(world)
         assert answer.open, "nobody has failed the attempt so far"
-        assert coordinator.named("subtask_failed") == []
+        assert coordinator.calls_of("subtask_failed") == []
         world.fail(tasks[0], FailureKind.CONFIRMATION_TIMEOUT)
         await world.settle()
         assert str(tasks[0].attempt) in answer.reason()

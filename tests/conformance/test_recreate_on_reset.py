@@ -14,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from protocol.attempts import FailureKind, FailureReason
-from tests.actors.coordination.operator_world import Call, Deed, RecordingCoordinator
+from tests.actors.coordination.operator_world import Call, Method, RecordingCoordinator
 from tests.actors.coordination.replacing import bench, doing_in, raising, waiting_for
 
 FAILED = FailureReason(FailureKind.FAILED, "by the test")
@@ -78,7 +78,7 @@ async def test_what_is_given_up_is_cancelled_and_logged_and_what_ends_in_time_is
 ) -> None:
     given_up: list[str] = []
 
-    def waiting_in(what: str) -> Deed:
+    def waiting_in(what: str) -> Method:
         async def deed(*args: Any) -> None:
             try:
                 await anyio.sleep_forever()
@@ -350,26 +350,26 @@ async def cancelled_at_its_first_await(*args: Any) -> None:
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
 async def test_an_incarnation_that_was_replaced_in_its_start_is_closed_once_when_the_operator_ends(  # H6, R105
-    close: Deed | None, what: str
+    close: Method | None, what: str
 ) -> None:
     never = anyio.Event()
-    deeds = {"start": waiting_for(never), **({} if close is None else {"close": close})}
-    async with bench(doing_in(2, **deeds)) as under_test:
+    methods = {"start": waiting_for(never), **({} if close is None else {"close": close})}
+    async with bench(doing_in(2, **methods)) as under_test:
         await under_test.call("reset_to_checkpoint", 1, b"x")
         await under_test.call("reset_to_checkpoint", 2, b"y")
         await under_test.stop()
-        assert [coordinator.named("close") for coordinator in under_test.coordinators] == [[("close",)]] * 2, what
+        assert [coordinator.calls_of("close") for coordinator in under_test.coordinators] == [[("close",)]] * 2, what
 
 
 async def test_a_current_incarnation_is_closed_though_the_close_of_a_replaced_one_is_cancelled() -> None:  # H6
     never = anyio.Event()
 
-    def deeds(number: int) -> dict[str, Deed]:
+    def methods(number: int) -> dict[str, Method]:
         if number == 2:
             return {"start": waiting_for(never), "close": cancelled_at_its_first_await}
         return {}
 
-    async with bench(deeds, close_timeout_s=5.0) as under_test:
+    async with bench(methods, close_timeout_s=5.0) as under_test:
         await under_test.call("reset_to_checkpoint", 1, b"x")
         await under_test.call("reset_to_checkpoint", 2, b"y")
         under_test.wrapper._current.coordinator = current = RecordingCoordinator()
@@ -388,7 +388,7 @@ async def test_a_coordinator_that_is_given_up_in_its_start_is_closed_once() -> N
         await under_test.settle()
         assert under_test.calls(2)[2:] == [("close",)]
         await under_test.stop()
-        assert [coordinator.named("close") for coordinator in under_test.coordinators] == [[("close",)]] * 3
+        assert [coordinator.calls_of("close") for coordinator in under_test.coordinators] == [[("close",)]] * 3
 
 
 async def test_starting_twice_is_an_error() -> None:  # R105

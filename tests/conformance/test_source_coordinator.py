@@ -184,7 +184,7 @@ async def test_an_assignment_is_recorded_before_it_is_sent() -> None:  # R118
     source = Source()
     async with running_operator(source.coordinator) as world:
         (reader,) = await readers(world, 0)
-        reader.deaf = True
+        reader.unresponsive = True
         await source.context.assign_splits(0, ["a", "b"])
         world.fail(reader)  # it never got them
         await world.settle()
@@ -211,7 +211,7 @@ async def test_an_exception_of_the_enumerator_fails_the_job(method: str) -> None
     async with running_operator(source.coordinator) as world:
         source.enumerator.raises[method] = ValueError("no such partition")
         (reader,) = await readers(world, 0)
-        reader.request()
+        reader.request_split()
         reader.send("an event of its own")
         await world.settle()
         (failure,) = world.reported(GlobalFailureRaised)
@@ -416,7 +416,7 @@ async def test_no_more_splits_is_said_to_all_attempts_and_again_to_whoever_asks(
         await source.context.signal_no_more_splits(0)
         await world.settle()
         assert (first.no_more, second.no_more) == (1, 1)
-        first.request()
+        first.request_split()
         await world.settle()
         assert first.no_more == 2
         assert ("handle_split_request", 0) not in source.enumerator.calls
@@ -434,7 +434,7 @@ async def test_after_a_reset_the_input_of_a_subtask_has_not_ended() -> None:  # 
         world.fail(reader)
         (reader,) = await readers(world, 0)
         assert reader.no_more == 0
-        reader.request()
+        reader.request_split()
         await world.settle()
         assert source.enumerator.last_call() == ("handle_split_request", 0)
 
@@ -548,7 +548,7 @@ async def test_the_static_enumerator_hands_out_its_splits_in_batches_and_then_no
     async with running_operator(coordinator) as world:
         (reader,) = await readers(world, 0)
         for _ in range(4):
-            reader.request()
+            reader.request_split()
             await world.settle()
         assert reader.batches == [["a", "b"], ["c", "d"], ["e"]]
         assert reader.no_more == 1
@@ -558,22 +558,22 @@ async def test_the_static_enumerator_takes_splits_back_to_its_front_and_keeps_it
     coordinator = SourceCoordinator(lambda state: StaticSplitEnumerator("abcde", state, batch_size=2))
     async with running_operator(coordinator) as world:
         one, two = await readers(world, 0, 1)
-        one.request()
+        one.request_split()
         await world.settle()
         world.checkpoint()
         await world.settle()
         assert decode_event(world.stored[0].coordinator_state) == ["c", "d", "e"]
-        one.request()
+        one.request_split()
         await world.settle()
         world.fail(one)
         await world.settle()
-        two.request()
+        two.request_split()
         await world.settle()
         assert two.batches == [["c", "d"]]
         world.fail(two, FailureKind.GLOBAL_FAILURE, reset=False)
         world.reset()
         (one,) = await readers(world, 0)
-        one.request()
+        one.request_split()
         await world.settle()
         assert one.batches == [["c", "d"]]
         assert list(one.pending) == ["a", "b", "c", "d"]  # what its snapshot has, and what it was given since

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
@@ -10,12 +10,10 @@ from actors import ActorRef, Reply
 from actors.coordination import (
     BarrierTrackerActor,
     CheckpointFailed,
-    CoordinatorContext,
     OperatorConfig,
     OperatorCoordinator,
     OperatorPorts,
     OperatorStatistics,
-    SubtaskGateway,
 )
 from actors.coordination.barrier_tracker import UNBOUNDED
 from actors.coordination.connection import AttemptConnection
@@ -34,6 +32,9 @@ from actors.coordination.messages import (
 )
 from actors.coordination.operator_config import BarrierInjector
 from actors.testing import Candidate, DeterministicKit, Schedule, deterministic_system
+from headgate.testing import Answer as PublicAnswer
+from headgate.testing import RecordingCoordinator
+from headgate.testing._recording import Call, Method
 from protocol.attempts import (
     AttemptAccepted,
     Decision,
@@ -56,115 +57,26 @@ from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.executor import MemoryConnection, Task
 
-C = TypeVar("C", bound=OperatorCoordinator)
 T = TypeVar("T")
 
-Call = tuple[Any, ...]
-Deed = Callable[..., Awaitable[Any]]
+__all__ = ["Answer", "Call", "Method", "RecordingCoordinator", "World", "running_operator", "the_turn_of"]
 
 
-class RecordingCoordinator(OperatorCoordinator):
-    """Writes down each call as ``(method, *arguments)``, and does inside it what the test has put into ``deeds``.
-
-    A deed is called with the method's arguments; what it returns is returned. A snapshot is b"state" by default.
-    """
-
-    def __init__(self, **deeds: Deed) -> None:
-        self.calls: list[Call] = []
-        self.deeds: dict[str, Deed] = dict(deeds)
-        self.gateways: dict[int, SubtaskGateway] = {}
-        self.context: CoordinatorContext
-
-    def named(self, *names: str) -> list[Call]:
-        return [call for call in self.calls if call[0] in names]
+class Answer(PublicAnswer[Any]):
+    """With its value or its error in lists, which are empty while it is open."""
 
     @property
-    def events(self) -> list[Any]:
-        """The events that were handled, in order."""
-        return [call[3] for call in self.named("handle_event_from_operator")]
-
-    async def _called(self, method: str, *args: Any, noted: Call = ()) -> Any:
-        self.calls.append((method, *(noted or args)))
-        deed = self.deeds.get(method)
-        return None if deed is None else await deed(*args)
-
-    async def start(self, context: CoordinatorContext) -> None:
-        self.context = context
-        self.calls.append(("start",))
-        if "start" in self.deeds:
-            await self.deeds["start"](context)
-
-    async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        await self._called("handle_event_from_operator", subtask, attempt, event)
-
-    async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        if "handle_request" not in self.deeds:
-            return await super().handle_request(subtask, attempt, request)
-        return await self._called("handle_request", subtask, attempt, request)
-
-    async def handle_client_request(self, request: Any) -> Any:
-        if "handle_client_request" not in self.deeds:
-            return await super().handle_client_request(request)
-        return await self._called("handle_client_request", request)
-
-    async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        self.gateways[subtask] = gateway
-        await self._called("subtask_ready", subtask, gateway, noted=(subtask, gateway.attempt.attempt))
-
-    async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        await self._called("subtask_failed", subtask, attempt, reason, noted=(subtask, attempt, reason.kind))
-
-    async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
-        await self._called("subtask_reset", subtask, checkpoint_id)
-
-    async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
-        state = await self._called("checkpoint_coordinator", checkpoint_id)
-        return cast("bytes", state) if "checkpoint_coordinator" in self.deeds else b"state"
-
-    async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        await self._called("notify_checkpoint_complete", checkpoint_id)
-
-    async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        await self._called("notify_checkpoint_aborted", checkpoint_id)
-
-    async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
-        await self._called("notify_checkpoint_discarded", checkpoint_id)
-
-    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        await self._called("reset_to_checkpoint", checkpoint_id, state)
-
-    async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        await self._called("run_ended", run_id, succeeded, reason)
-
-    async def close(self) -> None:
-        await self._called("close")
-
-
-class Answer:
-    """A ``Reply`` that only keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self.errors: list[BaseException] = []
-
-    def answer(self, value: Any) -> bool:
-        self.values.append(value)
-        return True
-
-    def fail(self, error: BaseException) -> bool:
-        self.errors.append(error)
-        return True
+    def values(self) -> list[Any]:
+        return [self.value] if self.done and self.error is None else []
 
     @property
-    def open(self) -> bool:
-        return not self.values and not self.errors
+    def errors(self) -> list[BaseException]:
+        return [] if self.error is None else [self.error]
 
     def reason(self) -> str:
-        """Why the checkpoint failed that was asked for."""
-        assert not self.values
-        (error,) = self.errors
-        assert isinstance(error, CheckpointFailed)
-        return str(error)
+        """Why the requested checkpoint failed."""
+        assert isinstance(self.error, CheckpointFailed)
+        return str(self.error)
 
 
 class World:
@@ -182,12 +94,13 @@ class World:
         self.no_ids: Exception | None = None  # what the storage raises where an id is wanted
         self.discarded: list[int] = []
         self.completed: list[int] = []
-        self.on_store: Deed | None = None  # awaited in the storage, before it is written
-        self.on_discard: Deed | None = None
+        self.on_store: Method | None = None  # awaited in the storage, before it is written
+        self.on_discard: Method | None = None
         self.look = StageLook()  # what a look at the run under way shows
         self.tasks: list[Task] = []
         self.task_type: type[Task] = Task
         self.gateways: dict[int, ActorRef[GatewayMessage]] = {}  # open ones, by task attempt id
+        kit.outside = self._read
         self._connections = 0
         self._numbers: dict[int, int] = {}
         self._run_is_on = False
@@ -214,15 +127,13 @@ class World:
 
     async def settle(self) -> None:
         """Until nothing moves any more: actors, connections, operators that are not busy."""
-        moved = True
-        while moved:
-            await self.kit.run_until_idle()
-            moved = sum(task.read() for task in self.tasks) > 0  # each of them, not the first that has something
+        await self.kit.run_until_idle()
 
     async def advance(self, by_s: float) -> None:
-        await self.settle()
         await self.kit.advance(by_s)
-        await self.settle()
+
+    def _read(self) -> bool:
+        return sum(task.read() for task in self.tasks) > 0  # each of them, not the first that has something
 
     def connection(self) -> MemoryConnection:
         self._connections += 1

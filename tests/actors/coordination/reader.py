@@ -41,7 +41,7 @@ class ReaderTask(Task):
                     self.acknowledge(checkpoint_id, self._state())
         self.mailbox.clear()
 
-    def request(self) -> None:
+    def request_split(self) -> None:
         self._asked = True
         self.send(split_request_event())
 
@@ -56,7 +56,7 @@ class ReaderTask(Task):
                 self.finished = True
                 self.finish(state=self._state())
         elif not self._asked:
-            self.request()
+            self.request_split()
 
     @property
     def is_over(self) -> bool:

@@ -17,11 +17,11 @@ from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.coordination.store import CoordinatorStore
 from actors.testing import DeterministicKit, deterministic_system
 from protocol.wire.messages import RestoreMode
-from tests.actors.coordination.operator_world import Call, Deed, RecordingCoordinator
+from tests.actors.coordination.operator_world import Call, Method, RecordingCoordinator
 
 T = TypeVar("T")
 
-Deeds = Callable[[int], dict[str, Deed]]
+Deeds = Callable[[int], dict[str, Method]]
 """What the coordinator with this number does, counted from 1; see ``RecordingCoordinator``."""
 
 Step = Callable[[], Awaitable[object]]
@@ -113,7 +113,7 @@ class BenchContext:
 class Bench:
     """A ``RecreateOnReset`` under test. ``coordinators``: all that its factory has made, in order."""
 
-    def __init__(self, kit: DeterministicKit, deeds: Deeds, close_timeout_s: float) -> None:
+    def __init__(self, kit: DeterministicKit, methods: Deeds, close_timeout_s: float) -> None:
         self.kit = kit
         self.coordinators: list[RecordingCoordinator] = []
         self.outcomes: list[
@@ -121,7 +121,7 @@ class Bench:
         ] = []  # (method, what it returned or raised), but for handlers that end well
         self.factory_fails: Exception | None = None
         self.context: BenchContext
-        self._deeds = deeds
+        self._deeds = methods
         self.wrapper = RecreateOnReset(self.make_coordinator, close_timeout_s=close_timeout_s, name="under test")
         self.caller: ActorRef[Step] = kit.system.spawn(
             lambda: Caller(self), name="caller", mailbox=MailboxConfig(capacity=None)
@@ -177,29 +177,29 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    deeds: Deeds = lambda number: {}, *, close_timeout_s: float = 60.0, started: bool = True
+    methods: Deeds = lambda number: {}, *, close_timeout_s: float = 60.0, started: bool = True
 ) -> AsyncIterator[Bench]:
     """A wrapper, which has been started unless the test wants to do that itself."""
     async with deterministic_system() as kit:
-        under_test = Bench(kit, deeds, close_timeout_s)
+        under_test = Bench(kit, methods, close_timeout_s)
         if started:
             await under_test.start()
         yield under_test
 
 
-def doing_in(number: int, **deeds: Deed) -> Deeds:
+def doing_in(number: int, **methods: Method) -> Deeds:
     """Only the coordinator with this number does something."""
-    return lambda made: deeds if made == number else {}
+    return lambda made: methods if made == number else {}
 
 
-def waiting_for(gate: anyio.Event) -> Deed:
+def waiting_for(gate: anyio.Event) -> Method:
     async def deed(*args: Any) -> None:
         await gate.wait()
 
     return deed
 
 
-def raising(error: BaseException) -> Deed:
+def raising(error: BaseException) -> Method:
     async def deed(*args: Any) -> None:
         raise error
 

@@ -161,7 +161,7 @@ async def test_events_go_to_the_attempt_whose_gateway_was_used() -> None:  # H13
         assert (first.events, second.events) == (["to the first"], ["to the second"])
         world.fail(first, FailureKind.SUPERSEDED, reset=False)
         await world.settle()
-        assert coordinator.named("subtask_failed", "subtask_reset") == [
+        assert coordinator.calls_of("subtask_failed", "subtask_reset") == [
             ("subtask_failed", 0, 0, FailureKind.SUPERSEDED)
         ]
 
@@ -233,7 +233,7 @@ async def test_an_attempt_that_finished_while_its_readiness_was_withheld_is_not_
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         (slow,) = await world.running(0)
-        slow.deaf = True
+        slow.unresponsive = True
         answer = world.checkpoint()
         await world.settle()
         (quick,) = await world.running(1)
@@ -241,10 +241,10 @@ async def test_an_attempt_that_finished_while_its_readiness_was_withheld_is_not_
         await world.settle()
         world.finish(quick)
         await world.settle()
-        slow.deaf = False
+        slow.unresponsive = False
         await world.settle()
         assert answer.values == [1]
-        assert not [call for call in coordinator.named("subtask_ready") if call[1] == 1]
+        assert not [call for call in coordinator.calls_of("subtask_ready") if call[1] == 1]
 
 
 async def test_the_figures_of_an_operator_are_kept() -> None:  # H27
@@ -252,10 +252,10 @@ async def test_the_figures_of_an_operator_are_kept() -> None:  # H27
     async with running_operator(coordinator) as world:
         (task,) = await world.running(0)
         await world.advance(1.0)  # or what was sent at no time would be as old
-        task.deaf = True
+        task.unresponsive = True
         await coordinator.gateways[0].send_event("one")
         await world.advance(0.25)
-        task.deaf = False
+        task.unresponsive = False
         task.send("two")
         await world.settle()
         world.fail(task)

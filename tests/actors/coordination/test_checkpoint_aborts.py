@@ -61,7 +61,7 @@ async def test_a_checkpoint_that_takes_too_long_is_aborted_on_both_sides() -> No
         assert str(task.attempt) in answer.reason()
         task.busy = False
         await world.settle()
-        assert coordinator.named("notify_checkpoint_aborted") == [("notify_checkpoint_aborted", 1)]
+        assert coordinator.calls_of("notify_checkpoint_aborted") == [("notify_checkpoint_aborted", 1)]
         assert other.handled[-1] == ("aborted", 1)
         await assert_that_all_goes_on(world, coordinator)
 
@@ -171,7 +171,7 @@ async def test_a_coordinator_that_takes_too_long_for_its_snapshot_aborts_it() ->
         assert "longer than 5 s" in answer.reason()
         assert task.handled == [("aborted", 1)]
         assert not world.failures
-        del coordinator.deeds["checkpoint_coordinator"]
+        del coordinator.methods["checkpoint_coordinator"]
         await assert_that_all_goes_on(world, coordinator)
 
 
@@ -199,7 +199,7 @@ async def test_a_second_request_waits_for_the_first_and_a_third_is_refused() -> 
         task.busy = False
         await world.settle()
         assert (first.values, second.values) == ([1], [2])
-        assert not coordinator.named("notify_checkpoint_aborted")  # the third never began
+        assert not coordinator.calls_of("notify_checkpoint_aborted")  # the third never began
 
 
 async def test_a_request_to_abort_ends_the_one_that_it_names_and_no_other() -> None:  # H44, H45
@@ -218,7 +218,7 @@ async def test_a_request_to_abort_ends_the_one_that_it_names_and_no_other() -> N
         world.tracker.tell(AbortRequested(1, "said twice"))
         await world.settle()
         assert "not needed" in first.reason()
-        assert coordinator.named("notify_checkpoint_aborted") == [("notify_checkpoint_aborted", 1)]
+        assert coordinator.calls_of("notify_checkpoint_aborted") == [("notify_checkpoint_aborted", 1)]
         assert not world.failures
         task.busy = False
         await assert_that_all_goes_on(world, coordinator)
@@ -232,13 +232,13 @@ async def test_the_id_of_a_reset_is_the_last_one_that_the_coordinator_was_told()
         await world.settle()
         world.fail(task)
         (task,) = await world.running(0)
-        assert coordinator.named("subtask_reset") == [("subtask_reset", 0, 1)]
+        assert coordinator.calls_of("subtask_reset") == [("subtask_reset", 0, 1)]
         task.busy = True
         world.checkpoint()
         await world.settle()
         world.fail(task)
         await world.settle()
-        assert coordinator.named("subtask_reset")[-1] == ("subtask_reset", 0, 1)
+        assert coordinator.calls_of("subtask_reset")[-1] == ("subtask_reset", 0, 1)
         world.reset()
         await world.settle()
         assert coordinator.calls[-1] == ("reset_to_checkpoint", 1, b"state")
@@ -254,7 +254,7 @@ async def test_in_batch_mode_every_reset_goes_to_the_beginning() -> None:  # H18
         (task,) = await world.running(0)
         world.reset()
         await world.settle()
-        assert coordinator.named("subtask_reset", "reset_to_checkpoint") == [
+        assert coordinator.calls_of("subtask_reset", "reset_to_checkpoint") == [
             ("subtask_reset", 0, -1),
             ("reset_to_checkpoint", -1, None),
         ]

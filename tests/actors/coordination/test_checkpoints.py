@@ -68,13 +68,13 @@ async def test_all_subtasks_close_before_the_coordinator_takes_its_snapshot() ->
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         _, slow = await world.running(0, 1)
-        slow.deaf = True
+        slow.unresponsive = True
         world.checkpoint()
         await world.settle()
-        assert not coordinator.named("checkpoint_coordinator")
-        slow.deaf = False
+        assert not coordinator.calls_of("checkpoint_coordinator")
+        slow.unresponsive = False
         await world.settle()
-        assert coordinator.named("checkpoint_coordinator")
+        assert coordinator.calls_of("checkpoint_coordinator")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -89,7 +89,7 @@ async def test_an_event_is_in_the_checkpoint_on_both_sides_or_on_neither(seed: i
 
     async def snapshot(checkpoint_id: int) -> bytes:
         received: dict[int, list[Any]] = {0: [], 1: []}
-        for _, subtask, _, event in coordinator.named("handle_event_from_operator"):
+        for _, subtask, _, event in coordinator.calls_of("handle_event_from_operator"):
             received[subtask].append(event)
         return encode_event([received, {subtask: list(sent) for subtask, sent in sent_down.items()}])
 
@@ -128,7 +128,7 @@ async def test_an_event_is_in_the_checkpoint_on_both_sides_or_on_neither(seed: i
             subtask = task.attempt.subtask
             assert task.events == sent_down[subtask]
         ups_of_all = {0: [], 1: []} | {
-            subtask: [call[3] for call in coordinator.named("handle_event_from_operator") if call[1] == subtask]
+            subtask: [call[3] for call in coordinator.calls_of("handle_event_from_operator") if call[1] == subtask]
             for subtask in (0, 1)
         }
         assert ups_of_all == sent_up
@@ -140,14 +140,14 @@ async def test_events_of_a_closed_subtask_are_in_its_snapshot_and_arrive_once_af
         task, slow = await world.running(0, 1)
         task.send("before")
         await world.settle()
-        slow.deaf = True
+        slow.unresponsive = True
         world.checkpoint()
         await world.settle()
         task.send("held 1")
         task.send("held 2")
         await world.settle()
         assert coordinator.events == ["before"]
-        slow.deaf = False
+        slow.unresponsive = False
         await world.settle()
         (checkpoint,) = world.stored
         assert decoded(checkpoint, 0)[1] == ["held 1", "held 2"]
@@ -158,11 +158,11 @@ async def test_held_events_leave_first_after_a_restore() -> None:  # H31, H18
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         task, slow = await world.running(0, 1)
-        slow.deaf = True
+        slow.unresponsive = True
         world.checkpoint()
         await world.settle()
         task.send("held")
-        slow.deaf = False
+        slow.unresponsive = False
         await world.settle()
         world.fail(task)
         await world.settle()
@@ -243,7 +243,7 @@ async def test_what_is_sent_inside_the_snapshot_is_before_the_cut() -> None:  # 
 
 async def test_the_barrier_waits_for_every_event_of_before_the_cut() -> None:  # H42
     async def send_and_return(checkpoint_id: int) -> bytes:
-        task.mute = True  # from here on its confirmations do not come through
+        task.silent = True  # from here on its confirmations do not come through
         await coordinator.gateways[0].send_event("inside")
         return b""
 
@@ -261,7 +261,7 @@ async def test_the_barrier_waits_for_every_event_of_before_the_cut() -> None:  #
 
 async def test_an_event_of_before_the_cut_that_is_not_confirmed_fails_the_checkpoint() -> None:  # H42, H25
     async def send_and_return(checkpoint_id: int) -> bytes:
-        task.deaf = True
+        task.unresponsive = True
         await coordinator.gateways[0].send_event("inside")
         return b""
 
@@ -281,7 +281,7 @@ async def test_a_loss_tolerant_event_keeps_no_checkpoint_waiting() -> None:  # H
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         (task,) = await world.running(0)
-        task.mute = True
+        task.silent = True
         await coordinator.gateways[0].send_event("a hint", loss_tolerant=True)
         await world.settle()
         answer = world.checkpoint()
@@ -294,12 +294,12 @@ async def test_an_attempt_that_becomes_ready_while_others_close_is_announced_aft
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         (slow,) = await world.running(0)
-        slow.deaf = True
+        slow.unresponsive = True
         world.checkpoint()
         (late,) = await world.running(1)
         late.send("not in the checkpoint")
         await world.settle()
-        slow.deaf = False
+        slow.unresponsive = False
         await world.settle()
         assert [call[0] for call in coordinator.calls[2:]] == [
             "checkpoint_coordinator",

@@ -30,11 +30,11 @@ async def test_a_coordinator_is_told_that_a_checkpoint_is_discarded_only_when_th
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         await leave_one_in_doubt(world)
-        assert coordinator.named(*NOTIFICATIONS) == [("notify_checkpoint_aborted", 1)]
+        assert coordinator.calls_of(*NOTIFICATIONS) == [("notify_checkpoint_aborted", 1)]
         assert coordinator.context.checkpoints_in_doubt == {1}
         world.on_discard = None
         await world.advance(1.1)
-        assert coordinator.named(*NOTIFICATIONS)[1:] == [("notify_checkpoint_discarded", 1)]
+        assert coordinator.calls_of(*NOTIFICATIONS)[1:] == [("notify_checkpoint_discarded", 1)]
         assert coordinator.context.checkpoints_in_doubt == frozenset()
 
 
@@ -79,7 +79,7 @@ async def test_no_further_try_is_made_once_the_storage_refuses() -> None:  # H64
         await world.advance(600.0)
         assert len(world.discarded) == 2
         assert coordinator.context.checkpoints_in_doubt == {1}
-        assert not coordinator.named("notify_checkpoint_discarded")
+        assert not coordinator.calls_of("notify_checkpoint_discarded")
 
 
 async def test_a_later_completion_ends_the_doubt_and_the_tries() -> None:  # H64
@@ -89,7 +89,7 @@ async def test_a_later_completion_ends_the_doubt_and_the_tries() -> None:  # H64
         world.on_store = None
         world.checkpoint()
         await world.settle()
-        assert coordinator.named(*NOTIFICATIONS)[1:] == [
+        assert coordinator.calls_of(*NOTIFICATIONS)[1:] == [
             ("notify_checkpoint_complete", 2),
             ("notify_checkpoint_discarded", 1),
         ]
@@ -110,7 +110,7 @@ async def test_a_reset_leaves_checkpoints_in_doubt() -> None:  # H64, H16
         assert coordinator.context.checkpoints_in_doubt == {1}
         world.on_discard = None
         await world.advance(10.0)
-        assert coordinator.named("notify_checkpoint_discarded") == [("notify_checkpoint_discarded", 1)]
+        assert coordinator.calls_of("notify_checkpoint_discarded") == [("notify_checkpoint_discarded", 1)]
 
 
 async def test_a_coordinator_that_is_built_anew_finds_what_is_in_doubt() -> None:  # H64, R101
@@ -128,7 +128,7 @@ async def test_a_coordinator_that_is_built_anew_finds_what_is_in_doubt() -> None
         world.on_discard = None
         await world.advance(10.0)
         assert made[1].calls[-1] == ("notify_checkpoint_discarded", 1)
-        assert not made[0].named("notify_checkpoint_discarded")
+        assert not made[0].calls_of("notify_checkpoint_discarded")
 
 
 async def test_nobody_waits_for_a_discard_that_hangs() -> None:  # H64, H48
@@ -160,7 +160,7 @@ async def test_a_savepoint_that_may_exist_is_named_to_the_one_who_asked_for_it(r
         answer = world.checkpoint("backup/monday")
         await world.settle()
         assert ("may exist in backup/monday" in answer.reason()) == (reached == "storing")
-        assert coordinator.named(*NOTIFICATIONS) == [
+        assert coordinator.calls_of(*NOTIFICATIONS) == [
             ("notify_checkpoint_aborted", 1),
             ("notify_checkpoint_discarded", 1),
         ]

@@ -41,7 +41,7 @@ async def test_a_second_one_goes_its_way_while_the_first_is_written() -> None:  
         disk.writing[2].set()
         await world.settle()
         assert second.values == [2]
-        assert coordinator.named("notify_checkpoint_complete") == [
+        assert coordinator.calls_of("notify_checkpoint_complete") == [
             ("notify_checkpoint_complete", 1),
             ("notify_checkpoint_complete", 2),
         ]

@@ -12,10 +12,10 @@ from actors.coordination import CoordinatorContext
 from actors.coordination.messages import StartOperator
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.wire.messages import RestoreMode
-from tests.actors.coordination.operator_world import Deed, RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import Method, RecordingCoordinator, World, running_operator
 
 
-def raising(error: Exception) -> Deed:
+def raising(error: Exception) -> Method:
     async def deed(*args: Any) -> None:
         raise error
 
@@ -44,13 +44,13 @@ async def test_methods_are_called_one_at_a_time_in_order() -> None:  # H5
         await world.settle()
         world.fail(two)
         await world.settle()
-        assert len(coordinator.named("handle_event_from_operator")) == 1
-        assert not coordinator.named("subtask_failed")
+        assert len(coordinator.calls_of("handle_event_from_operator")) == 1
+        assert not coordinator.calls_of("subtask_failed")
         gate.set()
         await world.settle()
         assert most_inside == 1
-        assert [call[3] for call in coordinator.named("handle_event_from_operator") if call[1] == 0] == [0, 1, 2]
-        assert coordinator.named("subtask_failed", "subtask_reset") == [
+        assert [call[3] for call in coordinator.calls_of("handle_event_from_operator") if call[1] == 0] == [0, 1, 2]
+        assert coordinator.calls_of("subtask_failed", "subtask_reset") == [
             ("subtask_failed", 1, 0, FailureKind.FAILED),
             ("subtask_reset", 1, -1),
         ]
@@ -80,7 +80,7 @@ async def test_start_comes_first_and_close_once_at_the_end() -> None:  # H6
         await world.stop()
         assert coordinator.calls[0] == ("start",)
         assert coordinator.calls[-1] == ("close",)
-    assert len(coordinator.named("close")) == 1
+    assert len(coordinator.calls_of("close")) == 1
 
 
 async def test_a_failure_in_start_is_raised_with_its_cause_and_what_was_built_is_closed() -> None:  # H6
@@ -110,7 +110,7 @@ async def test_a_failure_in_close_is_logged_and_harms_nobody(  # H6
     coordinator = RecordingCoordinator(close=raising(ValueError("still open")))
     async with running_operator(coordinator) as world:
         await world.stop()
-        assert len(coordinator.named("close")) == 1
+        assert len(coordinator.calls_of("close")) == 1
     assert "still open" in capsys.readouterr().out
 
 

@@ -14,7 +14,7 @@ from actors.coordination import CoordinatorContext, OperatorCoordinator, Recreat
 from actors.coordination.messages import StartOperator
 from protocol.attempts import GlobalFailureRaised
 from protocol.ids import ExecutionAttempt
-from tests.actors.coordination.operator_world import Deed, RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import Method, RecordingCoordinator, World, running_operator
 from tests.actors.coordination.test_coordinator_calls import METHODS, provoke
 
 
@@ -36,7 +36,7 @@ ESCAPES: list[BaseException] = [
 escapes = pytest.mark.parametrize("error", ESCAPES, ids=[type(error).__name__ for error in ESCAPES])
 
 
-def raising(error: BaseException) -> Deed:
+def raising(error: BaseException) -> Method:
     async def deed(*args: Any) -> None:
         raise error
 
@@ -71,7 +71,7 @@ async def test_an_exit_raised_by_any_method_fails_the_job_and_not_the_sidecar(  
     async with running_operator(coordinator) as world:
         await provoke(world, method)
         expect_failure(world, error, method)
-        coordinator.deeds.clear()
+        coordinator.methods.clear()
         await expect_life(world)
         assert coordinator.events[-1] == "after the reset"
 
@@ -84,7 +84,7 @@ async def test_a_cancelled_error_raised_by_any_method_fails_the_job_and_not_the_
         await provoke(world, method)
         (failure,) = world.failures
         assert failure.__cause__ is error
-        coordinator.deeds.clear()
+        coordinator.methods.clear()
         await expect_life(world)
         assert coordinator.events[-1] == "after the reset"
 
@@ -256,7 +256,7 @@ async def test_a_method_that_cancels_its_own_task_fails_the_job_and_not_the_side
         await world.settle()
         (report,) = world.reported(GlobalFailureRaised)
         assert "awaited something that was cancelled" in report.cause
-        coordinator.deeds.clear()
+        coordinator.methods.clear()
         await expect_life(world)
         assert coordinator.events[-1] == "after the reset"
 
@@ -277,7 +277,7 @@ async def test_a_timeout_left_open_in_an_async_generator_fails_the_job_and_not_t
         (task,) = await world.running(0)
         task.send("x")
         await world.settle()
-        coordinator.deeds.clear()
+        coordinator.methods.clear()
         await world.advance(1.0)
         (report,) = world.reported(GlobalFailureRaised)
         assert "the coordinator's task was cancelled between two calls" in report.cause

@@ -42,7 +42,7 @@ async def test_the_next_run_forgets_it() -> None:  # H71
     coordinator = RecordingCoordinator(notify_checkpoint_complete=raise_error)
     async with running_operator(coordinator) as world:
         await run_to_its_end(world)
-        coordinator.deeds.clear()
+        coordinator.methods.clear()
         world.reset()
         await run_to_its_end(world)
         assert await what_failed(world) == ""

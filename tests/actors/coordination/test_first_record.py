@@ -69,7 +69,7 @@ async def test_a_subtask_that_opens_while_others_close_for_a_checkpoint_begins_b
     async with running_operator(coordinator) as world:
         world.task_type = WaitingTask
         (first,) = await world.running(0)
-        first.mute = True
+        first.silent = True
         answer = world.checkpoint()
         await world.settle()
         late = world.accept(1)

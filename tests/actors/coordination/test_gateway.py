@@ -35,11 +35,11 @@ async def test_an_event_is_confirmed_when_it_lies_in_the_mailbox_and_not_before(
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         (task,) = await world.running(0)
-        task.deaf = task.busy = True
+        task.unresponsive = task.busy = True
         confirmation = await coordinator.gateways[0].send_event("hello")
         await world.settle()
         assert not confirmation.done()
-        task.deaf = False
+        task.unresponsive = False
         await world.settle()
         assert confirmation.confirmed()
         assert task.events == []  # still in the mailbox
@@ -74,7 +74,7 @@ async def test_sending_never_raises_because_the_attempt_is_over() -> None:  # H2
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, events_max=1) as world:
         (task,) = await world.running(0)
-        task.deaf = True
+        task.unresponsive = True
         gateway = coordinator.gateways[0]
         first = await gateway.send_event("held")
         late: list[Confirmation] = []
@@ -121,7 +121,7 @@ async def test_held_and_unconfirmed_events_fail_at_the_end_and_nothing_follows()
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         task, _ = await world.running(0, 1)
-        task.deaf = True
+        task.unresponsive = True
         gateway = coordinator.gateways[0]
         unconfirmed = await gateway.send_event("unconfirmed")
         other_event = await coordinator.gateways[1].send_event("to another")
@@ -144,7 +144,7 @@ async def test_an_unconfirmed_event_condemns_exactly_its_attempt() -> None:  # H
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
         deaf, _ = await world.running(0, 1)
-        deaf.deaf = True
+        deaf.unresponsive = True
         late = await coordinator.gateways[0].send_event("nobody listens")
         other = await coordinator.gateways[1].send_event("hello")
         await world.advance(2.9)
@@ -164,7 +164,7 @@ async def test_a_condemned_attempt_is_told_at_once_and_does_not_wait_for_its_goo
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
         (task,) = await world.running(0)
-        task.mute = True
+        task.silent = True
         await coordinator.gateways[0].send_event("heard, and not confirmed")
         await world.advance(3.1)
         assert isinstance(world.reports[0], AttemptCondemned)
@@ -175,7 +175,7 @@ async def test_an_attempt_that_is_over_already_is_not_condemned() -> None:  # H2
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
         (task,) = await world.running(0)
-        task.deaf = True
+        task.unresponsive = True
         await coordinator.gateways[0].send_event("nobody listens")
         world.fail(task)
         await world.advance(10.0)
@@ -196,12 +196,12 @@ async def test_a_loss_tolerant_event_fails_no_attempt() -> None:  # H28
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
         (task,) = await world.running(0)
-        task.deaf = True
+        task.unresponsive = True
         hint = await coordinator.gateways[0].send_event("a hint", loss_tolerant=True)
         also = coordinator.gateways[0].send_event_nowait("another", loss_tolerant=True)
         await world.advance(100.0)
         assert not world.reports
-        task.deaf = False
+        task.unresponsive = False
         await world.settle()
         assert task.events == ["a hint", "another"]
         assert [type(confirmation.error()) for confirmation in (hint, also)] == [ConfirmationTimeout] * 2
@@ -220,7 +220,7 @@ async def test_who_awaits_a_loss_tolerant_event_waits_no_longer_than_for_any_oth
     coordinator = RecordingCoordinator(handle_event_from_operator=send_and_wait)
     async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
         frozen, other = await world.running(0, 1)
-        frozen.deaf = True
+        frozen.unresponsive = True
         other.send("go on")
         await world.settle()
         await world.advance(2.9)
@@ -232,7 +232,7 @@ async def test_who_awaits_a_loss_tolerant_event_waits_no_longer_than_for_any_oth
         assert not world.reports  # H28
         gateway = coordinator.gateways[0]
         assert gateway.events_pending == 1  # H27: it is still on its way
-        frozen.deaf = False
+        frozen.unresponsive = False
         await world.settle()
         assert gateway.events_pending == 0
         assert frozen.events == ["a hint"]
@@ -251,7 +251,7 @@ async def test_every_confirmation_is_settled_when_the_operator_stops(seed: int) 
     coordinator = RecordingCoordinator(close=send_more)
     async with running_operator(coordinator, seed=seed) as world:
         deaf, _ = await world.running(0, 1)
-        deaf.deaf = True
+        deaf.unresponsive = True
         for gateway in coordinator.gateways.values():
             sent.append(await gateway.send_event("on the way"))
         await world.settle()
@@ -267,7 +267,7 @@ async def test_every_confirmation_is_settled_when_the_system_stops() -> None:  #
     sent: list[Confirmation] = []
     async with running_operator(coordinator) as world:
         (task,) = await world.running(0)
-        task.deaf = True
+        task.unresponsive = True
         sent.append(await coordinator.gateways[0].send_event("on the way"))
         await world.settle()
         sent.append(await coordinator.gateways[0].send_event("in the mailbox"))

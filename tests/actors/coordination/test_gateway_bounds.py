@@ -18,7 +18,7 @@ async def test_at_the_bound_a_sender_waits_and_nowait_is_refused() -> None:  # H
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, events_max=2) as world:
         (task,) = await world.running(0)
-        task.deaf = True
+        task.unresponsive = True
         gateway = coordinator.gateways[0]
         await gateway.send_event(1)
         await gateway.send_event(2)
@@ -29,13 +29,13 @@ async def test_at_the_bound_a_sender_waits_and_nowait_is_refused() -> None:  # H
             third, fourth = OneThatWaits(tasks, gateway, 3), OneThatWaits(tasks, gateway, 4)
             await world.settle()
             assert third.waits()
-            task.deaf = False
+            task.unresponsive = False
             task.read()
-            task.deaf = True
+            task.unresponsive = True
             await world.settle()  # one confirmation for two events has made room for two
             assert not third.waits()
             assert not fourth.waits()
-            task.deaf = False
+            task.unresponsive = False
             await world.settle()
         assert task.events == [1, 2, 3, 4]
         assert (gateway.events_pending, gateway.bytes_pending) == (0, 0)
@@ -45,12 +45,12 @@ async def test_the_bound_holds_for_bytes_too_but_a_large_event_passes_alone() ->
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, bytes_max=100) as world:
         (task,) = await world.running(0)
-        task.deaf = True
+        task.unresponsive = True
         gateway = coordinator.gateways[0]
         await gateway.send_event(b"x" * 500)
         with pytest.raises(GatewayFull):
             gateway.send_event_nowait(b"y")
-        task.deaf = False
+        task.unresponsive = False
         await world.settle()
         await gateway.send_event(b"y")
         await world.settle()
@@ -81,7 +81,7 @@ async def test_nobody_overtakes_one_that_waits_for_room() -> None:  # H22, H27
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, bytes_max=100) as world:
         (task,) = await world.running(0)
-        task.deaf = True
+        task.unresponsive = True
         gateway = coordinator.gateways[0]
         await gateway.send_event("first")
         async with anyio.create_task_group() as tasks:
@@ -89,7 +89,7 @@ async def test_nobody_overtakes_one_that_waits_for_room() -> None:  # H22, H27
             await world.settle()
             with pytest.raises(GatewayFull):
                 gateway.send_event_nowait("small")
-            task.deaf = False
+            task.unresponsive = False
             await world.settle()
         assert task.events == ["first", "x" * 98]
 
@@ -98,7 +98,7 @@ async def test_one_that_is_cancelled_while_it_waits_sends_nothing_and_the_others
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, events_max=1) as world:
         (task,) = await world.running(0)
-        task.deaf = True
+        task.unresponsive = True
         gateway = coordinator.gateways[0]
         await gateway.send_event("first")
         async with anyio.create_task_group() as tasks:
@@ -107,7 +107,7 @@ async def test_one_that_is_cancelled_while_it_waits_sends_nothing_and_the_others
             cancelled.scope.cancel()
             await world.settle()
             assert patient.waits()
-            task.deaf = False
+            task.unresponsive = False
             await world.settle()
         assert cancelled.confirmation is None
         assert task.events == ["first", "patient"]
@@ -118,7 +118,7 @@ async def test_one_that_is_cancelled_in_the_moment_of_its_turn_passes_it_on() ->
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, events_max=1) as world:
         (task,) = await world.running(0)
-        task.deaf = True
+        task.unresponsive = True
         gateway = coordinator.gateways[0]
         first = await gateway.send_event("first")
         async with asyncio.TaskGroup() as native, anyio.create_task_group() as tasks:
@@ -127,7 +127,7 @@ async def test_one_that_is_cancelled_in_the_moment_of_its_turn_passes_it_on() ->
             patient = OneThatWaits(tasks, gateway, "patient")
             await world.settle()
             first.add_done_callback(lambda _: cancelled.cancel())  # there is room, and it has not yet taken it
-            task.deaf = False
+            task.unresponsive = False
             await world.settle()
         assert cancelled.cancelled()
         assert patient.confirmation is not None
@@ -144,11 +144,11 @@ async def test_answers_take_no_room_from_events() -> None:  # H27, H33
         (task,) = await world.running(0)
         for _ in range(3):
             task.ask("may I?")
-        task.deaf = True
+        task.unresponsive = True
         await world.settle()
         sent = [await coordinator.gateways[0].send_event(number) for number in range(2)]
         await world.settle()
-        task.deaf = False
+        task.unresponsive = False
         await world.settle()
         assert all(confirmation.confirmed() for confirmation in sent)
         assert list(task.answers.values()) == ["yes"] * 3

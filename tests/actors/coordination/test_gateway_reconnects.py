@@ -43,13 +43,13 @@ async def test_a_confirmation_that_is_lost_with_its_connection_is_made_good() ->
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         (task,) = await world.running(0)
-        task.mute = True
+        task.silent = True
         confirmation = await coordinator.gateways[0].send_event("once")
         await world.settle()
         assert task.events == ["once"]
         assert not confirmation.done()
         task.lose_connection()
-        task.mute = False
+        task.silent = False
         task.reconnect(world.connection())
         await world.settle()
         assert confirmation.confirmed()
@@ -61,7 +61,7 @@ async def test_an_attempt_that_does_not_come_back_in_time_is_reported() -> None:
     async with running_operator(coordinator, reconnect_timeout_s=5.0) as world:
         (task,) = await world.running(0)
         confirmation = await coordinator.gateways[0].send_event("on the way")
-        task.deaf = True
+        task.unresponsive = True
         await world.settle()
         task.lose_connection()
         await world.advance(4.9)
@@ -75,12 +75,12 @@ async def test_the_confirm_clock_stands_still_while_the_connection_is_down() -> 
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, confirm_timeout_s=3.0, reconnect_timeout_s=60.0) as world:
         (task,) = await world.running(0)
-        task.deaf = True
+        task.unresponsive = True
         confirmation = await coordinator.gateways[0].send_event("patience")
         await world.advance(2.0)
         task.lose_connection()
         await world.advance(30.0)
-        task.deaf = False
+        task.unresponsive = False
         task.reconnect(world.connection())
         await world.settle()
         assert confirmation.confirmed()

@@ -54,11 +54,11 @@ def watch(world: World) -> list[WatchedConnection]:
 def together(task: Task, events: Iterable[Any]) -> None:
     """The task sends these events, and all of them come in one read."""
     assert task.connection is not None
-    task.mute = True
+    task.silent = True
     for event in events:
         task.send(event)
-    task.gateway_ref.tell(MessagesArrived(task.connection.connection_id, task.unsaid))
-    task.mute, task.unsaid = False, []
+    task.gateway_ref.tell(MessagesArrived(task.connection.connection_id, task.kept_back))
+    task.silent, task.kept_back = False, []
 
 
 async def test_a_lone_event_does_not_wait_for_the_end_of_the_turn() -> None:

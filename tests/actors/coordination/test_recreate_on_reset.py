@@ -15,16 +15,16 @@ from actors.coordination.recreate_on_reset import RecreateOnReset
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.errors import AttemptOver
 from tests.actors.coordination.executor import Task
-from tests.actors.coordination.operator_world import Deed, RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import Method, RecordingCoordinator, World, running_operator
 from tests.actors.coordination.replacing import bench, raising, waiting_for
 
 
 class Coordinators(list[RecordingCoordinator]):
     """All that a factory has made, in order."""
 
-    def __init__(self, deeds: Callable[[int], dict[str, Deed]]) -> None:
+    def __init__(self, methods: Callable[[int], dict[str, Method]]) -> None:
         super().__init__()
-        self._deeds = deeds
+        self._deeds = methods
 
     def make(self) -> RecordingCoordinator:
         self.append(RecordingCoordinator(**self._deeds(len(self) + 1)))
@@ -33,9 +33,9 @@ class Coordinators(list[RecordingCoordinator]):
 
 @asynccontextmanager
 async def running(
-    deeds: Callable[[int], dict[str, Deed]] = lambda number: {}, **config: Any
+    methods: Callable[[int], dict[str, Method]] = lambda number: {}, **config: Any
 ) -> AsyncIterator[tuple[World, Coordinators]]:
-    coordinators = Coordinators(deeds)
+    coordinators = Coordinators(methods)
     async with running_operator(RecreateOnReset(coordinators.make), **config) as world:
         yield world, coordinators
 
@@ -59,7 +59,7 @@ async def test_the_next_run_of_attempts_talks_to_the_new_coordinator() -> None: 
         old, new = coordinators
         assert old.events == ["a"]
         assert new.events == ["b"]
-        assert old.named("reset_to_checkpoint") == []
+        assert old.calls_of("reset_to_checkpoint") == []
         assert [call[0] for call in old.calls[-2:]] == ["subtask_failed", "close"]
         assert [call[0] for call in new.calls] == [
             "reset_to_checkpoint",
@@ -165,7 +165,7 @@ async def test_a_checkpoint_that_would_wait_too_long_for_the_new_coordinator_fai
         released.set()
         await world.settle()
         assert [call[0] for call in coordinators[1].calls[:2]] == ["reset_to_checkpoint", "start"]
-        assert coordinators[1].named("checkpoint_coordinator") == []
+        assert coordinators[1].calls_of("checkpoint_coordinator") == []
         assert world.failures == []
 
 
@@ -174,7 +174,7 @@ async def test_the_last_coordinator_is_closed_with_its_operator() -> None:  # H6
         world.reset()
         await world.settle()
         await world.stop()
-        assert [coordinator.named("close") for coordinator in coordinators] == [[("close",)], [("close",)]]
+        assert [coordinator.calls_of("close") for coordinator in coordinators] == [[("close",)], [("close",)]]
 
 
 # --- what is handed on --------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ async def test_a_restored_request_is_a_request_again_and_nobody_gets_its_answer(
     restored = asked_in(checkpoint(part(0, "event", "request", "more"), part(1)), 0, 1)
     async with running_operator(positions.coordinator, restored=restored) as world:
         task, _ = await world.running(0, 1)
-        calls = positions.coordinator.named("handle_event_from_operator", "handle_request")
+        calls = positions.coordinator.calls_of("handle_event_from_operator", "handle_request")
         assert [(call[0], call[3]) for call in calls] == [
             ("handle_event_from_operator", "event"),
             ("handle_request", "request"),
@@ -133,7 +133,7 @@ async def test_with_another_parallelism_held_requests_keep_their_sender_and_orde
     async with running_operator(positions.coordinator, restored=restored) as world:
         await world.running(0, 1)
         assert positions.heard == [(1, "a", 1), (3, "c", 2), (3, "d", 3)]
-        assert [call[3] for call in positions.coordinator.named("handle_request")] == ["c"]
+        assert [call[3] for call in positions.coordinator.calls_of("handle_request")] == ["c"]
 
 
 async def test_a_coordinator_that_answers_no_requests_bears_a_restored_one() -> None:  # H73

@@ -46,7 +46,7 @@ async def test_no_reset_names_a_savepoint() -> None:  # H49, H18
         await world.settle()
         world.fail(task)
         (task,) = await world.running(0)
-        assert coordinator.named("subtask_reset") == [("subtask_reset", 0, 1)]
+        assert coordinator.calls_of("subtask_reset") == [("subtask_reset", 0, 1)]
         assert task.registered is not None
         assert task.registered.checkpoint_id == 1
 

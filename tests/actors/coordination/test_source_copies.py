@@ -21,7 +21,7 @@ async def test_a_copy_that_registers_before_a_checkpoint_completes_reads_what_th
         for _ in range(4):  # ask, read, ask, read
             original.step()
             await world.settle()
-        original.deaf = True
+        original.unresponsive = True
         pending = world.checkpoint()
         await world.settle()
         copy = world.accept(0)
@@ -29,7 +29,7 @@ async def test_a_copy_that_registers_before_a_checkpoint_completes_reads_what_th
         copy.opens_at_once = False
         await world.settle()
         assert "2 attempts at once" in pending.reason()
-        original.deaf = False
+        original.unresponsive = False
         await world.settle()
         refused = world.checkpoint()
         await world.settle()
