@@ -29,7 +29,7 @@ class Hanging(Actor[str]):
         await self._may_end.wait()
 
 
-async def run_for_ever(running: asyncio.Event, stopping: asyncio.Event, may_end: asyncio.Event) -> None:
+async def run_forever(running: asyncio.Event, stopping: asyncio.Event, may_end: asyncio.Event) -> None:
     async with ActorSystem("t", shutdown_timeout_s=AN_HOUR_S) as system:
         system.spawn(lambda: Hanging(stopping, may_end)).tell("hang")
         await settle()
@@ -49,7 +49,7 @@ async def test_cancelling_a_scope_around_the_system_cancels_its_handlers() -> No
         with anyio.CancelScope() as scope:
             async with asyncio.TaskGroup() as group:
                 group.create_task(cancel_when(running, scope))
-                await run_for_ever(running, stopping, may_end)
+                await run_forever(running, stopping, may_end)
 
     async with asyncio.timeout(PATIENCE_S):
         await scoped()
@@ -64,7 +64,7 @@ async def cancel_when(running: asyncio.Event, scope: anyio.CancelScope) -> None:
 async def test_system_cancelled_while_stopping_leaves_no_task() -> None:
     running, stopping, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
-        task = group.create_task(run_for_ever(running, stopping, may_end))
+        task = group.create_task(run_forever(running, stopping, may_end))
         try:
             await running.wait()
             task.cancel()
