@@ -114,7 +114,7 @@ def test_the_states_stand_for_all_that_differ_in_names(scope: Scope) -> None:
 # --- that it can see ------------------------------------------------------------------------------------------------
 
 
-def test_held_events_that_miss_from_the_snapshot_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_events_missing_from_the_snapshot_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SubtaskOutbound, "_snapshot_held", lambda self: ())
     found = explore(TINY).violation
     assert found is not None
@@ -165,7 +165,7 @@ def test_a_barrier_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.rule == "H45"
 
 
-def test_a_goodbye_that_is_given_up_after_a_long_cut_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_given_up_after_its_last_word_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """H24, H48: a bug of our own; the task came back and waited for ever for the confirmation of its goodbye."""
     next_deadline = GatewayMachine.next_deadline
 
@@ -230,7 +230,7 @@ def test_the_program_fails_with_the_story_of_a_violation(
     assert "the task: 0#0" in capsys.readouterr().out.replace("the task 0#0", "the task: 0#0")
 
 
-def test_a_search_that_is_given_up_says_so() -> None:
+def test_an_abandoned_search_says_so() -> None:
     result = explore(SCOPES["deep"], states_max=2000)
     assert not result.complete
     assert result.violation is None

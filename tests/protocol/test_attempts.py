@@ -81,7 +81,7 @@ def test_what_comes_from_an_attempt_that_is_over_is_reported_stale_and_changes_n
     assert book.feed(ConnectionExpired("words", 10)) == ["stale ConnectionExpired task 10"]
 
 
-def test_words_of_unknown_operators_and_tasks_are_stale() -> None:
+def test_reports_about_unknown_operators_and_tasks_are_stale() -> None:
     book = a_running_attempt()  # H3
     assert book.feed(opened(99)) == ["stale OperatorOpened task 99"]
     assert book.feed(opened(10, "nobody")) == ["stale OperatorOpened task 10"]
@@ -90,7 +90,7 @@ def test_words_of_unknown_operators_and_tasks_are_stale() -> None:
 # --- ready, failed, reset ---------------------------------------------------------------------------------
 
 
-def test_a_failed_attempt_is_told_at_once_then_reset_then_the_next_is_accepted() -> None:
+def test_a_failure_is_reported_then_the_reset_then_the_next_attempt_is_accepted() -> None:
     book = a_running_attempt()  # H10, H12
     assert book.feed(end(10, 1)) == ["failed 1#0 FAILED", "reset 1"]
     assert book.ready(11, 1, number=1) == ["accept 1#1 task 11", "ready 1#1"]
@@ -124,13 +124,13 @@ def test_an_attempt_that_dies_before_it_registered_is_reported_failed() -> None:
     assert book.feed(start(12, 1, number=1), reg(12, 1, number=1)) == ["accept 1#1 task 12"]
 
 
-def test_a_death_before_any_registration_of_the_stage_is_told_when_the_first_comes() -> None:
+def test_a_death_before_any_registration_of_the_stage_is_reported_with_the_first() -> None:
     book = Playbook()  # H11
     assert book.feed(job(), stage(), start(10, 1), end(10, 1), start(11, 1, number=1)) == []
     assert book.feed(reg(11, 1, number=1)) == ["start run 1", "failed 1#0 FAILED", "reset 1", "accept 1#1 task 11"]
 
 
-def test_a_death_that_is_known_only_after_the_successor_was_accepted_is_not_told_any_more() -> None:
+def test_a_death_known_only_after_the_successor_was_accepted_is_not_reported() -> None:
     book = Playbook()  # H10 before H11: the successor's ready and failed have nothing between them
     book.feed(job(), start(11, 1, number=1), reg(11, 1, number=1), opened(11))
     assert book.feed(start(10, 1), end(10, 1)) == []
@@ -143,7 +143,7 @@ def test_a_registration_of_a_task_that_has_ended_is_refused() -> None:
     assert book.feed(reg(11, 2)) == ["refuse task 11 ATTEMPT_OVER"]
 
 
-def test_killed_and_superseded_attempts_are_told_apart_from_failed_ones() -> None:
+def test_killed_and_superseded_attempts_are_distinguished_from_failed_ones() -> None:
     book = a_running_attempt()  # H12
     assert book.feed(end(10, 1, KILLED, reason="stage cancelled"))[0] == "failed 1#0 KILLED"
     book.ready(11, 1, number=1)
@@ -153,7 +153,7 @@ def test_killed_and_superseded_attempts_are_told_apart_from_failed_ones() -> Non
     assert book.feed(end(13, 1, KILLED, number=3, reason="another attempt succeeded")) == ["failed 1#3 SUPERSEDED"]
 
 
-def test_a_task_that_says_that_its_operator_raised_has_failed_at_once() -> None:
+def test_a_task_whose_operator_raised_fails_immediately() -> None:
     book = a_running_attempt()  # H12
     assert book.feed(goodbye(10, "ValueError: no")) == ["failed 1#0 FAILED", "reset 1"]
     assert book.feed(end(10, 1)) == []
@@ -162,7 +162,7 @@ def test_a_task_that_says_that_its_operator_raised_has_failed_at_once() -> None:
 # --- several attempts alive -------------------------------------------------------------------------------
 
 
-def test_a_speculative_copy_is_accepted_beside_and_only_the_last_death_resets() -> None:
+def test_a_speculative_copy_is_accepted_too_and_only_the_last_death_resets() -> None:
     book = a_running_attempt()  # H13
     copy = book.feed(start(11, 1, number=1, speculative=True), reg(11, 1, number=1), opened(11))
     assert copy == ["accept 1#1 task 11", "ready 1#1"]
@@ -186,7 +186,7 @@ def test_a_registration_beside_a_live_attempt_waits_for_its_start_because_an_end
     ]
 
 
-def test_a_retry_in_a_zombie_stage_attempt_that_registers_late_is_beside_too() -> None:
+def test_a_late_retry_in_a_zombie_stage_attempt_is_accepted_too() -> None:
     book = a_running_attempt()  # H13: the older task registers after the newer one
     book.feed(stage(attempt=1), start(8, 2, number=1), start(20, 2, number=0, stage_attempt=1), reg(20, 2))
     assert book.feed(reg(8, 2, number=1)) == ["accept 2#1 task 8"]
@@ -239,7 +239,7 @@ def test_in_streaming_mode_an_older_attempt_that_comes_late_is_refused_and_kille
     assert book.feed(reg(8, 2, number=1, mode=STREAMING)) == ["kill 8", "refuse task 8 ATTEMPT_OVER"]
 
 
-def test_in_streaming_mode_a_copy_of_an_attempt_that_has_said_goodbye_waits() -> None:
+def test_in_streaming_mode_a_copy_of_an_attempt_that_ended_well_waits() -> None:
     book = a_streaming_attempt()  # H13: its output may be counted already
     book.feed(goodbye(10), start(11, 1, number=1, speculative=True))
     assert book.feed(reg(11, 1, number=1, mode=STREAMING)) == []
@@ -249,7 +249,7 @@ def test_in_streaming_mode_a_copy_of_an_attempt_that_has_said_goodbye_waits() ->
 # --- condemned --------------------------------------------------------------------------------------------
 
 
-def test_a_condemned_attempt_is_killed_by_its_own_id_and_is_over_at_once() -> None:
+def test_a_condemned_attempt_is_killed_by_its_own_id_and_over_immediately() -> None:
     book = a_running_attempt()  # H25, spark-facts 16
     book.ready(11, 2)
     answers = book.feed(AttemptCondemned("words", 10, "event 7 was not confirmed within 5 s"))
@@ -265,7 +265,7 @@ def test_an_attempt_whose_connection_expired_is_killed_and_failed() -> None:
     assert book.feed(ConnectionExpired("words", 10)) == ["kill 10", "failed 1#0 CONNECTION_LOST", "reset 1"]
 
 
-def test_an_attempt_that_has_said_goodbye_is_not_condemned_any_more() -> None:
+def test_an_attempt_that_said_it_ended_well_is_not_condemned() -> None:
     book = a_running_attempt()  # H25: Spark may have its output already
     book.feed(goodbye(10))
     assert book.feed(AttemptCondemned("words", 10, "late")) == ["stale AttemptCondemned task 10"]
@@ -273,7 +273,7 @@ def test_an_attempt_that_has_said_goodbye_is_not_condemned_any_more() -> None:
     assert book.feed(end(10, 1, OK)) == ["finish 1#0"]
 
 
-def test_a_success_that_spark_counts_after_we_gave_the_attempt_up_fails_the_job_loudly() -> None:
+def test_a_success_that_spark_counts_after_we_gave_up_the_attempt_fails_the_job() -> None:
     book = a_running_attempt()  # the invariant: rather no result than a double one
     book.feed(AttemptCondemned("words", 10, "late"))
     book.ready(11, 2)
@@ -288,7 +288,7 @@ def test_a_success_of_a_superseded_attempt_after_the_winner_was_revoked_fails_th
     assert book.feed(end(20, 1, OK, stage_attempt=1)) == ["cancel [0]"]
 
 
-def test_a_success_of_a_barrier_stage_attempt_that_failed_is_thrown_away_by_spark_too() -> None:
+def test_a_success_of_a_failed_barrier_stage_attempt_is_discarded_by_spark_too() -> None:
     book = a_running_barrier_stage()  # H15
     book.feed(goodbye(11), goodbye(10, "ValueError"))
     assert book.feed(end(11, 1, OK), end(10, 0)) == []
@@ -303,7 +303,7 @@ def test_an_attempt_that_registers_after_a_later_one_has_succeeded_waits_if_that
     assert book.feed(start(10, 0), reg(10, 0)) == [], "a copy, or its success was revoked: a look will tell"
 
 
-def test_an_attempt_finishes_when_spark_says_so_not_at_its_goodbye() -> None:
+def test_an_attempt_finishes_when_spark_says_so_not_when_the_task_does() -> None:
     book = a_running_attempt()  # H17
     assert book.feed(goodbye(10)) == []
     assert book.feed(end(10, 1, OK)) == ["finish 1#0"]
@@ -351,7 +351,7 @@ def test_a_lost_executor_does_not_fail_a_success_but_only_spark_can_revoke_it() 
     assert book.feed(ExecutorLost("e1")) == []
 
 
-def test_an_attempt_that_said_goodbye_before_its_executor_was_lost_waits_for_sparks_word() -> None:
+def test_an_attempt_that_ended_well_before_its_executor_was_lost_waits_for_spark() -> None:
     book = a_running_attempt()  # H17: its success may have been counted just before
     assert book.feed(goodbye(10), ExecutorLost("e1")) == []
     assert book.feed(end(10, 1, OK)) == ["finish 1#0"]
@@ -366,7 +366,7 @@ def test_a_plain_successor_shows_that_the_end_of_its_predecessor_was_dropped() -
     assert book.feed(reg(11, 1, number=1)) == ["failed 1#0 LOST_FACT", "reset 1", "accept 1#1 task 11"]
 
 
-def test_a_lost_end_after_a_goodbye_counts_as_a_revoked_success() -> None:
+def test_a_lost_end_of_an_attempt_that_ended_well_counts_as_a_revoked_success() -> None:
     book = a_running_attempt()  # H17, H56: the same splits to the same subtask are right in either case
     book.feed(goodbye(10), start(11, 1, number=1))
     assert book.feed(reg(11, 1, number=1)) == ["failed 1#0 REVOKED", "reset 1", "accept 1#1 task 11"]
@@ -399,7 +399,7 @@ def test_each_answer_of_the_engine_decides(old: TaskState, answers: list[str]) -
     assert book.feed(StatusReported({}, {10: old, 11: TaskState.RUNNING})) == answers
 
 
-def test_a_task_that_long_outlives_a_success_is_no_copy_but_a_rerun() -> None:
+def test_a_task_that_long_outlives_a_success_is_a_rerun_not_a_copy() -> None:
     book = a_running_attempt()  # H17, H19: Spark kills mere copies within seconds
     book.feed(reg(11, 1, number=1), end(10, 1, OK))
     book.wait(4.9)
@@ -432,7 +432,7 @@ def test_a_held_registration_whose_connection_went_away_is_dropped() -> None:
     assert book.feed(end(11, 1, KILLED, number=1)) == []
 
 
-def test_no_registration_is_held_for_ever() -> None:
+def test_no_registration_is_held_permanently() -> None:
     book = a_running_attempt()  # H19, H48
     book.feed(reg(11, 1, number=1))
     answers = book.wait(60)
@@ -440,7 +440,7 @@ def test_no_registration_is_held_for_ever() -> None:
     assert book.ledger.next_deadline() is not None  # the audit of the run goes on
 
 
-def test_a_look_now_and_then_finds_the_end_that_nobody_misses() -> None:
+def test_a_regular_look_finds_the_end_that_nobody_misses() -> None:
     book = a_running_attempt()  # H19
     assert book.wait(30) == ["query tasks [10] jobs [0]"]
     assert book.feed(StatusReported({0: True}, {10: TaskState.ENDED})) == ["failed 1#0 LOST_FACT", "reset 1"]
@@ -481,7 +481,7 @@ def test_every_doubled_fact_is_harmless() -> None:
 # --- global failover --------------------------------------------------------------------------------------
 
 
-def test_a_global_failure_fails_every_live_attempt_cancels_the_job_and_latches() -> None:
+def test_a_global_failure_fails_every_live_attempt_and_cancels_the_job_once() -> None:
     book = a_running_attempt()  # H8, H15
     book.ready(11, 2)
     book.ready(12, 3)
@@ -534,7 +534,7 @@ def test_one_failed_task_of_a_barrier_stage_fails_all_and_resets_the_operator_on
     assert again == ["reset all", "accept 0#1 task 20", "accept 1#1 task 21"]
 
 
-def test_a_barrier_task_of_the_failed_stage_attempt_is_not_accepted_any_more() -> None:
+def test_a_barrier_task_of_a_failed_stage_attempt_is_refused() -> None:
     book = Playbook(parallelism=3)  # H15
     book.feed(job(), stage(barrier=True))
     book.ready(10, 0)
@@ -552,7 +552,7 @@ def test_a_barrier_task_waits_for_its_start_because_a_failure_may_be_on_its_way(
     assert book.feed(start(21, 1, stage_attempt=1)) == ["reset all", "accept 1#0 task 21"]
 
 
-def test_late_deaths_of_a_barrier_stage_attempt_that_failed_over_are_an_echo() -> None:
+def test_late_deaths_of_a_failed_barrier_stage_attempt_are_ignored() -> None:
     book = a_running_barrier_stage()  # H15
     book.feed(end(10, 0), start(20, 0, stage_attempt=1), reg(20, 0), opened(20))
     assert book.feed(start(9, 1), end(9, 1, KILLED)) == []
@@ -596,7 +596,7 @@ def test_a_registration_of_the_next_run_waits_for_the_end_of_the_first() -> None
     assert book.feed(job_end()) == ["end run 1 well", "reset all", "start run 2", "accept 1#1 task 20"]
 
 
-def test_two_runs_at_the_same_time_are_refused_and_the_message_says_the_mend() -> None:
+def test_two_runs_at_the_same_time_are_refused_with_the_fix() -> None:
     book = a_running_attempt()  # H55
     book.wait(10)
     assert book.feed(job(1, (2,)), reg(20, 1, run=2)) == []
@@ -619,7 +619,7 @@ def test_a_registration_that_waited_for_another_run_does_not_end_its_own() -> No
     assert not [effect for effect in book.wait(20) if effect.startswith("end run")]
 
 
-def test_a_success_revoked_after_a_global_failure_owes_no_reset_of_its_subtask() -> None:
+def test_a_success_revoked_after_a_global_failure_resets_no_subtask() -> None:
     book = a_running_attempt()  # H15; found by simulation
     book.feed(end(10, 1, OK), GlobalFailureRaised("words", "fail_job"))
     assert book.feed(end(10, 1, TaskOutcome.RESUBMITTED)) == ["failed 1#0 REVOKED"]
@@ -637,7 +637,7 @@ def test_a_global_failure_of_a_run_whose_job_is_not_known_kills_its_tasks() -> N
     assert book.feed(reg(11, 1, number=1)) == ["refuse task 11 COORDINATOR_FAILED"]
 
 
-def test_an_operator_in_two_stages_of_one_job_is_refused_at_once() -> None:
+def test_an_operator_in_two_stages_of_one_job_is_refused_immediately() -> None:
     book = Playbook()  # H55
     book.feed(job(0, (1, 2)), reg(10, 1))
     assert book.feed(reg(20, 1, run=2)) == ["refuse task 20 CONCURRENT_RUN"]
@@ -783,7 +783,7 @@ def test_the_end_of_the_application_ends_every_run_as_failed() -> None:
     assert book.ledger.next_deadline() is None
 
 
-def test_a_removed_operator_ends_its_run_and_is_unknown_then() -> None:
+def test_a_removed_operator_ends_its_run_and_is_unknown_afterwards() -> None:
     book = a_running_attempt()  # H57
     assert book.feed(OperatorRemoved("words")) == ["failed 1#0 RUN_ENDED", "end run 1 badly"]
     assert book.feed(reg(11, 1, number=1)) == ["refuse task 11 UNKNOWN_OPERATOR"]
@@ -836,14 +836,14 @@ def test_a_registration_that_overtakes_the_number_of_partitions_has_its_run_fail
     assert book.feed(job_end(False)) == ["end run 1 badly"]
 
 
-def test_fewer_partitions_are_taken_where_they_are_allowed() -> None:  # H58
+def test_fewer_partitions_are_accepted_if_allowed() -> None:  # H58
     book = Playbook(operators=())
     book.feed(OperatorAdded("words", 4, allow_fewer=True), job(), stage(tasks=2, partitions=2))
     assert book.feed(reg(10, 0)) == ["start run 1", "accept 0#0 task 10"]
     assert book.feed(stage(tasks=2, partitions=2)) == []
 
 
-def test_a_stage_that_runs_a_part_of_enough_partitions_is_taken() -> None:  # H58
+def test_a_stage_that_runs_some_of_enough_partitions_is_accepted() -> None:  # H58
     book = Playbook(parallelism=4)
     book.feed(job(), stage(tasks=1, partitions=4))  # take(1), or output of which Spark has kept the rest
     assert book.feed(reg(10, 2)) == ["start run 1", "accept 2#0 task 10"]

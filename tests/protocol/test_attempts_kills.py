@@ -122,7 +122,7 @@ def test_a_copy_that_spark_kills_before_it_was_accepted_does_not_count() -> None
     assert book.feed(job_end()) == ["end run 1 well"]
 
 
-def test_takeovers_count_for_who_is_displaced() -> None:
+def test_a_takeover_counts_against_the_displaced_attempt() -> None:
     book = a_run(attempts_max=2)  # H69, H13
     book.feed(start(10, 1), reg(10, 1, mode=STREAMING), opened(10))
     first = book.feed(start(11, 1, number=1, speculative=True), reg(11, 1, number=1, mode=STREAMING))
@@ -172,7 +172,7 @@ def test_failures_that_spark_counts_itself_do_not_count() -> None:
     assert kill_next(book, 4)[-1] == "reset 1"
 
 
-def test_the_next_run_counts_anew() -> None:
+def test_the_next_run_starts_the_count_again() -> None:
     book = a_run()  # H69
     for run in (1, 2, 3):
         for number in range(2):

@@ -14,13 +14,13 @@ def a_run_whose_attempt_failed() -> Playbook:
     return book
 
 
-def test_an_unknown_job_that_fails_behind_the_failure_of_the_stage_ends_the_run() -> None:
+def test_an_unknown_job_that_fails_after_the_stage_failed_ends_the_run() -> None:
     book = a_run_whose_attempt_failed()
     book.feed(StageCompleted(1, 0, "task 1 failed 4 times"))
     assert book.feed(job_end(0, succeeded=False, reason="too many failures")) == ["end run 1 badly"]
 
 
-def test_an_unknown_job_that_fails_while_the_stage_goes_on_is_somebody_elses() -> None:
+def test_an_unknown_job_that_fails_while_the_stage_goes_on_is_ignored() -> None:
     book = a_run_whose_attempt_failed()
     assert book.feed(job_end(7, succeeded=False)) == []
     book.feed(StageCompleted(1, 0, "fetch failed"), stage(attempt=1))
@@ -33,7 +33,7 @@ def test_an_unknown_job_that_ends_well_does_not_end_a_run_whose_stage_failed() -
     assert book.feed(job_end(7)) == []
 
 
-def test_a_run_with_a_task_of_which_nothing_was_ever_heard_does_not_pass_for_whole() -> None:
+def test_a_run_with_a_task_that_never_reported_does_not_count_as_complete() -> None:
     """H19, H55. Found by the simulation: the facts of a job's start and of one task's were lost, the other tasks had
     ended well, and when a second job came, the coordinator was told that the first one had succeeded."""
     book = Playbook()
@@ -43,7 +43,7 @@ def test_a_run_with_a_task_of_which_nothing_was_ever_heard_does_not_pass_for_who
     assert "end run 1 badly" in book.wait(10)
 
 
-def test_a_run_of_which_every_task_ended_well_passes_for_whole() -> None:  # H19, H55
+def test_a_run_whose_tasks_all_ended_well_counts_as_complete() -> None:  # H19, H55
     book = Playbook()
     book.feed(stage(tasks=1))
     book.ready(10, 1)
@@ -51,7 +51,7 @@ def test_a_run_of_which_every_task_ended_well_passes_for_whole() -> None:  # H19
     assert "end run 1 well" in book.wait(10)
 
 
-def test_a_run_whose_job_nobody_has_told_of_is_looked_up_soon() -> None:  # H19
+def test_a_run_of_an_unknown_job_is_looked_up_soon() -> None:  # H19
     book = Playbook()
     book.feed(reg(10, 1), opened(10))
     assert book.wait(book.config.heal_after_s) == ["query tasks [10] jobs []"]

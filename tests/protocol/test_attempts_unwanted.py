@@ -18,14 +18,14 @@ def a_running_barrier_stage() -> Playbook:
     return book
 
 
-def test_a_success_behind_the_failure_of_its_barrier_stage_attempt_fails_the_job() -> None:
+def test_a_success_after_the_failure_of_its_barrier_stage_attempt_fails_the_job() -> None:
     """The invariant: the coordinator was reset, and Spark will not run that partition again."""
     book = a_running_barrier_stage()
     assert book.feed(goodbye(11), end(10, 0)) == ["failed 0#0 FAILED", "failed 1#0 GLOBAL_FAILURE"]
     assert book.feed(end(11, 1, OK)) == ["cancel [0]"]
 
 
-def test_a_success_ahead_of_the_failure_is_thrown_away_by_spark_however_late_it_is_known() -> None:
+def test_a_success_before_the_failure_is_discarded_by_spark_however_late_it_is_known() -> None:
     """H15: the coordinator heard of the failure from the task itself, before the bus told of either end."""
     book = a_running_barrier_stage()
     book.feed(goodbye(11), goodbye(10, "ValueError"))
@@ -106,7 +106,7 @@ def test_a_copy_that_was_taken_for_a_rerun_and_lost_to_the_first_attempt_fails_t
     assert book.feed(lost) == ["failed 1#1 SUPERSEDED", "reset 1", "cancel [0]"]
 
 
-def test_a_copy_that_dies_behind_the_loss_of_the_winners_output_fails_nothing() -> None:
+def test_a_copy_that_dies_after_the_winners_output_was_lost_fails_nothing() -> None:
     """H17: Spark itself has revoked the success, and will run the partition again."""
     book = Playbook()
     book.feed(job(), stage())

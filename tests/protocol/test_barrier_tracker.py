@@ -164,7 +164,7 @@ def test_a_checkpoint_after_a_good_run_takes_the_final_states() -> None:
     ]
 
 
-def test_an_attempt_that_becomes_ready_during_the_closing_is_announced_behind_the_snapshot() -> None:
+def test_an_attempt_that_becomes_ready_during_the_closing_is_announced_after_the_snapshot() -> None:
     # The invariant: before the cut, an event between it and the coordinator would be in one half only.
     dialogue = Dialogue().run(A)
     dialogue.tell(accepted(B), CheckpointTriggered(1))
@@ -172,7 +172,7 @@ def test_an_attempt_that_becomes_ready_during_the_closing_is_announced_behind_th
     assert dialogue.tell(SubtaskClosed(A, 1)) == [SnapshotCoordinator(1), SubtaskReady(B)]
 
 
-def test_an_attempt_that_becomes_ready_after_the_closing_is_announced_at_once() -> None:
+def test_an_attempt_that_becomes_ready_after_the_closing_is_announced_immediately() -> None:
     # The coordinator's own order keeps it behind the snapshot.
     dialogue = Dialogue().run(A)
     dialogue.tell(accepted(B))

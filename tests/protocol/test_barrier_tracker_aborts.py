@@ -39,7 +39,7 @@ from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds
 
 
 @pytest.mark.parametrize("reached", ["closing", "snapshotting", "acknowledging", "storing"])
-def test_an_attempt_that_fails_aborts_what_is_pending_before_it_is_told(reached: str) -> None:
+def test_an_attempt_that_fails_aborts_pending_checkpoints_before_it_is_reported(reached: str) -> None:
     # H16, H45
     dialogue = Dialogue().run(A, B)
     match reached:
@@ -98,7 +98,7 @@ def test_a_refusal_a_request_and_the_coordinator_abort(ended: TrackerInput, who:
     assert dialogue.tracker.next_deadline() is None
 
 
-def test_storage_that_fails_aborts_and_takes_back_what_it_wrote() -> None:
+def test_a_storage_failure_aborts_and_discards_what_was_written() -> None:
     # H45, H50
     dialogue = Dialogue(tolerated_failures=1).run(A, B).cut(1, A, B)
     dialogue.acknowledge(1, A, B)
@@ -154,7 +154,7 @@ def test_an_acknowledgement_before_its_barrier_aborts() -> None:
     assert kinds(dialogue.acknowledge(1, A)) == [NotifyCheckpointAborted]
 
 
-def test_a_repeated_word_changes_nothing() -> None:
+def test_a_repeated_report_changes_nothing() -> None:
     # H44
     dialogue = Dialogue().run(A, B).cut(1, A, B)
     dialogue.acknowledge(1, A)
@@ -183,13 +183,13 @@ def test_one_that_completes_ends_the_row_of_failures() -> None:
     assert kinds(dialogue.wait(10)) == [NotifyCheckpointAborted]
 
 
-def test_an_attempt_that_fails_is_no_failure_of_the_checkpoint() -> None:
+def test_a_failed_attempt_does_not_count_as_a_failed_checkpoint() -> None:
     # H45: it has its own failover; it must not fail the job for it.
     dialogue = Dialogue(tolerated_failures=0).run(A, B).close(1, A)
     assert kinds(dialogue.tell(SubtaskFailed(A, FAILED))) == [NotifyCheckpointAborted, SubtaskFailed]
 
 
-def test_the_end_of_a_run_aborts_what_its_subtasks_still_owe() -> None:
+def test_the_end_of_a_run_aborts_checkpoints_that_wait_for_its_subtasks() -> None:
     # H57
     dialogue = Dialogue().run(A, B).cut(1, A, B)
     assert kinds(dialogue.tell(RunEnded("words", 7, False))) == [NotifyCheckpointAborted, RunEnded]
@@ -229,7 +229,7 @@ def test_a_request_that_waits_can_be_withdrawn() -> None:
     assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
 
 
-def test_a_request_waits_for_the_reset_that_is_owed() -> None:
+def test_a_request_waits_for_the_reset_that_is_due() -> None:
     # H16: started before it, the checkpoint would only be aborted by it.
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
@@ -237,7 +237,7 @@ def test_a_request_waits_for_the_reset_that_is_owed() -> None:
     assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, -1), CloseSubtask(B, 1)]
 
 
-def test_a_request_does_not_wait_for_ever() -> None:
+def test_a_request_does_not_wait_permanently() -> None:
     # H48
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED), CheckpointTriggered(1))
@@ -245,7 +245,7 @@ def test_a_request_does_not_wait_for_ever() -> None:
     assert dialogue.tracker.next_deadline() is None
 
 
-def test_a_sibling_that_dies_leaves_no_reset_owed() -> None:
+def test_a_copy_that_dies_leaves_no_reset_due() -> None:
     # H13: another attempt of the subtask lives on.
     dialogue = Dialogue().run(A, B, A2)
     dialogue.tell(SubtaskFailed(A, FailureReason(FailureKind.SUPERSEDED, "")))

@@ -63,7 +63,7 @@ def test_a_checkpoint_aborted_before_its_write_is_never_in_doubt() -> None:  # H
     assert kinds(dialogue.tell(CheckpointDiscarded(1))) == [ReportStale]
 
 
-def test_the_doubt_ends_with_a_durable_discard_and_is_told_once() -> None:  # H64
+def test_the_doubt_ends_with_a_durable_discard_and_is_reported_once() -> None:  # H64
     dialogue = with_one_in_doubt()
     assert dialogue.tell(CheckpointDiscarded(2)) == [NotifyCheckpointDiscarded(2)]
     assert dialogue.tracker.in_doubt_ids == ()

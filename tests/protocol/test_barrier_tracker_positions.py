@@ -107,7 +107,7 @@ def test_a_subtask_at_rest_takes_part_with_its_restored_part_unchanged() -> None
 # --- copies -----------------------------------------------------------------------------------------------
 
 
-def test_an_attempt_beside_a_living_one_aborts_what_is_pending() -> None:
+def test_a_second_live_attempt_aborts_pending_checkpoints() -> None:
     # H13: whose snapshot would count? It is no failure of the checkpoint (H45).
     dialogue = Dialogue(tolerated_failures=0).run(A, B).cut(1, A, B)
     assert dialogue.tell(accepted(A2)) == [
@@ -125,7 +125,7 @@ def test_while_a_subtask_has_two_attempts_no_checkpoint_starts() -> None:
     assert NotifyCheckpointComplete(2) in dialogue.complete(2, A, B)
 
 
-def test_an_attempt_beside_a_finished_one_hinders_nothing() -> None:
+def test_an_attempt_next_to_a_finished_one_hinders_nothing() -> None:
     # H13, H47: the final state is the subtask's.
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))

@@ -94,7 +94,7 @@ def test_a_request_that_waits_goes_first() -> None:
     assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1), CloseSubtask(A, 2)]
 
 
-def test_several_may_be_due_at_once_up_to_the_limit() -> None:
+def test_several_may_be_due_at_the_same_time_up_to_the_limit() -> None:
     # H43
     dialogue = Dialogue(interval_s=3.0, concurrent_max=2).run(A).cut(1, A)
     assert dialogue.wait(3.0) == DUE
@@ -135,7 +135,7 @@ def test_none_is_due_while_no_attempt_runs() -> None:
     assert dialogue.tracker.next_deadline() is None
 
 
-def test_none_is_due_while_a_reset_is_owed_or_a_subtask_has_copies() -> None:
+def test_none_is_due_while_a_reset_is_due_or_a_subtask_has_copies() -> None:
     # H13, H16: it would be refused, or wait.
     dialogue = Dialogue(interval_s=3.0).run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
@@ -164,7 +164,7 @@ def test_a_reset_of_the_operator_forgets_what_was_due() -> None:
         {"concurrent_max": 0},
     ],
 )
-def test_a_config_that_means_nothing_is_refused(wrong: dict[str, float]) -> None:
+def test_a_meaningless_config_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         CheckpointConfig(**wrong)  # type: ignore[arg-type]
 
@@ -199,7 +199,7 @@ def test_while_the_final_one_is_pending_no_other_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(("mode", "succeeded"), [(RestoreMode.BATCH, True), (RestoreMode.STREAMING, False)])
-def test_in_batch_mode_and_behind_a_failed_run_there_is_none(mode: RestoreMode, succeeded: bool) -> None:
+def test_in_batch_mode_and_after_a_failed_run_there_is_no_final_checkpoint(mode: RestoreMode, succeeded: bool) -> None:
     dialogue = Dialogue(1, mode=mode).run(A)
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     assert kinds(dialogue.tell(RunEnded("words", 7, succeeded))) == [RunEnded]
@@ -213,7 +213,7 @@ def test_what_is_pending_is_aborted_and_the_final_one_follows() -> None:
     assert kinds(dialogue.tell(RunEnded("words", 7, True))) == [NotifyCheckpointAborted, RunEnded, TriggerCheckpoint]
 
 
-def test_the_final_one_waits_for_one_that_is_settled_and_is_no_substitute() -> None:
+def test_the_final_one_waits_for_a_settled_one_which_does_not_replace_it() -> None:
     # H43, H57: the one that is being stored began before the last output.
     dialogue = Dialogue(1).run(A).store(1, A)
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
@@ -233,7 +233,7 @@ def test_a_request_that_waited_for_the_runs_end_serves_as_the_final_one() -> Non
     assert not dialogue.tracker.final_pending
 
 
-def test_a_savepoint_is_no_final_one() -> None:
+def test_a_savepoint_is_not_a_final_checkpoint() -> None:
     # H49: it commits nothing.
     dialogue = Dialogue(1).run(A).store(1, A)
     dialogue.tell(
@@ -243,7 +243,7 @@ def test_a_savepoint_is_no_final_one() -> None:
     assert dialogue.tell(CheckpointStored(2)) == [EndSavepoint(2), TriggerCheckpoint()]
 
 
-def test_a_final_one_that_fails_is_tried_again_behind_the_pause() -> None:
+def test_a_final_one_that_fails_is_tried_again_after_the_pause() -> None:
     # H45: as long as failures are tolerated.
     dialogue = a_finished_run(tolerated_failures=1, min_pause_s=2)
     dialogue.tell(RunEnded("words", 7, True), CheckpointTriggered(1), CoordinatorSnapshotTaken(1, b"c"))
@@ -257,7 +257,7 @@ def test_a_final_one_that_fails_is_tried_again_behind_the_pause() -> None:
     assert not dialogue.tracker.final_pending
 
 
-def test_a_global_failure_that_comes_too_late_for_its_run_does_not_keep_the_last_output_back() -> None:
+def test_a_global_failure_too_late_for_its_run_does_not_keep_its_output_uncommitted() -> None:
     """H45: the last checkpoint of the run failed once too often, and Spark had ended the job well already. No final one
     began, and nobody was told that the last output is not committed. Found by the simulation."""
     dialogue = Dialogue(1, tolerated_failures=0).run(A).store(1, A)

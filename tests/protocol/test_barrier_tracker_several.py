@@ -43,7 +43,7 @@ def several(concurrent_max: int = 2, parallelism: int = 2, tolerated_failures: i
 # --- the order among them ---------------------------------------------------------------------------------
 
 
-def test_as_many_as_are_allowed_run_beside_each_other_and_one_more_waits() -> None:
+def test_as_many_as_allowed_run_at_the_same_time_and_one_more_waits() -> None:
     # H43
     dialogue = several().run(A, B)
     assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(A, 1), CloseSubtask(B, 1)]
@@ -79,7 +79,7 @@ def test_a_cut_that_failed_lets_the_next_one_be_asked_for() -> None:
     assert dialogue.tell(CoordinatorSnapshotTaken(2, b"2"), GatewayDrained(A, 2)) == [SendBarrier(A, 2)]
 
 
-def test_each_takes_its_own_words() -> None:
+def test_each_takes_its_own_reports() -> None:
     # H44: by id, never "the last one".
     dialogue = several().run(A, B).cut(1, A, B).cut(2, A, B)
     assert dialogue.acknowledge(1, A) == []

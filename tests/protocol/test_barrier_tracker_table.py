@@ -56,7 +56,7 @@ def dialogue_in(phase: Phase) -> Dialogue:
     return dialogue
 
 
-def test_the_table_has_a_row_for_every_word() -> None:
+def test_the_table_has_a_row_for_every_report() -> None:
     assert LEGAL.keys() == {type(word) for word in WORDS}
 
 
