@@ -64,7 +64,7 @@ class VirtualLoop:
         return timer
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Run ``function`` in a thread of its own while the loop stands still.
+        """Run ``function`` in a separate thread while the loop stands still.
 
         Raises ``RuntimeError`` if it takes more than ``THREAD_LIMIT_S`` real seconds; the thread is left behind.
         """
@@ -204,7 +204,7 @@ class _Redirection:
 
 
 class _AnyioThreads:
-    """``anyio.to_thread.run_sync`` has worker threads of its own, so its backend is replaced as well."""
+    """``anyio.to_thread.run_sync`` has separate worker threads, so its backend is replaced as well."""
 
     def __init__(self) -> None:
         self.users = 0

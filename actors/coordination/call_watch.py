@@ -1,4 +1,4 @@
-"""The calls of one coordinator's methods that have not returned, and the report of one that stays awaited (H70).
+"""Track the calls of one coordinator's methods, and report one that does not return (H70).
 
 A call that returns soon costs an entry in a list. One timer runs at most, and only while, or shortly after, a call is
 open: it looks whether one is due. So a busy coordinator pays for one timer in ``report_s``, and an idle one for none.
@@ -27,7 +27,7 @@ _ARGUMENTS: dict[str, tuple[str, ...]] = {
     "reset_to_checkpoint": ("checkpoint_id",),
     "run_ended": ("run_id", "succeeded"),
 }
-"""What of a method's arguments is told: numbers alone, never what the user has sent."""
+"""Which arguments a report contains: numbers only, never what the user has sent."""
 
 _EPSILON_S = 1e-9
 

@@ -1,15 +1,15 @@
-"""What is written on an operator's checkpoints, so that whoever restores one knows how far the work had come.
+"""Label an operator's checkpoints, so that a restore shows how far the work had come.
 
-A piece of work is one run. Checkpoints that begin before it has ended well are labelled ``during``, those that begin
-afterwards, its final one first, ``after``. So a restore that finds ``after`` finds all of the work, and no restore can
-find its output without the label, or the label without its output.
+A piece of work is one run. Checkpoints that begin before the run has ended well are labelled ``during``; those that
+begin later, starting with its final one, ``after``. So a restore that finds ``after`` finds all of the work, and no
+restore finds the output without the label, or the label without the output.
 """
 
 from __future__ import annotations
 
 
 class CheckpointLabels:
-    """Of one operator; ``restored`` is the label of the checkpoint that it starts from. Loop only."""
+    """The labels of one operator. ``restored`` is that of the checkpoint it starts from. Loop only."""
 
     def __init__(self, restored: str = "") -> None:
         self.completed = restored
@@ -21,14 +21,14 @@ class CheckpointLabels:
         self._of: dict[int, str] = {}
 
     def announce(self, during: str, after: str) -> None:
-        """The next run is a new piece of work, or a further try at one that has not ended well."""
+        """The next run is a new piece of work, or another attempt at one that has not ended well."""
         self._now, self._during, self._after = during, during, after
         self.runs = 0
 
     def run_begins(self) -> str:
-        """Return why it may not: the work that was announced is done and committed. Empty where it may.
+        """Return why a run may not begin: the announced work is done and committed. Empty if it may.
 
-        A run of an operator for which nothing was announced is no labelled work, and its checkpoints have no label.
+        If nothing was announced, the checkpoints of the run have no label.
         """
         self.runs += 1
         if self._after and self.completed == self._after:
@@ -37,22 +37,22 @@ class CheckpointLabels:
         return ""
 
     def run_ended(self, succeeded: bool) -> None:
-        """What begins from here on holds all that the run did."""
+        """Checkpoints that begin from here on contain everything that the run did."""
         if succeeded:
             self._now = self._after
 
     def see(self, pending_ids: tuple[int, ...]) -> None:
-        """These are under way: those that are new have begun at this moment, those that are missing are over."""
+        """These checkpoints are in progress: new ones have just begun, missing ones are over."""
         if pending_ids == tuple(self._of):
             return
         self._of = {checkpoint_id: self._of.get(checkpoint_id, self._now) for checkpoint_id in pending_ids}
 
     def of(self, checkpoint_id: int) -> str:
-        """The label of one that is under way."""
+        """The label of a checkpoint that is in progress."""
         return self._of[checkpoint_id]
 
     def complete(self, checkpoint_id: int) -> None:
-        """It is durable."""
+        """The checkpoint is durable."""
         self.completed = self.of(checkpoint_id)
 
 

@@ -1,4 +1,4 @@
-"""The durable writes of an operator's checkpoints, several at once where several are under way (H43)."""
+"""The durable writes of an operator's checkpoints; several may be in progress concurrently (H43)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The awaitable that tells the fate of one event."""
+"""The awaitable that says what became of one event."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from protocol.errors import AttemptOver
 
 
 class Confirmation:
-    """Await it to wait until the event is in the operator's mailbox (H23); raises ``AttemptOver`` otherwise.
+    """What became of one event. Awaiting it returns when the event is in the operator's mailbox.
 
-    May be awaited many times, by many, or not at all; cancelling a waiter leaves the event alone.
+    It may be awaited many times, by many tasks, or not at all. Cancelling one that waits does not affect the event.
+
+    Raises:
+        AttemptOver: when awaited, if the attempt ended first. The operator may or may not have handled the event.
+        ConfirmationTimeout: when awaited, for a loss-tolerant event that was not confirmed in time.
     """
 
+    # H23
     __slots__ = ("_callbacks", "_done", "_error", "_waiters", "sent_at", "size")
 
     def __init__(self, size: int = 0, sent_at: float = 0.0) -> None:
-        """For the gateway: the bytes of the encoded event, and when it was handed over, on the actors' clock."""
+        """For the gateway: the encoded event's size in bytes, and when it was sent, in seconds of the actors' clock."""
         self.size = size
         self.sent_at = sent_at
         self._done = False
@@ -40,7 +45,7 @@ class Confirmation:
             raise self._error
 
     def done(self) -> bool:
-        """Whether the fate of the event is known."""
+        """Whether it is known what became of the event."""
         return self._done
 
     def confirmed(self) -> bool:
@@ -48,11 +53,11 @@ class Confirmation:
         return self._done and self._error is None
 
     def error(self) -> AttemptOver | None:
-        """Why the event will never be confirmed, if so."""
+        """Why the event will never be confirmed; None if it was, or if that is still open."""
         return self._error
 
     def add_done_callback(self, callback: Callable[[Confirmation], object]) -> None:
-        """Call ``callback(self)`` on the loop once the fate is known; at once if it is known already."""
+        """Call ``callback(self)`` on the event loop when it is known what became of the event; immediately if it is."""
         if self._done:
             callback(self)
         else:

@@ -1,9 +1,9 @@
 """The actor around one ``OperatorCoordinator``.
 
-It calls the user's methods one at a time, in the order of its mailbox (H5), and is the one place where a message of
-an attempt that is over is dropped before any handler (H3). When ``checkpoint_coordinator`` returns, every live
-gateway is told of the cut before the actor takes its next message: what the coordinator sends afterwards is after
-the checkpoint, to the event (H40, H41).
+It calls the user's methods one at a time, in the order of its mailbox (H5). It is the only place that drops messages of
+attempts that are over, before any handler (H3). When ``checkpoint_coordinator`` returns, the actor notifies every live
+gateway of the cut before it takes its next message. So every event that the coordinator sends later comes after the
+checkpoint (H40, H41).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if self._failures.raise_failure(self._resets, error, f"{method}: {text}"):
             context.log.error("coordinator failed the job", method=method, error=text, exc_info=error)
         else:
-            context.log.warning("global failure already under way", method=method, error=text, exc_info=error)
+            context.log.warning("global failure already in progress", method=method, error=text, exc_info=error)
 
     async def _start(self, context: ActorContext[CoordinatorMessage], message: StartCoordinator) -> None:
         try:

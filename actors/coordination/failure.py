@@ -36,7 +36,7 @@ class FailureLatch:
         self.resets += 1
 
     def raise_failure(self, resets: int, error: BaseException, cause: str) -> bool:
-        """Report a global failure after reset ``resets``; False when its reset is under way already."""
+        """Report a global failure after reset ``resets``. False if its reset is already in progress."""
         if self._latched or resets < self.resets:
             return False
         self._latched = True

@@ -1,12 +1,12 @@
-"""What keeps a coordinator that was replaced from acting beside the one that replaced it (G16).
+"""Keep a coordinator that was replaced from acting alongside its successor (G16).
 
-Each incarnation has a token. A reset revokes it, and from that moment nothing that the incarnation does through its
-context or its gateways has an effect, however late it does it: on the loop, in a thread, in a handler that was on its
-way, or in a send that waited for room.
+Each incarnation has a token, which a reset revokes. From then on, nothing that the incarnation does through its context
+or its gateways has an effect, however late: on the loop, in a thread, in a handler that was queued, or in a send that
+waited for room.
 
-One thing stays open a little longer: the store. ``close`` is where a coordinator takes back what it has put there, and
-``close`` comes after the reset. So writes to the store are refused once the incarnation has ended, or was given up,
-and that is before the next one is created.
+Only the store stays open a little longer. A coordinator removes what it has put there in ``close``, and ``close`` comes
+after the reset. So writes to the store are refused after the incarnation has ended, or was given up, which is before
+the next one is created.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FencingToken:
         self._scopes: set[anyio.CancelScope] = set()
 
     def revoke(self) -> None:
-        """Take the right away, for ever, and cancel what it guards."""
+        """Take the right away permanently, and cancel what it guards."""
         self.revoked = True
         for scope in tuple(self._scopes):
             scope.cancel()

@@ -1,10 +1,11 @@
 """What users of coordination implement and hold: the coordinator, its context, its gateways.
 
-``OperatorCoordinator`` is called one method at a time, in order, each awaited before the next (H5). Per subtask the
-order is always ready, failed, reset (of the subtask or of the whole coordinator), ready again (H10).
+Headgate calls the methods of an ``OperatorCoordinator`` one at a time, in order, and awaits each before the next (H5).
+For each subtask the order is always ready, failed, reset (of the subtask or of the whole coordinator), ready again
+(H10).
 
-An application that starts from a checkpoint calls ``reset_to_checkpoint`` before ``start`` (H6, H52), and else nothing
-comes before ``start``. At the end of a run that went well, in streaming mode, the order is ``run_ended``,
+If an application starts from a checkpoint, ``reset_to_checkpoint`` comes before ``start`` (H6, H52). Otherwise
+``start`` is first. At the end of a successful run in streaming mode the order is ``run_ended``,
 ``checkpoint_coordinator``, ``notify_checkpoint_complete``: the final checkpoint, with the last state of every subtask,
 which commits the last output.
 """
@@ -26,67 +27,87 @@ T = TypeVar("T")
 
 
 class SubtaskGateway(Protocol):
-    """The way to one execution attempt, for ever (H20). It is never pointed at a later attempt.
+    """The way to one execution attempt. It never points to a later attempt.
 
-    Use it on the event loop only; other threads come in by ``CoordinatorContext.call_soon_threadsafe``. Events of
-    one gateway arrive in the order in which they were sent, each once (H22). Inside ``subtask_failed`` and later,
-    it is dead: what is sent fails at once (H14, H26).
+    Use it on the event loop only. Another thread calls ``CoordinatorContext.call_soon_threadsafe`` first. The events of
+    one gateway arrive in the order in which they were sent, each once. Inside ``subtask_failed`` and later the attempt
+    is over, and whatever is sent fails immediately with ``AttemptOver``.
     """
 
+    # H14, H20, H22, H26
+
     @property
-    def attempt(self) -> ExecutionAttempt: ...
+    def attempt(self) -> ExecutionAttempt:
+        """The attempt that this gateway leads to."""
+        ...
 
     @property
     def events_pending(self) -> int:
-        """Events handed over and neither confirmed nor failed: what the bound of H27 counts."""
+        """How many events were sent and neither confirmed nor failed. The gateway's limits bound this number."""
         ...
 
     @property
     def bytes_pending(self) -> int:
-        """The bytes of their payloads."""
+        """The size of these events' payloads in bytes."""
         ...
 
     async def send_event(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
-        """Hand an event over, waiting for room where the bound of H27 is reached, and return its confirmation.
+        """Send an event, after waiting for room if the gateway's limits are reached, and return its confirmation.
 
-        The event is encoded at once; later mutation changes nothing (H21). Awaiting the *confirmation* waits until
-        the event is in the operator's mailbox (H23), or raises ``AttemptOver``. With ``loss_tolerant`` a missing
-        confirmation fails no attempt, and no checkpoint waits for it (H28): after ``confirm_timeout_s`` awaiting it
-        raises ``ConfirmationTimeout``, though the event may still arrive.
+        The event is encoded immediately, so later changes to it have no effect. Awaiting the *confirmation* waits until
+        the event is in the operator's mailbox, or raises ``AttemptOver``.
 
-        A call that is never awaited sends nothing; it is logged as a warning that says where.
+        A call that is never awaited sends nothing; a warning in the log names the place. A call that is cancelled while
+        it waits for room sends nothing either.
 
-        Raises ``EventEncodeError`` for what msgpack cannot carry, ``LocalProtocolError`` from another thread; nothing
-        because of the attempt's state.
-        Cancelling this call while it waits for room sends nothing.
+        Args:
+            event: any value that msgpack can carry. Tuples arrive as lists.
+            loss_tolerant: the event may be lost. A missing confirmation then fails no attempt, and no checkpoint waits
+                for it. After ``confirm_timeout_s``, awaiting the confirmation raises ``ConfirmationTimeout``, although
+                the event may still arrive.
+
+        Raises:
+            EventEncodeError: msgpack cannot carry the event, or it is too large.
+            LocalProtocolError: the call comes from another thread.
         """
+        # H21, H23, H27, H28. The state of the attempt raises nothing here: it shows in the confirmation.
         ...
 
     def send_event_nowait(self, event: Any, *, loss_tolerant: bool = False) -> Confirmation:
-        """As ``send_event``, but raises ``GatewayFull`` where that would wait."""
+        """Send an event as ``send_event`` does, but raise ``GatewayFull`` instead of waiting for room."""
         ...
 
 
 class CoordinatorContext(Protocol):
-    """A coordinator's door to the world. Loop only, but for the methods that say otherwise."""
+    """What a coordinator uses to reach its surroundings. ``start`` receives it; keep it.
+
+    Use it on the event loop only, except for ``call_soon_threadsafe``.
+    """
 
     @property
-    def operator_id(self) -> str: ...
+    def operator_id(self) -> str:
+        """The name that was given to ``coordinate``."""
+        ...
 
     @property
-    def parallelism(self) -> int: ...
+    def parallelism(self) -> int:
+        """The number of subtasks."""
+        ...
 
     @property
-    def mode(self) -> RestoreMode: ...
+    def mode(self) -> RestoreMode:
+        """Who owns the operator's output: Spark (batch), or the operator with its checkpoints (streaming)."""
+        ...
 
     @property
     def clock(self) -> Clock:
-        """The clock that ``call_later`` goes by, in seconds; virtual in tests."""
+        """The clock that ``call_later`` uses. ``clock.now()`` is in seconds, and virtual in tests."""
         ...
 
     @property
     def store(self) -> CoordinatorStore:
-        """The map that all coordinators of the application share (R100); it is in no checkpoint."""
+        """A map that all coordinators of the application share. It is not part of any checkpoint."""
+        # R100
         ...
 
     @property
@@ -96,33 +117,38 @@ class CoordinatorContext(Protocol):
 
     @property
     def checkpoints_in_doubt(self) -> frozenset[int]:
-        """The ids of aborted checkpoints that a restart may still restore; they are not yet discarded.
+        """The ids of aborted checkpoints that a restart may still restore, because they are not yet discarded.
 
-        While it is not empty, destroy nothing that one of them may refer to. It outlives resets, and a coordinator that
-        is built anew for each reset finds it complete in ``start``. It holds neither the checkpoint that the
-        application was started from nor savepoints.
+        While it is not empty, do not destroy anything that one of them may refer to. It survives resets: a coordinator
+        that is built for each reset finds it complete in ``start``. It contains neither the checkpoint that the
+        application started from nor savepoints.
         """
         ...
 
     def events_taken(self, subtask: int) -> int:
-        """How many events and requests of the subtask's history this coordinator has taken (H32).
+        """Return how many events and requests of the subtask's history this coordinator has taken.
 
-        Inside ``handle_event_from_operator`` and ``handle_request`` it is the position of the one that is handled,
-        counted from 1. After a restore the count goes on from what the checkpoint covers, so the event that is sent
-        again has the position that it had. 0 where nothing came; with several attempts alive, that of the one that
-        spoke or became ready last. With another parallelism positions start again (H52).
+        Inside ``handle_event_from_operator`` and ``handle_request`` this is the position of the current one, counted
+        from 1. After a restore the count continues from what the checkpoint covers, so an event that is sent again has
+        the same position as before. With another parallelism, positions start again.
+
+        The count is 0 if nothing came. If several attempts are alive, it is the count of the one that sent something or
+        became ready last.
         """
+        # H32, H52
         ...
 
     async def look_at_run(self) -> StageLook:
-        """Which partitions Spark computes in the run that is under way, and what it has kept of earlier runs.
+        """Ask Spark which partitions it computes in the current run, and what it has kept of earlier runs.
 
-        Inside ``subtask_ready`` or later; one round trip to Spark. Raises where Spark does not answer in time.
+        Call it inside ``subtask_ready`` or later. It takes one round trip to Spark, and raises if Spark does not answer
+        in time.
         """
         ...
 
     def fail_job(self, cause: BaseException | str) -> None:
-        """Fail the run that is under way, with its Spark job (H8). Latches: later calls do nothing until the reset."""
+        """Fail the current run and its Spark job. Later calls have no effect until the reset."""
+        # H8
         ...
 
     def call_async(
@@ -131,10 +157,12 @@ class CoordinatorContext(Protocol):
         *args: Any,
         handler: Callable[[T | None, Exception | None], Awaitable[None]],
     ) -> None:
-        """Run blocking work on a worker thread; ``handler(result, error)`` comes in the coordinator's own order (H9).
+        """Run a blocking function on a worker thread, and call ``handler(result, error)`` with its outcome.
 
-        A handler that raises is a global failure. After close the result is dropped.
+        The handler is called on the event loop, between other methods of the coordinator. One of its arguments is None.
+        If it raises, the job fails. After ``close`` the outcome is dropped.
         """
+        # H9
         ...
 
     def run_in_background(
@@ -143,114 +171,158 @@ class CoordinatorContext(Protocol):
         *args: Any,
         handler: Callable[[T | None, Exception | None], Awaitable[None]],
     ) -> None:
-        """Run an async function beside the coordinator's calls; ``handler(result, error)`` comes in their order.
+        """Run an async function concurrently with the coordinator's methods, and call ``handler(result, error)``.
 
-        It must not touch what the coordinator's methods touch. A handler that raises is a global failure. What still
-        runs at the end is cancelled, before ``close``.
+        The function must not touch what the coordinator's methods touch. The handler may: it is called between other
+        methods of the coordinator. If it raises, the job fails. A function that is still running at the end is
+        cancelled before ``close``.
         """
         ...
 
     def call_later(self, delay_s: float, handler: Callable[[], Awaitable[None]]) -> None:
-        """Call ``handler`` after ``delay_s`` seconds, in the coordinator's own order; dropped at close."""
+        """Call ``handler`` after ``delay_s`` seconds, between other methods. Dropped when the coordinator closes."""
         ...
 
     def call_soon_threadsafe(self, handler: Callable[[], Awaitable[None]]) -> None:
-        """From any thread: call ``handler`` in the coordinator's own order; dropped after close."""
+        """Call ``handler`` between other methods. May be called from any thread; dropped after ``close``."""
         ...
 
 
 class OperatorCoordinator:
-    """Base of every coordinator; override what you need. All methods run on the event loop: never block in them (H9).
+    """Base class of coordinators. Override the methods that you need.
 
-    An exception out of any method but ``start`` and ``close`` is a global failure with that cause (H7).
+    Headgate calls one method at a time, in order, and awaits it before the next. All methods run on the event loop:
+    never block in them. An exception from any method except ``start``, ``handle_request``, ``handle_client_request``
+    and ``close`` fails the job, with that exception as the cause.
     """
 
-    async def start(self, context: CoordinatorContext) -> None:
-        """First call, once; only an initial restore comes earlier. An exception fails ``coordinate()`` (H6).
+    # H5, H7, H9
 
-        So does one out of the initial restore; then ``start`` is not called, but ``close`` is.
+    async def start(self, context: CoordinatorContext) -> None:
+        """Prepare the coordinator. Called once, before everything except an initial restore.
+
+        An exception makes ``coordinate()`` fail. So does an exception in the initial restore: then ``start`` is not
+        called, but ``close`` is.
         """
+        # H6
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        """An event of a ready attempt; in the order in which that attempt sent it, each once (H30).
+        """Handle an event of a task. An attempt's events come in the order in which it sent them, each once.
 
-        The default drops it; the first one is logged as a warning, and all are counted (``events_unhandled``).
-        ``subtask`` is the one that sent it first: an event out of a restored checkpoint of another parallelism may
-        come through another subtask's attempt, whose number ``attempt`` is (H52).
+        The default drops the event. The log has a warning for the first one, and the statistics count all of them
+        (``events_unhandled``).
+
+        Args:
+            subtask: the subtask that sent the event first. After a restore with another parallelism, an event from the
+                checkpoint may come through another subtask's attempt.
+            attempt: the number of the attempt that the event came through.
+            event: the value that was sent. Tuples have become lists.
         """
+        # H30, H52
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
-        """A request of a ready attempt; what this returns is its answer, what it raises too (H33).
+        """Return the answer to a task's request, or raise.
 
-        An exception is logged with its traceback. The task gets ``RequestFailed`` with its type and text, and the end
-        of the traceback as the cause. The default tells the task that this coordinator answers no requests, and fails
-        nobody else.
+        No other method runs meanwhile, so do not wait here for another task. An exception is logged with its traceback,
+        and the task gets ``RequestFailed`` with its type and text; the job goes on. The default raises.
 
-        A request out of a restored checkpoint comes here too: nobody waits for its answer any more, so that is dropped.
-        ``subtask`` is the one that sent it first, as with events.
+        A request from a restored checkpoint comes here too. Its answer is dropped, because nothing waits for it.
+
+        Args:
+            subtask: the subtask that sent the request first, as for events.
+            attempt: the number of the attempt that the request came through.
+            request: the value that was sent. Tuples have become lists.
         """
+        # H33, H73
         raise TypeError(f"{type(self).__name__} cannot handle requests: override handle_request")
 
     async def handle_client_request(self, request: Any) -> Any:
-        """A request from the driver's own code; what this returns is its answer, what it raises too (R97).
+        """Return the answer to a request of the driver's own code (``sidecar.request``), or raise.
 
-        It is neither before nor after any event or checkpoint, and what it raises fails nobody but the asker.
+        Its order relative to events and checkpoints is not defined. The caller gets an exception; the job goes on.
         """
-        raise TypeError(f"{type(self).__name__} cannot handle client event: override handle_client_request")
+        # R97
+        raise TypeError(f"{type(self).__name__} cannot handle requests of the driver: override handle_client_request")
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
-        """An attempt is registered, restored and alive (H11); its events come after this call.
+        """An attempt of the subtask has registered and restored its state. Its events come after this call.
 
-        Its operator handles everything that is sent to ``gateway`` in here before it sees its first record. It waits
-        for this method to return, so do not wait for an event of the same attempt in here. An exception fails the job,
-        and the operator does not begin.
+        The operator handles everything that this method sends to ``gateway`` before it sees its first record. It waits
+        for this method to return, so do not wait for an event of the same attempt in here. If this method raises, the
+        job fails and the operator does not begin.
         """
+        # H11, H66
 
     async def subtask_failed(self, subtask: int, attempt: int, reason: FailureReason) -> None:
-        """An attempt is over without success, told at once; ``reason.kind`` tells killed from failed (H12).
+        """An attempt has ended without success. ``reason.kind`` says, for example, whether it failed or was killed.
 
-        Its gateway refuses events already (H14); those without a confirmation fail at the same moment or right after
-        (H26).
+        Its gateway already refuses events. Events without a confirmation fail at the same moment or right after.
         """
+        # H12, H14, H26
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
-        """No attempt of the subtask is left; the next one restores ``checkpoint_id``, -1 for nothing (H13, H18)."""
+        """No attempt of the subtask is left. The next one restores ``checkpoint_id``; -1 means nothing.
+
+        Roll back what you hold for this subtask, and only for this one, to that checkpoint.
+        """
+        # H13, H18
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
-        """Return your state. The moment of the return is the cut: sent before is before the checkpoint (H40, H46)."""
+        """Return the coordinator's state for a checkpoint.
+
+        The moment of the return is the cut. Events that were sent before belong to the checkpoint, and events that are
+        sent later come after it.
+        """
+        # H40, H46
         return b""
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """The checkpoint is durable, on both sides. Never called for a savepoint (H49)."""
+        """The checkpoint is complete and durable: commit what was prepared for it. Not called for savepoints."""
+        # H49
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint was given up; what it covers is covered by the next one.
+        """The checkpoint was given up. The next one covers what it would have covered.
 
-        Destroy nothing that was prepared for it: its write may have begun, and then a restart may still restore it, for
-        example after the driver dies. ``notify_checkpoint_discarded`` follows when that has become impossible.
+        Do not destroy what was prepared for it. If its write had begun, a restart may still restore it, for example
+        after the driver dies. ``notify_checkpoint_discarded`` follows when that has become impossible.
         """
+        # H44, H64
 
     async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
-        """No restart can restore this checkpoint any more: clean up what was prepared for it alone.
+        """No restart can restore this aborted checkpoint any more: clean up what was prepared for it alone.
 
-        Once for each aborted one, always after its ``notify_checkpoint_aborted``: right after it if the checkpoint was
-        never written, else when the storage has discarded it durably or a later checkpoint has completed (then after
-        the ``notify_checkpoint_complete`` of that one). Resets and other runs may come in between. It never comes if
-        the application ends before; then the next one restores the checkpoint or does not. An aborted savepoint
-        counts as never written, because a restart restores one only if somebody names its file.
+        It comes once for each aborted checkpoint, after ``notify_checkpoint_aborted``: immediately if the checkpoint
+        was never written; otherwise when the storage has discarded it durably, or after the
+        ``notify_checkpoint_complete`` of a later one. Resets and other runs may come in between.
+
+        It never comes if the application ends first; then the next application either restores the checkpoint or does
+        not. An aborted savepoint counts as never written, because it is restored only if somebody names its file.
         """
+        # H64
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        """Global failover or a new run: forget everything, restore ``state``; ``(-1, None)`` is the beginning (H15).
+        """Forget everything and restore ``state``: the job failed, or a new run begins.
 
-        Also the first call of all, before ``start``, where the application starts from a checkpoint (H52).
+        If an application starts from a checkpoint, this is the first call of all, before ``start``.
+
+        Args:
+            checkpoint_id: the checkpoint to return to; -1 for the beginning.
+            state: what ``checkpoint_coordinator`` returned for it; None for the beginning.
         """
+        # H15, H52
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
-        """The run is over with all its gateways; the next one, if any, starts with a reset (H55, H57).
+        """The run is over, and so are all its gateways. The next run, if any, starts with a reset.
 
-        Its final checkpoint, where there is one, comes after this.
+        In streaming mode, the final checkpoint of a successful run comes after this.
+
+        Args:
+            run_id: Spark's id of the stage.
+            succeeded: whether the Spark job succeeded.
+            reason: why not; empty if it did.
         """
+        # H55, H57
 
     async def close(self) -> None:
-        """Last call, once, whatever happened; an exception is logged (H6)."""
+        """Release what the coordinator holds. The last call, once, however it ended; an exception is logged."""
+        # H6

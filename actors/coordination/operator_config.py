@@ -85,16 +85,16 @@ async def knows_nothing(run_id: int) -> StageLook:
 class OperatorPorts:
     """The operator's doors to the engine's side. All are called on the event loop.
 
-    ``report`` takes what the attempt ledger must hear. ``gateway_opened`` and ``gateway_closed`` tell whoever routes
+    ``report`` passes an input to the attempt ledger. ``gateway_opened`` and ``gateway_closed`` tell the router of
     connections which actor serves an attempt, and until when. ``failed`` hears the first cause of each global failure.
 
     ``store`` makes a checkpoint durable or raises; whatever it raises, the checkpoint may be there. ``discard`` comes
     after ``store`` has failed or been cancelled: when it returns, no restart will restore the checkpoint, and that is
     durable (H64). What it raises is logged, and it is called again later, except after ``DiscardRefused``.
-    ``completed`` is told of each checkpoint that has completed. ``store_savepoint`` writes one into the directory that
+    ``completed`` is called for each completed checkpoint. ``store_savepoint`` writes one into the directory that
     was asked for, and nothing discards it (H49). ``next_checkpoint_id`` returns an id that is higher
     than each one before, for the life of the storage (H4); it must not block, and may raise. Of one operator several
-    ``store`` calls may be under way at once (H43).
+    ``store`` calls may be in progress concurrently (H43).
 
     ``coordinator_store`` is the same one for all coordinators of an application. ``watch`` knows which methods of the
     coordinator have not returned. ``look_at_run`` says which partitions the engine computes in a run, and what it has

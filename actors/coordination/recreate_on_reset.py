@@ -1,23 +1,22 @@
-"""A coordinator that cannot be reset in place is closed at a reset, and another is built in its stead (R101).
+"""Build a new coordinator at each reset, for coordinators that cannot be reset in place (R101).
 
-``RecreateOnReset`` stands in the place of the coordinator and hands every call on to the current *incarnation*. A
-reset takes three steps, of which only the first is waited for by ``reset_to_checkpoint``:
+``RecreateOnReset`` takes the coordinator's place and passes every call on to the current *incarnation*. A reset has
+three steps, and ``reset_to_checkpoint`` waits only for the first:
 
-1. The old incarnation's token is revoked: from here on it cannot act (G16; see ``actors.coordination.fencing``).
-2. It is closed, beside everything else, once what it is in the midst of is over.
+1. The old incarnation's token is revoked. From here on it cannot act (G16; see ``actors.coordination.fencing``).
+2. It is closed, concurrently with everything else, after its current call has ended.
 3. The new one is created, reset to the checkpoint, and started, in this order.
 
-All calls after a reset wait for the new incarnation and then reach it in their order. Each call is awaited before the
-next (H5), so a reset never finds one under way, and there are none to drop. Two resets in a row replace only what
-exists: where the second one comes before the new incarnation is created, that is created for the second. Where its
-start is under way, the start comes to its end, fenced, and then it is closed like any other.
+All calls after a reset wait for the new incarnation and then reach it in order. Each call is awaited before the next
+(H5), so no call is in progress at a reset. If a second reset comes before the new incarnation is created, it is created
+for the second one. If the new incarnation is starting, its start ends, fenced, and then it is closed like any other.
 
 Every incarnation that was created is closed once, whenever the resets and the end of the operator come.
 
-A close that does not end within ``close_timeout_s`` is logged, cancelled and given up, as is one that raises. Flink
-fails the job for either (R104), because there the old coordinator may do harm as long as it lives; here it is fenced,
-so the job goes on. A failure to create, reset or start the new one comes out of every call until the next reset, and
-out of a handler if there is no call: a global failure (H7).
+A close that raises is logged. One that takes longer than ``close_timeout_s`` is logged and cancelled. Flink fails the
+job in both cases (R104), because its old coordinator can still act; here it is fenced, so the job goes on. A failure to
+create, reset or start the new one comes out of every call until the next reset, and out of a handler if there is no
+call: a global failure (H7).
 """
 
 from __future__ import annotations
@@ -76,14 +75,19 @@ class _Incarnation:
 
 
 class RecreateOnReset(OperatorCoordinator):
-    """An ``OperatorCoordinator`` made of others, one for each reset; see the module.
+    """Builds a new coordinator at each reset and passes all calls on to it.
 
-    factory: makes a coordinator, on the event loop; it must return a new one each time and must not block.
-    close_timeout_s: how long the next incarnation waits for the end of the one before, in seconds of the clock.
-    name: how the coordinator is called in logs; the factory's own name by default.
+    ``coordinate`` does this by itself if it is given a class or a factory. Use this class to set ``close_timeout_s``.
 
-    An incarnation hears ``reset_to_checkpoint`` at most once, before its ``start``; so ``start`` is where it begins
-    its work. Gateways are not carried over: every subtask becomes ready again after a reset (H10).
+    Each coordinator gets ``reset_to_checkpoint`` at most once, before its ``start``. So it begins its work in
+    ``start``. Gateways are not carried over: every subtask becomes ready again after a reset. A coordinator that was
+    replaced has no effect any more: what it sends fails, and its writes to the shared store raise.
+
+    Args:
+        factory: makes a coordinator, on the event loop. It must return a new one each time and must not block.
+        close_timeout_s: how many seconds the next coordinator waits until the one before is closed. Then that ``close``
+            is cancelled, with an error in the log, and the job goes on.
+        name: the coordinator's name in logs; by default the factory's.
     """
 
     def __init__(
@@ -127,10 +131,10 @@ class RecreateOnReset(OperatorCoordinator):
         context.run_in_background(self._follow, context, old, new, handler=partial(self._over, new))
 
     async def close(self) -> None:
-        """Close the current incarnation, whose start has been cancelled if it was under way.
+        """Close the current incarnation, whose start has been cancelled if it was in progress.
 
-        An earlier one whose own ``close`` was never called, because its start was under way, is closed before it. One
-        that is still closing is not waited for, and one that is not created by now never is (R105).
+        An earlier one whose own ``close`` was never called, because its start was in progress, is closed before it. One
+        that is still closing is not waited for, and one that does not exist yet is never created (R105).
         """
         self._closed = True
         current, interrupted = self._current, None

@@ -1,20 +1,20 @@
 """The source coordinator: hands splits of an input to the subtasks that read them.
 
-It is the first coordinator that users want, so it stands ready-made. A ``SplitEnumerator`` decides *which* split
-goes where; the ``SourceCoordinator`` around it keeps the books, so that no failure loses or doubles a split:
+A ``SplitEnumerator`` decides *which* split goes where. The ``SourceCoordinator`` around it records the assignments, so
+that no failure loses or duplicates a split:
 
-* An assignment is recorded before it is sent (R118), and given back on ``subtask_reset``: everything since the
-  restored checkpoint, in the order in which it was assigned (R120, R122).
-* Concurrent attempts of a subtask get the same splits; an attempt that becomes ready later gets what is recorded for
-  its subtask in one event, and "no more splits" again where that was said (R126).
-* A revoked success in batch mode (H17, H56): Spark believes that the recomputed partition equals the lost one, part
-  of which others may have read. So the subtask keeps its splits: its next attempt is handed the same ones, in the
-  same order, then "no more", and nothing is given back. This lasts until the run ends, whatever fails meanwhile.
+* An assignment is recorded before it is sent (R118). ``subtask_reset`` gives back everything since the restored
+  checkpoint, in the order in which it was assigned (R120, R122).
+* Concurrent attempts of a subtask get the same splits. An attempt that becomes ready later gets what is recorded for
+  its subtask in one event, and "no more splits" again if the subtask was told that (R126).
+* After a revoked success in batch mode (H17, H56), Spark assumes that the recomputed partition equals the lost one,
+  part of which others may have read. So the subtask keeps its splits: its next attempt gets the same ones, in the same
+  order, then "no more", and nothing is given back. This lasts until the run ends, whatever fails meanwhile.
 * A later run is a new enumeration: the enumerator is closed, and another is built (H68). In batch mode Spark sometimes
-  computes only a part of the partitions and joins it with what it has kept of an earlier run (a cache, shuffle files),
-  or computes in a later run what an earlier one left out (``take``). Then the enumeration goes on, with the same
-  enumerator: a subtask that has finished keeps its splits, as after a revoked success, and what the others had is given
-  back (H56). ``protocol.enumerations`` decides which it is.
+  computes only some of the partitions and joins them with what it has kept of an earlier run (a cache, shuffle files),
+  or computes in a later run what an earlier one left out (``take``). Then the enumeration continues with the same
+  enumerator: a subtask that has finished keeps its splits, as after a revoked success, and the splits of the others are
+  given back (H56). ``protocol.enumerations`` decides which case it is.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Assigned = tuple[int, bytes]
 
 
 class SplitEnumeratorContext:
-    """What an enumerator may do. Loop only, inside the enumerator's own methods or handlers."""
+    """What an enumerator can do. Use it on the event loop only, inside the enumerator's own methods or handlers."""
 
     def __init__(self, source: SourceCoordinator, context: CoordinatorContext) -> None:
         self._source = source
@@ -52,6 +52,7 @@ class SplitEnumeratorContext:
 
     @property
     def parallelism(self) -> int:
+        """The number of subtasks."""
         return self.coordinator.parallelism
 
     def registered_readers(self) -> list[int]:
@@ -59,73 +60,83 @@ class SplitEnumeratorContext:
         return self._source.registered_readers()
 
     def attempts(self, subtask: int) -> list[int]:
-        """The numbers of the subtask's ready attempts, in order; more than one under speculation."""
+        """The numbers of the subtask's ready attempts, in order. Speculation can make it more than one."""
         return self._source.attempts(subtask)
 
     async def send_event(self, subtask: int, event: Any) -> None:
-        """Send an event of your own to every ready attempt of a subtask; nothing happens where there is none."""
+        """Send an event of your own to every ready attempt of a subtask. Does nothing if there is none."""
         await self._source.send(subtask, event)
 
     async def assign_splits(self, subtask: int, splits: Iterable[Any]) -> None:
-        """Give ``splits`` to a subtask: recorded first, then sent as one event; an empty list sends nothing.
+        """Give ``splits`` to a subtask. They are recorded, then sent as one event; an empty list sends nothing.
 
-        Raises ``ValueError`` when the subtask has no ready attempt, and then assigns nothing (R117), or when it was
-        told that no more splits follow.
+        Raises:
+            ValueError: the subtask has no ready attempt, or was told that no more splits follow. Nothing is assigned.
         """
+        # R117
         await self._source.assign_splits(subtask, list(splits))
 
     async def signal_no_more_splits(self, subtask: int) -> None:
-        """Tell a subtask, and every later attempt of it until a reset, that its input ends with what it holds."""
+        """Tell a subtask, and each of its later attempts until a reset, that its input ends with what it has."""
         await self._source.signal_no_more_splits(subtask)
 
 
 class SplitEnumerator:
-    """Decides which split goes where. Called one method at a time, in order; never block in it (H9).
+    """Decides which split goes where. Its methods are called one at a time, in order; never block in them.
 
-    A split is any value that msgpack carries. An instance lives from one reset of the coordinator to the next: each
-    action has its own. It goes on in the next action only if Spark computes there what it lost or left out in this one.
+    A split is any value that msgpack can carry. An instance lives from one reset of the coordinator to the next, so
+    each action has its own. It continues in the next action only if Spark computes there what it lost or left out in
+    this one.
 
     If a reader fails after it sent an event, the next reader of that split sends the event again. So an enumerator that
-    adds splits as readers discover them must recognise those that it knows.
+    adds splits as readers discover them must recognise those that it already knows.
     """
 
     async def start(self, context: SplitEnumeratorContext) -> None:
-        """First call."""
+        """Prepare the enumerator; keep ``context``. The first call."""
 
     async def add_reader(self, subtask: int) -> None:
-        """The first ready attempt of a subtask is there (R115)."""
+        """A subtask has its first ready attempt."""
+        # R115
 
     async def handle_split_request(self, subtask: int) -> None:
-        """A subtask has nothing to read; not called once it was told that no more splits follow (R116)."""
+        """A subtask has nothing to read. Not called after it was told that no more splits follow."""
+        # R116
 
     async def add_splits_back(self, splits: list[Any], subtask: int) -> None:
-        """These were assigned to an attempt that is lost, in this order, and are yours again. May be empty (R122)."""
+        """Take back the splits of a lost attempt, in the order in which they were assigned. The list may be empty."""
+        # R122
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
-        """An event of a reader that is no split request."""
+        """Handle an event of a reader that is not a split request."""
 
     async def snapshot_state(self, checkpoint_id: int) -> bytes:
-        """Your state: all splits that are not assigned, and what finds new ones."""
+        """Return the state: all splits that are not assigned, and what is needed to find new ones."""
         return b""
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """The checkpoint is durable."""
+        """The checkpoint is complete and durable."""
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint was given up. A restart may still restore it: destroy nothing that was prepared for it."""
+        """The checkpoint was given up. A restart may still restore it, so destroy nothing that was prepared for it."""
 
     async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
-        """No restart restores the checkpoint any more: clean up what was prepared for it alone."""
+        """No restart can restore the checkpoint any more: clean up what was prepared for it alone."""
 
     async def close(self) -> None:
-        """Last call."""
+        """Release what the enumerator holds. The last call."""
 
 
 class StaticSplitEnumerator(SplitEnumerator):
-    """Hands out a fixed list of splits on demand, ``batch_size`` at a time, and then says that there are no more.
+    """Hands out a fixed list of splits on request, and then says that there are no more.
 
-    ``state`` is what an earlier instance returned from ``snapshot_state``; it wins over ``splits``. Splits must differ
-    from one another, for the books know a split by its value; ``ValueError`` otherwise.
+    Args:
+        splits: the splits. No two may be equal, because a split is recognised by its value.
+        state: what an earlier instance returned from ``snapshot_state``. If given, ``splits`` is ignored.
+        batch_size: how many splits one request gets, at least 1.
+
+    Raises:
+        ValueError: two splits are equal, or ``batch_size`` is too small.
     """
 
     def __init__(self, splits: Iterable[Any], state: bytes | None = None, *, batch_size: int = 1) -> None:
@@ -133,13 +144,13 @@ class StaticSplitEnumerator(SplitEnumerator):
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
         self._pending: deque[Any] = deque(decode_event(state) if state else splits)
         if len({encode_event(split) for split in self._pending}) != len(self._pending):
-            raise ValueError("two splits are equal: give each something of its own, such as an index")
+            raise ValueError("two splits are equal: add something to each that makes it unique, such as an index")
         self._batch_size = batch_size
         self._context: SplitEnumeratorContext
 
     @property
     def pending_count(self) -> int:
-        """Splits that nobody holds."""
+        """How many splits are not assigned."""
         return len(self._pending)
 
     async def start(self, context: SplitEnumeratorContext) -> None:
@@ -160,7 +171,15 @@ class StaticSplitEnumerator(SplitEnumerator):
 
 
 class SourceCoordinator(OperatorCoordinator):
-    """See the module. ``enumerator`` builds one, from the bytes of a checkpoint or from None at the beginning."""
+    """Hands splits of an input to the ``SplitReader`` tasks that read them, so that no failure loses or doubles one.
+
+    Splits of an attempt that fails go back to the enumerator, and another task reads them. Concurrent attempts of a
+    subtask get the same splits. Each run has a new enumerator, except when Spark computes in it only what an
+    earlier run lost or left out.
+
+    Args:
+        enumerator: builds the ``SplitEnumerator`` from its state in a checkpoint, or from None at the beginning.
+    """
 
     def __init__(self, enumerator: Callable[[bytes | None], SplitEnumerator]) -> None:
         self._build = enumerator
@@ -175,7 +194,7 @@ class SourceCoordinator(OperatorCoordinator):
         self._recomputed: set[int] = set()  # its success may be kept in part, so it keeps its splits (H56)
         self._enumeration = CurrentEnumeration()
         self._run_over = False  # and the first attempt of the next one is not ready
-        self._met_run = False  # it is known what the run under way computes
+        self._met_run = False  # it is known what the current run computes
         self._recreated = False  # runs before this coordinator was built are unknown
         self._broken: Exception | None = None  # the enumerator has raised it, or could not be built
         self.splits_assigned = 0

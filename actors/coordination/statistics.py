@@ -1,4 +1,4 @@
-"""What an operator's coordination has done so far, in figures."""
+"""Counts and latencies of one operator."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ class LatencyRecorder:
         self.count = 0
 
     def record(self, microseconds: float) -> None:
+        """Add a sample."""
         self._samples.append(microseconds)
         self.count += 1
 
     def samples(self) -> list[float]:
+        """Return the kept samples, oldest first."""
         return list(self._samples)
 
     def percentiles(self) -> dict[str, float | None]:
-        """``{"p50": µs, "p99": µs, "count": n}``; None where nothing was measured."""
+        """Return ``{"p50": µs, "p99": µs, "count": n}``; a percentile is None if nothing was measured."""
         return {**percentiles_of(self._samples), "count": self.count}
 
 
@@ -45,7 +47,7 @@ def percentiles_of(samples: Iterable[float]) -> dict[str, float | None]:
 
 @dataclass(slots=True)
 class OperatorStatistics:
-    """Counts and latencies of one operator; written on the event loop only."""
+    """Counts and latencies of one operator. Only the event loop changes them."""
 
     operator_id: str
     attempts: int = 0  # execution attempts accepted
@@ -79,10 +81,11 @@ class OperatorStatistics:
 
     @property
     def resets(self) -> int:
+        """Resets of subtasks and of the whole operator together."""
         return self.subtask_resets + self.operator_resets
 
     def snapshot(self) -> dict[str, Any]:
-        """Plain values, safe to hand to another thread."""
+        """Return plain values, which another thread may use."""
         return {
             "operator_id": self.operator_id,
             "attempts": self.attempts,

@@ -1,8 +1,8 @@
-"""What the coordinators of one sidecar share with one another.
+"""The map that the coordinators of one sidecar share.
 
 A sidecar makes one store and gives it to every operator; a coordinator reaches it as ``context.store``. It holds live
-objects of the driver's process, and nothing of it is part of a checkpoint: after a restore it is empty, and what must
-outlive the driver belongs into ``checkpoint_coordinator``.
+objects of the driver's process, and no checkpoint contains it. In a new application it is empty, so return what must
+outlive the driver from ``checkpoint_coordinator``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,20 @@ class StoreRevoked(HeadgateError, RuntimeError):
 
 
 class CoordinatorStore:
-    """One map from names to values for all coordinators of a sidecar (R100). Every method may be called by any thread.
+    """A map from names to values that all coordinators of a sidecar share. Any thread may call any method.
 
-    Each call is atomic: what a function sees under its key stays so until its result is in. Functions run on the
-    caller's thread while all others wait, the event loop too, so they must be short and must not wait for anything.
-    One that raises changes nothing. A value is never None, which stands for "nothing there". What ``get`` returns is
-    the object itself, not a copy: change it in place only inside ``apply`` and only if it is read there alone.
+    Each call is atomic: the value that a function sees does not change until its result is stored. Functions run on the
+    caller's thread while all others wait, including the event loop. So keep them short, and never wait in them. A
+    function that raises changes nothing.
+
+    A value is never None, because None means that there is no value. ``get`` returns the object itself, not a copy:
+    change it in place only inside ``apply``, and only if all others read it inside ``apply`` too.
+
+    No checkpoint contains the store. In a new application it is empty. A coordinator that was replaced after a reset
+    can only read: its writes raise ``StoreRevoked``.
     """
 
+    # R100
     __slots__ = ("_lock", "_revoked", "_values")
 
     def __init__(self) -> None:
@@ -42,12 +48,12 @@ class CoordinatorStore:
             return key in self._values
 
     def get(self, key: str) -> Any | None:
-        """The value, None if there is none."""
+        """Return the value, or None if there is none."""
         with self._lock:
             return self._values.get(key)
 
     def put_if_absent(self, key: str, value: Any) -> Any | None:
-        """Put ``value`` where there is none, and return None; else return the value that is there, and stays."""
+        """Store ``value`` and return None if there is no value yet; otherwise return the present one, which stays."""
         if value is None:
             raise TypeError(f"no value for {key!r}: None means that nothing is there")
         with self._lock:
@@ -57,29 +63,29 @@ class CoordinatorStore:
             return present
 
     def compute_if_present(self, key: str, function: Callable[[Any], Any | None]) -> Any | None:
-        """Where there is a value put ``function(value)`` in its place and return it; None takes the value away."""
+        """Replace a present value by ``function(value)`` and return that. If it is None, the value is removed."""
         with self._lock:
             present = self._values.get(key)
             return None if present is None else self._write(key, function(present))
 
     def compute(self, key: str, function: Callable[[Any | None], Any | None]) -> Any | None:
-        """As ``compute_if_present``, but ``function`` is called with None where there is no value."""
+        """As ``compute_if_present``, but also without a value: then ``function`` gets None."""
         with self._lock:
             return self._write(key, function(self._values.get(key)))
 
     def apply(self, key: str, function: Callable[[Any | None], T]) -> T:
-        """Return ``function(value)``, of None where there is no value; no other call comes in between."""
+        """Return ``function(value)``, with None if there is no value. No other call comes in between."""
         with self._lock:
             return function(self._values.get(key))
 
     def view(self) -> CoordinatorStore:
-        """Another handle to the same values, which can be revoked by itself."""
+        """Return another handle to the same values, which can be revoked separately."""
         view = CoordinatorStore()
         view._lock, view._values = self._lock, self._values
         return view
 
     def revoke(self) -> None:
-        """Make this handle read-only for ever: a write that has not happened yet raises ``StoreRevoked``."""
+        """Make this handle read-only permanently: later writes raise ``StoreRevoked``."""
         with self._lock:
             self._revoked = True
 

@@ -1,6 +1,6 @@
 """One attempt that runs a real ``SubtaskOperator``.
 
-The operator blocks where it waits, so it has a thread of its own. That thread and the event loop take turns: the loop
+The operator blocks where it waits, so it has a separate thread. That thread and the event loop take turns: the loop
 stands still while the operator computes, and the operator stands still until the world has something for it. So the
 order is as deterministic as without a thread.
 """

@@ -82,7 +82,7 @@ class Task:
 
     def __init__(self, attempt: ExecutionAttempt, connection: MemoryConnection, clock: Clock) -> None:
         self.attempt = attempt
-        """Which attempt this is. Its number counts the attempts that the coordinator was told of, from 0."""
+        """Which attempt this is. Its number counts the subtask's attempts that the coordinator knows, from 0."""
         self.busy = False
         """Whether the operator leaves its mailbox alone. Events are confirmed meanwhile, but not handled."""
         self.unresponsive = False
@@ -157,7 +157,7 @@ class Task:
         """Called before the operator opens."""
 
     def open(self) -> None:
-        """The operator is open. It is by itself, unless ``opens_at_once`` is False."""
+        """The operator is open. The task calls this itself, unless ``opens_at_once`` is False."""
         self._drive(OperatorOpened())
 
     def work(self) -> None:
@@ -203,7 +203,7 @@ class Task:
         self.connection = None
 
     def exit_status(self) -> tuple[bool, str] | None:
-        """Whether the process has ended by itself: well or not, and why not. None while it runs."""
+        """How the process has ended, if it was not killed: well or not, and why not. None while it runs."""
         if self._refusal:
             return False, self._refusal
         if self._goodbye is None:

@@ -197,7 +197,7 @@ class World:
         return task
 
     async def kill(self, task: Task, reason: str = "killed by the test") -> None:
-        """Spark kills the task: its process is gone at once. Does nothing if the task is over."""
+        """Spark kills the task: its process is gone immediately. Does nothing if the task is over."""
         self.end(task, TaskOutcome.KILLED, reason)
         await self.settle()
 

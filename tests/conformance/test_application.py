@@ -172,7 +172,7 @@ async def test_a_coordinator_that_answers_no_requests_says_so() -> None:
     """S61 (R97): to the asker alone."""
     async with application() as app:
         await app.coordinate(RecordingCoordinator())
-        with pytest.raises(TypeError, match="cannot handle client"):
+        with pytest.raises(TypeError, match="cannot handle requests of the driver"):
             await app.request("testing payload")
         assert app.operators.find(None).failure is None
 

@@ -23,7 +23,7 @@ async def test_a_coordinator_without_a_handler_says_so() -> None:  # S61
         answer = world.ask_client_request("testing payload")
         await world.settle()
         (error,) = answer.errors
-        assert "RecordingCoordinator cannot handle client event" in str(error)
+        assert "RecordingCoordinator cannot handle requests of the driver" in str(error)
 
 
 async def test_a_request_that_fails_is_the_askers_trouble_alone() -> None:  # R97, H7
