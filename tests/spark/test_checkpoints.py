@@ -101,9 +101,7 @@ def test_a_batch_operator_has_no_last_checkpoint(spark: SparkSession) -> None:
     assert coordinator.named("checkpoint") == []
 
 
-def test_a_task_that_computes_closes_at_once_and_snapshots_at_its_next_look(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_computing_task_closes_its_valve_immediately_and_snapshots_later(spark: SparkSession, tmp_path: Path) -> None:
     """H31, H40, H41: the coordinator's snapshot comes while the task still computes, what it sends is held, and an
     event to a subtask that has acknowledged already is delivered, although the other one has not.
     """
@@ -156,7 +154,7 @@ TOLERANT = CheckpointConfig(tolerated_failures=100)
 @pytest.mark.parametrize(
     ("operator", "reason"), [(Declining, "not in the mood"), (RaisingInSnapshot, "cannot say how far I am")]
 )
-def test_a_refusal_of_a_subtask_is_the_reason_of_the_failure(
+def test_a_declined_checkpoint_fails_with_the_subtasks_reason(
     spark: SparkSession, operator: type[Counting], reason: str
 ) -> None:
     """H45: aborted, and both sides are told; events flow again."""
@@ -212,7 +210,7 @@ def test_too_many_failures_in_a_row_fail_the_job(spark: SparkSession) -> None:
 # --- what is restored, and where ----------------------------------------------------------------------------------
 
 
-def test_a_new_application_goes_on_from_the_storage(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_new_application_continues_from_the_storage(spark: SparkSession, tmp_path: Path) -> None:
     """H4, H6, H52: reset before start, subtasks at their registration; ids go on to rise."""
     config = SidecarConfig(storage=tmp_path / "checkpoints")
     first = CountingCoordinator()
@@ -275,7 +273,7 @@ def test_a_new_application_with_another_parallelism(spark: SparkSession, tmp_pat
     assert outcome == [[(0, 3)]]
 
 
-def test_a_savepoint_is_apart_and_can_be_started_from(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_savepoint_is_separate_and_can_be_started_from(spark: SparkSession, tmp_path: Path) -> None:
     """H49: it completes nothing, no retry falls back to it, everything reopens; a new application may start from it."""
     savepoints = tmp_path / "savepoints"
     first = CountingCoordinator()
@@ -377,7 +375,7 @@ def test_a_failed_job_is_run_again_from_its_last_checkpoint(spark: SparkSession)
 
 
 @pytest.mark.long
-def test_a_job_that_goes_on_failing_is_given_up(spark: SparkSession) -> None:
+def test_a_job_that_keeps_failing_is_given_up(spark: SparkSession) -> None:
     """H15: after n restarts the last cause is told."""
     starts: list[int] = []
     coordinator = CountingCoordinator()
@@ -402,7 +400,7 @@ class RaisingAtOnce(Counting):
         raise ValueError("never any luck")
 
 
-def test_a_mistake_in_the_drivers_own_code_is_not_run_again(spark: SparkSession) -> None:
+def test_a_bug_in_the_users_driver_code_is_not_retried(spark: SparkSession) -> None:
     """A restart mends runs of tasks, not the action's own code."""
     starts: list[int] = []
 
@@ -417,7 +415,7 @@ def test_a_mistake_in_the_drivers_own_code_is_not_run_again(spark: SparkSession)
     assert starts == [1]
 
 
-async def test_on_a_loop_of_ones_own_the_action_runs_in_a_thread(spark: SparkSession) -> None:
+async def test_on_the_callers_loop_the_action_runs_in_a_thread(spark: SparkSession) -> None:
     """H15: the same in an ``async with``: restarts, and the checkpoint behind the run."""
     coordinator = CountingCoordinator()
     async with Sidecar(spark) as sidecar:
@@ -448,7 +446,7 @@ def ran_again(story: list[tuple[Any, ...]]) -> bool:
     return bool(resets) and any(callback[0] == "ready" for callback in story[resets[-1] :])
 
 
-async def test_who_is_cancelled_while_it_awaits_the_action_leaves_no_job_behind(spark: SparkSession) -> None:
+async def test_cancelling_an_awaited_run_leaves_no_job_behind(spark: SparkSession) -> None:
     """H48, H57: the runs fail with a reason, and nothing is started again."""
     coordinator = CountingCoordinator()
     async with Sidecar(spark) as sidecar:

@@ -70,7 +70,7 @@ def test_a_killed_worker_process_resets_its_subtask(spark: SparkSession) -> None
     assert [callback[0] for callback in script.of_subtask(0)] == ["ready", "failed", "reset", "ready"]
 
 
-def test_a_deaf_attempt_is_killed_and_nobody_else(spark: SparkSession) -> None:
+def test_only_the_unresponsive_attempt_is_killed(spark: SparkSession) -> None:
     """H25: the process is stopped, an event goes unconfirmed, and exactly that attempt is failed through Spark."""
 
     class Deaf(Script):

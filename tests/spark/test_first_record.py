@@ -78,7 +78,7 @@ def test_no_record_comes_before_the_initial_values(spark: SparkSession, records:
     assert known == [RULES] * (records + 2)
 
 
-def test_a_frame_of_data_gets_them_too(spark: SparkSession) -> None:
+def test_a_dataframe_gets_the_initial_values_too(spark: SparkSession) -> None:
     class OfFrames(Obeys):
         def process(self, records: Iterator[Any]) -> Iterator[Any]:
             for batch in records:

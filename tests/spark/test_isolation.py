@@ -150,7 +150,7 @@ class Counted:
     ],
     ids=lambda value: value.name.lower() if isinstance(value, RestoreMode) else value.__name__,
 )
-def test_an_action_sees_nothing_of_what_becomes_of_a_neighbour(  # H65
+def test_an_action_is_not_affected_by_another_actions_failure(  # H65
     spark: SparkSession, kind: type[Neighbour], mode: RestoreMode
 ) -> None:
     neighbour, healthy = kind(), Answering()
@@ -195,7 +195,7 @@ def test_an_exit_of_one_coordinator_fails_its_own_job_and_no_other(  # H65
         assert action_of(spark, handle)() == [0, "yes"]  # the sidecar takes new operators, too
 
 
-def test_a_failure_that_restarts_can_not_help_ends_its_own_action_alone(spark: SparkSession) -> None:  # H65
+def test_a_failure_beyond_restarts_ends_only_its_own_action(spark: SparkSession) -> None:  # H65
     neighbour, healthy = Failing(), Answering()
     with Sidecar(spark, IMPATIENT) as sidecar:
         its_action = action_of(spark, sidecar.coordinate("neighbour", neighbour, parallelism=1))
@@ -208,7 +208,7 @@ def test_a_failure_that_restarts_can_not_help_ends_its_own_action_alone(spark: S
         assert counted.calls == 1
 
 
-def test_a_job_of_a_neighbour_without_run_is_nobodys_business(spark: SparkSession) -> None:  # H65
+def test_a_job_of_another_thread_without_run_affects_no_action(spark: SparkSession) -> None:  # H65
     """Its failure restarts no action, and its end is not waited for."""
     failing, hanging, healthy = Failing(), Hanging(), Answering()
     with Sidecar(spark, IMPATIENT) as sidecar:
@@ -244,7 +244,7 @@ async def test_actions_of_an_async_sidecar_do_not_see_each_other(spark: SparkSes
         assert counted.calls == 1
 
 
-async def test_a_run_that_is_cancelled_leaves_the_job_of_its_neighbour_alone(spark: SparkSession) -> None:  # H65
+async def test_a_cancelled_run_leaves_the_job_of_another_run_alone(spark: SparkSession) -> None:  # H65
     cancelled, healthy = Hanging(), Hanging()
     async with Sidecar(spark, IMPATIENT) as sidecar:
         its_action = action_of(spark, await sidecar.coordinate("cancelled", cancelled, parallelism=1))

@@ -100,7 +100,9 @@ async def test_leaving_an_async_sidecar_raises_too(spark: SparkSession, tmp_path
 
 
 @FAULTS
-def test_an_exception_on_its_way_gets_a_note(spark: SparkSession, tmp_path: Path, fault: str, why: str) -> None:  # H71
+def test_an_exception_that_leaves_the_block_gets_a_note(
+    spark: SparkSession, tmp_path: Path, fault: str, why: str
+) -> None:  # H71
     job = Job(spark, tmp_path, fault)
 
     def whole() -> None:

@@ -89,7 +89,7 @@ def in_a_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T
 
 
 @pytest.mark.parametrize("kind", ["jvm", "py4j"])
-async def test_a_job_with_a_failure_and_a_kill_is_told_attempt_by_attempt(spark: SparkSession, kind: str) -> None:
+async def test_a_job_with_a_failure_and_a_kill_is_reported_attempt_by_attempt(spark: SparkSession, kind: str) -> None:
     # spark-facts 16: exactly the attempt that was named is killed, and another one takes its place.
     async with a_relay(spark, kind=kind) as (relay, log):
         job = in_a_thread(run_three_tasks, spark.sparkContext)
@@ -122,14 +122,14 @@ async def hear_one_job_twice(spark: SparkSession) -> tuple[FactsLog, FactsLog]:
 
 
 @pytest.mark.parametrize("master", ["local[2,3]", pytest.param(LOCAL_CLUSTER, marks=pytest.mark.long)])
-async def test_both_relays_tell_the_same_facts_of_one_job(spark_on: SparkOn, master: str) -> None:
+async def test_both_relays_report_the_same_facts_of_a_job(spark_on: SparkOn, master: str) -> None:
     by_jvm, by_py4j = await hear_one_job_twice(spark_on(master))
     assert by_jvm.facts == by_py4j.facts
     assert {type(fact) for fact in by_jvm.facts} >= {JobStarted, StageSubmitted, TaskStarted, TaskEnded}
 
 
 @pytest.mark.long
-async def test_a_lost_executor_is_told_and_its_tasks_end_with_it(spark_on: SparkOn, tmp_path: Path) -> None:
+async def test_a_lost_executor_is_reported_and_its_tasks_end_with_it(spark_on: SparkOn, tmp_path: Path) -> None:
     # spark-facts 9: the running task ends with the executor; finished map tasks may be resubmitted (H17).
     spark = spark_on(LOCAL_CLUSTER)
     fuse = tmp_path / "fuse"
@@ -161,7 +161,7 @@ def burn(fuse: str, rows: Iterable[Any]) -> Iterable[Any]:
 
 
 @pytest.mark.parametrize("kind", ["jvm", "py4j"])
-async def test_a_look_at_spark_tells_what_runs_and_what_is_over(spark: SparkSession, kind: str) -> None:
+async def test_a_query_of_spark_reports_what_runs_and_what_has_ended(spark: SparkSession, kind: str) -> None:
     # H19: the answer does not depend on the bus.
     async with a_relay(spark, kind=kind) as (relay, log):
         job = in_a_thread(lambda: spark.sparkContext.parallelize(range(1), 1).mapPartitions(hang).collect())
@@ -186,7 +186,7 @@ async def test_a_look_at_spark_tells_what_runs_and_what_is_over(spark: SparkSess
         assert status.tasks[task.task_attempt_id] in (TaskState.ENDED, TaskState.UNKNOWN)
 
 
-async def test_a_barrier_stage_is_told_as_one(spark: SparkSession) -> None:  # H15
+async def test_a_barrier_stage_is_reported_as_one(spark: SparkSession) -> None:  # H15
     async with a_relay(spark) as (_, log):
         rows = spark.sparkContext.parallelize(range(2), 2)
         await in_a_thread(lambda: rows.barrier().mapPartitions(list).collect())
@@ -259,7 +259,7 @@ async def test_the_context_may_stop_before_the_relay(spark_on: SparkOn, kind: st
         open_relay(spark, log.receive)
 
 
-async def test_a_connect_session_is_refused_with_a_word_on_what_to_do() -> None:  # spark-facts 5
+async def test_a_connect_session_is_refused_with_the_fix() -> None:  # spark-facts 5
     connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(RelayError, match=r"SparkSession\.builder\.master"):
         open_relay(connect, FactsLog().receive)

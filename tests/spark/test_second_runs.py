@@ -155,7 +155,7 @@ def test_a_factory_that_gives_the_same_coordinator_again_is_refused(spark: Spark
 
 
 @pytest.mark.parametrize("relay", ["jvm", "py4j"])
-def test_each_action_enumerates_its_splits_anew(spark: SparkSession, relay: Any) -> None:  # H68
+def test_each_action_enumerates_its_splits_again(spark: SparkSession, relay: Any) -> None:  # H68
     source = TreeSource()
     with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
         handle = sidecar.coordinate("tree", source, parallelism=2)
@@ -165,7 +165,7 @@ def test_each_action_enumerates_its_splits_anew(spark: SparkSession, relay: Any)
     assert [len(enumerator.read) for enumerator in source.built] == [NODES] * 3
 
 
-def test_a_source_given_as_a_class_enumerates_anew_in_each_action(spark: SparkSession) -> None:  # H68
+def test_a_source_given_as_a_class_enumerates_again_in_each_action(spark: SparkSession) -> None:  # H68
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("tree", TreeSource, parallelism=2)
         rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(handle.subtask(TreeReader))
@@ -195,7 +195,7 @@ class BreaksInTheMiddle(TreeSource):
 
 
 @pytest.mark.parametrize("behind", ["the result", "a shuffle"])
-def test_a_restart_enumerates_anew(spark: SparkSession, behind: str) -> None:  # H68, H15
+def test_a_restart_enumerates_its_splits_again(spark: SparkSession, behind: str) -> None:  # H68, H15
     source = BreaksInTheMiddle()
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("tree", source, parallelism=2)

@@ -57,7 +57,7 @@ def test_a_sidecar_can_be_entered_again_after_it_was_left(spark: SparkSession) -
             assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
 
 
-def test_a_sidecar_cannot_be_entered_twice_at_once(spark: SparkSession) -> None:
+def test_a_running_sidecar_cannot_be_entered_again(spark: SparkSession) -> None:
     with Sidecar(spark) as sidecar:
         with pytest.raises(SidecarError, match="already running: exit its `with` block or create another Sidecar"):
             sidecar.__enter__()
@@ -65,7 +65,7 @@ def test_a_sidecar_cannot_be_entered_twice_at_once(spark: SparkSession) -> None:
         assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
 
 
-async def test_a_sidecar_cannot_be_entered_in_both_ways_at_once(spark: SparkSession) -> None:
+async def test_a_sidecar_cannot_be_entered_with_and_async_with_together(spark: SparkSession) -> None:
     sidecar = Sidecar(spark)
     async with sidecar:
         with pytest.raises(SidecarError, match="already running"):
@@ -104,7 +104,7 @@ async def test_the_methods_of_a_closed_runtime_say_so(spark: SparkSession) -> No
         await runtime.coordinate("op", Recorder(), parallelism=1)
 
 
-def test_an_action_after_the_sidecar_has_closed_fails_with_a_clear_text(spark: SparkSession) -> None:
+def test_an_action_after_the_sidecar_has_closed_fails_with_a_clear_error(spark: SparkSession) -> None:
     with Sidecar(spark, SidecarConfig(connect_timeout_s=0.5)) as sidecar:
         handle = sidecar.coordinate("op", Recorder(), parallelism=1)
         rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Listening))
@@ -243,7 +243,7 @@ class Interrupts(Recorder):
 
 
 @pytest.mark.parametrize("method", ["start", "close"])
-def test_ctrl_c_while_a_coordinator_takes_its_time(spark: SparkSession, method: str) -> None:
+def test_ctrl_c_while_a_coordinator_is_slow(spark: SparkSession, method: str) -> None:
     recorder = Interrupts(method)
 
     def body() -> None:
@@ -324,7 +324,7 @@ def test_ctrl_c_while_the_jvm_starts_leaves_no_jvm_behind() -> None:
         wait_until_nobody_is_left(program)
 
 
-def test_what_py4j_raises_on_the_heels_of_a_ctrl_c_is_taken_for_a_ctrl_c() -> None:
+def test_an_error_of_py4j_after_ctrl_c_becomes_a_keyboard_interrupt() -> None:
     # Py4J tidies up inside its handler of a KeyboardInterrupt, and now and then fails at it.
     job_failed = JobFailed(Py4JNetworkError("Answer from Java side is empty"))
     assert not was_interrupted(job_failed)

@@ -91,7 +91,9 @@ def rows_that_spark_reads(spark: SparkSession, tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("trouble", ["none", "raise", "die"])
-def test_spark_reads_every_row_once_whatever_the_tasks_met(spark: SparkSession, tmp_path: Path, trouble: str) -> None:
+def test_spark_reads_every_row_once_whatever_happens_to_the_tasks(
+    spark: SparkSession, tmp_path: Path, trouble: str
+) -> None:
     """H18, H31, H40, H47: what lay behind the restored checkpoint is written again; the final one commits the rest."""
     coordinator = FileSinkCoordinator(str(tmp_path / "out"))
     write_all(spark, tmp_path, trouble, coordinator)
@@ -100,7 +102,7 @@ def test_spark_reads_every_row_once_whatever_the_tasks_met(spark: SparkSession, 
     assert coordinator.committer.rows_published == RECORDS
 
 
-def test_a_coordinator_that_fails_the_job_neither_loses_nor_doubles_a_row(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_coordinator_that_fails_the_job_neither_loses_nor_repeats_a_row(spark: SparkSession, tmp_path: Path) -> None:
     """H7, H15: the whole job goes back to the last completed checkpoint, and the user's action runs again."""
 
     class FailsOnce(FileSinkCoordinator):

@@ -198,7 +198,7 @@ def test_the_sidecar_runs_on_a_loop_of_uvloop_too(spark: SparkSession) -> None:
     assert sorted(rows) == [n * n for n in SPLITS]
 
 
-def test_one_two_way_checkpoint_runs(spark: SparkSession) -> None:
+def test_one_checkpoint_covers_both_directions(spark: SparkSession) -> None:
     """H40: traffic both ways, then a checkpoint by hand, then traffic again; nothing lost, nothing doubled."""
     script = Script({}, ["before"])
     with Sidecar(spark) as sidecar:
@@ -252,7 +252,9 @@ class Counting(SubtaskOperator):
 
 
 @pytest.mark.parametrize(("mode", "restored"), [(RestoreMode.BATCH, (-1, 0)), (RestoreMode.STREAMING, (1, 2))])
-def test_a_retry_restores_what_its_mode_says(spark: SparkSession, mode: RestoreMode, restored: tuple[int, int]) -> None:
+def test_a_retry_restores_according_to_its_mode(
+    spark: SparkSession, mode: RestoreMode, restored: tuple[int, int]
+) -> None:
     """H18: where Spark owns the output a retry restarts from nothing, else from the last completed checkpoint."""
     script = Script({(0, 0): ["one", "two"]}, [])
     with Sidecar(spark) as sidecar:

@@ -101,7 +101,7 @@ class RaisesIn(Script):
         self._raise_in("close")
 
 
-def test_a_coordinator_that_raises_in_start_is_closed_and_the_cause_is_told(spark: SparkSession) -> None:
+def test_a_coordinator_that_raises_in_start_is_closed_and_the_cause_reported(spark: SparkSession) -> None:
     # H6
     coordinator = RaisesIn("start")
     with Sidecar(spark) as sidecar:
@@ -152,7 +152,7 @@ def test_a_coordinator_that_raises_in_a_checkpoint_fails_the_action(spark: Spark
         assert isinstance(handle.failure, LookupError)
 
 
-def test_a_coordinator_that_raises_when_a_run_has_ended_harms_no_result(spark: SparkSession) -> None:
+def test_a_coordinator_that_raises_after_a_run_does_not_affect_its_result(spark: SparkSession) -> None:
     coordinator = RaisesIn("run_ended")
     coordinator._otherwise = ["stop"]
     with Sidecar(spark) as sidecar:
@@ -164,7 +164,7 @@ def test_a_coordinator_that_raises_when_a_run_has_ended_harms_no_result(spark: S
         assert isinstance(handle.failure, LookupError)
 
 
-def test_a_coordinator_that_raises_in_close_is_logged_and_no_more(spark: SparkSession) -> None:
+def test_a_coordinator_that_raises_in_close_is_only_logged(spark: SparkSession) -> None:
     # H6
     coordinator = RaisesIn("close")
     with Sidecar(spark) as sidecar:
@@ -238,14 +238,14 @@ def test_an_operator_that_raises_fails_the_action_after_its_retries(spark: Spark
         assert fine.collect() == [1]
 
 
-def test_an_operator_that_sends_what_cannot_be_encoded_is_told_so(spark: SparkSession) -> None:
+def test_an_operator_that_sends_what_cannot_be_encoded_gets_an_error(spark: SparkSession) -> None:
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", Script({}, []), parallelism=1)
         rdd = one_task_each(spark, 1).mapPartitions(handle.subtask(Fragile, "send_event"))
         assert "EventEncodeError" in what_the_user_reads(rdd.collect)
 
 
-def test_an_operator_that_cannot_be_pickled_is_told_so_before_any_task_runs(spark: SparkSession) -> None:
+def test_an_operator_that_cannot_be_pickled_is_reported_before_any_task_runs(spark: SparkSession) -> None:
     recorder = Recorder()
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", recorder, parallelism=1)
@@ -278,14 +278,16 @@ class MisspeltOperator(SubtaskOperator):
         ("Listening", r"pass the class and its arguments"),
     ],
 )
-def test_what_is_no_operator_is_refused_in_the_driver(spark: SparkSession, operator: Any, text: str) -> None:
+def test_an_object_that_is_not_an_operator_is_refused_in_the_driver(
+    spark: SparkSession, operator: Any, text: str
+) -> None:
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", Recorder(), parallelism=1)
         with pytest.raises(TypeError, match=text):
             handle.subtask(operator)
 
 
-def test_a_function_that_makes_no_operator_is_told_so_in_the_task(spark: SparkSession) -> None:
+def test_a_function_that_makes_no_operator_is_reported_in_the_task(spark: SparkSession) -> None:
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", Recorder(), parallelism=1)
         seven: Any = lambda: 7  # noqa: E731
@@ -401,7 +403,7 @@ class HandlesNoEvents(SubtaskOperator):
         yield "done"
 
 
-def test_events_that_no_operator_handles_are_counted_and_told_once(spark: SparkSession) -> None:
+def test_events_that_no_operator_handles_are_counted_and_logged_once(spark: SparkSession) -> None:
     # H59
     with capture_logs() as logs, Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", Script({}, ["hello"]), parallelism=2)
@@ -416,7 +418,7 @@ def test_events_that_no_operator_handles_are_counted_and_told_once(spark: SparkS
 # --- the wrong arguments and the wrong order ------------------------------------------------------------------------
 
 
-def test_a_name_that_is_taken_is_refused_and_the_first_one_lives(spark: SparkSession) -> None:
+def test_a_name_in_use_is_refused_and_the_first_operator_continues(spark: SparkSession) -> None:
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", Script({}, ["stop"]), parallelism=1)
         second = Recorder()
@@ -444,7 +446,7 @@ class MisspeltCoordinator(OperatorCoordinator):
         (MisspeltCoordinator, r"did you mean handle_event_from_operator\(\)\?"),
     ],
 )
-def test_a_mistake_in_a_coordinators_class_is_told_when_it_is_coordinated(
+def test_a_mistake_in_a_coordinators_class_is_reported_by_coordinate(
     spark: SparkSession, mistaken: Any, text: str, given: str
 ) -> None:
     # H59
@@ -468,7 +470,7 @@ def test_a_mistake_in_a_coordinators_class_is_told_when_it_is_coordinated(
         ("op", RaisesIn, 1, TypeError, "cannot be called without arguments"),
     ],
 )
-def test_arguments_that_mean_nothing_are_refused(
+def test_invalid_arguments_are_refused(
     spark: SparkSession, operator_id: Any, coordinator: Any, parallelism: Any, error: type[Exception], text: str
 ) -> None:
     with Sidecar(spark) as sidecar:
@@ -573,7 +575,7 @@ def test_two_subtasks_in_one_task_are_refused(spark: SparkSession) -> None:
 # --- peers, ports and Pythons ---------------------------------------------------------------------------------------
 
 
-def test_a_port_in_use_is_told_with_its_number(spark: SparkSession) -> None:
+def test_a_port_in_use_is_reported_with_its_number(spark: SparkSession) -> None:
     # H63
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -584,7 +586,7 @@ def test_a_port_in_use_is_told_with_its_number(spark: SparkSession) -> None:
         assert sidecar.address == ("127.0.0.1", port)
 
 
-def test_a_host_of_another_machine_is_told(spark: SparkSession) -> None:
+def test_a_bind_host_of_another_machine_is_reported(spark: SparkSession) -> None:
     with pytest.raises(ServerStartError, match=r"cannot listen on 192\.0\.2\.1:0: .* an address of this machine"):
         Sidecar(spark, SidecarConfig(bind_host="192.0.2.1")).__enter__()
 
@@ -607,7 +609,7 @@ def test_an_advertised_port_where_nobody_listens_fails_the_action_with_a_way_out
     assert recorder.story == [("start",), ("close",)]
 
 
-def test_strangers_are_sent_away_while_a_job_runs(spark: SparkSession) -> None:
+def test_unauthenticated_peers_are_refused_while_a_job_runs(spark: SparkSession) -> None:
     # H61, H62: garbage, a frame that claims four gigabytes, and nothing at all
     coordinator = Script({}, ["hello"])
     with Sidecar(spark, SidecarConfig(authenticate_timeout_s=1.0)) as sidecar:
@@ -641,12 +643,12 @@ def test_a_connect_session_is_refused_on_entering() -> None:  # spark-facts 5
 
 
 @pytest.mark.parametrize("thing", [None, "local[2]", SparkSession])
-def test_what_is_no_session_is_refused_on_entering(thing: Any) -> None:
+def test_an_object_that_is_not_a_session_is_refused_on_entering(thing: Any) -> None:
     with pytest.raises(TypeError, match="is neither a SparkSession nor a SparkContext"):
         Sidecar(thing).__enter__()
 
 
-def test_a_worker_python_that_is_not_there_is_told_before_any_task(
+def test_a_missing_worker_python_is_reported_before_any_task(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark.sparkContext, "pythonExec", "/nowhere/python3")
@@ -654,7 +656,7 @@ def test_a_worker_python_that_is_not_there_is_told_before_any_task(
         Sidecar(spark).__enter__()
 
 
-def test_a_worker_python_without_what_a_task_needs_is_told_before_any_task(
+def test_a_worker_python_without_msgpack_is_reported_before_any_task(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # spark-facts 21: PYSPARK_PYTHON is not set, so Spark would take the python3 of the PATH
     bare = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
@@ -663,7 +665,7 @@ def test_a_worker_python_without_what_a_task_needs_is_told_before_any_task(
         Sidecar(spark).__enter__()
 
 
-def test_a_worker_python_of_another_version_is_told_before_any_task(
+def test_a_worker_python_of_another_version_is_reported_before_any_task(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     other = tmp_path / "python3"

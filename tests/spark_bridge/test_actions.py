@@ -123,7 +123,7 @@ def test_a_run_that_cannot_go_on_is_one_failure_of_its_action() -> None:  # H65
     assert story.count("a") == 1
 
 
-def test_tasks_that_never_run_do_not_fill_the_books() -> None:
+def test_tasks_that_never_run_do_not_fill_the_records() -> None:
     story = Story()
     for run_id in range(ACTIONS_KEPT + 1):
         story.registered(run_id, "a")

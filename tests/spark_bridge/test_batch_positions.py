@@ -43,7 +43,7 @@ def test_every_case(found: BatchPosition | None, batch_id: int, decision: BatchD
     assert decide(found, MINE, batch_id) is decision
 
 
-def test_along_any_life_of_a_query_only_the_next_batch_runs_and_only_the_last_is_passed_over() -> None:
+def test_in_any_history_of_a_query_only_the_next_batch_runs_and_only_the_last_is_skipped() -> None:
     for found in [place(batch_id) for batch_id in range(5) for place in (after, within)]:
         decisions = [decide(found, MINE, batch_id) for batch_id in range(7)]
         assert decisions.count(BatchDecision.RUN) == 1
@@ -69,7 +69,7 @@ def test_a_position_is_read_from_its_label(position: BatchPosition) -> None:
         "batch 7 of q: done ",
     ],
 )
-def test_what_is_no_position_is_not_taken_for_one(label: str) -> None:
+def test_an_invalid_label_is_not_a_position(label: str) -> None:
     assert BatchPosition.read(label) is None
 
 
@@ -85,7 +85,7 @@ def test_what_is_no_position_is_not_taken_for_one(label: str) -> None:
         (within(5), 0, None, ["during batch 5", "restore='none'"]),
     ],
 )
-def test_a_refusal_names_both_sides_and_the_mend(
+def test_a_refusal_names_both_sides_and_the_fix(
     found: BatchPosition | None, batch_id: int, file: str | None, said: list[str]
 ) -> None:
     decision = decide(found, MINE, batch_id)

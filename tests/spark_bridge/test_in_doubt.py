@@ -304,7 +304,7 @@ async def test_no_row_is_lost_if_a_successor_takes_over_during_a_write(moment: s
         assert rows(place, taken) == ROWS
 
 
-async def test_a_savepoint_whose_files_are_gone_is_refused_and_never_taken_for_read(place: Path) -> None:  # H64, H49
+async def test_a_savepoint_whose_files_are_gone_is_refused(place: Path) -> None:  # H64, H49
     async with a_driver(place) as driver:
         await write_the_rest(driver, until=10)
         driver.task.write()

@@ -116,7 +116,7 @@ async def test_facts_arrive_in_the_order_of_the_bus() -> None:
         assert sidecar.statistics.records == 199
 
 
-async def test_a_record_that_a_reconnect_sends_twice_is_told_once() -> None:
+async def test_a_record_that_a_reconnect_sends_twice_is_delivered_once() -> None:
     async with a_sidecar() as sidecar:
         first = await sidecar.jvm()
         first.tell_job_end(1, 1)
@@ -141,7 +141,7 @@ async def test_records_lost_with_a_connection_are_counted_as_dropped() -> None: 
         assert sidecar.statistics.dropped == 3
 
 
-async def test_a_sidecar_that_takes_over_does_not_miss_what_the_one_before_was_told() -> None:
+async def test_a_sidecar_that_takes_over_does_not_count_earlier_records_as_lost() -> None:
     log = FactsLog()
     server = RelayServer(log.receive, RelayStatistics(), secret=b"s" * 32, joins=True)
     address = await server.listen()
@@ -184,7 +184,7 @@ async def test_a_handler_that_raises_does_not_cost_the_next_fact() -> None:
         assert [line["event"] for line in lines] == ["Spark fact handler failed"]
 
 
-async def test_a_peer_without_the_secret_is_turned_away_and_tells_nothing() -> None:  # H61
+async def test_a_peer_without_the_secret_is_refused_and_delivers_nothing() -> None:  # H61
     async with a_sidecar() as sidecar:
         with pytest.raises(ConnectionError):
             await sidecar.jvm(b"a guess of the right length 32 b")
@@ -192,7 +192,7 @@ async def test_a_peer_without_the_secret_is_turned_away_and_tells_nothing() -> N
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 500, b"HDGT\x00\x03" + b"n" * 32])
-async def test_a_stranger_harms_nobody_else(garbage: bytes) -> None:  # H62
+async def test_an_unauthenticated_peer_does_not_affect_others(garbage: bytes) -> None:  # H62
     async with a_sidecar() as sidecar:
         jvm = await sidecar.jvm()
         stranger = await sidecar.stranger()
@@ -209,7 +209,7 @@ async def test_connections_that_say_nothing_are_bounded() -> None:  # H62
         assert len(sidecar.server._unproven) == UNPROVEN_LINKS_MAX
 
 
-async def test_strangers_that_say_nothing_do_not_keep_the_jvm_out() -> None:  # H62
+async def test_silent_unauthenticated_peers_do_not_keep_the_jvm_out() -> None:  # H62
     async with a_sidecar() as sidecar:
         for _ in range(UNPROVEN_LINKS_MAX):
             await sidecar.stranger()

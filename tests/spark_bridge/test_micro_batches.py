@@ -69,20 +69,20 @@ async def test_a_batch_without_a_run_is_committed_by_a_checkpoint() -> None:
         assert world.labels() == ["batch 0 of query-1: done", "batch 1 of query-1: done"]
 
 
-async def test_what_is_committed_is_passed_over_and_the_next_one_runs() -> None:
+async def test_a_committed_batch_is_skipped_and_the_next_one_runs() -> None:
     async with a_world("batch 3 of query-1: begun", "batch 3 of query-1: done") as world:
         assert not await world.run(3)
         assert len(world.labels()) == 2
         assert await world.run(4)
 
 
-async def test_one_that_was_begun_is_run_again() -> None:
+async def test_a_batch_that_has_begun_is_run_again() -> None:
     async with a_world("batch 2 of query-1: done", "batch 3 of query-1: begun") as world:
         assert await world.run(3)
 
 
 @pytest.mark.parametrize("label", ["", "batch 1 of query-1: done", "batch 2 of query-2: done"])
-async def test_what_does_not_follow_is_refused_unless_it_is_adopted(label: str) -> None:
+async def test_a_batch_that_does_not_follow_is_refused_unless_it_is_adopted(label: str) -> None:
     async with a_world(label) as world:
         with pytest.raises(BatchRefused, match=r"operator 'words': Spark asks for batch 3 of query query-1"):
             await world.run(3)
@@ -90,7 +90,7 @@ async def test_what_does_not_follow_is_refused_unless_it_is_adopted(label: str) 
         assert await world.run(4)
 
 
-async def test_state_of_before_the_query_is_where_its_first_batch_begins() -> None:
+async def test_the_first_batch_starts_from_the_state_before_the_query() -> None:
     async with a_world("") as world:
         assert await world.run(0)
 
@@ -111,7 +111,7 @@ async def test_an_operator_in_batch_mode_is_refused() -> None:
             world.batches.check("letters")
 
 
-async def test_a_batch_waits_for_the_one_that_is_under_way_and_not_for_ever() -> None:  # H48
+async def test_a_batch_waits_a_limited_time_for_the_current_one() -> None:  # H48
     async with a_world() as world:
         first = MicroBatch("words", QUERY, 0)
         operator = await world.batches.begin(first, False)
@@ -151,7 +151,7 @@ async def test_a_batch_that_cannot_be_committed_fails() -> None:
         assert world.labels() == []
 
 
-async def test_a_coordinator_that_fails_behind_a_batch_fails_the_query() -> None:  # H7
+async def test_a_coordinator_that_fails_after_a_batch_fails_the_query() -> None:  # H7
     async with a_world(coordinator=Careless()) as world:
         with pytest.raises(BatchFailed, match=r"is committed, but then the operator failed.*could not publish"):
             await world.run(0)

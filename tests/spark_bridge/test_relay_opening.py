@@ -71,7 +71,7 @@ class Two:
         self._first_is_lost(error)
 
 
-async def test_what_was_asked_of_a_lost_relay_is_asked_of_the_other() -> None:
+async def test_a_command_to_a_lost_relay_is_sent_to_the_other() -> None:
     # H19: neither a command nor the look that it needs now is lost with it.
     two = Two()
     await two.relay.start()
@@ -92,7 +92,7 @@ async def test_what_was_asked_of_a_lost_relay_is_asked_of_the_other() -> None:
     assert (two.first.story[-1], two.second.story[-1]) == ("close", "close")
 
 
-async def test_where_there_is_no_other_relay_the_owner_is_told_and_commands_fail() -> None:
+async def test_without_another_relay_the_owner_is_notified_and_commands_fail() -> None:
     two = Two(second_refuses=True)
     await two.relay.start()
     two.lose_the_first()
@@ -102,7 +102,7 @@ async def test_where_there_is_no_other_relay_the_owner_is_told_and_commands_fail
     assert two.facts == []
 
 
-async def test_who_closes_it_in_the_middle_of_the_change_leaves_neither_behind() -> None:  # H57
+async def test_closing_during_the_change_leaves_neither_relay_behind() -> None:  # H57
     two = Two()
     await two.relay.start()
     two.second.may_start.clear()

@@ -76,7 +76,7 @@ def test_a_record_that_is_cut_or_too_long_is_refused(raw: bytes) -> None:
         decode_record(raw + b"\x00")
 
 
-def test_answers_are_told_apart_from_facts() -> None:
+def test_answers_are_distinguished_from_facts() -> None:
     assert decode_record(record(10, struct.pack(">q?", 5, True), text(""))) == CommandAnswered(5, None)
     assert decode_record(record(10, struct.pack(">q?", 5, False), text("no"))) == CommandAnswered(5, "no")
     raw = record(11, struct.pack(">qIi?IqB", 6, 1, 7, True, 1, 9, 2))
@@ -97,7 +97,7 @@ def test_every_outcome_has_a_code() -> None:
         (record(1, struct.pack(">iI", 7, 2**32 - 1)), "runs past the end"),  # H62: before memory is taken
     ],
 )
-def test_a_record_that_makes_no_sense_is_refused_with_its_reason(raw: bytes, problem: str) -> None:
+def test_an_invalid_record_is_refused_with_its_reason(raw: bytes, problem: str) -> None:
     with pytest.raises(RecordDecodeError, match=problem):
         decode_record(raw)
 
@@ -109,7 +109,7 @@ def test_any_bytes_give_a_fact_or_a_decode_error(raw: bytes) -> None:
 
 
 @given(st.text(max_size=3 * TEXT_MAX_CHARS))
-def test_a_shortened_text_keeps_its_head_and_its_end(said: str) -> None:
+def test_a_shortened_text_keeps_its_beginning_and_its_end(said: str) -> None:
     shown = shorten(said)
     assert len(shown) <= TEXT_MAX_CHARS
     if len(said) <= TEXT_MAX_CHARS:

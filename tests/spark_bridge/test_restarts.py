@@ -39,7 +39,7 @@ class Runs:
         return self.uncommitted
 
 
-async def test_an_action_that_went_well_is_done_when_its_output_is_committed() -> None:
+async def test_a_successful_action_is_done_when_its_output_is_committed() -> None:
     runs = Runs()
     restarter = Restarter(runs, FixedDelay())
     await restarter.begin()
@@ -47,7 +47,7 @@ async def test_an_action_that_went_well_is_done_when_its_output_is_committed() -
     assert runs.settled == 1
 
 
-async def test_output_that_could_not_be_committed_is_made_again() -> None:
+async def test_output_that_could_not_be_committed_is_produced_again() -> None:
     # H40, H45: rows that no completed checkpoint covers do not exist for a reader
     runs = Runs()
     restarter = Restarter(runs, FixedDelay(restarts_max=1, delay_s=0.25))
@@ -60,7 +60,7 @@ async def test_output_that_could_not_be_committed_is_made_again() -> None:
     assert isinstance(raised.value.__cause__, CheckpointFailed)
 
 
-async def test_a_coordinator_that_failed_behind_a_good_run_is_a_failure() -> None:
+async def test_a_coordinator_that_failed_after_a_successful_run_is_a_failure() -> None:
     # H7: an exception in notify_checkpoint_complete of the final checkpoint, say
     runs = Runs()
     restarter = Restarter(runs, FixedDelay(restarts_max=0))
@@ -70,7 +70,7 @@ async def test_a_coordinator_that_failed_behind_a_good_run_is_a_failure() -> Non
         await restarter.succeeded()
 
 
-async def test_a_failure_of_before_this_start_does_not_count() -> None:
+async def test_a_failure_before_this_start_does_not_count() -> None:
     runs = Runs()
     runs.failed = 3
     restarter = Restarter(runs, FixedDelay())
@@ -96,7 +96,7 @@ async def test_a_failed_run_is_started_again_until_it_is_given_up() -> None:
     assert raised.value.__cause__ is error
 
 
-async def test_whoever_is_fenced_is_not_started_again() -> None:
+async def test_a_fenced_application_is_not_restarted() -> None:
     # H50: a later application has taken the storage over; two must not go on from the same checkpoint
     runs = Runs()
     restarter = Restarter(runs, FixedDelay(restarts_max=None))

@@ -91,7 +91,7 @@ def test_a_registration_goes_to_the_bridge_and_what_follows_to_the_gateway() -> 
     assert line.is_identified
 
 
-def test_what_an_attempt_says_after_its_end_reaches_nobody_and_is_counted() -> None:  # H3
+def test_messages_of_an_ended_attempt_are_dropped_and_counted() -> None:  # H3
     scene, line = a_registered_line()
     scene.router.gateway_closed(ATTEMPT)
     scene.say(line, CONFIRM, CONFIRM)
@@ -102,7 +102,7 @@ def test_what_an_attempt_says_after_its_end_reaches_nobody_and_is_counted() -> N
     assert scene.router.gateway_count == 0
 
 
-def test_a_peer_that_speaks_before_it_has_registered_is_sent_away() -> None:  # H62
+def test_a_peer_that_sends_before_it_registers_is_disconnected() -> None:  # H62
     scene = Scene()
     line = scene.line(1)
     scene.say(line, CONFIRM)
@@ -110,7 +110,7 @@ def test_a_peer_that_speaks_before_it_has_registered_is_sent_away() -> None:  # 
     assert scene.bridge.messages == []
 
 
-def test_a_peer_that_registers_and_does_not_wait_for_the_answer_is_sent_away() -> None:  # H62
+def test_a_peer_that_registers_and_does_not_wait_for_the_answer_is_disconnected() -> None:  # H62
     scene = Scene()
     line = scene.line(1)
     scene.say(line, REGISTER, CONFIRM)
@@ -126,7 +126,7 @@ def test_a_registration_whose_connection_closes_is_abandoned() -> None:  # H19
     assert scene.bridge.messages[1:] == [RegistrationAbandoned(1)]
 
 
-def test_an_attempt_that_is_accepted_after_its_connection_closed_hears_of_that() -> None:  # H24
+def test_an_attempt_accepted_after_its_connection_closed_is_notified() -> None:  # H24
     scene = Scene()
     line = scene.line(1)
     scene.say(line, REGISTER)
@@ -157,7 +157,7 @@ def test_after_a_resume_it_is_the_new_connection_that_ends_with_the_attempt() ->
     assert scene.router.messages_dropped == 1
 
 
-def test_a_resume_of_an_attempt_that_is_over_is_refused() -> None:  # H20
+def test_a_resume_of_an_ended_attempt_is_refused() -> None:  # H20
     scene, line = a_registered_line()
     scene.router.gateway_closed(ATTEMPT)
     late = scene.line(2)
@@ -169,7 +169,7 @@ def test_a_resume_of_an_attempt_that_is_over_is_refused() -> None:  # H20
     assert not line.closed
 
 
-def test_what_comes_behind_a_refused_resumption_is_dropped() -> None:  # H62
+def test_messages_after_a_refused_resume_are_dropped() -> None:  # H62
     # Each of thousands in one read was refused inside the one before it, until Python's stack was at its end.
     scene = Scene()
     line = scene.line(1)
@@ -181,7 +181,7 @@ def test_what_comes_behind_a_refused_resumption_is_dropped() -> None:  # H62
 # --- taking over from a sidecar that died ---------------------------------------------------------------------------
 
 
-def test_tasks_that_come_before_the_coordinators_are_there_wait_for_them() -> None:  # H24
+def test_tasks_that_connect_before_the_coordinators_start_wait_for_them() -> None:  # H24
     scene = Scene(takes_over=True)
     new, old, gone = (scene.line(number) for number in (1, 2, 3))
     scene.say(new, REGISTER)

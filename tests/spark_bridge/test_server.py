@@ -217,7 +217,7 @@ async def test_of_very_many_messages_some_leave_before_the_turn_is_over(monkeypa
         assert peer.received == [Confirm(7, seq) for seq in range(count)]
 
 
-async def test_a_message_that_is_to_leave_at_once_takes_with_it_what_was_sent_before(
+async def test_an_immediate_message_leaves_together_with_the_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with a_running_server() as house:
@@ -237,7 +237,7 @@ async def test_a_message_that_is_to_leave_at_once_takes_with_it_what_was_sent_be
         assert peer.received == [Confirm(7, 1), Confirm(7, 2), Confirm(7, 3)]
 
 
-async def test_a_peer_that_sends_byte_by_byte_is_heard() -> None:
+async def test_a_peer_that_sends_byte_by_byte_is_understood() -> None:
     async with a_running_server() as house:
         peer = await house.a_stranger()
         await peer.authenticate(portion=1)
@@ -247,7 +247,7 @@ async def test_a_peer_that_sends_byte_by_byte_is_heard() -> None:
         await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
 
 
-async def test_frames_right_behind_the_proof_are_heard() -> None:
+async def test_frames_right_after_the_handshake_are_received() -> None:
     async with a_running_server() as house:
         peer = await house.a_stranger()
         handshake = ClientHandshake(SECRET, NONCE)
@@ -256,7 +256,7 @@ async def test_frames_right_behind_the_proof_are_heard() -> None:
         await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
 
 
-async def test_each_connection_has_an_id_of_its_own() -> None:
+async def test_each_connection_has_a_unique_id() -> None:
     async with a_running_server() as house:
         await house.a_task()
         await house.a_task()
@@ -265,7 +265,7 @@ async def test_each_connection_has_an_id_of_its_own() -> None:
         assert first.peer.startswith("127.0.0.1:")
 
 
-async def test_the_handler_hears_once_that_a_peer_is_gone() -> None:
+async def test_the_handler_is_notified_once_of_a_disconnection() -> None:
     async with a_running_server() as house:
         peer = await house.a_task()
         await peer.close()
@@ -304,7 +304,7 @@ async def test_close_lets_everything_that_was_sent_leave_first() -> None:
         assert await peer.until_closed() == b""
 
 
-async def test_the_last_word_arrives_though_the_peer_is_still_sending() -> None:
+async def test_the_last_message_arrives_although_the_peer_is_still_sending() -> None:
     # Closing a socket with unread bytes would reset it, and the word could be lost.
     def dismiss(connection: Connection, messages: list[UpMessage]) -> None:
         connection.send(AttemptEnded(7, "stop"))
@@ -319,7 +319,7 @@ async def test_the_last_word_arrives_though_the_peer_is_still_sending() -> None:
         assert len(house.handler.batches) == 1
 
 
-async def test_a_peer_that_does_not_take_its_last_bytes_is_dropped_in_time() -> None:  # H48
+async def test_a_peer_that_does_not_read_its_last_bytes_is_dropped_in_time() -> None:  # H48
     async with a_running_server(replace(CONFIG, close_timeout_s=0.05)) as house:
         await house.a_task()
         house.handler.connections[0].close()
@@ -351,7 +351,7 @@ async def test_a_peer_that_only_stops_sending_gets_what_was_sent_to_it() -> None
         await house.handler.until(lambda: house.handler.reasons == ["the peer closed the connection"])
 
 
-async def test_close_without_flush_is_at_once() -> None:
+async def test_close_without_flush_is_immediate() -> None:
     async with a_running_server() as house:
         peer = await house.a_task()
         house.handler.connections[0].send(Confirm(7, 1))
@@ -360,7 +360,7 @@ async def test_close_without_flush_is_at_once() -> None:
         assert await peer.until_closed() == b""
 
 
-async def test_closing_the_server_ends_every_connection_and_tells_each_handler() -> None:
+async def test_closing_the_server_ends_every_connection_and_notifies_the_handler() -> None:
     async with a_running_server() as house:
         task, stranger = await house.a_task(), await house.a_stranger()
         address = house.server.address
@@ -375,7 +375,7 @@ async def test_closing_the_server_ends_every_connection_and_tells_each_handler()
         await house.server.close()
 
 
-async def test_a_cancelled_close_drops_the_connections_at_once() -> None:
+async def test_a_cancelled_close_drops_the_connections_immediately() -> None:
     async with a_running_server() as house:
         await house.a_task()
         with pytest.raises(TimeoutError):
@@ -397,7 +397,7 @@ async def test_a_server_that_was_never_started_can_be_closed() -> None:
 @pytest.mark.parametrize(
     "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 38, b"HDGT\x00\x03" + bytes(64), b"\x16\x03\x01" + bytes(200)]
 )
-async def test_garbage_is_refused_with_one_line_and_harms_nobody(garbage: bytes) -> None:  # H62
+async def test_garbage_is_refused_with_one_line_and_affects_no_other_peer(garbage: bytes) -> None:  # H62
     async with a_running_server() as house:
         honest = await house.a_task()
         with capture_logs() as lines:
@@ -458,7 +458,7 @@ async def test_a_peer_that_says_nothing_is_dropped_in_time() -> None:  # H62
         assert "did not authenticate within 0.05 s" in lines[0]["why"]
 
 
-async def test_a_task_that_never_says_which_it_is_is_dropped_in_time() -> None:  # H62
+async def test_a_task_that_never_identifies_itself_is_dropped_in_time() -> None:  # H62
     async with a_running_server(replace(CONFIG, authenticate_timeout_s=0.2)) as house:
         house.handler.identify = False
         peer = await house.a_task()
@@ -477,7 +477,7 @@ async def test_an_identified_task_has_no_deadline() -> None:
         await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
 
 
-async def test_hundreds_of_half_open_connections_keep_no_honest_task_out() -> None:  # H62
+async def test_hundreds_of_half_open_connections_do_not_keep_a_task_out() -> None:  # H62
     async with a_running_server(replace(CONFIG, unauthenticated_max=50)) as house:
         honest = await house.a_task()
         for number in range(300):
@@ -502,7 +502,7 @@ async def test_authenticated_but_silent_connections_are_bounded_too() -> None:  
         assert house.server.statistics.unidentified == 3
 
 
-async def test_one_connection_too_many_is_turned_away() -> None:  # H62
+async def test_one_connection_too_many_is_refused() -> None:  # H62
     async with a_running_server(replace(CONFIG, connections_max=2)) as house:
         first = await house.a_task()
         await house.a_task()
@@ -555,7 +555,7 @@ async def test_a_handler_that_fails_loses_that_connection_only() -> None:
 # --- back-pressure ------------------------------------------------------------------------------------------
 
 
-async def test_a_peer_that_does_not_read_is_seen_and_dropped_at_the_bound() -> None:  # H24: it is sent again
+async def test_a_peer_that_does_not_read_is_dropped_at_the_limit() -> None:  # H24: it is sent again
     async with a_running_server(replace(CONFIG, write_buffer_bytes_max=5_000_000)) as house:
         await house.a_task()
         connection = house.handler.connections[0]
@@ -572,7 +572,7 @@ async def test_a_peer_that_does_not_read_is_seen_and_dropped_at_the_bound() -> N
         assert len(lines) == 1
 
 
-async def test_writing_goes_on_when_the_peer_reads_again() -> None:
+async def test_writing_continues_when_the_peer_reads_again() -> None:
     async with a_running_server() as house:
         peer = await house.a_task()
         connection = house.handler.connections[0]
@@ -586,7 +586,7 @@ async def test_writing_goes_on_when_the_peer_reads_again() -> None:
         assert not connection.is_write_paused
 
 
-async def test_a_message_over_the_bounds_is_the_senders_fault_and_leaves_the_connection_alone() -> None:
+async def test_an_oversized_message_raises_and_leaves_the_connection_open() -> None:
     limits = WireLimits(frame_bytes_max=2**20, event_bytes_max=1000)
     async with a_running_server(replace(CONFIG, limits=limits)) as house:
         peer = await house.a_task()
@@ -623,7 +623,7 @@ def test_a_wildcard_is_never_advertised(host: str) -> None:  # H63
         SubtaskServer(Recorder(), SECRET, replace(CONFIG, advertised_host=host))
 
 
-async def test_another_way_to_write_a_wildcard_is_not_advertised_either() -> None:  # H63
+async def test_a_wildcard_in_another_notation_is_not_advertised_either() -> None:  # H63
     with pytest.raises(ServerStartError, match="set advertised_host"):
         await SubtaskServer(Recorder(), SECRET, replace(CONFIG, bind_host="0")).start()
 
@@ -647,7 +647,7 @@ BOUNDS = ["authenticate_timeout_s", "close_timeout_s", "unauthenticated_max", "c
 
 
 @pytest.mark.parametrize("name", BOUNDS)
-def test_a_bound_of_nothing_is_refused(name: str) -> None:
+def test_a_limit_of_zero_is_refused(name: str) -> None:
     nothing: dict[str, Any] = {name: 0}
     with pytest.raises(ValueError, match=name):
         ServerConfig(**nothing)

@@ -23,7 +23,7 @@ def in_bare_python(program: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_packages_travel_and_no_tests() -> None:
+def test_the_packages_are_shipped_without_tests() -> None:
     names = set(archive_contents())
     assert {"protocol/subtask/machine.py", "spark_bridge/task_entry.py", "spark_bridge/subtask/runner.py"} <= names
     assert {name.split("/")[0] for name in names} <= {"actors", "headgate", "protocol", "spark_bridge", VENDORED}
@@ -60,7 +60,7 @@ def test_another_python_takes_the_sources(tmp_path: Path) -> None:
     assert done.stdout.strip() == f"{theirs}/protocol/wire/messages.py"
 
 
-def test_a_python_without_msgpack_uses_the_one_that_travels(tmp_path: Path) -> None:  # spark-facts 21, 27
+def test_a_python_without_msgpack_uses_the_shipped_one(tmp_path: Path) -> None:  # spark-facts 21, 27
     archive = write_archive(tmp_path)
     done = in_bare_python(
         f"import sys; sys.path.insert(1, {str(archive)!r})\n"
@@ -90,7 +90,7 @@ def test_an_installed_msgpack_is_preferred(tmp_path: Path) -> None:
     assert str(installed) in done.stdout
 
 
-def test_a_python_without_fsspec_writes_files_with_the_one_that_travels(tmp_path: Path) -> None:
+def test_a_python_without_fsspec_writes_files_with_the_shipped_one(tmp_path: Path) -> None:
     archive = write_archive(tmp_path)
     done = in_bare_python(
         f"import sys; sys.path.insert(1, {str(archive)!r})\n"
@@ -104,7 +104,7 @@ def test_a_python_without_fsspec_writes_files_with_the_one_that_travels(tmp_path
     assert VENDORED in done.stdout
 
 
-def test_the_tests_of_what_travels_stay_at_home_and_the_archive_is_compressed(tmp_path: Path) -> None:
+def test_the_archive_is_compressed_and_contains_no_tests_of_dependencies(tmp_path: Path) -> None:
     contents = archive_contents()
     assert [name for name in contents if "tests" in name.split("/")] == []
     archive = write_archive(tmp_path)
@@ -112,7 +112,7 @@ def test_the_tests_of_what_travels_stay_at_home_and_the_archive_is_compressed(tm
         assert archive.stat().st_size < sum(info.file_size for info in content.infolist()) / 2
 
 
-def test_without_fsspec_the_error_names_the_mend(tmp_path: Path) -> None:
+def test_without_fsspec_the_error_names_the_fix(tmp_path: Path) -> None:
     """And what was found in the archive before, msgpack, is still found afterwards."""
     with zipfile.ZipFile(write_archive(tmp_path)) as content:
         names = [name for name in content.namelist() if not name.startswith(f"{VENDORED}/fsspec/")]
@@ -131,7 +131,7 @@ def test_without_fsspec_the_error_names_the_mend(tmp_path: Path) -> None:
     assert done.stdout.strip().endswith("True")
 
 
-def test_without_any_msgpack_the_error_names_the_python_and_the_mend(tmp_path: Path) -> None:  # spark-facts 21
+def test_without_any_msgpack_the_error_names_the_python_and_the_fix(tmp_path: Path) -> None:  # spark-facts 21
     with zipfile.ZipFile(write_archive(tmp_path)) as content:
         content.extractall(tmp_path / "bare", [name for name in content.namelist() if not name.startswith(VENDORED)])
     done = in_bare_python(f"import sys; sys.path.insert(1, {str(tmp_path / 'bare')!r})\nimport spark_bridge.subtask\n")

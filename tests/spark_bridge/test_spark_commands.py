@@ -60,14 +60,14 @@ async def asked_of(spark: Spark, effect: KillTask | CancelJobs | QueryStatus, *,
 
 
 @pytest.mark.asyncio
-async def test_a_kill_that_failed_is_asked_again_until_spark_takes_it() -> None:
+async def test_a_failed_kill_is_repeated_until_spark_accepts_it() -> None:
     """H19, H25: a deaf task was never killed when one answer of the relay was lost. Found by the simulation."""
     spark = Spark(RelayError("no answer"), RelayError("no answer"))
     assert await asked_of(spark, KillTask(7, "deaf"), within_s=3600.0) == ["kill 7: deaf"] * 3
 
 
 @pytest.mark.asyncio
-async def test_each_job_is_cancelled_and_only_what_failed_again() -> None:  # H15, H19
+async def test_each_job_is_cancelled_and_only_failures_are_repeated() -> None:  # H15, H19
     spark = Spark(RelayError("no answer"))
     asked = await asked_of(spark, CancelJobs((1, 2), "failed"), within_s=3600.0)
     assert asked == ["cancel 1: failed", "cancel 2: failed", "cancel 1: failed"]
@@ -81,12 +81,12 @@ async def test_the_pause_between_two_tries_grows_and_is_bounded() -> None:  # H4
 
 
 @pytest.mark.asyncio
-async def test_nothing_is_asked_again_when_spark_is_gone() -> None:  # H57
+async def test_nothing_is_repeated_when_spark_is_gone() -> None:  # H57
     spark = Spark(RelayStopped("stopped"))
     assert await asked_of(spark, KillTask(7, "deaf"), within_s=3600.0) == ["kill 7: deaf"]
 
 
 @pytest.mark.asyncio
-async def test_a_look_is_not_repeated_because_the_ledger_asks_again_itself() -> None:  # H19
+async def test_a_query_is_not_repeated_because_the_ledger_repeats_it() -> None:  # H19
     spark = Spark(RelayError("no answer"))
     assert await asked_of(spark, QueryStatus(frozenset({7}), frozenset()), within_s=3600.0) == ["look"]

@@ -29,7 +29,7 @@ SECRET = b"s" * 32
 # --- the secret (H61) ---------------------------------------------------------------------------------------------
 
 
-def test_a_secret_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_secret_is_created_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     secret = read_or_make_secret(file)
     assert len(secret) == 32
@@ -54,7 +54,7 @@ def test_an_invalid_secret_file_is_refused_with_the_fix(tmp_path: Path, content:
         read_secret(file)
 
 
-def test_a_secret_that_is_not_there_is_said_to_be_made_by_the_sidecar(tmp_path: Path) -> None:
+def test_a_missing_secret_file_says_that_the_sidecar_creates_it(tmp_path: Path) -> None:
     with pytest.raises(SidecarError, match="creates it when it starts"):
         read_secret(tmp_path / "nowhere")
 
@@ -74,7 +74,7 @@ def test_a_secret_that_is_not_there_is_said_to_be_made_by_the_sidecar(tmp_path: 
         (["json:loads", "--config", "json:loads"], "is not a SidecarConfig"),
     ],
 )
-def test_a_wrong_argument_is_one_line_that_says_so(
+def test_an_invalid_argument_is_reported_in_one_line(
     arguments: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["sidecar", *arguments, "--secret-file", str(tmp_path / "secret")]) == 1
@@ -84,7 +84,7 @@ def test_a_wrong_argument_is_one_line_that_says_so(
     assert told.count("\n") == 1
 
 
-def test_a_port_in_use_is_one_line_that_says_so(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         arguments = ["json:loads", "--secret-file", str(tmp_path / "secret"), "--port", str(port)]
@@ -94,7 +94,7 @@ def test_a_port_in_use_is_one_line_that_says_so(tmp_path: Path) -> None:
     assert ended.stderr.splitlines()[-1].startswith("sidecar: cannot listen: ")
 
 
-def test_a_name_is_found_through_its_owners() -> None:
+def test_a_dotted_name_is_found() -> None:
     assert find("pathlib:Path.cwd")() == Path.cwd()
 
 
@@ -130,28 +130,28 @@ async def asked(method: str, argument: Any = None, *, secret: bytes = SECRET, ti
     return outcome[0]
 
 
-async def test_a_question_is_answered() -> None:
+async def test_a_request_is_answered() -> None:
     assert await asked("twice", {"n": [1, b"x"]}) == [{"n": [1, b"x"]}, {"n": [1, b"x"]}]
 
 
-async def test_what_the_sidecar_raises_is_raised_as_what_it_is_or_named() -> None:
+async def test_an_error_of_the_sidecar_keeps_its_class_or_names_it() -> None:
     with pytest.raises(CheckpointFailed, match=r"^no space$"):
         await asked("checkpoint")
     with pytest.raises(SidecarError, match=r"LookupError: what is that\?"):
         await asked("that")
 
 
-async def test_whoever_does_not_know_the_secret_learns_nothing() -> None:  # H61
+async def test_a_driver_without_the_secret_learns_nothing() -> None:  # H61
     with pytest.raises(SidecarUnreachable, match="give both ends the same --secret-file"):
         await asked("twice", secret=b"t" * 32)
 
 
-async def test_an_answer_that_does_not_come_in_time_is_an_error() -> None:  # H48
+async def test_a_late_answer_is_an_error() -> None:  # H48
     with pytest.raises(SidecarUnreachable, match="went away before it answered 'hang'"):
         await asked("hang", timeout_s=0.2)
 
 
-def test_a_sidecar_that_is_not_there_is_an_error_that_says_how_to_start_it() -> None:
+def test_a_missing_sidecar_is_an_error_that_says_how_to_start_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(SidecarUnreachable, match="python -m headgate sidecar"):

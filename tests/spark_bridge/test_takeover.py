@@ -5,17 +5,17 @@ from __future__ import annotations
 from spark_bridge.bridge.takeover import ActiveStage, InheritedRuns
 
 
-def test_a_run_of_which_nothing_has_succeeded_goes_on() -> None:
+def test_a_run_without_successes_continues() -> None:
     assert InheritedRuns([ActiveStage(3, 7, 0)]).why_not_resumable(7) == ("", ())
 
 
-def test_a_run_of_which_a_part_has_succeeded_is_doomed_with_every_job_that_needs_it() -> None:
+def test_a_partly_succeeded_run_fails_with_every_job_that_needs_it() -> None:
     text, jobs = InheritedRuns([ActiveStage(3, 7, 2), ActiveStage(4, 7, 2), ActiveStage(4, 8, 0)]).why_not_resumable(7)
     assert "2 of its tasks had already succeeded" in text
     assert jobs == (3, 4)
 
 
-def test_no_run_goes_on_where_the_user_does_not_want_it() -> None:
+def test_no_run_continues_if_the_user_does_not_want_it() -> None:
     text, jobs = InheritedRuns([ActiveStage(3, 7, 0)], resume=False).why_not_resumable(7)
     assert "--takeover fail" in text
     assert jobs == (3,)

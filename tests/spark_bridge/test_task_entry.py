@@ -42,7 +42,7 @@ def an_endpoint() -> TaskEndpoint:
     return TaskEndpoint("somewhere", 1, SECRET, "words", parallelism=4)
 
 
-def test_called_by_hand_it_says_where_it_belongs() -> None:
+def test_a_call_by_hand_names_the_methods_to_pass_it_to() -> None:
     with pytest.raises(NotInsideTask, match="mapPartitions"):
         SubtaskTask(Times, an_endpoint(), (2,))(iter([1]))
 
@@ -54,7 +54,7 @@ def test_its_text_names_the_operator_and_not_the_secret() -> None:  # H61
 
 
 @pytest.mark.usefixtures("inside_a_task")
-def test_after_the_journey_it_runs_its_operator_as_the_task_that_it_is_in() -> None:  # H1; spark-facts 14
+def test_an_unpickled_task_runs_its_operator_as_the_current_task() -> None:  # H1; spark-facts 14
     with Peer() as peer:
         sparks_own: Any = CloudPickleSerializer
         packed = sparks_own().dumps(SubtaskTask(Times, peer.endpoint(), (2,), {"plus": 1}))
@@ -71,7 +71,7 @@ def test_after_the_journey_it_runs_its_operator_as_the_task_that_it_is_in() -> N
 
 
 @pytest.mark.usefixtures("inside_a_task")
-def test_something_else_than_an_operator_is_refused_in_words() -> None:
+def test_an_object_that_is_not_an_operator_is_refused_with_the_fix() -> None:
     with Peer() as peer:
         entry = SubtaskTask(dict, peer.endpoint())  # type: ignore[arg-type]
         task = RunningTask(lambda: Times(0), peer.endpoint(), body=lambda: entry(iter([])))
@@ -84,7 +84,7 @@ def test_something_else_than_an_operator_is_refused_in_words() -> None:
 
 @pytest.mark.usefixtures("inside_a_task")
 @pytest.mark.parametrize("arguments", [(7,), ("words",), (("a", 1),), ({"a": 1},), (0, iter([1])), (iter([1]), 3)])
-def test_called_with_something_else_than_a_partition_it_names_the_methods_that_pass_one(
+def test_a_call_without_a_partition_names_the_methods_that_pass_one(
     arguments: tuple[Any, ...],
 ) -> None:
     with pytest.raises(TypeError, match=r"called it with \w+.*: pass it to mapPartitions, .* instead of map"):
@@ -93,7 +93,7 @@ def test_called_with_something_else_than_a_partition_it_names_the_methods_that_p
 
 @pytest.mark.usefixtures("inside_a_task")
 @pytest.mark.parametrize("records", [range(2), [1, 2], iter([1, 2])])
-def test_a_partition_may_be_any_iterable_and_its_outputs_are_no_row(records: Any) -> None:
+def test_a_partition_may_be_any_iterable(records: Any) -> None:
     outputs = SubtaskTask(Times, an_endpoint(), (2,))(records)
     sparks_own: Any = CloudPickleSerializer
     with pytest.raises(Exception, match="takes all outputs of a subtask for one row: pass it to mapPartitions"):

@@ -88,7 +88,7 @@ def on_host(heard: Heard, host: str) -> int:
     return started.partition
 
 
-def test_a_short_cut_is_borne_by_spark_and_by_us(spark: SparkSession, far_host: HostOfItsOwn) -> None:
+def test_a_short_network_cut_is_tolerated(spark: SparkSession, far_host: HostOfItsOwn) -> None:
     """H22, H24: what was sent into the cut is confirmed behind it, and nobody is told anything."""
     coordinator = CountingCoordinator()
     with listening_to(spark) as heard, Sidecar(spark) as sidecar:

@@ -59,7 +59,7 @@ def what_became_of(script: Script, subtask: int) -> list[str]:
 # --- facts --------------------------------------------------------------------------------------------------------
 
 
-def test_facts_that_come_when_all_is_over_change_nothing(bench: Bench) -> None:
+def test_facts_that_arrive_after_the_job_change_nothing(bench: Bench) -> None:
     """H10, H19, H55: the ledger lives by the tasks' own words; the late facts of one run do not touch the next."""
     script = one_fails()
     with shut_gate(bench.spark) as gate, listening_to(bench.spark) as heard, Sidecar(bench.spark, IMPATIENT) as sidecar:
@@ -81,7 +81,7 @@ def test_facts_that_come_when_all_is_over_change_nothing(bench: Bench) -> None:
     assert script.named("run_ended") == [("run_ended", True)] * 2
 
 
-def test_facts_that_come_twice_count_once(bench: Bench) -> None:
+def test_duplicate_facts_count_once(bench: Bench) -> None:
     """H10, H19: the listener is on the bus twice, so that Spark tells it everything twice."""
     script = one_fails()
     with listening_to(bench.spark) as heard, Sidecar(bench.spark) as sidecar:
@@ -127,7 +127,7 @@ def relays_by(line: Line, patience_s: float = 15.0) -> Iterator[None]:
         yield
 
 
-def test_what_was_to_be_killed_while_the_relay_was_away_is_killed_when_it_is_back(bench: Bench) -> None:
+def test_a_kill_requested_while_the_relay_is_away_happens_when_it_is_back(bench: Bench) -> None:
     """H19, H24: a task is given up meanwhile, which lives and waits; neither facts nor commands are lost."""
     script = Script({}, ["hello"])
     gateway = GatewayLimits(reconnect_timeout_s=1.0)
@@ -164,7 +164,7 @@ def test_what_was_to_be_killed_while_the_relay_was_away_is_killed_when_it_is_bac
     assert reconnects == 1
 
 
-def test_a_relay_that_is_lost_for_good_is_replaced_by_the_other_one(bench: Bench) -> None:
+def test_a_permanently_lost_relay_is_replaced_by_the_other_one(bench: Bench) -> None:
     """H19, H24: the kill that was under way reaches Spark by Py4J, and the next job is like any other."""
     script = Script({}, ["hello"])
     gateway = GatewayLimits(reconnect_timeout_s=1.0)
@@ -235,7 +235,7 @@ def tiny_queue(spark_on: SparkOn) -> SparkSession:
     return spark_on(LOCAL, spark_scheduler_listenerbus_eventqueue_headgate_capacity="1")
 
 
-def test_a_job_of_which_every_fact_is_lost_ends_exactly(tiny_queue: SparkSession) -> None:
+def test_a_job_ends_exactly_although_every_fact_is_lost(tiny_queue: SparkSession) -> None:
     """H11, H19: two jobs, one behind the other, of which the ledger hears only from the tasks and from its looks."""
     script = one_fails()
     with shut_gate(tiny_queue) as gate, Sidecar(tiny_queue, IMPATIENT) as sidecar:
@@ -254,7 +254,7 @@ def test_a_job_of_which_every_fact_is_lost_ends_exactly(tiny_queue: SparkSession
     ]
 
 
-def test_a_job_of_which_some_facts_are_lost_ends_exactly(tiny_queue: SparkSession) -> None:
+def test_a_job_ends_exactly_although_some_facts_are_lost(tiny_queue: SparkSession) -> None:
     """H10, H19: whatever it is that a slow listener of somebody else costs us."""
     failing = (1, 4, 6)
     script = Script({(subtask, 0): ["raise"] for subtask in failing}, ["hello", "stop"])
@@ -272,7 +272,7 @@ def test_a_job_of_which_some_facts_are_lost_ends_exactly(tiny_queue: SparkSessio
         assert what_became_of(script, subtask) == expected
 
 
-def test_a_streaming_job_whose_start_is_lost_is_found_by_a_look(tiny_queue: SparkSession) -> None:
+def test_a_streaming_job_whose_start_is_lost_is_found_by_a_query(tiny_queue: SparkSession) -> None:
     """H19, H47: or the end of its run would be told to nobody, and its last output would not be committed."""
     coordinator = CountingCoordinator()
     with shut_gate(tiny_queue), Sidecar(tiny_queue, IMPATIENT) as sidecar:

@@ -92,7 +92,7 @@ class Flowing(CountingCoordinator):
 # --- it heals in time ---------------------------------------------------------------------------------------------
 
 
-def test_a_cut_that_nobody_is_told_of_only_costs_time(bench: Bench, tmp_path: Path) -> None:
+def test_an_unnoticed_network_cut_only_costs_time(bench: Bench, tmp_path: Path) -> None:
     """H22, H30: what both sides say meanwhile waits on the line, and comes behind it, in order and once."""
     coordinator = CountingCoordinator()
     with a_job(bench, coordinator, Counting, str(tmp_path)) as job:
@@ -122,7 +122,7 @@ def test_a_cut_that_nobody_is_told_of_only_costs_time(bench: Bench, tmp_path: Pa
     assert sorted(coordinator.named("ready", "failed", "reset")) == [("ready", 0, 0), ("ready", 1, 0)]
 
 
-def test_a_broken_line_that_heals_in_time_loses_nothing(bench: Bench, tmp_path: Path) -> None:
+def test_a_network_cut_that_heals_in_time_loses_nothing(bench: Bench, tmp_path: Path) -> None:
     """H24: the tasks come back, and both sides send again what is unconfirmed."""
     coordinator = CountingCoordinator()
     with a_job(bench, coordinator, Counting, str(tmp_path)) as job:
@@ -147,7 +147,7 @@ def test_a_broken_line_that_heals_in_time_loses_nothing(bench: Bench, tmp_path: 
 
 
 @pytest.mark.parametrize("who_speaks", ["sidecar", "task"])
-def test_a_connection_that_is_reset_in_the_middle_of_a_frame_is_made_anew(bench: Bench, who_speaks: str) -> None:
+def test_a_connection_reset_in_the_middle_of_a_frame_is_reestablished(bench: Bench, who_speaks: str) -> None:
     """H24, H60: the torn frame is no message, and the whole of it is sent again."""
     long_event = "x" * 100_000
     script = Script({}, ["hello"])
@@ -169,7 +169,7 @@ def test_a_connection_that_is_reset_in_the_middle_of_a_frame_is_made_anew(bench:
 # --- it does not heal ---------------------------------------------------------------------------------------------
 
 
-def test_a_task_whose_connection_is_gone_for_good_is_failed_and_killed(bench: Bench) -> None:
+def test_a_task_with_a_permanently_lost_connection_is_failed_and_killed(bench: Bench) -> None:
     """H12, H24: the task lives and knows nothing of it; Spark kills it and starts another, and nobody else is told."""
     script = Script({}, ["hello"])
     with listening_to(bench.spark) as heard:
@@ -200,7 +200,7 @@ def test_a_task_whose_connection_is_gone_for_good_is_failed_and_killed(bench: Be
     assert killed.reason == "connection lost: the task did not come back in time"
 
 
-def test_tasks_that_cannot_come_back_in_time_are_run_again(bench: Bench) -> None:
+def test_tasks_that_cannot_reconnect_in_time_are_run_again(bench: Bench) -> None:
     """H10, H24: both ends know and count the time, so that either may be the first to give up."""
     script = Script({}, ["hello"])
     with a_job(bench, script, Listening, gateway=SHORT) as job:
@@ -218,7 +218,7 @@ def test_tasks_that_cannot_come_back_in_time_are_run_again(bench: Bench) -> None
     assert {reason.kind for reason in script.reasons} <= {FailureKind.CONNECTION_LOST, FailureKind.FAILED}
 
 
-def test_a_cut_that_outlasts_the_confirmation_fails_who_was_written_to(bench: Bench) -> None:
+def test_a_cut_longer_than_the_confirmation_timeout_fails_the_receiving_attempt(bench: Bench) -> None:
     """H25: nobody is told of such a cut, and an event that is not confirmed in time shows it."""
     script = Script({}, ["hello"])
     with a_job(bench, script, Listening, gateway=GatewayLimits(confirm_timeout_s=2.0)) as job:
@@ -246,7 +246,7 @@ def test_a_cut_that_outlasts_the_confirmation_fails_who_was_written_to(bench: Be
 
 
 @pytest.mark.parametrize("how", ["cut", "broken"])
-def test_a_checkpoint_waits_for_a_line_that_heals(bench: Bench, how: str) -> None:
+def test_a_checkpoint_waits_for_a_network_cut_to_heal(bench: Bench, how: str) -> None:
     """H24, H40: it begins at all subtasks or is not cut, and completes when they can be reached again."""
     coordinator = CountingCoordinator()
     with a_job(bench, coordinator, Counting, mode=RestoreMode.STREAMING) as job:

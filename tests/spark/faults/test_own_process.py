@@ -70,7 +70,9 @@ def exchange(sidecar: AttachedSidecar, count: int, seen: int) -> None:
     wait_until(lambda: sidecar.request(OPERATOR, "seen") == {0: seen, 1: seen}, f"{seen} numbers seen")
 
 
-def test_a_driver_is_served_by_a_sidecar_elsewhere(spark: SparkSession, program: Callable[..., SidecarProgram]) -> None:
+def test_a_driver_is_served_by_a_sidecar_in_another_process(
+    spark: SparkSession, program: Callable[..., SidecarProgram]
+) -> None:
     """Both kinds of traffic, a checkpoint, and the end; and the process ends when it is told to."""
     here = program()
     here.start()
@@ -92,7 +94,7 @@ def test_a_driver_is_served_by_a_sidecar_elsewhere(spark: SparkSession, program:
     assert here.terminate() == 0
 
 
-def test_a_killed_sidecar_takes_its_running_job_over(
+def test_a_restarted_sidecar_takes_over_its_running_job(
     spark: SparkSession, program: Callable[..., SidecarProgram]
 ) -> None:
     """H18, H24, H52: the attempts are killed, their successors and the coordinator go on from the checkpoint."""
@@ -122,7 +124,7 @@ def test_a_killed_sidecar_takes_its_running_job_over(
         assert callbacks(sidecar, "run_ended") == [["run_ended", True]]
 
 
-def test_a_sidecar_that_may_not_take_over_fails_the_job_which_is_run_again(
+def test_with_takeover_fail_the_job_fails_and_is_run_again(
     spark: SparkSession, program: Callable[..., SidecarProgram]
 ) -> None:
     """H15, H55: ``--takeover fail``; the restart goes on from the checkpoint."""
@@ -153,9 +155,7 @@ class EndsEarly(Counting):
         self.stopping = context.subtask == 1
 
 
-def test_a_job_of_which_a_part_has_succeeded_is_not_taken_over(
-    spark: SparkSession, program: Callable[..., SidecarProgram]
-) -> None:
+def test_a_partly_succeeded_job_is_not_taken_over(spark: SparkSession, program: Callable[..., SidecarProgram]) -> None:
     """H17: Spark would not run that part again, whose events the coordinator does not know any more."""
     here = program("batch")
     here.start()
@@ -178,7 +178,7 @@ def test_a_job_of_which_a_part_has_succeeded_is_not_taken_over(
         assert "1 of its tasks had already succeeded" in str(caught.value.__cause__)
 
 
-def test_a_sidecar_that_does_not_come_back_fails_the_job_and_says_so(
+def test_a_sidecar_that_stays_away_fails_the_job_with_an_explanation(
     spark: SparkSession, program: Callable[..., SidecarProgram]
 ) -> None:
     """H24, H48: the tasks give up by themselves, then the driver does."""
@@ -212,7 +212,9 @@ def test_a_second_driver_is_served_when_the_first_has_left(
             spark.stop()
 
 
-def test_a_wrong_secret_is_told(spark: SparkSession, program: Callable[..., SidecarProgram], tmp_path: Path) -> None:
+def test_a_wrong_secret_is_reported(
+    spark: SparkSession, program: Callable[..., SidecarProgram], tmp_path: Path
+) -> None:
     """H61."""
     here = program()
     here.start()
@@ -223,7 +225,7 @@ def test_a_wrong_secret_is_told(spark: SparkSession, program: Callable[..., Side
         AttachedSidecar(spark, here.address, secret_file=other).__enter__()
 
 
-def test_an_operator_that_the_factory_does_not_coordinate_is_told(
+def test_an_operator_that_the_factory_does_not_coordinate_is_reported(
     spark: SparkSession, program: Callable[..., SidecarProgram]
 ) -> None:
     here = program()

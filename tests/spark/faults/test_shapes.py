@@ -71,7 +71,7 @@ def test_an_operator_in_each_of_two_stages(bench: Bench, tmp_path: Path) -> None
         assert source.notes.of_subtask(subtask) == [("ready", subtask, 0)]
 
 
-def test_two_jobs_at_once_with_an_operator_each(bench: Bench) -> None:
+def test_two_concurrent_jobs_with_one_operator_each(bench: Bench) -> None:
     """H10: all four run at the same time, and a failure in one job is none in the other."""
     directors = [Director(), Director()]
     with bench.coordinated(directors[0]) as first, bench.coordinated(directors[1]) as second:
@@ -111,7 +111,7 @@ def test_an_operator_is_used_again_in_a_second_job(bench: Bench) -> None:
     assert story[6:] == [("run_ended", True)]
 
 
-def test_two_jobs_at_once_over_one_operator(bench: Bench) -> None:
+def test_two_concurrent_jobs_over_one_operator(bench: Bench) -> None:
     """H55: every task of the second one is refused in words that say what to do; the first one never hears of it."""
     director = Director()
     with bench.coordinated(director) as handle:
@@ -301,7 +301,7 @@ def test_fewer_partitions_that_adaptive_execution_makes_are_refused_with_every_w
     assert sorted(row.square for row in rows) == [n * n for n in range(10)]
 
 
-def test_more_partitions_than_adaptive_execution_had_are_refused_with_the_mend(bench: Bench) -> None:
+def test_more_partitions_than_adaptive_execution_had_are_refused_with_the_fix(bench: Bench) -> None:
     """H10: one as long as the data is small, four later; ``repartition`` before the subtask fixes the number."""
     squares = Squares()
     with settings(bench.spark, spark_sql_adaptive_enabled="false", spark_sql_shuffle_partitions="4"):

@@ -103,7 +103,7 @@ def test_one_of_two_attempts_wins(spark: SparkSession, winner: Life, loser: Life
     assert "has succeeded" in director.reasons[0].text
 
 
-def test_two_attempts_end_at_once(spark: SparkSession) -> None:
+def test_two_attempts_end_at_the_same_time(spark: SparkSession) -> None:
     """H12, H13: one success for each subtask, whoever of the two Spark takes."""
     with a_subtask_and_its_copy(spark) as (director, heard, action):
         for life in (ORIGINAL, COPY):
@@ -118,7 +118,7 @@ def test_two_attempts_end_at_once(spark: SparkSession) -> None:
     assert heard.end_of(director.task_of(winner)).outcome is TaskOutcome.SUCCESS
 
 
-def test_a_copy_fails_beside_its_original(spark: SparkSession) -> None:
+def test_a_copy_fails_while_its_original_runs(spark: SparkSession) -> None:
     """H13: no reset while one of them is left, which goes on as if nothing were."""
     with a_subtask_and_its_copy(spark) as (director, heard, action):
         director.tell(COPY, "raise")
@@ -207,7 +207,7 @@ class FirstGetsStuck(SplitReader):
         yield (self.context.subtask, self.context.attempt, split)
 
 
-def test_a_copy_reads_what_the_original_was_given(spark: SparkSession) -> None:
+def test_a_copy_reads_the_splits_of_its_original(spark: SparkSession) -> None:
     """H13: attempts at once have the same splits, so that either of them gives the whole output of the subtask."""
     enumerators: list[OneFirst] = []
 

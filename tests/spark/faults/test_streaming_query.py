@@ -125,7 +125,7 @@ def test_a_coordinator_that_raises_in_a_batch(spark: SparkSession, stream: Strea
     assert stream.written() == stream.expected()
 
 
-def test_a_batch_that_is_committed_but_whose_end_spark_has_not_noted(spark: SparkSession, stream: Stream) -> None:
+def test_a_committed_batch_whose_end_spark_has_not_recorded(spark: SparkSession, stream: Stream) -> None:
     """It is passed over: no task of it runs again."""
     stream.feed(2)
     with application(spark, stream) as it:
@@ -228,7 +228,7 @@ def test_the_driver_is_killed_in_a_batch(spark: SparkSession, stream: Stream, mo
 # --- checkpoints that do not fit together -------------------------------------------------------------------------
 
 
-def test_sparks_directory_is_older_than_the_storage(spark: SparkSession, stream: Stream) -> None:
+def test_the_checkpoint_location_is_older_than_the_storage(spark: SparkSession, stream: Stream) -> None:
     """Refused, for the later output is committed. Once that is taken back, one goes on from the checkpoint named."""
     stream.feed()
     with application(spark, stream) as it:
@@ -258,7 +258,7 @@ def test_sparks_directory_is_older_than_the_storage(spark: SparkSession, stream:
     assert stream.written() == stream.expected()
 
 
-def test_the_storage_is_older_than_sparks_directory(spark: SparkSession, stream: Stream) -> None:
+def test_the_storage_is_older_than_the_checkpoint_location(spark: SparkSession, stream: Stream) -> None:
     """Refused, unless it is adopted: then the query goes on without what is missing."""
     stream.feed(2)
     with application(spark, stream) as it:

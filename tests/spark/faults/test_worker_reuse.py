@@ -54,7 +54,7 @@ class Tenant(Gathering):
             yield os.getpid(), subtask, attempt, received, len(ours)
 
 
-def test_a_worker_is_used_again_and_its_next_task_inherits_nothing(bench: Bench, tmp_path: Path) -> None:
+def test_the_next_task_of_a_reused_worker_inherits_nothing(bench: Bench, tmp_path: Path) -> None:
     """spark-facts 18: the same process, but another attempt: no event, no thread and no socket of the one before it."""
     director = Director("hello", "stop", "never read")
     before = look(bench, tmp_path / "before")
@@ -103,7 +103,7 @@ class Haunted(Gathering):
         self._folder.joinpath(f"said-{os.getpid()}").write_text("\n".join(said))
 
 
-def test_a_thread_that_outlives_its_task_is_mute(bench: Bench, tmp_path: Path) -> None:
+def test_a_thread_that_outlives_its_task_cannot_send(bench: Bench, tmp_path: Path) -> None:
     """H3, H57: it is told so, and the task that has its process now is not disturbed."""
     director = Director("stop")
     with bench.coordinated(director, SLOTS) as handle:

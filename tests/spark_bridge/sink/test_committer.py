@@ -77,7 +77,7 @@ async def test_rows_become_visible_when_their_checkpoint_completes_and_not_befor
     assert rows_of(visible(url)) == ["a"]
 
 
-async def test_a_list_that_comes_behind_the_completion_is_published_at_once(url: str) -> None:
+async def test_a_list_that_arrives_after_the_completion_is_published_immediately(url: str) -> None:
     """H31: it left when the subtask had acknowledged, and may have been slow."""
     committer = await a_committer(url)
     event = Task(url).seal("a", 1)
@@ -95,7 +95,7 @@ async def test_rows_of_an_aborted_checkpoint_come_with_the_next_one(url: str) ->
     assert rows_of(visible(url)) == ["a"]
 
 
-async def test_the_last_rows_of_an_operator_wait_for_the_first_cut_behind_them(url: str) -> None:
+async def test_the_last_rows_of_an_operator_wait_for_the_next_cut(url: str) -> None:
     """H47: a checkpoint whose cut lay before them does not cover them, though it completes later."""
     committer = await a_committer(url)
     committer.snapshot(1)
@@ -144,7 +144,7 @@ async def test_published_files_that_a_reader_took_away_are_not_missed_after_a_re
     assert visible(url) == {}
 
 
-async def test_a_sealed_file_that_somebody_else_deletes_is_an_error(url: str) -> None:
+async def test_a_sealed_file_that_another_program_deletes_is_an_error(url: str) -> None:
     """H7: it was never published, so its rows are lost; nobody may take that for success."""
     committer = await a_committer(url)
     event = Task(url).seal("a", 1)
@@ -155,7 +155,7 @@ async def test_a_sealed_file_that_somebody_else_deletes_is_an_error(url: str) ->
 
 
 @pytest.mark.parametrize("restored", [False, True], ids=["at-once", "after-a-restore"])
-async def test_a_lost_file_is_never_taken_for_one_that_a_reader_took(restored: bool, url: str) -> None:
+async def test_a_lost_file_is_never_mistaken_for_one_that_a_reader_took(restored: bool, url: str) -> None:
     """H64: not by a new driver either, and not after a failed try: the journal does not claim what was not there."""
     committer = await a_committer(url)
     await committer.sealed(0, 0, Task(url).seal("a", 1))
@@ -275,7 +275,7 @@ async def test_a_reset_deletes_what_the_dead_attempt_wrote_and_nothing_else(url:
     assert committer.files_pending == 0
 
 
-async def test_files_of_a_copy_that_failed_beside_another_attempt_never_appear(url: str) -> None:
+async def test_files_of_a_copy_that_failed_while_another_attempt_ran_never_appear(url: str) -> None:
     """H13: there is no reset, for the other attempt goes on; the two have written the same rows."""
     committer = await a_committer(url)
     first, copy = Task(url), Task(url, attempt=1)
@@ -289,7 +289,7 @@ async def test_files_of_a_copy_that_failed_beside_another_attempt_never_appear(u
     assert rows_of(visible(url)) == ["row"]
 
 
-async def test_a_new_run_forgets_what_the_old_one_listed_behind_the_checkpoint(url: str) -> None:
+async def test_a_new_run_forgets_what_the_old_one_listed_after_the_checkpoint(url: str) -> None:
     """H55: attempts that have finished are not reported failed; their rows are written again."""
     committer = await a_committer(url)
     await committer.sealed(0, 0, Task(url).seal("a"))
@@ -331,7 +331,7 @@ async def test_after_a_good_end_and_its_checkpoint_nothing_is_left_but_a_new_run
     assert len(staged(url)) == 1
 
 
-async def test_a_run_that_goes_on_after_all_is_not_cleaned_up_like_one_that_has_ended(url: str) -> None:
+async def test_a_run_that_continues_after_all_is_not_cleaned_up_like_an_ended_one(url: str) -> None:
     """H17, H55: a revoked success, or a new run, before the checkpoint completes."""
     for goes_on in ("failed", "restored"):
         committer = await a_committer(url)
@@ -377,7 +377,7 @@ async def test_two_sinks_in_one_directory_leave_each_other_alone(url: str) -> No
     assert rows_of(visible(url)) == ["one"]
 
 
-async def test_a_filesystem_that_fails_for_a_moment_is_asked_again() -> None:
+async def test_a_filesystem_that_fails_for_a_moment_is_retried() -> None:
     url = new_url()
     committer = await a_committer(url)
     task = Task(url)
@@ -397,7 +397,7 @@ async def test_a_filesystem_that_fails_for_a_moment_is_asked_again() -> None:
     assert troubles == []
 
 
-async def test_a_filesystem_that_goes_on_failing_is_a_clear_error_and_nothing_is_lost() -> None:
+async def test_a_filesystem_that_keeps_failing_is_a_clear_error_and_nothing_is_lost() -> None:
     """H7: the error leaves the coordinator; the restore that follows publishes."""
     url = new_url()
     committer = await a_committer(url)
@@ -417,7 +417,7 @@ async def test_a_filesystem_that_goes_on_failing_is_a_clear_error_and_nothing_is
     assert rows_of(visible(url)) == ["a"]
 
 
-async def test_garbage_that_cannot_be_deleted_stops_nobody() -> None:
+async def test_leftovers_that_cannot_be_deleted_stop_nothing() -> None:
     url = new_url()
     committer = await a_committer(url)
     Task(url).writer.write("open")
@@ -432,7 +432,7 @@ async def test_garbage_that_cannot_be_deleted_stops_nobody() -> None:
     assert len(staged(url)) == 1
 
 
-async def test_a_reader_who_looks_all_the_time_sees_whole_files_only(tmp_path: Path) -> None:
+async def test_a_reader_that_looks_constantly_sees_only_whole_files(tmp_path: Path) -> None:
     """On a local directory each file appears in one step, with all its rows."""
     url = str(tmp_path / "out")
     committer = await a_committer(url)
@@ -480,7 +480,7 @@ async def test_what_is_published_is_on_the_disk_before_the_next_cut(
     assert others == [".headgate-out", "out", ".headgate-out"]
 
 
-async def test_the_staging_directory_goes_when_it_is_empty_and_stays_while_a_list_may_name_its_files(
+async def test_the_staging_directory_is_deleted_only_when_it_is_empty(
     tmp_path: Path,
 ) -> None:
     url = str(tmp_path / "out")

@@ -112,7 +112,7 @@ async def take(world: World, step: Step) -> None:
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-async def test_trouble_between_any_two_steps_neither_loses_nor_doubles_a_row(trouble: str) -> None:
+async def test_a_fault_between_any_two_steps_neither_loses_nor_repeats_a_row(trouble: str) -> None:
     """H18, H31, H47: with the driver dying right behind it, and with a reader who takes everything away."""
     for moment in range(len(SCRIPT) + 1):
         for then in (TROUBLES["nothing"], TROUBLES["the driver dies"], World.read):
@@ -126,7 +126,7 @@ async def test_trouble_between_any_two_steps_neither_loses_nor_doubles_a_row(tro
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("write", WRITES)
-async def test_whatever_a_storage_answers_no_row_is_lost_or_doubled(write: str, trouble: str) -> None:  # H64
+async def test_whatever_a_storage_answers_no_row_is_lost_or_repeated(write: str, trouble: str) -> None:  # H64
     """A checkpoint of which the answer is wrong, then trouble, then what becomes of the checkpoint; and a reader."""
     stores = [place for place, step in enumerate(SCRIPT) if "store" in step.__code__.co_names]
     assert len(stores) == 4
@@ -186,7 +186,7 @@ async def run_until_operation(script: list[Step], number: int, *, reads: bool) -
         pytest.param(SCRIPT_IN_DOUBT, id="one is in doubt", marks=pytest.mark.long),
     ],
 )
-async def test_a_crash_at_any_change_of_the_filesystem_neither_loses_nor_doubles_a_row(
+async def test_a_crash_at_any_change_of_the_filesystem_neither_loses_nor_repeats_a_row(
     script: list[Step], reads: bool
 ) -> None:  # H64
     """Between the copy and the removal too, where publishing is not one step; the whole application starts again."""
@@ -208,20 +208,20 @@ async def test_a_crash_at_any_change_of_the_filesystem_neither_loses_nor_doubles
     assert kinds >= {"before create", "after create", "before copy", "after copy", "before remove", "after remove"}
 
 
-async def test_a_journal_that_is_written_behind_the_move_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:  # H64
+async def test_a_journal_that_is_written_after_the_move_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:  # H64
     where = "spark_bridge.sink.committer:SinkCommitter._publish_all"
     record = "self._journal.record(file.part for file in left)"
     late = f"self._directory.sync_published(); {record.replace('in left', 'in all_of_them')}"
     Edit(where, record, "all_of_them = list(left)").apply(monkeypatch)
     Edit(where, "self._directory.sync_published()", late).apply(monkeypatch)
     with pytest.raises((AssertionError, SinkFileLost)):
-        await test_a_crash_at_any_change_of_the_filesystem_neither_loses_nor_doubles_a_row(SCRIPT, reads=True)
+        await test_a_crash_at_any_change_of_the_filesystem_neither_loses_nor_repeats_a_row(SCRIPT, reads=True)
 
 
-async def test_a_reset_that_deletes_in_doubt_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:  # H64
+async def test_a_reset_that_deletes_in_doubt_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:  # H64
     Edit("spark_bridge.sink.committer:SinkCommitter._delete", "if in_doubt:", "if False:").apply(monkeypatch)
     with pytest.raises((AssertionError, SinkFileLost)):
-        await test_whatever_a_storage_answers_no_row_is_lost_or_doubled(
+        await test_whatever_a_storage_answers_no_row_is_lost_or_repeated(
             "fails, and the checkpoint is there", "the job fails"
         )
 
@@ -254,7 +254,7 @@ def a_step(dice: random.Random, subtasks: int) -> Step:
 
 
 @pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(15, 60))])
-async def test_no_order_of_steps_and_troubles_loses_or_doubles_a_row(seed: int) -> None:
+async def test_no_order_of_steps_and_faults_loses_or_repeats_a_row(seed: int) -> None:
     print(f"seed {seed}")
     dice = random.Random(seed)
     subtasks = dice.choice([1, 2, 3])

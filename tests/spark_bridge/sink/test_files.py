@@ -16,7 +16,7 @@ def a_file(number: int = 0) -> SealedFile:
     return SealedFile(str(PartName(0, -1, 0, "0" * 16, number)), rows=2, size_bytes=8, checkpoint_id=1)
 
 
-def test_a_name_says_what_cleaning_up_must_know() -> None:
+def test_a_name_contains_what_the_clean_up_needs() -> None:
     assert str(PART) == "part-s00003-e0000000015-a00002-9f31c2d07a5be846-000000.jsonl"
     assert PartName.parse(str(PART)) == PART
 
@@ -28,12 +28,12 @@ def test_a_name_says_what_cleaning_up_must_know() -> None:
         PartName(123456, 99999999999, 123456, "f" * 16, 1234567, "a-s00001-e1-b", ".csv.gz"),
     ],
 )
-def test_a_name_is_read_back_whatever_its_numbers(part: PartName) -> None:
+def test_a_name_can_be_parsed_whatever_its_numbers(part: PartName) -> None:
     assert PartName.parse(str(part)) == part
 
 
 @pytest.mark.parametrize("name", ["", "part", "_SUCCESS", f"x/{PART}", f"{PART}/x", f"../{PART}", str(PART)[1:5]])
-def test_other_names_are_no_parts(name: str) -> None:
+def test_other_names_are_not_parts(name: str) -> None:
     assert PartName.parse(name) is None
 
 
@@ -51,18 +51,18 @@ def test_the_files_of_a_subtask_sort_in_the_order_of_their_rows() -> None:
 
 
 @pytest.mark.parametrize(("prefix", "suffix"), [("", ""), (".x", ""), ("_x", ""), ("a/b", ""), ("a", "x"), ("a", "./")])
-def test_what_would_hide_the_files_is_refused(prefix: str, suffix: str) -> None:
+def test_affixes_that_would_hide_the_files_are_refused(prefix: str, suffix: str) -> None:
     with pytest.raises(SinkMisused):
         check_affixes(prefix, suffix)
 
 
-def test_a_list_comes_through_the_codec_as_it_was() -> None:
+def test_a_list_survives_the_codec_unchanged() -> None:
     files = [a_file(0), a_file(1)]
     (event,) = sealed_events("out", PLACE, files)
     assert parse_sealed_event("out", PLACE, decode_event(encode_event(event))) == tuple(files)
 
 
-def test_nothing_sealed_is_no_event_and_very_many_are_several() -> None:
+def test_no_sealed_file_makes_no_event_and_many_make_several() -> None:
     """Each must fit the bound of an event (H62)."""
     assert list(sealed_events("out", PLACE, [])) == []
     files = [a_file(number) for number in range(2500)]
@@ -73,16 +73,16 @@ def test_nothing_sealed_is_no_event_and_very_many_are_several() -> None:
 
 
 @pytest.mark.parametrize("event", [None, 1, [], ["other"], {"a": 1}, ["headgate/sealed-files"]])
-def test_an_event_of_the_users_own_is_no_list(event: object) -> None:
+def test_an_event_of_the_user_is_not_a_list(event: object) -> None:
     assert parse_sealed_event("out", PLACE, event) is None
 
 
-def test_the_list_of_another_sink_is_not_this_ones() -> None:
+def test_the_list_of_another_sink_is_ignored() -> None:
     (event,) = sealed_events("other", PLACE, [a_file()])
     assert parse_sealed_event("out", PLACE, event) is None
 
 
-def test_two_ends_with_different_directories_are_told_so() -> None:
+def test_two_halves_with_different_directories_are_refused() -> None:
     (event,) = sealed_events("out", "file:///elsewhere", [a_file()])
     with pytest.raises(SinkMisused, match=r"file:///elsewhere.*file:///out.*same URL"):
         parse_sealed_event("out", PLACE, event)

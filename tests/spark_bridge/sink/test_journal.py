@@ -65,7 +65,7 @@ def test_several_journals_are_read_together_and_become_one(directory: SinkDirect
 @pytest.mark.parametrize(
     "content", [b"", b'{"writers": {"aaaa', b'{"writers": [1]}', b"[]", b'{"writers": {"a": "b"}}']
 )
-def test_a_journal_that_is_not_whole_says_nothing(content: bytes, directory: SinkDirectory) -> None:
+def test_a_broken_journal_is_ignored(content: bytes, directory: SinkDirectory) -> None:
     loaded(directory).record([part(1)])
     broken = "published-00000000000000000002-deadbeef.json"
     directory.write(broken, content)
@@ -75,13 +75,13 @@ def test_a_journal_that_is_not_whole_says_nothing(content: bytes, directory: Sin
     assert not journal.covers(part(2))
 
 
-def test_what_a_dead_driver_left_unfinished_goes_with_the_next_record(directory: SinkDirectory) -> None:
+def test_an_unfinished_journal_of_a_dead_driver_is_deleted_with_the_next_record(directory: SinkDirectory) -> None:
     directory.write("published-00000000000000000001-deadbeef.json.tmp", b"{")
     loaded(directory).record([part(1)])
     assert [is_journal(name) for name in directory.staged()] == [True]
 
 
-def test_a_record_that_fails_can_be_made_again() -> None:
+def test_a_failed_record_can_be_repeated() -> None:
     directory = SinkDirectory(new_url(), "out")
     directory.prepare()
     journal = loaded(directory)

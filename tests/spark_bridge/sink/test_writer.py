@@ -81,7 +81,7 @@ def test_a_part_that_is_large_enough_is_ended_and_the_next_begun(url: str) -> No
     assert [(file.rows, file.size_bytes) for file in writer.seal(1)] == [(2, 4), (1, 9), (1, 2)]
 
 
-def test_two_writers_of_the_same_attempt_number_never_meet(url: str) -> None:
+def test_two_writers_of_the_same_attempt_number_never_share_a_name(url: str) -> None:
     """Attempts are counted from 0 again in the next application, which may restore nothing."""
     names = []
     for _ in range(2):
@@ -146,20 +146,18 @@ def test_a_list_is_sent_only_for_what_was_sealed_just_now(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["out", "./out", "~/out", ""])
-def test_a_relative_path_is_refused_for_it_is_another_one_in_each_process(url: str) -> None:
+def test_a_relative_path_is_refused(url: str) -> None:
     with pytest.raises(SinkMisused, match="absolute"):
         a_writer(url)
 
 
 @pytest.mark.parametrize("settings", [{"prefix": "_x"}, {"suffix": "x"}, {"roll_bytes": 0}])
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"prefix|suffix|roll_bytes"):
         a_writer(str(tmp_path), **settings)
 
 
-def test_sealed_rows_were_flushed_to_the_disk_before_anybody_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sealed_rows_are_on_the_disk_before_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut behind the durable checkpoint must not take them away: first the file, then its name."""
     synced: list[str] = []
     monkeypatch.setattr(

@@ -13,18 +13,18 @@ from spark_bridge.storage import CheckpointStorage, StorageError, StorageFenced
 from tests.spark_bridge.storage.checkpoints import HookedFileSystem, a_checkpoint, a_prepared_storage
 
 
-def test_ids_rise_from_one(any_url: str) -> None:  # H4
+def test_ids_increase_from_one(any_url: str) -> None:  # H4
     storage = a_prepared_storage(any_url)
     assert [*storage.reserve_ids(3), *storage.reserve_ids(2)] == [1, 2, 3, 4, 5]
 
 
-def test_ids_go_on_in_a_new_application_whether_they_were_used_or_not(any_url: str) -> None:  # H4
+def test_ids_continue_in_a_new_application_whether_they_were_used_or_not(any_url: str) -> None:  # H4
     a_prepared_storage(any_url).reserve_ids(10)
     a_prepared_storage(any_url)  # crashed before it reserved any
     assert list(a_prepared_storage(any_url).reserve_ids(2)) == [11, 12]
 
 
-def test_ids_are_above_every_checkpoint_that_lies_there_even_if_the_markers_are_lost(tmp_path: Path) -> None:  # H4
+def test_ids_are_above_every_stored_checkpoint_even_if_the_markers_are_lost(tmp_path: Path) -> None:  # H4
     storage = a_prepared_storage(tmp_path)
     storage.store("words", a_checkpoint(41))
     for marker in (tmp_path / "_ids").iterdir():
@@ -33,7 +33,7 @@ def test_ids_are_above_every_checkpoint_that_lies_there_even_if_the_markers_are_
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_no_id_comes_twice_however_applications_follow_one_another(seed: int, any_url: str) -> None:  # H4
+def test_no_id_is_assigned_twice_whatever_the_order_of_applications(seed: int, any_url: str) -> None:  # H4
     print(f"seed {seed}")
     dice = random.Random(seed)
     seen: list[int] = []
@@ -87,7 +87,7 @@ def test_applications_that_start_at_the_same_moment_never_share_an_id(tmp_path: 
     assert len(fenced) <= 5  # one of them, the last, is fenced by nobody
 
 
-def test_ids_that_were_reserved_while_another_took_over_are_not_given_out_again(hooked_url: str) -> None:  # H4
+def test_ids_reserved_during_a_takeover_are_not_assigned_again(hooked_url: str) -> None:  # H4
     earlier = a_prepared_storage(hooked_url)
     seen: list[int] = []
 
@@ -140,7 +140,7 @@ def test_the_later_application_fences_the_earlier(any_url: str) -> None:
     assert later.latest("words") == a_checkpoint(first)
 
 
-def test_preparing_again_does_not_win_a_storage_back(tmp_path: Path) -> None:
+def test_preparing_again_does_not_take_a_storage_back(tmp_path: Path) -> None:
     earlier = a_prepared_storage(tmp_path)
     later = a_prepared_storage(tmp_path)
     earlier.prepare()
@@ -165,7 +165,7 @@ def test_either_the_later_application_finds_the_checkpoint_or_nobody_will(moment
     assert found == [CheckpointStorage(hooked_url).latest("words")]
 
 
-def test_what_a_dead_writer_left_is_swept_up(hooked_url: str) -> None:
+def test_temporary_files_of_a_dead_writer_are_deleted(hooked_url: str) -> None:
     folder = f"{hooked_url.removeprefix('hooked://')}/words"
     dying = a_prepared_storage(hooked_url)
     (lost,) = dying.reserve_ids(1)
@@ -185,7 +185,7 @@ def test_what_a_dead_writer_left_is_swept_up(hooked_url: str) -> None:
     assert [name.partition("-")[0] for name in os.listdir(folder)] == ["void"]
 
 
-def test_sweeping_up_leaves_what_this_application_is_writing(hooked_url: str) -> None:
+def test_the_clean_up_keeps_what_this_application_is_writing(hooked_url: str) -> None:
     storage = a_prepared_storage(hooked_url)
     (new,) = storage.reserve_ids(1)
 

@@ -78,7 +78,7 @@ def test_it_looks_at_one_file(root: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("place", ["nothing here", "empty", "nothing here/checkpoint-1.hgc", "nonsense://x"])
-def test_a_place_that_is_no_storage(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_is_not_a_storage(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").mkdir()
     assert main(["checkpoints", place if "://" in place else str(tmp_path / place)]) == 2
     said = capsys.readouterr()

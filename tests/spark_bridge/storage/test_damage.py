@@ -37,7 +37,7 @@ def assert_refused(root: Path, file: Path) -> None:
     assert storage.latest("words", allow_older=True) == a_checkpoint(1)
 
 
-def test_the_newest_cut_at_every_byte_is_refused_and_the_one_before_stands_in(two: tuple[Path, Path]) -> None:  # H50
+def test_a_newest_file_cut_at_any_byte_is_refused_and_the_older_one_replaces_it(two: tuple[Path, Path]) -> None:  # H50
     root, file = two
     whole = file.read_bytes()
     for length in range(len(whole)):
@@ -45,7 +45,7 @@ def test_the_newest_cut_at_every_byte_is_refused_and_the_one_before_stands_in(tw
         assert_refused(root, file)
 
 
-def test_the_newest_with_any_byte_changed_is_refused_and_the_one_before_stands_in(
+def test_a_newest_file_with_any_changed_byte_is_refused_and_the_older_one_replaces_it(
     two: tuple[Path, Path],
 ) -> None:  # H50
     root, file = two
@@ -57,7 +57,7 @@ def test_the_newest_with_any_byte_changed_is_refused_and_the_one_before_stands_i
         assert_refused(root, file)
 
 
-def test_what_is_passed_over_is_logged(two: tuple[Path, Path]) -> None:  # H50
+def test_skipped_checkpoints_are_logged(two: tuple[Path, Path]) -> None:  # H50
     root, file = two
     file.write_bytes(b"rubbish")
     with capture_logs() as logs:
@@ -65,7 +65,7 @@ def test_what_is_passed_over_is_logged(two: tuple[Path, Path]) -> None:  # H50
     assert [entry["file"] for entry in logs if entry["log_level"] == "warning"] == [str(file)]
 
 
-def test_where_nothing_whole_is_left_an_older_one_cannot_stand_in(two: tuple[Path, Path]) -> None:  # H50
+def test_without_an_intact_checkpoint_nothing_is_restored(two: tuple[Path, Path]) -> None:  # H50
     root, file = two
     file.write_bytes(b"rubbish")
     (root / "words" / "checkpoint-1.hgc").write_bytes(b"")
@@ -84,7 +84,7 @@ def test_a_whole_file_under_another_name_is_refused(two: tuple[Path, Path]) -> N
         CheckpointStorage(root).read("letters", 2)
 
 
-def test_a_later_format_is_never_passed_over(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:  # H50
+def test_a_later_format_is_never_skipped(two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:  # H50
     root, file = two
     with monkeypatch.context() as later_release:
         later_release.setattr("protocol.wire.checkpoint_format._version_for", lambda stored: FORMAT_VERSION + 1)
@@ -95,7 +95,7 @@ def test_a_later_format_is_never_passed_over(two: tuple[Path, Path], monkeypatch
             CheckpointStorage(root).latest("words", allow_older=allow_older)
 
 
-def test_what_cannot_be_read_just_now_is_never_passed_over(hooked_url: str) -> None:  # H50
+def test_a_file_that_cannot_be_read_at_the_moment_is_never_skipped(hooked_url: str) -> None:  # H50
     a_storage_with(hooked_url, 2)
 
     def refuse(call: str, path: str) -> None:
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_just_now_is_never_passed_over(hooked_url: str) -> N
             CheckpointStorage(hooked_url).latest("words", allow_older=allow_older)
 
 
-def test_one_that_is_deleted_while_it_is_looked_for_is_looked_for_again(hooked_url: str) -> None:
+def test_a_checkpoint_deleted_during_the_listing_makes_it_start_again(hooked_url: str) -> None:
     storage, ids = a_storage_with(hooked_url, 2)
 
     def delete_it(call: str, path: str) -> None:
@@ -120,7 +120,7 @@ def test_one_that_is_deleted_while_it_is_looked_for_is_looked_for_again(hooked_u
     assert CheckpointStorage(hooked_url).latest("words") == a_checkpoint(ids[0])
 
 
-def test_a_list_names_the_damage_and_goes_on(two: tuple[Path, Path]) -> None:
+def test_a_listing_names_the_damage_and_continues(two: tuple[Path, Path]) -> None:
     root, _ = two
     (root / "words" / "checkpoint-1.hgc").write_bytes(b"\x89HGC")
     storage = CheckpointStorage(root)
@@ -130,7 +130,7 @@ def test_a_list_names_the_damage_and_goes_on(two: tuple[Path, Path]) -> None:
     assert [info.file for info in storage.verify()] == [str(root / "words" / "checkpoint-1.hgc")]
 
 
-def test_files_of_others_are_left_alone(two: tuple[Path, Path]) -> None:
+def test_unknown_files_are_left_alone(two: tuple[Path, Path]) -> None:
     root, _ = two
     strangers = [root / "notes.txt", root / "words" / "checkpoint-02.hgc", root / "words" / "checkpoint-9.hgc.bak"]
     for stranger in strangers:

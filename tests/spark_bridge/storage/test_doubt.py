@@ -112,7 +112,7 @@ def test_a_discarded_checkpoint_is_not_restored_even_if_its_write_succeeds_later
     assert restored(a_prepared_storage(tmp_path)) == completed
 
 
-def test_a_discard_that_cannot_write_its_marker_promises_nothing(hooked_url: str) -> None:  # H64
+def test_a_discard_that_cannot_write_its_marker_guarantees_nothing(hooked_url: str) -> None:  # H64
     storage, (_, in_doubt) = a_storage_with(hooked_url, 2)
 
     def refuse(call: str, path: str) -> None:
@@ -161,7 +161,7 @@ def test_what_was_restored_again_in_the_same_application_cannot_be_discarded(sto
 # --- restoring ----------------------------------------------------------------------------------------------------
 
 
-def test_a_write_that_succeeds_after_its_successor_restored_is_void_for_good(tmp_path: Path) -> None:  # H64
+def test_a_write_that_succeeds_after_its_successor_restored_is_permanently_void(tmp_path: Path) -> None:  # H64
     dead, (completed,) = a_storage_with(tmp_path, 1)
     (lost,) = dead.reserve_ids(1)
     successor = a_prepared_storage(tmp_path)
@@ -248,11 +248,11 @@ def discard_beside_a_restore(url: str) -> tuple[bool, int]:
     return discarded, restored(a_prepared_storage(url))
 
 
-def test_a_discard_whose_marker_comes_after_the_look_of_a_later_application_is_none(hooked_url: str) -> None:  # H64
+def test_a_discard_marked_after_a_later_application_listed_has_no_effect(hooked_url: str) -> None:  # H64
     assert discard_beside_a_restore(hooked_url) == (False, 2)
 
 
-def test_a_marker_without_the_second_look_at_the_claims_is_seen(
+def test_a_missing_second_check_of_the_claims_is_detected(
     hooked_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # H64
     marker = 'void_name(checkpoint_id, self._claims.owner)}")\n        '
@@ -262,7 +262,7 @@ def test_a_marker_without_the_second_look_at_the_claims_is_seen(
         discard_beside_a_restore(hooked_url)
 
 
-def test_a_successor_that_is_taken_over_while_it_restores_must_not_go_on(hooked_url: str) -> None:  # H64
+def test_a_successor_that_is_fenced_while_it_restores_must_stop(hooked_url: str) -> None:  # H64
     _, (completed,) = a_storage_with(hooked_url, 1)
     successor = a_prepared_storage(hooked_url)
     (first,) = successor.reserve_ids(1)
@@ -300,7 +300,7 @@ def test_a_restart_does_not_silently_fall_back_behind_a_savepoint(storage: Stora
     assert storage.latest("words") == a_checkpoint(new)
 
 
-def test_a_checkpoint_with_an_id_that_was_never_given_out_is_refused(storage: Storage) -> None:  # H4, H64
+def test_a_checkpoint_with_an_id_that_was_never_assigned_is_refused(storage: Storage) -> None:  # H4, H64
     storage.prepare()
     (first,) = storage.reserve_ids(1)
     storage.store("words", a_checkpoint(41))
@@ -308,7 +308,7 @@ def test_a_checkpoint_with_an_id_that_was_never_given_out_is_refused(storage: St
         storage.restore_latest("words", first=first)
 
 
-def test_an_older_one_that_stands_in_is_what_later_restarts_restore(tmp_path: Path) -> None:  # H64, H50
+def test_an_older_replacement_is_what_later_restarts_restore(tmp_path: Path) -> None:  # H64, H50
     _, (whole, damaged) = a_storage_with(tmp_path, 2)
     file = tmp_path / "words" / f"checkpoint-{damaged}.hgc"
     good = file.read_bytes()
@@ -323,7 +323,7 @@ def test_an_older_one_that_stands_in_is_what_later_restarts_restore(tmp_path: Pa
 # --- retention and names ------------------------------------------------------------------------------------------
 
 
-def test_files_and_markers_go_when_they_say_nothing_any_more(any_url: str) -> None:  # H64, H51
+def test_files_and_markers_without_effect_are_deleted(any_url: str) -> None:  # H64, H51
     storage, completed = a_prepared_storage(any_url), 0
     for _ in range(4):
         storage = a_prepared_storage(any_url, retained=1)
@@ -368,7 +368,7 @@ def test_lost_claims_do_not_bring_back_an_id_or_an_epoch_that_a_marker_names(tmp
     assert restored(a_prepared_storage(tmp_path)) == new
 
 
-async def test_an_operator_that_is_coordinated_again_goes_on_from_what_it_restores(storage: Storage) -> None:  # H64
+async def test_an_operator_that_is_coordinated_again_continues_from_what_it_restores(storage: Storage) -> None:  # H64
     """In one application: the first life leaves one in doubt that appears when the second has begun."""
     async with StorageSession(storage) as session:
         port = session.port("words", RestoreMode.STREAMING)

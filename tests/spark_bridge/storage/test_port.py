@@ -89,7 +89,7 @@ async def test_operators_share_the_ids_and_nothing_else(storage: Storage) -> Non
         assert await letters.restore_latest() == a_checkpoint(2)
 
 
-async def test_a_savepoint_lies_elsewhere_and_is_no_point_to_restore(storage: Storage, tmp_path: Path) -> None:  # H49
+async def test_a_savepoint_is_stored_elsewhere_and_is_not_restored(storage: Storage, tmp_path: Path) -> None:  # H49
     async with StorageSession(storage) as session:
         port = session.port("words", STREAMING)
         file = await port.store_savepoint(tmp_path / "by hand", a_checkpoint(port.next_checkpoint_id()))
@@ -151,7 +151,7 @@ async def test_an_error_in_the_body_of_a_session_comes_out_as_it_is(storage: Sto
             raise LookupError("mine")
 
 
-async def test_a_place_that_cannot_be_used_stops_a_session_from_beginning(tmp_path: Path) -> None:
+async def test_an_unusable_directory_keeps_a_session_from_starting(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match="cannot make the directory"):
         async with StorageSession(CheckpointStorage(tmp_path / "file")):
@@ -254,7 +254,7 @@ def test_a_write_is_stopped_before_it_begins_and_before_it_appears_and_not_later
     assert too_late.wait_over(0)
 
 
-def test_memory_says_what_is_not_there() -> None:
+def test_memory_reports_a_missing_checkpoint() -> None:
     with pytest.raises(StorageError, match="there is no checkpoint 3 of 'words' in memory"):
         MemoryStorage().read("words", 3)
 

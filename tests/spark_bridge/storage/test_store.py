@@ -55,7 +55,7 @@ def test_the_newest_are_retained(any_url: str) -> None:  # H51
     assert ids_of(storage) == ids[-3:]  # two, and the newest, which may yet be given up
 
 
-def test_the_last_completed_one_stays_when_all_that_are_under_way_are_given_up(any_url: str) -> None:  # H51
+def test_the_last_completed_one_stays_when_all_pending_ones_are_given_up(any_url: str) -> None:  # H51
     storage = a_prepared_storage(any_url, retained=1)
     completed, *under_way = storage.reserve_ids(4)
     storage.store("words", a_checkpoint(completed))
@@ -86,7 +86,7 @@ def test_a_checkpoint_that_is_known_to_be_damaged_is_not_one_of_those_retained(t
     assert storage.latest("words", allow_older=True) == a_checkpoint(whole)
 
 
-def test_deleting_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:  # H51
+def test_deleting_a_damaged_checkpoint_is_logged(tmp_path: Path) -> None:  # H51
     _, (_, damaged) = a_storage_with(tmp_path, 2, retained=1)
     (tmp_path / "words" / f"checkpoint-{damaged}.hgc").write_bytes(b"rubbish")
     storage = a_prepared_storage(tmp_path, retained=1)
@@ -98,7 +98,7 @@ def test_deleting_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:  # H51
     assert [entry["file"] for entry in logs if entry["log_level"] == "warning"] == [f"words/checkpoint-{damaged}.hgc"]
 
 
-def test_a_discarded_one_is_gone_and_one_that_never_was_is_no_error(any_url: str) -> None:
+def test_discarding_a_missing_checkpoint_is_not_an_error(any_url: str) -> None:
     storage, ids = a_storage_with(any_url, 2)
     storage.discard("words", ids[1])
     storage.discard("words", ids[1])
@@ -117,7 +117,7 @@ def test_a_list_says_what_each_file_holds(tmp_path: Path) -> None:
     assert storage.verify() == []
 
 
-def test_what_appears_is_the_very_file_that_was_written_whole(tmp_path: Path) -> None:  # H50
+def test_a_checkpoint_appears_by_a_rename_of_the_complete_file(tmp_path: Path) -> None:  # H50
     storage = a_prepared_storage(tmp_path)
     (checkpoint_id,) = storage.reserve_ids(1)
     written: list[tuple[int, int]] = []
@@ -214,7 +214,7 @@ def test_a_local_write_that_breaks_off_in_the_middle_leaves_nothing(tmp_path: Pa
     assert [name for name in os.listdir(tmp_path / "words") if not name.startswith("void-2-")] == ["checkpoint-1.hgc"]
 
 
-def test_a_storage_that_was_not_prepared_says_so(tmp_path: Path) -> None:
+def test_an_unprepared_storage_raises(tmp_path: Path) -> None:
     storage = CheckpointStorage(tmp_path)
     with pytest.raises(StorageError, match=r"is not prepared: call prepare\(\) first"):
         storage.store("words", a_checkpoint(1))
@@ -229,16 +229,14 @@ def test_a_storage_that_was_not_prepared_says_so(tmp_path: Path) -> None:
         ("file-in-the-way", "cannot make the directory .*file-in-the-way/checkpoints"),
     ],
 )
-def test_a_place_that_cannot_be_used_is_named(
-    url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_directory_is_named(url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file-in-the-way").write_text("here", encoding="utf-8")
     with pytest.raises(StorageError, match=says):
         CheckpointStorage(url if "://" in url else f"{url}/checkpoints").prepare()
 
 
-def test_a_place_that_cannot_be_written_is_found_when_it_is_prepared(hooked_url: str) -> None:
+def test_prepare_finds_a_directory_that_cannot_be_written(hooked_url: str) -> None:
     def read_only(call: str, path: str) -> None:
         if call == "pipe_file":
             raise PermissionError(13, "Permission denied", path)
