@@ -1,15 +1,14 @@
-"""Whether a run goes on with the enumeration of the run before it, or needs a new one (H56, H68).
+"""Decides whether a run continues the previous run's enumeration of splits or starts a new one (H56, H68).
 
-A new action is a new enumeration. But sometimes the engine runs only a part of the partitions, and joins the results
-with others that an earlier run has computed. Then the two together must have read each split once, so the enumeration
-goes on:
+A new action starts a new enumeration. But sometimes Spark computes only some of the partitions, and combines them with
+results of an earlier run. Then both runs together must read each split once, so the enumeration continues:
 
-- It has kept a part of an output (a persisted RDD, shuffle files), has lost the rest, and computes that again. What is
-  computed again must read what it read before.
-- It computes some partitions first, and others when it wants more, as ``take`` does. None of them is computed twice.
+- Spark has kept a part of an output (a persisted RDD, shuffle files), has lost the rest, and computes it again. The
+  tasks must read the same splits as before.
+- Spark computes some partitions first and others later, as ``take`` does. No partition is computed twice.
 
-An output that an older enumeration has filled, whose books are gone, can be joined with nothing: rather no result than
-a wrong one.
+If an older enumeration filled the output and its assignments are forgotten, nothing can be combined with it. Then the
+run fails, because its result could be wrong.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from protocol.facts import StageLook
 __all__ = ["CurrentEnumeration"]
 
 OUTPUTS_MAX = 65_536
-"""How many outputs of earlier enumerations are remembered; the oldest go first."""
+"""How many outputs of earlier enumerations are remembered. The oldest are dropped first."""
 
 
 class CurrentEnumeration:
-    """What the runs of one enumeration have computed. One thread at a time; nothing to close."""
+    """What the runs of one enumeration have computed. Not thread-safe; nothing to close."""
 
     __slots__ = ("_earlier_outputs", "_outputs", "_partitions", "_runs")
 
@@ -35,15 +34,15 @@ class CurrentEnumeration:
         self._runs = 0
 
     def goes_on_in(self, look: StageLook) -> bool:
-        """Whether the run that ``look`` shows belongs to this enumeration. Nothing changes.
+        """Whether the run that ``look`` describes belongs to this enumeration. Changes nothing.
 
-        Raises ``LocalProtocolError`` where it would have to be joined with an output of an older one.
+        Raises ``LocalProtocolError`` if its results would be combined with an output of an older enumeration.
         """
         lost_books = look.kept & self._earlier_outputs.keys() - self._outputs
         if lost_books:
             raise LocalProtocolError(
-                "Spark has lost a part of an earlier action's output and computes it again, but a later action has"
-                " enumerated the splits anew since: call unpersist() on what is cached, or build the RDD again, so"
+                "Spark lost a part of an earlier action's output and computes it again, but a later action has"
+                " enumerated the splits again since: call unpersist() on cached data, or build the RDD again, so"
                 " that all of it is computed"
             )
         if look.kept & self._outputs:
@@ -52,7 +51,7 @@ class CurrentEnumeration:
         return bool(self._runs) and wants_a_part and not look.partitions & self._partitions
 
     def see(self, look: StageLook, *, anew: bool) -> None:
-        """The run has begun, with a new enumeration if ``anew``."""
+        """The run has begun. ``anew``: with a new enumeration."""
         if anew:
             self._earlier_outputs.update(dict.fromkeys(sorted(self._outputs)))
             while len(self._earlier_outputs) > OUTPUTS_MAX:

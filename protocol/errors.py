@@ -1,7 +1,7 @@
 """Errors of the protocol.
 
-Two families, after h11: a *local* error is our caller's fault, a *remote* error is the peer's. A remote error
-closes one connection or fails one attempt; it never harms anybody else (H62).
+There are two families, as in h11: a *local* error is the caller's fault, a *remote* error is the peer's. A remote error
+closes one connection or fails one attempt, and affects nothing else (H62).
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ class HeadgateError(Exception):
 
 
 class ProtocolError(HeadgateError):
-    """Base of what goes wrong between a task and its coordinator."""
+    """Base of the errors between a task and its coordinator."""
 
 
 class LocalProtocolError(ProtocolError):
-    """The caller asked for something that the protocol does not allow; nothing was changed."""
+    """The caller did something that the protocol does not allow. Nothing was changed."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent something that the protocol does not allow; its connection is to be closed."""
+    """The peer sent something that the protocol does not allow. Its connection is closed."""
 
 
 class EventEncodeError(LocalProtocolError):
-    """An event is no value that msgpack can carry, or is larger than a bound (H21, H62)."""
+    """msgpack cannot encode the event, or the event exceeds a limit. Nothing was sent."""
 
 
 class GatewayFull(LocalProtocolError):
-    """The bound on held and unconfirmed events is reached (H27)."""
+    """There is no room for the event: too many are held back or unconfirmed. Nothing was sent; try again later."""
 
 
 class VersionMismatch(RemoteProtocolError):
-    """The two ends speak different protocol versions (H60)."""
+    """Driver and executor run releases with different protocol versions."""
 
     def __init__(self, ours: int, theirs: int) -> None:
         super().__init__(ours, theirs)
@@ -42,32 +42,32 @@ class VersionMismatch(RemoteProtocolError):
     def __str__(self) -> str:
         return (
             f"protocol version {self.ours} here, {self.theirs} at the peer: "
-            "install the same release of headgate on the driver and on every executor"
+            "install the same release of Headgate on the driver and on every executor"
         )
 
 
 class HandshakeFailed(RemoteProtocolError):
-    """The peer did not prove that it knows the secret (H61)."""
+    """The peer did not prove that it knows the secret."""
 
 
 class AttemptOver(ProtocolError):
-    """The execution attempt that this event was meant for, or came from, is over (H26)."""
+    """The task attempt that the event was sent to, or from which it came, is over. The event was not delivered."""
 
 
 class ConfirmationTimeout(AttemptOver):
-    """No confirmation within ``confirm_timeout_s``.
+    """The task did not confirm the event within ``confirm_timeout_s``.
 
-    The attempt was failed for it (H25), unless the event was loss-tolerant: then nothing was failed, and the event may
-    still arrive (H72).
+    The attempt was failed for that, unless the event was loss-tolerant: then nothing failed, and the event may still
+    arrive.
     """
 
 
 class CheckpointCorrupt(ProtocolError):
-    """These bytes are no whole checkpoint; the message says what is wrong with them (H50)."""
+    """The bytes are not a complete checkpoint. The message says what is wrong."""
 
 
 class CheckpointTooNew(CheckpointCorrupt):
-    """A whole checkpoint, but of a format that this release does not know (H50)."""
+    """A complete checkpoint in a format that this release does not know."""
 
     def __init__(self, ours: int, theirs: int) -> None:
         super().__init__(ours, theirs)
@@ -77,5 +77,5 @@ class CheckpointTooNew(CheckpointCorrupt):
     def __str__(self) -> str:
         return (
             f"checkpoint format {self.theirs}, and this release reads {self.ours}: "
-            "restore it with the release of headgate that wrote it, or a later one"
+            "restore it with the release of Headgate that wrote it, or a later one"
         )

@@ -1,9 +1,8 @@
-"""What an engine says about its tasks, as past-tense facts.
+"""Facts that the engine reports about its jobs, stages and tasks.
 
-The names are Spark's, because Spark is the engine that we have; nothing here imports it. Facts can be missing,
-doubled or late (H19), and they may come in another order than the tasks' own words. Ids: ``stage_id`` and
-``job_id`` are unique in an application; ``task_attempt_id`` is too (H1); ``partition`` is the partition, never
-the place in a task set.
+The names are Spark's; nothing here imports it. Facts can be missing, duplicated or late (H19), and they may arrive in
+another order than the tasks' own messages. ``stage_id``, ``job_id`` and ``task_attempt_id`` are unique in an
+application (H1). ``partition`` is the number of the partition, not the position in a task set.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ class TaskOutcome(Enum):
 
 
 class TaskState(Enum):
-    """What a look at the engine's own books says of a task attempt."""
+    """The state of a task attempt in the engine's own records."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     ENDED = "ended"  # failed, killed, lost
-    UNKNOWN = "unknown"  # the engine has no entry (any more)
+    UNKNOWN = "unknown"  # the engine has no record of it, or none any more
 
 
 @value
@@ -54,7 +53,7 @@ class StageSubmitted:
     stage_attempt: int
     task_count: int
     barrier: bool = False  # Spark's barrier execution mode: the stage fails and is retried as a whole
-    partitions: int = 0  # of the stage's RDD; 0 if not known. An action or a retry may run tasks for a part of them
+    partitions: int = 0  # of the stage's RDD; 0 if unknown. An action or a retry may run tasks for only some of them
 
 
 @value
@@ -95,7 +94,7 @@ class ExecutorLost:
 
 @value
 class FactsDropped:
-    """The engine's bus, or our own buffer behind it, has lost this many facts since the last such report."""
+    """The engine's bus, or the buffer after it, has lost this many facts since the last such report."""
 
     count: int
 
@@ -107,10 +106,10 @@ class ApplicationEnded:
 
 @value
 class StatusReported:
-    """The answer to a look at the engine's own books (H19): what is true now, whatever the bus said.
+    """The answer to a query of the engine's own records (H19): what is true now, whatever the bus said.
 
-    ``jobs`` tells for each job that was asked about whether it is still active; ``tasks`` the state of each task
-    attempt that was asked about.
+    ``jobs``: for each job in the query, whether it is still active. ``tasks``: the state of each task attempt in the
+    query.
     """
 
     jobs: dict[int, bool] = field(default_factory=dict)
@@ -119,11 +118,11 @@ class StatusReported:
 
 @value
 class StageLook:
-    """What the engine computes in a stage, and what it has kept, at the moment of the look. No fact of the bus.
+    """What the engine computes in a stage, and what it has kept, at one moment. It is not a fact of the bus.
 
-    ``partitions`` are those that it computes, of ``partition_count``; 0 for a stage that it does not know any more.
-    ``outputs`` name what it may keep of the stage's results beyond the job: a persisted RDD by its id, the output of
-    shuffle n by -1 - n. ``kept`` are those of them of which it has a part: the stage computes the rest.
+    ``partitions`` are computed now, out of ``partition_count``, which is 0 for a stage that the engine has forgotten.
+    ``outputs`` identify results of the stage that may outlive the job: a persisted RDD by its id, the output of
+    shuffle n by -1 - n. ``kept`` are the outputs that exist in part: the stage computes the rest.
     """
 
     partitions: frozenset[int] = frozenset()

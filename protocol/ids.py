@@ -1,20 +1,20 @@
-"""Names of the things that the protocol talks about (H1, H2, H4)."""
+"""Identifiers: execution attempts and the virtual empty checkpoint (H1, H2, H4)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 VIRTUAL_EMPTY_CHECKPOINT = -1
-"""The checkpoint before every other one: "nothing was ever stored". Batch is streaming before its first checkpoint."""
+"""The id that stands for "nothing was ever stored". Batch mode is streaming mode before its first checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ExecutionAttempt:
-    """One life of one subtask (H1).
+    """One execution of one subtask (H1).
 
-    ``task_attempt_id`` is Spark's task id, unique in an application, and the key of every map: Spark's own
-    ``(stage, partition, attempt number)`` is not unique, because a zombie stage attempt may run beside its
-    successor. ``attempt`` is the number that coordinators see; it rises strictly per subtask (H2).
+    ``task_attempt_id`` is Spark's task id. It is unique in an application and the key of every map: Spark's own
+    ``(stage, partition, attempt number)`` is not unique, because a zombie stage attempt may run at the same time as its
+    successor. ``attempt`` is the number that coordinators see; it increases with each attempt of a subtask (H2).
     """
 
     operator_id: str

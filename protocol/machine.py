@@ -1,10 +1,10 @@
-"""The one shape of every machine.
+"""The interface of every state machine.
 
-``handle(input, now)`` takes a past-tense fact and returns imperatives, to be carried out *in their order* by
-the shell. ``now`` is a reading of any monotonic clock, in seconds. ``next_deadline()`` says when the shell must
-call ``handle(TimePassed(), now)`` at the latest. A refused input raises ``LocalProtocolError`` or
-``RemoteProtocolError`` and changes nothing. ``check_invariants()`` raises ``AssertionError`` when the state is
-impossible; tests and the simulator call it after each step.
+``handle(input, now)`` takes a past-tense fact and returns imperatives, which the shell carries out *in order*. ``now``
+is a reading of any monotonic clock, in seconds. ``next_deadline()`` says when the shell must call
+``handle(TimePassed(), now)`` at the latest. A refused input raises ``LocalProtocolError`` or ``RemoteProtocolError``
+and changes nothing. ``check_invariants()`` raises ``AssertionError`` if the state is impossible; tests and the
+simulator call it after each step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Reaction(Enum):
 
 
 class Machine(Protocol[InputT_contra, EffectT_co]):
-    """What the shells and the simulator know of a machine."""
+    """What shells and the simulator use of a machine."""
 
     def handle(self, input: InputT_contra, now: float) -> Sequence[EffectT_co]: ...
 

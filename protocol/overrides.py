@@ -1,7 +1,7 @@
-"""Mistakes in the methods that a user's class overrides, found by reading the class.
+"""Finds mistakes in the methods that a user's class overrides, by inspecting the class.
 
 Such a mistake would show only when the method is called, or never: a plain function where an ``async def`` is awaited,
-an ``async def`` where a plain function is called, a name that is nearly right. Nothing is called here.
+an ``async def`` where a plain function is called, a misspelt name. Nothing is called here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _OUR_PACKAGES = ("protocol", "actors", "spark_bridge")
 _GENERATOR_COROUTINE = inspect.CO_ITERABLE_COROUTINE  # decorated with types.coroutine
 _LIKELY = 0.8
 _UNMISTAKABLE = 0.9
-_SHORT_NAME = 8  # of names so short, many differ by one letter
+_SHORT_NAME = 8  # many shorter names differ by only one letter
 
 
 @value
 class NeverCalled:
-    """A public method that nobody calls, and the one that was perhaps meant.
+    """A public method that is never called, and the one that was probably meant.
 
-    ``certain``: it takes the same arguments, in the same way, under a long name that is almost the same.
+    ``certain``: it takes the same arguments in the same way, and its long name is almost the same.
     """
 
     method: str
@@ -38,9 +38,9 @@ class NeverCalled:
 
 
 def errors_in_overrides(subject: object) -> list[str]:
-    """What is wrong with the methods that ``subject``, a class or an instance of it, overrides of ours.
+    """What is wrong with the methods of ours that ``subject``, a class or an instance of it, overrides.
 
-    Each text names the class and the method, says what is wrong, and what to write. A plain function may stand for an
+    Each text names the class and the method, says what is wrong, and what to write. A plain function may replace an
     ``async def`` if its annotation says that it returns an ``Awaitable`` or a ``Coroutine``.
     """
     found = []
@@ -58,10 +58,10 @@ def errors_in_overrides(subject: object) -> list[str]:
 def names_never_called(
     subject: object, interface: type, mistaken: Mapping[str, str] | None = None
 ) -> list[NeverCalled]:
-    """Public methods of the user's that look like a misspelt method of ``interface``.
+    """The user's public methods that look like misspelt methods of ``interface``.
 
-    A method that the class itself mentions anywhere is none of them, nor is one beside the method that it resembles.
-    ``mistaken``: names that people write by mistake although they are not alike, with the right one for each.
+    This excludes methods that the class itself uses, and methods that resemble one which is also overridden.
+    ``mistaken``: wrong names that are not similar to the right ones, with the right one for each.
     """
     subject_class = _class_of(subject)
     theirs = [one for one in subject_class.__mro__ if not _is_ours(one)]
@@ -72,7 +72,7 @@ def names_never_called(
     found = []
     for one in theirs:
         if not issubclass(one, interface):
-            continue  # what a base class of another kind defines is called by its own code
+            continue  # the code of an unrelated base class calls its own methods
         for name, member in vars(one).items():
             if name.startswith("_") or not isinstance(member, FunctionType) or name in known or name in mentioned:
                 continue
@@ -100,7 +100,7 @@ def _is_ours(one: type) -> bool:
 
 
 def _interface(subject_class: type) -> dict[str, FunctionType]:
-    """The public methods of those of its classes that are ours; the most derived definition of each."""
+    """The public methods that our classes among its bases define; the most derived definition of each."""
     return {
         name: member
         for one in reversed(subject_class.__mro__)
@@ -111,7 +111,7 @@ def _interface(subject_class: type) -> dict[str, FunctionType]:
 
 
 def _definition(subject: object, name: str) -> tuple[object, object]:
-    """Where it is defined, and what it is there: the instance itself comes first."""
+    """Where a name is defined, and as what. The instance itself comes first."""
     if not isinstance(subject, type) and name in getattr(subject, "__dict__", ()):
         return subject, subject.__dict__[name]
     for one in _class_of(subject).__mro__:
@@ -121,7 +121,7 @@ def _definition(subject: object, name: str) -> tuple[object, object]:
 
 
 def _functions(member: object) -> Iterator[FunctionType]:
-    """The function, and those that it wraps. None for any other callable, whose kind does not show."""
+    """The function and those that it wraps. Nothing for another callable, whose kind cannot be seen."""
     inner = getattr(member, "__func__", member)  # of a bound method, a staticmethod or a classmethod
     while isinstance(inner, FunctionType):
         yield inner
@@ -166,7 +166,7 @@ def _mentioned(one: type) -> Iterator[str]:
 
 
 def _problem(name: str, base: FunctionType, functions: list[FunctionType]) -> str:
-    """Why a method that is one of ``functions``, each of which wraps the next, cannot stand for ``base``."""
+    """Why a method made of ``functions``, each of which wraps the next, cannot replace ``base``."""
     must_be_async = inspect.iscoroutinefunction(base)
     if any(map(inspect.isasyncgenfunction, functions)):
         return (

@@ -1,8 +1,7 @@
-"""When a failed run is run again, and when it is given up (H15).
+"""Decides whether a failed job is run again, and after how long (H15).
 
-A strategy is a value; ``RestartBackoff`` is the little machine that counts with it. It is told when an attempt of the
-whole job begins and when it fails, and answers how long to wait. It reads no clock: ``now`` is in seconds, of any
-monotonic one.
+A strategy is a value; ``RestartBackoff`` counts with it. It is told when the job starts and when it fails, and answers
+how long to wait. It reads no clock: ``now`` is a reading of any monotonic clock, in seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def _check(restarts_max: int | None, **seconds: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FixedDelay:
-    """Run again ``delay_s`` seconds after each failure, at most ``restarts_max`` times; None: for ever."""
+    """Run again ``delay_s`` seconds after each failure, at most ``restarts_max`` times. None: without a limit."""
 
     restarts_max: int | None = 3
     delay_s: float = 1.0
@@ -31,11 +30,10 @@ class FixedDelay:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay:
-    """Wait ``initial_s`` after the first failure and ``multiplier`` times as long after each further one, up to
-    ``maximum_s``.
+    """Wait ``initial_s`` seconds after the first failure, then ``multiplier`` times longer each, up to ``maximum_s``.
 
-    A job that then runs for ``reset_after_s`` seconds without a failure is trusted again: delay and count begin anew.
-    At most ``restarts_max`` failures in a row are borne; None: any number.
+    After a job has run for ``reset_after_s`` seconds without a failure, delay and count start again. At most
+    ``restarts_max`` failures in a row are tolerated. None: any number.
     """
 
     initial_s: float = 1.0
@@ -52,13 +50,13 @@ class ExponentialDelay:
 
 RestartStrategy = FixedDelay | ExponentialDelay
 NO_RESTART = FixedDelay(restarts_max=0)
-"""The first failure is the last one."""
+"""Never run a failed job again."""
 DEFAULT_RESTART = FixedDelay()
-"""Three times, a second after each failure."""
+"""Run again up to three times, one second after each failure."""
 
 
 class RestartBackoff:
-    """One job under one strategy. ``restarts`` counts those that were granted since the last reset."""
+    """Counts the restarts of one job. ``restarts``: how many were allowed since the last reset."""
 
     def __init__(self, strategy: RestartStrategy) -> None:
         self._strategy = strategy
@@ -66,11 +64,11 @@ class RestartBackoff:
         self.restarts = 0
 
     def begun(self, now: float) -> None:
-        """The job is started, for the first time or again."""
+        """The job is starting, for the first time or again."""
         self._began_at = now
 
     def failed(self, now: float) -> float | None:
-        """The job has failed: how many seconds to wait before it is started again, or None to give up."""
+        """The job has failed. Return how many seconds to wait before the next start, or None to give up."""
         strategy = self._strategy
         if isinstance(strategy, ExponentialDelay) and self._ran_long(now, strategy.reset_after_s):
             self.restarts = 0

@@ -1,4 +1,4 @@
-"""The events between a split enumerator and its readers, as values that msgpack carries.
+"""The events between a split enumerator and its readers, as values that msgpack can encode.
 
 Each is a list whose first element is one of the reserved names below; every other event is the user's own.
 """
@@ -16,19 +16,19 @@ _NO_MORE = "headgate/no-more-splits"
 
 @dataclass(frozen=True, slots=True)
 class SplitRequested:
-    """Reader to enumerator: I have nothing to read."""
+    """Reader to enumerator: the reader has nothing to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitsAdded:
-    """Enumerator to reader: these are yours, in this order."""
+    """Enumerator to reader: read these splits, in this order."""
 
     splits: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NoMoreSplits:
-    """Enumerator to reader: after what you hold, the input has ended."""
+    """Enumerator to reader: no splits follow the ones that are assigned."""
 
 
 SourceEvent = SplitRequested | SplitsAdded | NoMoreSplits
@@ -47,7 +47,7 @@ def no_more_splits_event() -> list[Any]:
 
 
 def parse_source_event(event: Any) -> SourceEvent | None:
-    """The event as a typed value, or None for one of the user's own."""
+    """Return the event as a typed value, or None for a user's event."""
     match event:
         case [name] if name == _REQUEST:
             return SplitRequested()

@@ -1,16 +1,16 @@
-"""Which splits a subtask must give back when it is reset (H56; R120 of Flink's contract).
+"""Tracks which splits a subtask must give back when it is reset (H56; R120 of Flink's contract).
 
 The tracker answers one question: a subtask falls back to checkpoint X; which splits were assigned to it
-since X? Those that X already covers are in the subtask's own state, and must not be handed out again.
+since X? Splits that X covers are in the subtask's own state, and must not be assigned again.
 
     record        an assignment joins ``open``: it is in no checkpoint yet
     checkpoint X  the coordinator's cut: what is open now is filed under X
-    completed X   X and all before it can be fallen back to no further: their entries are dropped
+    completed X   no reset goes further back than X: entries of X and of earlier ones are dropped
     reset to X    what is filed above X, ascending, and then what is open, is taken out and given back
 
-An aborted checkpoint needs no word: its entry lies above the checkpoint that a reset names, or is dropped by
-the next completion (R121). Recording an assignment must come before sending it (R118), or a crash between
-the two would lose the split.
+An aborted checkpoint needs no call: its entry lies above the checkpoint that a reset names, or is dropped by
+the next completion (R121). Record an assignment before sending it (R118); otherwise a crash between the two would lose
+the split.
 """
 
 from __future__ import annotations
@@ -49,28 +49,26 @@ class SplitAssignmentTracker(Generic[SplitT]):
     def on_checkpoint(self, checkpoint_id: int) -> None:
         """The cut of ``checkpoint_id``: what is open belongs to it from here on.
 
-        Raises ``LocalProtocolError``, with nothing changed, unless ids rise (H4).
+        Raises ``LocalProtocolError``, and changes nothing, unless ids increase.
         """
         if checkpoint_id <= self._newest_checkpoint_id:
             raise LocalProtocolError(
-                f"checkpoint {checkpoint_id} comes after checkpoint {self._newest_checkpoint_id}: ids must rise"
+                f"checkpoint {checkpoint_id} comes after checkpoint {self._newest_checkpoint_id}: ids must increase"
             )
         self._newest_checkpoint_id = checkpoint_id
         self._by_checkpoint[checkpoint_id] = self._open
         self._open = {}
 
     def on_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """No subtask will fall back before ``checkpoint_id``. An unknown or late id drops only what is below
-        it.
-        """
+        """No subtask will fall back before ``checkpoint_id``: drop its entry and all earlier ones."""
         for known in [known for known in self._by_checkpoint if known <= checkpoint_id]:
             del self._by_checkpoint[known]
 
     def get_and_remove(self, subtask: int, checkpoint_id: int) -> list[SplitT]:
         """Take out what ``subtask`` was assigned after ``checkpoint_id``, oldest first.
 
-        ``checkpoint_id`` -1 is the virtual empty checkpoint: everything that is still known comes back. An
-        unknown subtask gives an empty list.
+        For ``checkpoint_id`` -1, the virtual empty checkpoint, everything that is still known comes back. For an
+        unknown subtask the list is empty.
         """
         taken: dict[SplitT, None] = {}
         for known, assignments in self._by_checkpoint.items():
@@ -80,7 +78,7 @@ class SplitAssignmentTracker(Generic[SplitT]):
         return list(taken)
 
     def assigned(self, subtask: int) -> list[SplitT]:
-        """What ``subtask`` was assigned and may still have to give back, oldest first; nothing is removed."""
+        """What ``subtask`` was assigned and may still have to give back, oldest first. Nothing is removed."""
         known: dict[SplitT, None] = {}
         for assignments in self._by_checkpoint.values():
             known.update(assignments.get(subtask, {}))
@@ -101,15 +99,15 @@ class SplitAssignmentTracker(Generic[SplitT]):
         }
 
     def snapshot(self) -> dict[str, Any]:
-        """The whole tracker as a value that msgpack carries, if the splits are; see ``restore``."""
+        """Return the tracker as a value that msgpack can encode, if it can encode the splits; see ``restore``."""
         return {"open": self.open_assignments, "by_checkpoint": self.assignments_by_checkpoint}
 
     @classmethod
     def restore(cls, snapshot: dict[str, Any]) -> SplitAssignmentTracker[SplitT]:
-        """The tracker that ``snapshot`` was taken of.
+        """Return the tracker of which ``snapshot`` was taken.
 
-        A snapshot without ``by_checkpoint`` is one that kept the open assignments only: there is no history
-        then. Raises ``LocalProtocolError`` when it has not the shape of a snapshot.
+        A snapshot without ``by_checkpoint`` has only the open assignments, and no history. Raises
+        ``LocalProtocolError`` if the value is not a snapshot.
         """
         tracker = cls()
         try:
@@ -121,7 +119,7 @@ class SplitAssignmentTracker(Generic[SplitT]):
                 tracker._by_checkpoint[checkpoint_id] = _ordered_sets(history[checkpoint_id])
                 tracker._newest_checkpoint_id = checkpoint_id
         except (TypeError, LookupError, AttributeError) as error:
-            raise LocalProtocolError(f"this is no snapshot of split assignments: {error!r}") from error
+            raise LocalProtocolError(f"not a snapshot of split assignments: {error!r}") from error
         return tracker
 
     def check_invariants(self) -> None:
@@ -133,7 +131,7 @@ class SplitAssignmentTracker(Generic[SplitT]):
 
 
 def _ordered_sets(assignments: dict[Any, Any]) -> _Assignments[SplitT]:
-    """Raises ``TypeError`` for what was not made by ``snapshot``; a subtask without splits has no entry."""
+    """Read what ``snapshot`` returned; raise ``TypeError`` for anything else. A subtask without splits has no entry."""
     for subtask, splits in assignments.items():
         if type(subtask) is not int or not isinstance(splits, list | tuple):
             raise TypeError(f"the splits of subtask {subtask!r} are {splits!r}")

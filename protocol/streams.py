@@ -1,17 +1,17 @@
-"""The reliable ordered stream that both ends of an attempt share, one instance per direction and end.
+"""The reliable, ordered stream between the two ends of an attempt. Each direction has one instance at each end.
 
 Theory of operation
 -------------------
-Each direction of an attempt is one stream of *items*, numbered from 1 without holes. The sender's half,
-``OutgoingStream``, keeps every item until the peer has confirmed it; a confirmation is cumulative. When a
-connection breaks, items simply stay. When a new one is up, the peer says up to where it has them; the sender
-trims that far and sends the rest again, in order. The receiver's half, ``IncomingStream``, takes exactly the
-next number: a lower one is a duplicate (dropped, confirmed again), a higher one is a hole, which only a
-broken peer can cause. Together: in order, each once, across any number of connections (H22, H24, H30).
+Each direction of an attempt is one stream of *items*, numbered from 1 without gaps. The sender's half,
+``OutgoingStream``, keeps every item until the peer has confirmed it; a confirmation is cumulative. When a connection
+breaks, the items stay. On a new one, the peer says how far it has received; the sender drops those items and sends the
+rest again, in order. The receiver's half, ``IncomingStream``, takes exactly the next number. A lower number is a
+duplicate (dropped, and confirmed again); a higher one is a gap, which only a faulty peer can cause. Together: in order,
+each once, across any number of connections (H22, H24, H30).
 
-Received is not yet confirmed. A receiver that hands an item on may keep back the confirmation until the item
-is *taken*; the confirmation never passes an item that is not taken. So the sender's window also bounds what
-lies at the receiver (H27), and a resume names what is taken, not what is merely received.
+A received item is not yet confirmed. The receiver may withhold the confirmation until the item is *taken*; no
+confirmation covers an item that is not taken. So the sender's window also bounds what waits at the receiver (H27), and
+a resume reports what is taken, not what was merely received.
 
 Nothing here knows what the items mean.
 """
@@ -27,7 +27,7 @@ from protocol.values import value
 
 ItemT = TypeVar("ItemT")
 Entry = tuple[ItemT, int | None, int | None]
-"""An item, its size in bytes if it counts against a bound, and its owner's number for it if there is one."""
+"""An item, its size in bytes if it counts against a bound, and the owner's number for it if it has one."""
 
 
 # --- inputs and effects that both machines have -----------------------------------------------------------
@@ -35,10 +35,10 @@ Entry = tuple[ItemT, int | None, int | None]
 
 @value
 class ConnectionAttached:
-    """Input: a connection is up and its handshake done; the peer has taken our items up to ``received_seq``.
+    """Input: a connection is up and its handshake done. The peer has taken our items up to ``received_seq``.
 
-    It replaces an older connection, whether or not its loss was noticed: from now on the shell passes on
-    messages of the new one only. The ``received_seq`` of a first connection is 0.
+    It replaces an older connection, whether or not its loss was noticed: from now on the shell passes on only messages
+    of the new one. The ``received_seq`` of a first connection is 0.
     """
 
     received_seq: int
@@ -51,15 +51,15 @@ class ConnectionLost:
 
 @value
 class RefuseMessage:
-    """Effect: a message was dropped, being stale or out of turn: count and log it (H3)."""
+    """Effect: a message was dropped because it is stale or out of turn. Count and log it (H3)."""
 
     why: str
 
 
 @value
 class DropConnection:
-    """Effect of a batch, always the last: the peer broke the protocol; close this connection, then say so
-    with ``ConnectionLost``. A resume heals what can be healed."""
+    """Effect of a batch, always the last: the peer broke the protocol. Close this connection, then report
+    ``ConnectionLost``. A resume repairs what can be repaired."""
 
     why: str
 
@@ -68,11 +68,10 @@ class DropConnection:
 
 
 class OutgoingStream(Generic[ItemT]):
-    """What was sent and is not confirmed.
+    """The items that were sent and are not confirmed.
 
-    An entry is ``(item, size, tag)``: ``size`` in bytes for what counts against a bound, None for the
-    protocol's own items, which are few and never refused; ``tag`` is the owner's own number for the item, or
-    None.
+    An entry is ``(item, size, tag)``. ``size`` is in bytes if the item counts against a bound; it is None for the
+    protocol's own items, which are few and never refused. ``tag`` is the owner's number for the item, or None.
     """
 
     __slots__ = ("_entries", "bytes_unconfirmed", "events_unconfirmed", "last_seq")
@@ -99,10 +98,9 @@ class OutgoingStream(Generic[ItemT]):
         self._entries.append((item, size, tag))
 
     def confirm(self, seq: int) -> list[Entry[ItemT]]:
-        """Forget the items up to ``seq`` and return their entries, oldest first; none for an old
-        confirmation.
+        """Forget the items up to ``seq`` and return their entries, oldest first; none for an old confirmation.
 
-        Raises ``RemoteProtocolError``, and changes nothing, when ``seq`` was never sent.
+        Raises ``RemoteProtocolError``, and changes nothing, if ``seq`` was never sent.
         """
         if seq > self.last_seq:
             raise RemoteProtocolError(f"item {seq} is confirmed, but the last one sent is {self.last_seq}")
@@ -117,18 +115,18 @@ class OutgoingStream(Generic[ItemT]):
         return confirmed
 
     def resume(self, seq: int) -> list[Entry[ItemT]]:
-        """Like ``confirm``, for a new connection: there the peer may not know less than it has confirmed
-        before, for what it has confirmed is gone here and could not be sent again."""
+        """Like ``confirm``, for a new connection. The peer must not report less than it confirmed before, because
+        confirmed items are gone here and cannot be sent again."""
         if seq < self.confirmed_seq:
             raise RemoteProtocolError(f"peer resumes after item {seq}, but has confirmed {self.confirmed_seq}")
         return self.confirm(seq)
 
     def unconfirmed(self) -> Iterator[ItemT]:
-        """What a new connection has to send again, in order."""
+        """The items to send again on a new connection, in order."""
         return (entry[0] for entry in self._entries)
 
     def entry(self, seq: int) -> Entry[ItemT]:
-        """That of the unconfirmed item ``seq``."""
+        """The entry of the unconfirmed item ``seq``."""
         return self._entries[seq - self.confirmed_seq - 1]
 
     def tags(self) -> Iterator[int]:
@@ -136,7 +134,7 @@ class OutgoingStream(Generic[ItemT]):
         return (entry[2] for entry in self._entries if entry[2] is not None)
 
     def clear(self) -> None:
-        """Forget everything: the attempt is over. Numbers stay used."""
+        """Forget all items: the attempt is over. Their numbers stay used."""
         self._entries.clear()
         self.events_unconfirmed = 0
         self.bytes_unconfirmed = 0
@@ -151,7 +149,7 @@ class OutgoingStream(Generic[ItemT]):
 
 
 class IncomingStream:
-    """What was received, and how much of it may be confirmed."""
+    """Counts the items that were received, and how many of them may be confirmed."""
 
     __slots__ = ("_untaken", "received_seq", "untaken_bytes")
 
@@ -170,26 +168,26 @@ class IncomingStream:
         return self._untaken[0][0] - 1 if self._untaken else self.received_seq
 
     def is_new(self, seq: int) -> bool:
-        """True for the next item, False for a duplicate. Raises ``RemoteProtocolError`` for a hole."""
+        """True for the next item, False for a duplicate. Raises ``RemoteProtocolError`` for a gap."""
         expected = self.received_seq + 1
         if seq > expected:
             raise RemoteProtocolError(f"item {seq} came, but {expected} is the next one")
         return seq == expected
 
     def advance(self, size: int | None = None) -> None:
-        """The next item has come: taken at once, or (with its size in bytes) kept back until ``take``."""
+        """The next item has come. It counts as taken, or if ``size`` (in bytes) is given, only after ``take``."""
         self.received_seq += 1
         if size is not None:
             self._untaken.append((self.received_seq, size))
             self.untaken_bytes += size
 
     def take(self, seq: int) -> None:
-        """Everything up to ``seq`` is taken; what was taken before may be named again."""
+        """Everything up to ``seq`` is taken. Naming items again that were taken before is fine."""
         while self._untaken and self._untaken[0][0] <= seq:
             self.untaken_bytes -= self._untaken.popleft()[1]
 
     def clear(self) -> None:
-        """Forget what is not taken: the attempt is over and nothing more will be confirmed."""
+        """Forget what is not taken: the attempt is over, and nothing more will be confirmed."""
         self._untaken.clear()
         self.untaken_bytes = 0
 

@@ -1,4 +1,4 @@
-"""``@value``: a class of messages, inputs or effects, of which millions are made."""
+"""The ``@value`` decorator, for messages, inputs and effects, which are created by the million."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
-# A dataclass that is frozen when it runs, too, sets each field by a call of ``object.__setattr__``: that was half of
-# the time of a machine's step, and a fifth of that of a confirmed event.
+# A dataclass that is frozen at run time sets each field with ``object.__setattr__``. That took half the time of a
+# machine's step, and a fifth of the time of a confirmed event.
 _as_dataclass: Callable[[type], type] = dataclass(slots=True, unsafe_hash=True)
 
 
 @dataclass_transform(frozen_default=True, eq_default=True, field_specifiers=(field,))
 def value(cls: type[T]) -> type[T]:
-    """Make a dataclass that never changes: compared and hashed by its fields, with slots.
+    """Make an immutable dataclass with slots, compared and hashed by its fields.
 
-    That nobody assigns to a field is the type checker's to see, as for ``dataclass(frozen=True)``; at run time
-    nothing forbids it.
+    The type checker rejects assignments to fields, as for ``dataclass(frozen=True)``. At run time nothing does.
     """
     return _as_dataclass(cls)
 
 
 def is_value(cls: type) -> bool:
-    """Whether the objects of a class never change: those of ``@value``, and frozen dataclasses."""
+    """Whether instances of a class never change: it is a ``@value`` or a frozen dataclass."""
     params = getattr(cls, "__dataclass_params__", None)
     return params is not None and (params.frozen or params.unsafe_hash)

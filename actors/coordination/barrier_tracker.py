@@ -275,7 +275,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                     tell(readiness)
             case SubtaskFailed(attempt, reason):
                 why = f"{reason.kind.name.lower()}: {reason.text}"
-                self._gateways.mute(attempt, why)
+                self._gateways.reject_sends(attempt, why)
                 tell(_timed(effect, callback_us))  # it does not wait for the gateway to be taken down
                 self._gateways.close(attempt, why)
             case SubtaskResetToCheckpoint():

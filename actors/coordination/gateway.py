@@ -1,6 +1,6 @@
-"""The actor around one ``GatewayMachine``: one per execution attempt, for ever (H20).
+"""The actor around a ``GatewayMachine``. Each execution attempt has its own (H20).
 
-What is handed over but not yet confirmed is bounded at the handle (H27), so the mailbox never grows beyond that bound.
+The coordinator's handle bounds the events that are accepted and not yet settled (H27), so the mailbox is bounded too.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection,
 from protocol.wire.messages import AttemptEnded, CoordinatorAwaited, Registered, Resumed
 
 TAKEN_EVERY = 64
-"""Of events that come together, so many are taken before the task hears of it: its window must not stand still."""
+"""How many events of one batch are taken before the task is told, so that its window keeps moving."""
 
 
 class GatewayActor(DirectActor[GatewayMessage]):
-    """See the module. ``registered`` is what the attempt is told when its first connection attaches.
+    """See the module. ``registered`` is sent to the attempt when its first connection attaches.
 
-    ``inject_barrier``: see ``OperatorConfig``; needed only where barriers are asked for that travel apart.
+    ``inject_barrier``: see ``OperatorConfig``; needed only for barriers that travel apart.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
     async def stopped(self, context: ActorContext[GatewayMessage], cause: BaseException | None) -> None:
         if not self._over:
             self._end(AttemptIsOver("the gateway was closed"), context.clock.now())
-        for confirmation in self._budget.handed_over:  # they lay in the mailbox, and will never be handled
+        for confirmation in self._budget.handed_over:  # still in the mailbox, and will never be handled
             self._statistics.events_failed += 1
             confirmation.settle(self._budget.over)
         self._budget.handed_over.clear()
@@ -140,7 +140,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         effects = self._machine.handle(EventSubmitted(event_id, message.payload, message.loss_tolerant), now)
         if not effects:
             self._statistics.events_held += 1
-        # A lone event leaves at once. Where others are under way, it waits for what may come in the same turn.
+        # A single event leaves immediately. If others are unsettled, it waits for more of the same turn of the loop.
         self._carry_out(effects, now, at_once=len(self._unsettled) == 1)
 
     def _take_messages(self, message: MessagesArrived, now: float) -> None:
@@ -158,7 +158,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
             return
         try:
             effects = self._machine.handle(ConnectionAttached(received_seq or 0), now)
-        except RemoteProtocolError as error:  # only the new connection goes: the one before may be healthy
+        except RemoteProtocolError as error:  # drop only the new connection: the previous one may be fine
             self._log.warning("connection dropped", why=str(error))
             connection.close(flush=False)
             return
@@ -170,7 +170,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
                 connection.send(self._registered)
             else:
                 connection.send(Resumed(self._attempt.task_attempt_id, self._machine.resume_seq))
-        except LocalProtocolError as error:  # the parts of several subtasks may be too much for one frame (H52)
+        except LocalProtocolError as error:  # the states of several subtasks may exceed one frame (H52)
             self._give_up(f"checkpoint {self._registered.checkpoint_id} cannot be restored: {error}")
             return
         self._carry_out(effects, now)
@@ -182,7 +182,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
             self._carry_out(self._machine.handle(ConnectionLost(), now), now)
 
     def _drop_connection(self, why: str, now: float) -> None:
-        """The peer broke the protocol; what can be healed is healed by its resume (H24)."""
+        """The peer broke the protocol. A resume repairs what can be repaired (H24)."""
         if self._connection is not None:
             self._log.warning("connection dropped", why=why)
             self._connection.close(flush=False)
@@ -190,26 +190,27 @@ class GatewayActor(DirectActor[GatewayMessage]):
             self._carry_out(self._machine.handle(ConnectionLost(), now), now)
 
     def _step_checkpoint(self, message: BarrierRequested | CheckpointOver, now: float) -> None:
-        """Every other subtask is told the same behind this: this one begins meanwhile.
+        """Write immediately, so that this subtask works while the others are being told.
 
-        Not so with a close: no barrier leaves before all have closed, so who closes sooner is only held for longer.
+        A close is not written immediately: no barrier leaves before all have closed, so a subtask that closes sooner
+        would only wait longer.
         """
         self._carry_out(self._machine.handle(message, now), now, at_once=True)
 
     def _announce_ready(self, message: ReadyAnnounced, now: float) -> None:
-        """The task waits for this."""
+        """Write immediately: the task is waiting for this."""
         self._carry_out(self._machine.handle(message, now), now, at_once=True)
 
     def _take_time(self, message: TimePassed, now: float) -> None:
         self._deadline.fired()
         self._carry_out(self._machine.handle(message, now), now)
 
-    def _be_told_of_the_end(self, message: AttemptIsOver, now: float) -> None:
+    def _on_attempt_over(self, message: AttemptIsOver, now: float) -> None:
         self._end(message, now)
-        self._self_ref.tell(Retire())  # behind the last events that were handed over: each is settled
+        self._self_ref.tell(Retire())  # after the last accepted events, so that each is settled
 
     def _send_note(self, message: NoteAwaited, now: float) -> None:
-        """Beside the stream: a note that meets no connection is not needed any more, or comes again."""
+        """Outside the stream: without a connection the note is dropped, and a later one follows if needed."""
         if self._connection is not None:
             task_attempt_id = self._attempt.task_attempt_id
             self._connection.send(CoordinatorAwaited(task_attempt_id, message.call, message.awaited_s, message.place))
@@ -218,7 +219,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._context.stop()
 
     def _end(self, message: AttemptIsOver, now: float) -> None:
-        """The attempt is over: what is unsettled fails (H26), and the task is told to be mute (spark-facts 16)."""
+        """The attempt is over: unsettled events fail (H26), and the task is told to stop sending (spark-facts 16)."""
         if self._over:
             return
         reason = message.reason
@@ -239,7 +240,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
             self._connection = None
 
     def _carry_out(self, effects: Sequence[GatewayEffect], now: float, *, at_once: bool = False) -> None:
-        last_seq = 0  # of the events that came together: when it is taken, all are
+        last_seq = 0  # of the batch: when this event is taken, all are
         for effect in effects:
             kind = type(effect)
             if kind is SendToAttempt:
@@ -278,7 +279,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         confirmation.settle(effect.error)
 
     def _expire_event(self, effect: ExpireEvent, now: float) -> None:
-        """Only the wait ends: the event takes room until it is confirmed or fails (H27), and is counted then."""
+        """Only the wait ends. The event takes room until it is confirmed or fails (H27), and is counted then."""
         self._unsettled[effect.event_id].settle(effect.error)
 
     def _expire_connection(self, effect: ExpireConnection, now: float) -> None:
@@ -313,14 +314,14 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._tracker_ref.tell_direct(SubtaskDeclined(self._attempt, effect.checkpoint_id, effect.reason))
 
     def _inject(self, effect: InjectBarrier, now: float) -> None:
-        """The barrier leaves on its own way. Where it cannot, the checkpoint need not wait for its timeout."""
+        """Send the barrier separately. If that fails, decline the checkpoint instead of waiting for its timeout."""
         assert self._inject_barrier is not None
         checkpoint_id, events_before = effect.checkpoint_id, effect.events_before
         try:
             self._inject_barrier(self._attempt, checkpoint_id, events_before)
         except BaseException as error:
             text = describe(error)
-            self._log.warning("a barrier could not be sent", checkpoint_id=checkpoint_id, error=text)
+            self._log.warning("barrier not sent", checkpoint_id=checkpoint_id, error=text)
             reason = f"its barrier could not be sent: {text}"
             self._tracker_ref.tell_direct(SubtaskDeclined(self._attempt, checkpoint_id, reason))
             failure = as_exception("inject_barrier", error)
@@ -333,7 +334,7 @@ _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     MessagesArrived: GatewayActor._take_messages,
     AttachConnection: GatewayActor._attach,
     ConnectionClosed: GatewayActor._lose_connection,
-    AttemptIsOver: GatewayActor._be_told_of_the_end,
+    AttemptIsOver: GatewayActor._on_attempt_over,
     NoteAwaited: GatewayActor._send_note,
     Retire: GatewayActor._retire,
     TimePassed: GatewayActor._take_time,
@@ -341,7 +342,7 @@ _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     BarrierRequested: GatewayActor._step_checkpoint,
     CheckpointOver: GatewayActor._step_checkpoint,
 }
-"""What becomes of a message; every other one is for the machine as it is."""
+"""How each message is handled; all others go to the machine unchanged."""
 
 _EFFECTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     ConfirmEvent: GatewayActor._confirm_event,
@@ -360,6 +361,6 @@ _EFFECTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     ReportDeclined: GatewayActor._report_declined,
     InjectBarrier: GatewayActor._inject,
 }
-"""How an effect is carried out, save the two that come by the million."""
+"""How each effect is carried out, except the two that are frequent."""
 
 __all__ = ["GatewayActor"]

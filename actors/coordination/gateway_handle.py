@@ -1,4 +1,4 @@
-"""The handle to a gateway that coordinators hold, and the bound of what they may hand over (H27)."""
+"""A coordinator's handle to a gateway, and the bound on the events that it may send (H27)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from protocol.wire.codec import encode_event
 
 
 class SendBudget:
-    """How many events and bytes one gateway may have handed over and not yet settled (H27). Waiters go in order."""
+    """Bounds the accepted and unsettled events of one gateway, in number and bytes (H27). Waiters keep their order.
+
+    A coordinator can wait, or be refused, only here: before its event enters the gateway's mailbox. Events that the
+    gateway holds back count, and so do those that wait for a confirmation.
+    """
 
     __slots__ = ("_bytes_max", "_events_max", "_waiters", "bytes", "events", "handed_over", "over")
 
@@ -28,23 +32,23 @@ class SendBudget:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self.events = 0
         self.bytes = 0
-        self.handed_over: deque[Confirmation] = deque()  # not yet seen by the gateway, in the order of its mailbox
-        self.over: AttemptOver | None = None  # set the moment the attempt is over: whoever sends knows at once (H14)
+        self.handed_over: deque[Confirmation] = deque()  # not yet handled by the gateway, in mailbox order
+        self.over: AttemptOver | None = None  # set as soon as the attempt is over, so that sends fail immediately (H14)
 
     def end(self, error: AttemptOver) -> None:
-        """The attempt is over: nobody waits for room any more."""
+        """The attempt is over: wake everything that waits for room."""
         if self.over is None:
             self.over = error
             self._wake()
 
     def has_room(self, size: int) -> bool:
-        """A single event larger than the whole bound passes when nothing else is under way, rather than never."""
+        """Whether an event of this size fits. One that exceeds the whole bound fits if nothing else is unsettled."""
         if self.over is not None:
             return True
         return self.events == 0 or (self.events < self._events_max and self.bytes + size <= self._bytes_max)
 
     def try_take(self, size: int) -> bool:
-        """Whoever waits comes first; but once the attempt is over there is nothing left to wait for."""
+        """Take room without waiting. False if there is none or others wait first; True once the attempt is over."""
         if self.over is None and (self._waiters or not self.has_room(size)):
             return False
         self._take(size)
@@ -85,7 +89,7 @@ class SendBudget:
 
 
 class GatewayHandle:
-    """``SubtaskGateway`` as coordinators hold it; see there for what its methods promise."""
+    """The ``SubtaskGateway`` that coordinators get. Its promises are documented there."""
 
     __slots__ = ("_attempt", "_budget", "_clock", "_ref", "_thread")
 
@@ -134,7 +138,7 @@ class GatewayHandle:
         if not self._budget.try_take(len(payload)):
             raise GatewayFull(
                 f"{self._attempt}: {self._budget.events} events ({self._budget.bytes} bytes) are unconfirmed; "
-                "await send_event() to wait for room, or raise the gateway's bound"
+                "await send_event() to wait for room, or raise events_max or bytes_max of GatewayLimits"
             )
         return self._hand_over(payload, loss_tolerant)
 

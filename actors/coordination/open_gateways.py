@@ -1,4 +1,4 @@
-"""The gateways of one operator that are open: from the acceptance of an attempt until it is over."""
+"""The open gateways of one operator: each from the acceptance of an attempt until the attempt is over."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Gateway:
 
 
 class OpenGateways:
-    """Children of the tracker's actor, one for each attempt. Loop only."""
+    """Children of the tracker's actor, one per attempt. Used on the event loop only."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class OpenGateways:
         self._open: dict[int, _Gateway] = {}
 
     def open(self, effect: RestoreAttempt, connection: AttemptConnection) -> None:
-        """The attempt is accepted: tell it what to restore, on the connection on which it has registered."""
+        """The attempt is accepted: tell it what to restore, on the connection on which it registered."""
         context, attempt, limits = self._context, effect.attempt, self._config.gateway
         registered = Registered(
             attempt.task_attempt_id,
@@ -83,7 +83,7 @@ class OpenGateways:
         self._ports.gateway_opened(attempt, ref, connection)
 
     def readiness(self, attempt: ExecutionAttempt) -> SubtaskReadyWithGateway | None:
-        """What the coordinator is told of a ready attempt; None when its gateway is closed already (H11)."""
+        """The message to the coordinator about a ready attempt; None if its gateway is already closed (H11)."""
         gateway = self._open.get(attempt.task_attempt_id)
         if gateway is None:
             return None
@@ -98,15 +98,15 @@ class OpenGateways:
         for gateway in self._open.values():
             gateway.ref.tell_direct(message)
 
-    def mute(self, attempt: ExecutionAttempt, reason: str) -> None:
-        """From here on the coordinator's sends to the attempt fail at once, before it hears why (H14)."""
+    def reject_sends(self, attempt: ExecutionAttempt, reason: str) -> None:
+        """From now on the coordinator's sends to the attempt fail, even before it is told why (H14)."""
         gateway = self._open.get(attempt.task_attempt_id)
         if gateway is not None:
             gateway.budget.end(AttemptOver(f"{attempt} is over: {reason}"))
 
     def close(self, attempt: ExecutionAttempt, reason: str) -> None:
-        """``mute`` it, if it is not, and let what it had taken fail (H26)."""
-        self.mute(attempt, reason)
+        """Reject further sends, and fail the events that the gateway had accepted (H26)."""
+        self.reject_sends(attempt, reason)
         gateway = self._open.pop(attempt.task_attempt_id, None)
         if gateway is not None:
             gateway.ref.tell(AttemptIsOver(reason))

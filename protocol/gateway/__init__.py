@@ -1,1 +1,1 @@
-"""The driver's end of an attempt: the gateway's machine, its valve for outbound events, its intake for inbound ones."""
+"""The driver's end of an attempt: the gateway's machine, with its outbound and its inbound half."""

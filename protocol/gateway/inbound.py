@@ -1,18 +1,17 @@
-"""The coordinator's side of one upward stream: what has come, what may be delivered, and what is taken.
+"""The inbound half of a ``GatewayMachine``: what has come from the peer, what may be delivered, and what is taken.
 
-This is the half of a ``GatewayMachine`` that listens; see the text there. It judges what the peer says by how far
-the peer has come:
+See the machine's text. What an item does depends on how far the peer has come:
 
     | item                | RESTORING            | OPEN     | FINISHED |
     |---------------------|----------------------|----------|----------|
-    | Opened              | reported at once     | refused  | refused  |
+    | Opened              | reported immediately | refused  | refused  |
     | an event or request | waits for readiness  | the same | refused  |
-    | of a checkpoint     | behind what waits    | the same | refused, save that the valve is closed (H47) |
+    | of a checkpoint     | behind what waits    | the same | refused, except that the valve is closed (H47) |
     | Finished, well      | behind what waits    | the same | refused  |
-    | Finished, badly     | reported at once     | the same | refused  |
+    | Finished, badly     | reported immediately | the same | refused  |
 
-Events of a restored snapshot are events in every respect, but that they name the subtask which sent them first (H52).
-So are its requests, and nobody waits for their answers (H73).
+Events of a restored snapshot are ordinary events, except that they name the subtask which first sent them (H52). So do
+its requests, and nothing waits for their answers (H73).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ OF_CHECKPOINT = get_args(_OfCheckpoint)
 
 
 class _Peer(Enum):
-    """How far the operator at the other end has come, by the items that have arrived."""
+    """How far the peer's operator has come, according to the items that have arrived."""
 
     RESTORING = 0
     OPEN = 1
@@ -62,7 +61,7 @@ class _Peer(Enum):
 
 
 class GatewayInbound:
-    """What one attempt says. ``valve`` is the other half: it hears of acknowledgements, and bounds the answers."""
+    """What one attempt sends. ``outbound``, the other half, gets acknowledgements, and bounds the answers."""
 
     __slots__ = (
         "_attempt",
@@ -84,14 +83,14 @@ class GatewayInbound:
         self.stream = IncomingStream()
         self._peer = _Peer.RESTORING
         self._ready = False
-        self.awaits_start = False  # the operator has opened, and begins only when it is told to (H66)
-        self._kept: deque[UpItem] = deque()  # came before the readiness was announced
-        self._kept_words: set[tuple[type, int]] = set()  # of these, what concerns a checkpoint: its kind and id
+        self.awaits_start = False  # the operator has opened, and waits for ``StartProcessing`` (H66)
+        self._kept: deque[UpItem] = deque()  # arrived before readiness was announced
+        self._kept_words: set[tuple[type, int]] = set()  # the checkpoint items among these: kind and id
         self._unanswered: set[int] = set()
 
     @property
     def finished(self) -> bool:
-        """Whether the peer has said goodbye."""
+        """Whether the peer has sent ``Finished``."""
         return self._peer is _Peer.FINISHED
 
     @property
@@ -100,7 +99,7 @@ class GatewayInbound:
         return self._ready
 
     def receive(self, item: UpItem, now: float, effects: Effects) -> bool:
-        """Take one item; True if it was a duplicate, which wants to be confirmed again."""
+        """Take one item. True if it was a duplicate, which must be confirmed again."""
         if not self.stream.is_new(item.seq):
             return True
         if isinstance(item, PAYLOAD):
@@ -112,7 +111,7 @@ class GatewayInbound:
         return False
 
     def _check_window(self, item: _Payload) -> None:
-        """Refuse a peer that sends more than it was allowed to (H27); nothing has been changed so far."""
+        """Refuse a peer that exceeds its window (H27). Nothing has been changed so far."""
         came, limits = self.stream, self._limits
         count = came.untaken_events
         if count and (
@@ -140,7 +139,7 @@ class GatewayInbound:
             return
         if isinstance(item, Finished):
             self._peer = _Peer.FINISHED
-            if item.failure:  # must not wait for readiness, which may never come
+            if item.failure:  # readiness may never come
                 effects.append(ReportFinished(item.failure, item.state, item.events_sent))
                 return
         elif isinstance(item, RequestMessage):
@@ -151,8 +150,8 @@ class GatewayInbound:
             self._deliver(item, now, effects)
 
     def _keep(self, item: UpItem, effects: Effects) -> None:
-        """Let it wait for readiness. Of a checkpoint, only what is not over and was not said before: so what counts
-        against no window is bounded, too (H27)."""
+        """Keep the item until readiness. A checkpoint item is kept only if its checkpoint is not over, and only once.
+        So items that count against no window are bounded too (H27)."""
         if isinstance(item, OF_CHECKPOINT):
             word = (type(item), item.checkpoint_id)
             if word in self._kept_words or not self._outbound.knows(item.checkpoint_id):
@@ -175,15 +174,15 @@ class GatewayInbound:
 
     def _refuse_stale(self, item: _OfCheckpoint, effects: Effects) -> None:
         name = f"{type(item).__name__} of {self._attempt}"
-        why = "was said before" if self._outbound.knows(item.checkpoint_id) else "is over or unknown"
+        why = "was reported before" if self._outbound.knows(item.checkpoint_id) else "is over or unknown"
         effects.append(RefuseMessage(f"{name}: checkpoint {item.checkpoint_id} {why}"))
 
     def _check_turn(self, item: UpItem, effects: Effects) -> bool:
-        """False for what a peer says after its goodbye, other than that it closes (H47)."""
+        """False for what a peer sends after ``Finished``, unless it is that it closes (H47)."""
         if self._peer is _Peer.RESTORING or isinstance(item, ClosedForCheckpoint):
             return True
         self.stream.take(item.seq)
-        effects.append(RefuseMessage(f"{type(item).__name__} of {self._attempt}, which said that it finished"))
+        effects.append(RefuseMessage(f"{type(item).__name__} of {self._attempt}, which has finished"))
         return False
 
     def _deliver(self, item: UpItem, now: float, effects: Effects) -> None:
@@ -209,7 +208,7 @@ class GatewayInbound:
             self._outbound.acknowledge(item, now, effects)
 
     def announce_ready(self, now: float, effects: Effects) -> None:
-        """The coordinator knows the subtask: deliver what waits. To be called once."""
+        """The coordinator knows the subtask: deliver what waits. Called once."""
         self._ready = True
         while self._kept:
             self._deliver(self._kept.popleft(), now, effects)
@@ -238,7 +237,7 @@ class GatewayInbound:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits, neither for readiness nor for an answer."""
+        """Whether nothing waits for readiness or for an answer."""
         return not (self._kept or self._unanswered)
 
     def check_invariants(self) -> None:

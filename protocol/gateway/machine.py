@@ -1,12 +1,12 @@
-"""The driver's end of one execution attempt: what may be sent to it, what it says, and when it is over.
+"""The driver's end of one execution attempt: what may be sent to it, what it sends, and when it is over.
 
 Theory of operation
 -------------------
-A gateway belongs to one attempt for ever (H20). It has three states, which are about the connection only; what a
-checkpoint does to it is a matter of the *downward valve* (``protocol.gateway.outbound``), and what the peer says is
-judged by the *upward intake* (``protocol.gateway.inbound``).
+A gateway belongs to one attempt permanently (H20). Its three states concern only the connection. The outbound half
+(``protocol.gateway.outbound``) has the valve that checkpoints close; the inbound half (``protocol.gateway.inbound``)
+checks what the peer sends.
 
-*Down.* An event is held while the valve is closed; else it becomes the next item of the downward stream, and
+*Down.* An event is held while the valve is closed. Otherwise it becomes the next item of the outgoing stream, and
 is sent if a connection is up (``protocol.streams``). It is confirmed when the peer has put it into its
 operator's mailbox (H23). The shell bounds what it submits and has not yet seen confirmed or failed (H27): only there
 can a sender wait, and an event that reaches the machine has been accepted already. An answer to a request is an event
@@ -14,43 +14,43 @@ in every respect (H33), but is never refused: the peer's open requests are bound
 
 *The first record.* ``ReadyAnnounced`` says that the coordinator's ``subtask_ready`` has returned. What it sent there
 was submitted before, so ``StartProcessing`` follows it, and the operator handles all of that before it sees a record
-(H66). An operator that does not wait for it says so when it opens. Nobody waits for its confirmation.
+(H66). An operator that does not wait for it says so when it opens. Nothing waits for its confirmation.
 
 *Clocks.* Either the confirm clock runs or the reconnect clock. While a connection is up, the oldest unconfirmed
 event has ``confirm_timeout_s``, counted over connected time only: a broken connection is not a failure (H24), so this
 clock stands still meanwhile, and the reconnect clock runs. A held event runs no clock; the checkpoint that
-holds it has its own. When a clock runs out, the attempt is given up here and at once, for it must be mute
-before Spark has killed it: the effect that fails it comes first, then its events fail (R26: the failover is
-known before the failure is). Its reason says for how long nothing has come from the peer at all: a process whose
-native code holds Python's interpreter lock is as silent as one that is stopped, and nothing on the wire tells the two
-apart (spark-facts 37). For a peer that has said goodbye neither gives the attempt up any more. Its work is
-done, and how it ended is Spark's to tell: given up here, it would come back after a long cut and wait for ever for
-the confirmation of its goodbye, or fail after all that it has done.
+holds it has its own. When a clock runs out, the attempt is given up here immediately, because it must not send or
+receive anything before Spark has killed it. The effect that fails the attempt comes first, then its events fail (R26:
+the failover is known before the failures are). Its reason says for how long nothing has come from the peer at all: a
+process whose native code holds Python's interpreter lock is as silent as a stopped one, and nothing on the wire tells
+the two apart (spark-facts 37). Neither clock gives up a peer that has sent ``Finished``. Its work is done, and Spark
+decides how it ended: if it were given up here, it would reconnect after a long cut and wait forever for the
+confirmation, or fail after all its work.
 
 A loss-tolerant event has the same time on the same clock. When that is over, ``ExpireEvent`` ends the wait of its
 sender and nothing else (H28, H72). The event stays in the stream: it may still arrive, and takes room until it does.
-Where an event of the other kind is late at the same moment, the attempt is given up, and all fail with it.
+If an event of the other kind is late at the same moment, the attempt is given up, and all fail with it.
 
 *Up.* Events and requests wait until the coordinator knows that the subtask is ready (H10); whatever comes
-after them waits behind them, save ``Opened``, which is what readiness needs, and the news of a failure. They
-are confirmed to the peer when the coordinator has taken them, so its window bounds what lies here;
-everything else counts as taken when it comes. The events and requests that a restored snapshot held come first, and
-name the subtask that sent them at first (H31, H52); such a request gets no answer (H73).
+after them waits behind them, except ``Opened``, which readiness needs, and the report of a failure. They are confirmed
+to the peer when the coordinator has taken them, so the peer's window bounds what waits here; everything else counts as
+taken when it comes. The events and requests that a restored snapshot held come first, and name the subtask that first
+sent them (H31, H52); such a request gets no answer (H73).
 
-What concerns a checkpoint is confirmed a little later: with the next item of a checkpoint, or any other confirmation.
-Nobody waits for it, and of a checkpoint's messages a third would be such confirmations alone. A peer that has said
-goodbye does wait: what it still says is confirmed at once.
+Checkpoint items are confirmed a little later: with the next item of a checkpoint, or any other confirmation. Nothing
+waits for them, and a third of a checkpoint's messages would otherwise be such confirmations. A peer that has sent
+``Finished`` does wait: what it still sends is confirmed immediately.
 
-*Checkpoints* (H40–H44, H49). ``CloseRequested(n)`` makes n known and asks the peer to close; an id never made
-known is ignored everywhere else, so a late or foreign one can neither close nor open anything.
-``CutReached(n)`` closes the valve. An event that comes then is held under the highest closed id, and leaves
-when that one and all lower ones are open. Barriers and completions pass a closed valve, for they are what
-opens it. ``ReportDrained(n)`` comes when every event submitted before the cut has been confirmed, whichever
-checkpoint held it; a loss-tolerant one is not waited for, but has left before the barrier does, in its place
-(H28). The barrier is an item, or goes apart: then ``InjectBarrier`` names the last item that it belongs behind,
-and the peer waits for that one. The valve reopens for n on this attempt's own acknowledgement, never at the
-barrier, or when n is over: complete, aborted, or a savepoint that is stored. How many events the peer had sent at
-its snapshot comes up with it; the tracker compares that to what the coordinator had taken at its cut (H32).
+*Checkpoints* (H40–H44, H49). ``CloseRequested(n)`` makes n known and asks the peer to close; an id never made known is
+ignored everywhere else, so a late or foreign one can neither close nor open anything. ``CutReached(n)`` closes the
+valve. An event that comes then is held under the highest closed id, and leaves when that one and all lower ones are
+open. Barriers and completions pass a closed valve, because they open it. ``ReportDrained(n)`` comes when every event
+submitted before the cut has been confirmed, whichever checkpoint held it; a loss-tolerant one is not waited for, but
+has left before the barrier does, in its place (H28). The barrier is an item, or travels apart: then ``InjectBarrier``
+names the last item that precedes it, and the peer waits for that one. The valve reopens for n on this attempt's own
+acknowledgement, never at the barrier, or when n is over: complete, aborted, or a savepoint that is stored. How many
+events the peer had sent at its snapshot comes up with it; the tracker compares that to what the coordinator had taken
+at its cut (H32).
 
 The order of effects is the order in which they must be carried out. At most one ``Confirm`` comes out of one
 call, last of what is sent.
@@ -92,13 +92,13 @@ from protocol.wire.messages import Confirm, Register, Resume, UpMessage
 
 
 class GatewayState(Enum):
-    DETACHED = "detached"  # no connection (yet, or for the moment): the reconnect clock runs
+    DETACHED = "detached"  # no connection yet, or not at the moment: the reconnect clock runs
     ATTACHED = "attached"
-    OVER = "over"  # for ever
+    OVER = "over"  # permanently
 
 
 _LATER, _NOW, _AGAIN = range(3)
-"""When an item wants to be confirmed: with what is sent next, at once, or at once and whether or not it was before."""
+"""When to confirm an item: with what is sent next, now, or now even if it was confirmed before."""
 
 _A, _I = Reaction.ACT, Reaction.IGNORE
 
@@ -124,8 +124,8 @@ LEGAL: dict[type, tuple[Reaction, Reaction, Reaction]] = {
 class GatewayMachine:
     """The gateway of one execution attempt; see the module's text.
 
-    ``attempt``: the one that it belongs to. ``limits``: its bounds and timeouts. Not thread-safe: one owner
-    calls it. The first input of any kind starts the reconnect clock unless it attaches a connection.
+    ``limits``: its timeouts and the bounds on what the peer sends. Not thread-safe: one owner calls it. The first input
+    of any kind starts the reconnect clock, unless it attaches a connection.
     """
 
     __slots__ = (
@@ -155,7 +155,7 @@ class GatewayMachine:
     # --- the shape of every machine -----------------------------------------------------------------------
 
     def handle(self, input: GatewayInput, now: float) -> list[GatewayEffect]:
-        """Take one input; return what to do, in this order. ``now``: seconds of any monotonic clock.
+        """Take one input; return what to do, in order. ``now``: a reading of any monotonic clock, in seconds.
 
         Raises ``LocalProtocolError`` for an input that contradicts earlier ones, ``RemoteProtocolError`` when the
         peer broke the protocol (the shell then drops the connection and says ``ConnectionLost``). In both cases
@@ -163,7 +163,7 @@ class GatewayMachine:
         """
         act = self._dispatch.get(type(input))
         if act is None:
-            raise LocalProtocolError(f"no input of a gateway: {input!r}")
+            raise LocalProtocolError(f"not an input of a gateway: {input!r}")
         effects: Effects = []
         act(self, input, now, effects)
         if self._state is GatewayState.DETACHED and self._outbound.stopped_at is None:
@@ -171,10 +171,10 @@ class GatewayMachine:
         return effects
 
     def handle_batch(self, messages: Iterable[UpMessage], now: float) -> list[GatewayEffect]:
-        """Take all that one read has brought, with one ``Confirm`` at the end.
+        """Take all messages of one read, with one ``Confirm`` at the end.
 
-        It does not raise for what the peer did: at a message that breaks the protocol it stops, and the last
-        effect is ``DropConnection``; the messages before it count.
+        It does not raise for the peer's mistakes: it stops at a message that breaks the protocol, and the last effect
+        is ``DropConnection``. The messages before it count.
         """
         effects: Effects = []
         if self._state is not GatewayState.ATTACHED:
@@ -197,7 +197,7 @@ class GatewayMachine:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When ``TimePassed`` is due, on the clock of ``now``; None when no clock runs."""
+        """When ``TimePassed`` is due, on the clock of ``now``. None if no clock runs."""
         if self._state is GatewayState.ATTACHED:
             late, tolerated = self._fatal_deadline(), self._outbound.tolerant_deadline()
             return late if tolerated is None or (late is not None and late < tolerated) else tolerated
@@ -207,11 +207,11 @@ class GatewayMachine:
         return None if stopped_at is None else stopped_at + self._limits.reconnect_timeout_s
 
     def _fatal_deadline(self) -> float | None:
-        """When a peer that is connected is given up."""
+        """When a connected peer is given up."""
         return None if self._inbound.finished else self._outbound.confirm_deadline()
 
     def check_invariants(self) -> None:
-        """Raise ``AssertionError`` if the state is an impossible one."""
+        """Raise ``AssertionError`` if the state is impossible."""
         self._outbound.check_invariants()
         self._inbound.check_invariants()
         assert self._outbound.attached == (self._state is GatewayState.ATTACHED)
@@ -226,17 +226,16 @@ class GatewayMachine:
 
     @property
     def state(self) -> GatewayState:
-        """Whether a connection is up, or the attempt over."""
+        """Whether a connection is up, or the attempt is over."""
         return self._state
 
     @property
     def resume_seq(self) -> int:
-        """What to tell a peer that reconnects (``Resumed.received_seq``): what is taken, as in a
-        ``Confirm``."""
+        """What to tell a peer that reconnects (``Resumed.received_seq``): what is taken, as in a ``Confirm``."""
         return self._inbound.stream.confirmable_seq
 
     def statistics(self) -> GatewayStatistics:
-        """The figures at this moment; after the end all are zero."""
+        """The current figures. After the end all are zero."""
         outbound = self._outbound
         return GatewayStatistics(
             *outbound.held(),
@@ -325,7 +324,7 @@ class GatewayMachine:
         self._heard_at = now
 
     def _receive(self, message: UpMessage, now: float, effects: Effects) -> int:
-        """Take one message; return when it wants to be confirmed."""
+        """Take one message; return when to confirm it."""
         if message.task_attempt_id != self._id:
             name = f"{type(message).__name__} of task {message.task_attempt_id}"
             effects.append(RefuseMessage(f"{name} on the connection of {self.attempt}"))

@@ -1,7 +1,7 @@
-"""The coordinator's side of one downward stream: what is held, what is unconfirmed, and what a cut waits for.
+"""The outbound half of a ``GatewayMachine``: what is held, what is unconfirmed, and what a cut waits for.
 
-This is the half of a ``GatewayMachine`` that sends; see the text there. It knows nothing of what comes up but
-confirmations and acknowledgements, and it never ends by itself.
+See the machine's text. Of what the peer sends, this half sees only confirmations and acknowledgements. It never ends by
+itself.
 
 Two counts make a drain cheap (H42). Events are confirmed in the order in which they were submitted, whatever
 held them meanwhile. So "everything submitted before the cut is confirmed" is: as many are settled as were
@@ -17,8 +17,8 @@ opened, so the head of the queue always decides, and order is never lost. With 5
     | after the cut of 6  | with 6                     | with 5                     |
     | between the two     | with 6                     | with 5                     |
 
-It makes no difference why one opens: by the acknowledgement of this attempt alone (H41), by an abort, or as a
-savepoint that is over, of which no completion ever comes (H49).
+It makes no difference why one opens: through this attempt's own acknowledgement (H41), an abort, or a savepoint that is
+over, for which no completion ever comes (H49).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class GatewayPhase(Enum):
 
 
 class _Checkpoint:
-    """What one gateway remembers of one checkpoint that is not over."""
+    """What a gateway knows about a checkpoint that is not over."""
 
     __slots__ = ("order_at_cut", "phase", "submitted_at_cut")
 
@@ -99,8 +99,7 @@ class _Checkpoint:
 
 
 class GatewayOutbound:
-    """What one attempt is being sent. Every method that appends to ``effects`` does so in the order of the
-    wire."""
+    """What is sent to one attempt. Every method that appends to ``effects`` does so in the order of the wire."""
 
     __slots__ = (
         "_attempt",
@@ -134,8 +133,8 @@ class GatewayOutbound:
         # Held: the id that holds it, its place among all that were submitted, itself.
         self._held: deque[tuple[int, int, Submitted]] = deque()
         self._held_bytes = 0
-        # In the stream and to be confirmed in time: item number, reading of the connected clock. Plain numbers, for
-        # thousands may be under way, and whatever else were kept of each would be work for the garbage collector.
+        # In the stream and to be confirmed in time: item number, reading of the connected clock. Plain numbers, because
+        # there may be thousands, and objects would be work for the garbage collector.
         self._awaited: deque[tuple[int, float]] = deque()
         self._tolerated: deque[tuple[int, float]] = deque()  # the same of the loss-tolerant ones that may expire (H72)
         self._order = 0  # events and answers submitted, of all kinds;
@@ -143,7 +142,7 @@ class GatewayOutbound:
         self._settled = 0  # of those, the confirmed ones
         self._last_event_seq = 0
         self.answers_pending = 0  # held or unconfirmed
-        self._start_held = False  # the word to begin waits behind the last held event
+        self._start_held = False  # StartProcessing waits behind the last held event
         # The connected clock stands still while no connection is up.
         self.attached = False
         self.stopped_at: float | None = None
@@ -156,7 +155,7 @@ class GatewayOutbound:
     # --- connection and clock -----------------------------------------------------------------------------
 
     def attach(self, received_seq: int, now: float, effects: Effects) -> None:
-        """Trim what the peer has, send the rest again, let the confirm clock go on (H24)."""
+        """Drop what the peer has, send the rest again, and let the confirm clock continue (H24)."""
         self._trim(self.stream.resume(received_seq), received_seq, effects)
         if self.stopped_at is not None:
             self._paused_s += now - self.stopped_at
@@ -169,20 +168,19 @@ class GatewayOutbound:
         self.stopped_at = now
 
     def confirm_deadline(self) -> float | None:
-        """When the oldest unconfirmed event is late, if the connection lasts; None when nothing is
-        awaited."""
+        """When the oldest unconfirmed event is late, if the connection lasts. None if nothing is awaited."""
         if not self._awaited:
             return None
         return self._awaited[0][1] + self._limits.confirm_timeout_s + self._paused_s
 
     def tolerant_deadline(self) -> float | None:
-        """When the wait for the oldest unconfirmed loss-tolerant event ends; None when there is none to end."""
+        """When the wait for the oldest unconfirmed loss-tolerant event ends. None if there is none."""
         if not self._tolerated:
             return None
         return self._tolerated[0][1] + self._limits.confirm_timeout_s + self._paused_s
 
     def expire_tolerant(self, now: float, effects: Effects) -> None:
-        """End the wait for each loss-tolerant event that is late; the events themselves stay on their way (H72)."""
+        """End the wait for each late loss-tolerant event. The events themselves stay in the stream (H72)."""
         while (deadline := self.tolerant_deadline()) is not None and now >= deadline:
             seq, started = self._tolerated.popleft()
             event_id = self.stream.entry(seq)[2]
@@ -193,9 +191,9 @@ class GatewayOutbound:
             effects.append(ExpireEvent(event_id, ConfirmationTimeout(reason)))
 
     def describe_late(self, now: float, heard_at: float) -> tuple[str, int | None]:
-        """Name what is late, for people (H25), and its event id unless it is an answer.
+        """Describe what is late (H25), and return its event id unless it is an answer.
 
-        ``heard_at``: when something last came from the peer, for the usual cause (H69).
+        ``heard_at``: when something last came from the peer, which tells the likely cause (H69).
         """
         seq, started = self._awaited[0]
         waited_s = now - self._paused_s - started
@@ -211,7 +209,7 @@ class GatewayOutbound:
     # --- events and answers -------------------------------------------------------------------------------
 
     def submit_event(self, event: EventSubmitted, now: float, effects: Effects) -> None:
-        """Hold it or send it. Whoever submits has made sure that there is room (H27)."""
+        """Hold the event or send it. The shell has made sure that there is room (H27)."""
         self._order += 1
         if not event.loss_tolerant:
             self._submitted += 1
@@ -231,11 +229,11 @@ class GatewayOutbound:
             self._send_submitted(answer, now, effects)
 
     def start_processing(self, effects: Effects) -> None:
-        """Let the operator begin, behind everything that was submitted so far (H66)."""
+        """Let the operator begin, after everything that was submitted so far (H66)."""
         if self._held:
             self._start_held = True
             return
-        self._last_event_seq = self.stream.last_seq + 1  # no barrier comes ahead of it, on a way of its own either
+        self._last_event_seq = self.stream.last_seq + 1  # a barrier that travels apart must not come before it either
         self._send_item(StartProcessing(self._id, self._last_event_seq), effects)
 
     def _hold(self, submitted: Submitted) -> None:
@@ -262,7 +260,7 @@ class GatewayOutbound:
             effects.append(SendToAttempt(item))
 
     def _send_item(self, item: DownItem, effects: Effects) -> None:
-        """One of the protocol's own items: it passes the valve and counts against no bound."""
+        """Send one of the protocol's own items, which pass the valve and count against no bound."""
         self.stream.append(item)
         if self.attached:
             effects.append(SendToAttempt(item))
@@ -288,8 +286,8 @@ class GatewayOutbound:
             self._report_drained(effects)
 
     def fail_all(self, reason: str, late: int | None, effects: Effects) -> None:
-        """Fail every event that is not confirmed, in order, and forget everything (H26). ``late``: the event
-        that timed out, if one did."""
+        """Fail every event that is not confirmed, in order, and forget everything (H26). ``late``: the event that
+        timed out, if any."""
         for event_id in self.stream.tags():
             kind = ConfirmationTimeout if event_id == late else AttemptOver
             effects.append(FailEvent(event_id, kind(reason)))
@@ -312,20 +310,19 @@ class GatewayOutbound:
     # --- checkpoints --------------------------------------------------------------------------------------
 
     def knows(self, checkpoint_id: int) -> bool:
-        """Whether the checkpoint was begun here and is not over."""
+        """Whether the checkpoint has begun here and is not over."""
         return checkpoint_id in self._checkpoints
 
     def request_close(self, checkpoint_id: int, effects: Effects) -> None:
-        """Make the checkpoint known and have the subtask close. Raises ``LocalProtocolError`` when ids do
-        not rise."""
+        """Make the checkpoint known and have the subtask close. Raises ``LocalProtocolError`` unless ids increase."""
         if self._latest is not None and checkpoint_id <= self._latest:
-            raise LocalProtocolError(f"checkpoint {checkpoint_id} after {self._latest}: ids must rise (H4)")
+            raise LocalProtocolError(f"checkpoint {checkpoint_id} after {self._latest}: ids must increase")
         self._latest = checkpoint_id
         self._checkpoints[checkpoint_id] = _Checkpoint()
         self._send_item(CloseForCheckpoint(self._id, self.stream.last_seq + 1, checkpoint_id), effects)
 
     def reach_cut(self, checkpoint_id: int, effects: Effects) -> None:
-        """Close for the checkpoint; a late or unknown one closes nothing (H44)."""
+        """Close for the checkpoint. A late or unknown one closes nothing (H44)."""
         checkpoint = self._checkpoints.get(checkpoint_id)
         if checkpoint is None:
             return
@@ -353,8 +350,8 @@ class GatewayOutbound:
                 effects.append(ReportDrained(checkpoint_id))
 
     def send_barrier(self, checkpoint_id: int, apart: bool, effects: Effects) -> None:
-        """As the next item, or ``apart`` from them. Raises ``LocalProtocolError`` before the drain, or the
-        second time; nothing for one that is over."""
+        """Send the barrier as the next item, or ``apart``; nothing for a checkpoint that is over. Raises
+        ``LocalProtocolError`` before the drain, or the second time."""
         checkpoint = self._checkpoints.get(checkpoint_id)
         if checkpoint is None:
             return
@@ -362,7 +359,7 @@ class GatewayOutbound:
             phase = checkpoint.phase.value
             raise LocalProtocolError(f"barrier of checkpoint {checkpoint_id} at {self._attempt}, when it is {phase}")
         checkpoint.phase = GatewayPhase.BARRIER
-        # The valve is closed, so the last event in the stream is the last one of before the cut.
+        # The valve is closed, so the last event in the stream is the last one before the cut.
         events_before = self._last_event_seq
         if apart:
             effects.append(InjectBarrier(checkpoint_id, events_before))
@@ -371,7 +368,7 @@ class GatewayOutbound:
             self._send_item(BarrierMessage(self._id, seq, checkpoint_id, events_before), effects)
 
     def acknowledge(self, item: CheckpointAcknowledged, now: float, effects: Effects) -> None:
-        """The attempt's own snapshot: report it, open, release (H41)."""
+        """The attempt's own snapshot: report it, open the valve, release held events (H41)."""
         checkpoint_id = item.checkpoint_id
         checkpoint = self._checkpoints[checkpoint_id]
         if checkpoint.phase is not GatewayPhase.BARRIER:
@@ -383,7 +380,7 @@ class GatewayOutbound:
         self._reopen(checkpoint_id, now, effects)
 
     def end_checkpoint(self, checkpoint_id: int, outcome: CheckpointOutcome, now: float, effects: Effects) -> None:
-        """Tell the subtask and open; unknown ids are ignored (H44, H49)."""
+        """Tell the subtask and open the valve. Unknown ids are ignored (H44, H49)."""
         if self._checkpoints.pop(checkpoint_id, None) is None:
             return
         self._send_item(_ENDS[outcome](self._id, self.stream.last_seq + 1, checkpoint_id), effects)
@@ -405,7 +402,7 @@ class GatewayOutbound:
     # --- figures ------------------------------------------------------------------------------------------
 
     def held(self) -> tuple[int, int]:
-        """Events and answers that are held, and their bytes."""
+        """How many events and answers are held, and their bytes."""
         return len(self._held), self._held_bytes
 
     def check_invariants(self) -> None:

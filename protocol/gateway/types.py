@@ -1,4 +1,4 @@
-"""What goes into a ``GatewayMachine`` and what comes out of it: all of it can be imported from here."""
+"""The inputs and effects of a ``GatewayMachine``. All of them can be imported from here."""
 
 from __future__ import annotations
 
@@ -51,16 +51,22 @@ __all__ = [
 
 @value
 class GatewayLimits:
-    """The bounds of one gateway (H24, H25, H27). Times are in seconds.
+    """The timeouts and bounds of the gateway to one task. Times are in seconds, sizes in bytes.
 
-    ``confirm_timeout_s`` is how long a task may leave an event unconfirmed while it is connected; then its attempt is
-    killed. A task confirms while its Python code computes, but not while native code holds the interpreter lock, so
-    this has to be longer than the longest such call. ``reconnect_timeout_s``: how long it may be without a connection.
+    An event that exceeds a bound in bytes still passes when nothing else is on its way, so that nothing waits forever.
+    Raises ``ValueError`` for a timeout that is not positive and for a bound below 1.
 
-    ``events_max`` and ``bytes_max`` cover what is held and what is unconfirmed towards the attempt, the two
-    ``upward_...`` ones what the attempt may have sent and the coordinator has not taken; the peer learns
-    them as its window. An event that is larger than a bound in bytes passes when it is alone, so that
-    nothing waits for ever.
+    Attributes:
+        confirm_timeout_s: how long a connected task may leave an event unconfirmed before its attempt is killed. A
+            task confirms events while its Python code computes, but not while native code holds the interpreter lock:
+            choose a time longer than the longest such call.
+        reconnect_timeout_s: how long a task may be without a connection before its attempt is given up.
+        events_max: how many events to the task may be held back or unconfirmed. At this bound ``send_event`` waits and
+            ``send_event_nowait`` raises ``GatewayFull``. Answers to requests do not count.
+        bytes_max: the same, in bytes of encoded events.
+        upward_events_max: how many events and requests of the task the coordinator may have left untaken. At this bound
+            the task's ``send_event`` and ``request`` wait.
+        upward_bytes_max: the same, in bytes.
     """
 
     confirm_timeout_s: float = 10.0
@@ -85,7 +91,7 @@ class GatewayStatistics:
     held_bytes: int
     unconfirmed_events: int
     unconfirmed_bytes: int
-    untaken_events: int  # came up, not yet taken by the coordinator
+    untaken_events: int  # received, not yet taken by the coordinator
     untaken_bytes: int
     closed_for: tuple[int, ...]
 
@@ -95,7 +101,7 @@ class GatewayStatistics:
 
 @value
 class EventSubmitted:
-    """The coordinator sends an event. ``event_id`` is the shell's own number, used to answer it."""
+    """The coordinator sends an event. ``event_id`` is the shell's own number, which effects refer to."""
 
     event_id: int
     payload: bytes
@@ -104,7 +110,7 @@ class EventSubmitted:
 
 @value
 class AnswerSubmitted:
-    """The coordinator answers a request; ``error`` is empty when it does not fail it (H33).
+    """The coordinator answers a request; ``error`` is empty unless it fails the request (H33).
 
     With an error, ``payload`` is the traceback as UTF-8 text, or empty.
     """
@@ -124,7 +130,7 @@ class MessageReceived:
 @value
 class ReadyAnnounced:
     """The coordinator's ``subtask_ready`` has returned: the subtask's events may be delivered, and its operator may
-    begin with its records (H66). To be given behind all that was sent inside ``subtask_ready``."""
+    begin with its records (H66). The shell gives this after everything that was sent inside ``subtask_ready``."""
 
 
 @value
@@ -136,15 +142,14 @@ class ItemTaken:
 
 @value
 class CloseRequested:
-    """A checkpoint begins: the subtask has to close its valve. Without this one, the gateway takes no part
-    in it."""
+    """A checkpoint begins: the subtask must close its valve. Without this input, the gateway takes no part in it."""
 
     checkpoint_id: int
 
 
 @value
 class CutReached:
-    """The coordinator's snapshot has returned. To be given at that very point of the coordinator's own
+    """The coordinator's snapshot has returned. The shell gives this at exactly that point of the coordinator's
     order."""
 
     checkpoint_id: int
@@ -152,8 +157,7 @@ class CutReached:
 
 @value
 class BarrierRequested:
-    """Every gateway has drained: the barrier may leave. ``apart``: not among the items, but on a way of its own;
-    then ``InjectBarrier`` comes out."""
+    """Every gateway has drained: the barrier may leave. ``apart``: separately from the items, as ``InjectBarrier``."""
 
     checkpoint_id: int
     apart: bool = False
@@ -169,7 +173,7 @@ class CheckpointOutcome(Enum):
 
 @value
 class CheckpointOver:
-    """The checkpoint has ended, however."""
+    """The checkpoint has ended, with this outcome."""
 
     checkpoint_id: int
     outcome: CheckpointOutcome
@@ -177,7 +181,7 @@ class CheckpointOver:
 
 @value
 class AttemptIsOver:
-    """The attempt has ended, however; nothing is sent to it and nothing taken from it any more."""
+    """The attempt has ended. Nothing is sent to it or taken from it any more."""
 
     reason: str
 
@@ -218,7 +222,7 @@ class ConfirmEvent:
 
 @value
 class FailEvent:
-    """The event will never be confirmed. No failover follows from this (H26)."""
+    """The event will never be confirmed. This causes no failover (H26)."""
 
     event_id: int
     error: AttemptOver
@@ -228,8 +232,8 @@ class FailEvent:
 class ExpireEvent:
     """The loss-tolerant event was not confirmed within ``confirm_timeout_s``: its sender waits no longer (H72).
 
-    No failover follows (H28). The event stays on its way, in its place, and counts against the bounds until
-    ``ConfirmEvent`` or ``FailEvent`` ends it. At most once for each event.
+    This causes no failover (H28). The event stays in the stream and counts against the bounds until ``ConfirmEvent`` or
+    ``FailEvent`` ends it. At most once for each event.
     """
 
     event_id: int
@@ -240,7 +244,7 @@ class ExpireEvent:
 class DeliverEvent:
     """Hand the event to the coordinator; then report ``ItemTaken(seq)``.
 
-    ``sender`` is the subtask that sent it first, for an event of a restored snapshot (H52); else None.
+    ``sender`` is the subtask that first sent it, for an event of a restored snapshot (H52); otherwise None.
     """
 
     seq: int
@@ -253,7 +257,7 @@ class DeliverRequest:
     """Hand the request to the coordinator; report ``ItemTaken(seq)`` and, in time, ``AnswerSubmitted``.
 
     A request of a restored snapshot has no ``request_id``, and its answer is dropped (H73). ``sender`` is the subtask
-    that sent it first (H52); else None.
+    that first sent it (H52); otherwise None.
     """
 
     seq: int
@@ -269,14 +273,14 @@ class ReportOpened:
 
 @value
 class ReportClosed:
-    """The subtask's valve is closed; all that it sent before has been delivered by an earlier effect."""
+    """The subtask's valve is closed. Earlier effects have delivered everything that it sent before."""
 
     checkpoint_id: int
 
 
 @value
 class ReportDrained:
-    """Every event of before the cut is confirmed (H42)."""
+    """Every event from before the cut is confirmed (H42)."""
 
     checkpoint_id: int
 
@@ -301,7 +305,7 @@ class ReportDeclined:
 
 @value
 class ReportFinished:
-    """The operator has ended; ``failure`` is empty when it ended well, and ``state`` is its last state."""
+    """The operator has ended. ``failure`` is empty if it succeeded; ``state`` is its last state."""
 
     failure: str
     state: bytes
@@ -310,10 +314,10 @@ class ReportFinished:
 
 @value
 class InjectBarrier:
-    """Bring the barrier to the attempt on its own way, there to be told as ``BarrierArrived``.
+    """Bring the barrier to the attempt separately; the shell there reports it as ``BarrierArrived``.
 
-    It belongs behind item ``events_before``, which may still be under way: the attempt waits for it. Said once;
-    a barrier that gets lost costs the checkpoint, by its timeout.
+    It belongs after item ``events_before``, which may still be on its way: the attempt waits for it. It comes only
+    once. If the barrier is lost, the checkpoint times out.
     """
 
     checkpoint_id: int
@@ -322,15 +326,14 @@ class InjectBarrier:
 
 @value
 class FailAttempt:
-    """Fail exactly this attempt through the engine: it did not confirm in time (H25). The gateway is over
-    already."""
+    """Fail exactly this attempt through the engine: it did not confirm in time (H25). The gateway is already over."""
 
     reason: str
 
 
 @value
 class ExpireConnection:
-    """The peer did not come back in time (H24). The gateway is over already."""
+    """The peer did not reconnect in time (H24). The gateway is already over."""
 
     reason: str
 

@@ -1,1 +1,1 @@
-"""The task's end of an attempt: the subtask's machine, its valve for outbound events, its intake for inbound ones."""
+"""The task's end of an attempt: the subtask's machine, with its outbound and its inbound half."""

@@ -1,11 +1,10 @@
-"""The subtask's side of one downward stream: what has come, and what goes into the operator's mailbox.
+"""The inbound half of a ``SubtaskMachine``: what has come, and what goes into the operator's mailbox.
 
-This is the half of a ``SubtaskMachine`` that listens; see the text there. The mailbox is one queue, so what is put
-there keeps its order (H22, H23).
+See the machine's text. The mailbox is one queue, so items keep their order there (H22, H23).
 
-*The barrier apart.* A checkpoint barrier may come on another way than the items do, ahead of them or behind. It names
-the item that it belongs behind, and goes into the mailbox when that one has come. Nothing that belongs behind the
-barrier can be there before it: the coordinator's valve holds that back until this attempt's snapshot (H41).
+*The barrier apart.* A checkpoint barrier may travel separately from the items, and arrive before or after them. It
+names the item that it follows, and goes into the mailbox when that one has come. Nothing that belongs after the barrier
+can be there before it: the coordinator's valve holds that back until this attempt's snapshot (H41).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ PAYLOAD = (EventMessage, AnswerMessage)
 
 
 class SubtaskInbound:
-    """What one attempt is told. ``valve`` is the other half, which closes, and knows the open requests."""
+    """What one attempt receives. ``outbound`` is the other half, which has the valve and the open requests."""
 
     __slots__ = ("_apart", "_id", "_outbound", "_started", "stream")
 
@@ -48,10 +47,10 @@ class SubtaskInbound:
         self._outbound = outbound
         self.stream = IncomingStream()
         self._started = False
-        self._apart: dict[int, int] = {}  # barriers that came apart, and the item that each waits for
+        self._apart: dict[int, int] = {}  # barriers that came apart: the item that each waits for
 
     def take(self, item: DownItem, effects: Effects) -> None:
-        """Take the next item. Raises ``RemoteProtocolError``, and changes nothing, for one that is out of turn."""
+        """Take the next item. Raises ``RemoteProtocolError``, and changes nothing, if it is out of turn."""
         if isinstance(item, EventMessage):
             self.stream.advance()
             effects.append(PutInMailbox(MailboxEvent(item.payload)))
@@ -63,7 +62,7 @@ class SubtaskInbound:
                 effects.append(RefuseMessage(f"an answer to request {item.request_id}, which is not open"))
         elif isinstance(item, CloseForCheckpoint):
             if not self._outbound.rises(item.checkpoint_id):
-                raise RemoteProtocolError(f"checkpoint {item.checkpoint_id}, but ids must rise (H4)")
+                raise RemoteProtocolError(f"checkpoint {item.checkpoint_id}, but ids must increase")
             self.stream.advance()
             self._outbound.close(item.checkpoint_id, effects)
         elif isinstance(item, BarrierMessage):
@@ -72,7 +71,7 @@ class SubtaskInbound:
             self._meet_barrier(item.checkpoint_id, effects)
         elif isinstance(item, StartProcessing):
             if self._started:
-                raise RemoteProtocolError("the operator is told twice to begin with its records")
+                raise RemoteProtocolError("the operator was told twice to begin with its records")
             self.stream.advance()
             self._started = True
             effects.append(PutInMailbox(MailboxStart()))
@@ -89,8 +88,8 @@ class SubtaskInbound:
             self._meet_barriers_apart(effects)
 
     def take_after_finish(self, item: DownItem, effects: Effects) -> None:
-        """Nobody reads the mailbox any more. What would have gone there is not confirmed (H23) but fails at
-        its sender; a checkpoint is told that nothing more will come (H47)."""
+        """Take an item when nothing reads the mailbox any more. An event is not confirmed (H23) and fails at its
+        sender; a checkpoint is told that nothing more will come (H47)."""
         if isinstance(item, PAYLOAD):
             self.stream.advance(0)  # never taken, so never confirmed
             effects.append(RefuseMessage(f"{type(item).__name__} {item.seq}: the operator has finished"))
@@ -101,7 +100,7 @@ class SubtaskInbound:
             self._outbound.send_item(closed, effects)
 
     def take_barrier_apart(self, barrier: BarrierArrived, effects: Effects) -> None:
-        """Put it into the mailbox as soon as its items are there; refuse one that is not wanted (H44)."""
+        """Put the barrier into the mailbox as soon as its items are there. Refuse an unexpected one (H44)."""
         checkpoint_id = barrier.checkpoint_id
         if self._outbound.phase(checkpoint_id) is not SubtaskPhase.CLOSED or checkpoint_id in self._apart:
             why = "unknown, over, or has had its barrier"
@@ -111,7 +110,7 @@ class SubtaskInbound:
         self._meet_barriers_apart(effects)
 
     def forget(self) -> None:
-        """The operator has ended, and meets no barrier any more."""
+        """The operator has ended, and takes no barrier any more."""
         self._apart.clear()
 
     def _check_barrier(self, item: BarrierMessage) -> None:

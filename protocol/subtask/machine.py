@@ -1,44 +1,40 @@
-"""The executor's end of one execution attempt: the operator's mailbox one way, its valve the other way.
+"""The executor's end of one execution attempt: what the operator sends, and what goes into its mailbox.
 
 Theory of operation
 -------------------
-Two lives run side by side. The operator's: it restores (``OPENING``), is ``OPEN``, has ``FINISHED``; or the
-attempt is ``OVER`` before that. And the connection's, up or down, which is only a matter of waiting (H24): the
-table below is about the first.
+There are two life cycles. The operator restores (``OPENING``), is ``OPEN``, and has ``FINISHED``, or the attempt is
+``OVER`` before that. The connection is up or down, which only means waiting (H24). The table below is about the first.
 
-*Down: the intake* (``protocol.subtask.inbound``). An item that comes for the first time goes into the operator's
-mailbox, and the confirmation leaves behind it, one for all that one read has brought (H23). The mailbox is one
-queue, so no barrier overtakes an event there. What concerns a checkpoint is confirmed with its acknowledgement, the
-next word of a checkpoint, or any other confirmation; nobody waits for that. A barrier that comes apart from the items
-waits until those before it have come. Once the operator has finished, events still arrive but are never confirmed: the
-coordinator's side fails them when it learns of the end, rather than believing them handled.
+*Down* (``protocol.subtask.inbound``). A new item goes into the operator's mailbox, and then the confirmation leaves,
+one for all items of one read (H23). The mailbox is one queue, so no barrier overtakes an event there. Checkpoint items
+are confirmed with the acknowledgement, the next item of a checkpoint, or any other confirmation; nothing waits for
+that. A barrier that comes apart from the items waits until those before it have come. After the operator has finished,
+events still arrive but are never confirmed: the coordinator's side fails them when it learns of the end, instead of
+treating them as handled.
 
-*The first record.* An operator that awaits it gets ``StartProcessing``, which goes into the mailbox like an event,
-behind all that the coordinator sent inside ``subtask_ready``. So it has handled all of that before it sees a record
-(H66).
+*The first record.* An operator that waits for it gets ``StartProcessing``, which goes into the mailbox like an event,
+after everything that the coordinator sent inside ``subtask_ready``. So the operator has handled all of that before it
+sees a record (H66).
 
-*Up: the valve* (``protocol.subtask.outbound``). An event waits in one queue until it may leave: no checkpoint is closed
-here (H43: upward, *none*, for an event that left early would be in neither snapshot), and the peer's window has
-room. ``CloseForCheckpoint(n)`` closes at once; what was sent before lies in front of ``ClosedForCheckpoint(n)`` in
-the stream. The valve reopens for n when the operator has taken its snapshot, which carries all that still waits, in
-order (H31), or when n is over: complete, aborted, or a savepoint, of which the operator hears nothing (H49).
-Restored events are the first in the queue, before anything new, and keep the name of the subtask that sent them at
-first (H52). Usually the coordinator bounds what it gets with ``window_events``; restored ones that do not fit simply
-wait, and are in the next snapshot if it comes first. Every event has a position, counted over the whole history
-that was restored; a snapshot tells how many have left, and the coordinator's part of the checkpoint must cover
-exactly these (H32). A snapshot that would not fit into a frame is declined.
+*Up* (``protocol.subtask.outbound``). An event waits in one queue until it may leave: the valve is closed for no
+checkpoint (H43: for *none* upward, because an event that left early would be in neither snapshot), and the peer's
+window has room. ``CloseForCheckpoint(n)`` closes the valve immediately; what was sent before precedes
+``ClosedForCheckpoint(n)`` in the stream. The valve reopens for n when the operator has taken its snapshot, which
+carries all that still waits, in order (H31), or when n is over: complete, aborted, or a savepoint, of which the
+operator is not told (H49). Restored events are the first in the queue, and keep the name of the subtask that first sent
+them (H52). Restored events that exceed the window wait, and are in the next snapshot if it comes first. Every event has
+a position, counted over the whole restored history. A snapshot says how many have left, and the coordinator's part of
+the checkpoint must cover exactly these (H32). A snapshot that does not fit into a frame is declined.
 
-*Requests* take the same way (H33). One that is held is in the snapshot as a request: after a restore it arrives as
-one, and gets no answer, because the one who waited for it died with the attempt (H73). An operator
-that waits for an answer must go on serving its mailbox, or a closed valve would wait for the barrier and the
-barrier for the answer.
+*Requests* are treated the same (H33). A held request is in the snapshot as a request. After a restore it arrives as
+one, and gets no answer, because the caller that waited for it died with the attempt (H73). An operator that waits for
+an answer must keep handling its mailbox; otherwise a closed valve would wait for the barrier, and the barrier for the
+answer.
 
-*The end.* ``OperatorFinished`` leaves last, so it needs an empty queue: ask ``may_finish``. When the
-coordinator ends the attempt, or the reconnect time is over, open requests fail and ``EndAttempt`` says it,
-once.
+*The end.* ``OperatorFinished`` leaves last, so it needs an empty queue: check ``may_finish``. When the coordinator ends
+the attempt, or the reconnect time is over, open requests fail and ``EndAttempt`` reports it, once.
 
-The order of effects is the order in which they must be carried out. At most one ``Confirm`` comes out of one
-call, last of all that is sent.
+Effects must be carried out in order. One call returns at most one ``Confirm``, after everything else that is sent.
 """
 
 from __future__ import annotations
@@ -85,8 +81,8 @@ from protocol.wire.messages import (
 class SubtaskStatus(Enum):
     OPENING = "opening"  # registered; the operator restores its state
     OPEN = "open"
-    FINISHED = "finished"  # the operator has ended, its goodbye may still be on the way
-    OVER = "over"  # the coordinator has ended the attempt, or is out of reach
+    FINISHED = "finished"  # the operator has ended; its ``Finished`` may still be on the way
+    OVER = "over"  # the coordinator has ended the attempt, or cannot be reached
 
 
 _A, _I, _X, _E = Reaction.ACT, Reaction.IGNORE, Reaction.ILLEGAL, Reaction.ENDED
@@ -110,10 +106,9 @@ LEGAL: dict[type, tuple[Reaction, Reaction, Reaction, Reaction]] = {
 class SubtaskMachine:
     """One attempt, seen from its task; see the module's text.
 
-    ``task_attempt_id``: Spark's task id. ``subtask``: its index, which names it as the sender of what a snapshot
-    holds. ``limits``: as ``Registered`` tells them. ``held``: the upward events of the restored snapshot, in
-    order; they leave first (H31). ``events_sent``: where the count of those that have left goes on (H32). Not
-    thread-safe: the shell locks it.
+    ``task_attempt_id``: Spark's task id. ``subtask``: its index, which identifies the sender of held events.
+    ``held``: the events that the restored snapshot held, in order; they leave first (H31). ``events_sent``: where the
+    count of sent events continues (H32). Not thread-safe: the shell locks it.
     """
 
     __slots__ = ("_confirm_sent", "_detached_at", "_dispatch", "_id", "_inbound", "_limits", "_outbound", "_state")
@@ -137,16 +132,16 @@ class SubtaskMachine:
     # --- the shape of every machine -----------------------------------------------------------------------
 
     def handle(self, input: SubtaskInput, now: float) -> list[SubtaskEffect]:
-        """Take one input; return what to do, in this order. ``now``: seconds of any monotonic clock.
+        """Take one input; return what to do, in order. ``now``: a reading of any monotonic clock, in seconds.
 
-        Raises ``GatewayFull`` (H27; a later ``RoomAvailable`` is all that is remembered of it),
-        ``AttemptOver`` for what the operator sends when the attempt is over, ``LocalProtocolError`` for an
-        input that the table or earlier ones forbid, ``RemoteProtocolError`` when the peer broke the protocol
-        (the shell then drops the connection and says ``ConnectionLost``). In each case nothing was changed.
+        Raises ``GatewayFull`` (H27; it changes nothing, except that ``RoomAvailable`` comes later), ``AttemptOver`` if
+        the operator sends when the attempt is over, ``LocalProtocolError`` for an input that the table or earlier
+        inputs forbid, and ``RemoteProtocolError`` if the peer broke the protocol (the shell then drops the connection
+        and reports ``ConnectionLost``). In each case nothing was changed.
         """
         act = self._dispatch.get(type(input))
         if act is None:
-            raise LocalProtocolError(f"no input of a subtask: {input!r}")
+            raise LocalProtocolError(f"not an input of a subtask: {input!r}")
         effects: Effects = []
         act(self, input, now, effects)
         if self._detached_at is None and not self._outbound.attached and self._state is not SubtaskStatus.OVER:
@@ -154,10 +149,10 @@ class SubtaskMachine:
         return effects
 
     def handle_batch(self, messages: Iterable[DownMessage], now: float) -> list[SubtaskEffect]:
-        """Take all that one read has brought, with one ``Confirm`` at the end.
+        """Take all messages of one read, with one ``Confirm`` at the end.
 
-        It does not raise for what the peer did: at a message that breaks the protocol it stops, and the last
-        effect is ``DropConnection``; the messages before it count.
+        It does not raise for the peer's mistakes: it stops at a message that breaks the protocol, and the last effect
+        is ``DropConnection``. The messages before it count.
         """
         effects: Effects = []
         confirm = False
@@ -173,12 +168,11 @@ class SubtaskMachine:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When ``TimePassed`` is due, on the clock of ``now``; None while a connection is up, and at the
-        end."""
+        """When ``TimePassed`` is due, on the clock of ``now``. None while a connection is up, and at the end."""
         return None if self._detached_at is None else self._detached_at + self._limits.reconnect_timeout_s
 
     def check_invariants(self) -> None:
-        """Raise ``AssertionError`` if the state is an impossible one."""
+        """Raise ``AssertionError`` if the state is impossible."""
         self._outbound.check_invariants()
         self._inbound.check_invariants()
         assert self._detached_at is None or not self._outbound.attached
@@ -203,21 +197,20 @@ class SubtaskMachine:
 
     @property
     def may_finish(self) -> bool:
-        """Whether the operator may end well now: nothing that it sent waits for the valve or the window."""
+        """Whether the operator may succeed now: nothing that it sent waits for the valve or the window."""
         return not self._outbound.holds()
 
     @property
     def all_confirmed(self) -> bool:
-        """Whether the coordinator has taken everything that was sent, goodbye included: the task may
-        leave."""
+        """Whether the coordinator has taken everything that was sent, ``Finished`` included: the task may end."""
         return not len(self._outbound.stream)
 
     def wants_snapshot(self, checkpoint_id: int) -> bool:
-        """Whether a barrier in the mailbox still means something: False once its checkpoint is over (H44, H49)."""
+        """Whether a barrier in the mailbox still counts. False after its checkpoint is over (H44, H49)."""
         return self._outbound.phase(checkpoint_id) is SubtaskPhase.BARRIER
 
     def statistics(self) -> SubtaskStatistics:
-        """The figures at this moment."""
+        """The current figures."""
         return self._outbound.statistics()
 
     # --- connections and time -----------------------------------------------------------------------------
@@ -236,7 +229,7 @@ class SubtaskMachine:
         deadline = self.next_deadline()
         if deadline is not None and now >= deadline:
             timeout_s = self._limits.reconnect_timeout_s
-            self._end(f"the coordinator was out of reach for {timeout_s:g} s", effects)
+            self._end(f"the coordinator could not be reached for {timeout_s:g} s", effects)
 
     def _end(self, reason: str, effects: Effects) -> None:
         for request_id in self._outbound.open_requests():
@@ -274,9 +267,9 @@ class SubtaskMachine:
     def _finish(self, input: OperatorFinished, now: float, effects: Effects) -> None:
         if not input.failure:
             if self._state is SubtaskStatus.OPENING:
-                raise LocalProtocolError("the operator ended well without being opened")
+                raise LocalProtocolError("the operator ended successfully without being opened")
             if self._outbound.holds():
-                raise LocalProtocolError(f"{self._outbound.holds()} events have not left: serve the mailbox first")
+                raise LocalProtocolError(f"{self._outbound.holds()} events have not left: handle the mailbox first")
             self._outbound.check_final_state(input.state)
         self._outbound.forget()
         self._inbound.forget()
@@ -295,7 +288,7 @@ class SubtaskMachine:
             self._send_confirm(effects, at_once=False)
 
     def _is_at_barrier(self, checkpoint_id: int) -> bool:
-        """False for a checkpoint that is over or unknown: nothing may come of it (H44)."""
+        """Whether a snapshot is due. False for a checkpoint that is over or unknown, which has no effect (H44)."""
         phase = self._outbound.phase(checkpoint_id)
         if phase is None:
             return False
@@ -309,7 +302,7 @@ class SubtaskMachine:
         self._send_confirm(effects, at_once=self._receive(input.message, effects))
 
     def _receive(self, message: DownMessage, effects: Effects) -> bool:
-        """Take one message; True if it is an item that wants to be confirmed (again) at once."""
+        """Take one message. True if it is an item to be confirmed now, perhaps again."""
         if message.task_attempt_id != self._id or not self._outbound.attached:
             whose = f"{type(message).__name__} for task {message.task_attempt_id}"
             where = "connected" if self._outbound.attached else "not connected"
@@ -335,7 +328,7 @@ class SubtaskMachine:
         self._inbound.take_barrier_apart(input, effects)
 
     def _send_confirm(self, effects: Effects, *, at_once: bool) -> None:
-        """What need not be confirmed at once is so together with what is sent anyhow, if it was not before."""
+        """Confirm what has come. If that is not urgent, only together with something else, and only if it is new."""
         seq = self._inbound.stream.confirmable_seq
         if not self._outbound.attached or not seq:
             return

@@ -1,9 +1,8 @@
-"""The subtask's side of one upward stream: what waits, what is unconfirmed, and what a snapshot carries.
+"""The outbound half of a ``SubtaskMachine``: what waits, what is unconfirmed, and what a snapshot carries.
 
-This is the half of a ``SubtaskMachine`` that sends; see the text there. Everything that waits stands in one
-queue, for whichever reason it waits, so order is kept by construction, and a snapshot carries the whole
-queue (H31). With several checkpoints (H43) an event leaves only when none is closed, so it is in the snapshot of
-every one that was closed when it was sent. With 5 and 6 closed:
+See the machine's text. Everything that waits, for any reason, is in one queue. So order is kept by construction, and a
+snapshot carries the whole queue (H31). With several checkpoints (H43), an event leaves only when the valve is closed
+for none, so it is in the snapshot of each one that was closed when it was sent. With 5 and 6 closed:
 
     | submitted                | snapshot 5 first         | snapshot 6 first         |
     |--------------------------|--------------------------|--------------------------|
@@ -12,11 +11,11 @@ every one that was closed when it was sent. With 5 and 6 closed:
 
 If one of them ends without a snapshot, the event is in the other alone, and leaves when neither is closed.
 
-*Bounds.* The window bounds what is held and unconfirmed together (H27). What a closed valve holds has to fit into
-one frame beside the operator's state, so it is bounded further (``SubtaskLimits``): at most half of the bytes of a
-snapshot, and as many events as a snapshot may carry; whoever sends waits for room as at the window. An event that is
-sent inside the snapshot passes both, for the room might come only behind that snapshot. It waits in the queue
-like any other, and the window of the peer holds when it leaves.
+*Bounds.* The window bounds held and unconfirmed events together (H27). What a closed valve holds must fit into one
+frame together with the operator's state, so it has a further bound (``SubtaskLimits``): at most half of a snapshot's
+bytes, and as many events as a snapshot may carry. The sender waits for room as at the window. An event sent inside the
+snapshot ignores both bounds, because room might come only after that snapshot. It waits in the queue like any other,
+and leaves when the peer's window allows.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ Submitted = EventSubmitted | RequestSubmitted
 Effects = list[SubtaskEffect]
 
 HELD_OVERHEAD_BYTES = 16
-"""What an event in a snapshot takes besides its payload, at most: a list, a number, a length, a flag."""
+"""What a held event takes in a snapshot besides its payload, at most: a list, a number, a length, a flag."""
 
 
 class SubtaskPhase(Enum):
@@ -90,7 +89,7 @@ class SubtaskOutbound:
         self._limits = limits
         self.attached = False
         self.stream: OutgoingStream[UpItem] = OutgoingStream()
-        self.events_sent = events_sent  # events and requests that have left, in the whole history (H32)
+        self.events_sent = events_sent  # events and requests sent in the whole history (H32)
         self._held: deque[Submitted | HeldEvent] = deque(held)
         self._held_bytes = sum(len(event.payload) for event in held)
         self._open_requests: set[int] = set()
@@ -103,7 +102,7 @@ class SubtaskOutbound:
     # --- connection ---------------------------------------------------------------------------------------
 
     def attach(self, received_seq: int, effects: Effects) -> None:
-        """Trim what the peer has, send the rest again, then what fits into the window now (H24)."""
+        """Drop what the peer has, send the rest again, then what fits into the window now (H24)."""
         self.stream.resume(received_seq)
         self.attached = True
         effects.extend([SendToCoordinator(item) for item in self.stream.unconfirmed()])
@@ -123,7 +122,7 @@ class SubtaskOutbound:
     # --- events and requests ------------------------------------------------------------------------------
 
     def submit(self, submitted: Submitted, effects: Effects) -> None:
-        """Hold or send it. Raises ``GatewayFull`` at the window, or when a snapshot could not carry more (H27)."""
+        """Hold or send it. Raises ``GatewayFull`` if the window is full, or a snapshot could not carry more (H27)."""
         in_snapshot = isinstance(submitted, EventSubmitted) and submitted.in_snapshot
         if not in_snapshot and not self._has_room(submitted):
             if self._refused is None:
@@ -139,7 +138,7 @@ class SubtaskOutbound:
             if submitted.request_id in self._open_requests:
                 raise LocalProtocolError(f"request id {submitted.request_id} is in use")
             self._open_requests.add(submitted.request_id)
-        # What waits for the window alone leaves no room here, so only what needs none could overtake it.
+        # If events wait for the window, there is no room; only an event that needs none could overtake them.
         if self._closed or (in_snapshot and (self._held or not self._fits(submitted))):
             self._held.append(submitted)
             self._held_bytes += len(submitted.payload)
@@ -164,7 +163,7 @@ class SubtaskOutbound:
             effects.append(SendToCoordinator(item))
 
     def send_item(self, item: UpItem, effects: Effects) -> None:
-        """One of the protocol's own items, numbered ``next_seq``: it passes the valve and the window."""
+        """Send one of the protocol's own items, numbered ``next_seq``, which pass the valve and the window."""
         self.stream.append(item)
         if self.attached:
             effects.append(SendToCoordinator(item))
@@ -181,15 +180,15 @@ class SubtaskOutbound:
             self._send_submitted(submitted, effects)
 
     def _fits(self, submitted: Submitted | HeldEvent) -> bool:
-        """Whether the peer's window has room for one that may leave."""
+        """Whether the peer's window has room for an event that may leave."""
         count = self.stream.events_unconfirmed
         if count >= self._limits.window_events:
             return False
         return not count or self.stream.bytes_unconfirmed + len(submitted.payload) <= self._limits.window_bytes
 
     def _has_room(self, submitted: Submitted) -> bool:
-        """Whether a new one may be accepted: held and unconfirmed ones together fit into the window, and what a
-        closed valve holds into a snapshot."""
+        """Whether a new event may be accepted: held and unconfirmed events together must fit into the window, and what
+        a closed valve holds into a snapshot."""
         limits = self._limits
         count = len(self._held) + self.stream.events_unconfirmed
         if count >= limits.window_events:
@@ -205,7 +204,7 @@ class SubtaskOutbound:
         return len(self._held) < limits.held_events_max and held_bytes <= limits.snapshot_bytes_max // 2
 
     def _held_size(self) -> int:
-        """How many bytes of a snapshot the held events take, at most."""
+        """How many bytes the held events take in a snapshot, at most."""
         return self._held_bytes + HELD_OVERHEAD_BYTES * len(self._held)
 
     def _announce_room(self, effects: Effects) -> None:
@@ -215,7 +214,7 @@ class SubtaskOutbound:
             effects.append(RoomAvailable())
 
     def resolve(self, request_id: int, effects: Effects) -> bool:
-        """The request has its answer; False if it is not open."""
+        """The request has its answer. False if it is not open."""
         if request_id not in self._open_requests:
             return False
         self._open_requests.remove(request_id)
@@ -231,7 +230,7 @@ class SubtaskOutbound:
         return len(self._held)
 
     def forget(self) -> None:
-        """The operator sends nothing more; what is in the stream may still leave."""
+        """The operator sends nothing more. Items in the stream may still leave."""
         self._held.clear()
         self._held_bytes = 0
         self._open_requests.clear()
@@ -246,23 +245,23 @@ class SubtaskOutbound:
         return self._latest is None or checkpoint_id > self._latest
 
     def phase(self, checkpoint_id: int) -> SubtaskPhase | None:
-        """How far it has come; None for one that is over or unknown."""
+        """How far the checkpoint has come. None if it is over or unknown."""
         return self._checkpoints.get(checkpoint_id)
 
     def close(self, checkpoint_id: int, effects: Effects) -> None:
-        """Close for it, and say so behind everything that was sent before (H40)."""
+        """Close for the checkpoint, and report it after everything that was sent before (H40)."""
         self._latest = checkpoint_id
         self._checkpoints[checkpoint_id] = SubtaskPhase.CLOSED
         self._closed.append(checkpoint_id)
         self.send_item(ClosedForCheckpoint(self._id, self.next_seq, checkpoint_id), effects)
 
     def meet_barrier(self, checkpoint_id: int) -> None:
-        """The barrier is in the mailbox: a snapshot may come."""
+        """The barrier is in the mailbox: a snapshot may follow."""
         self._checkpoints[checkpoint_id] = SubtaskPhase.BARRIER
 
     def acknowledge(self, checkpoint_id: int, state: bytes, effects: Effects) -> None:
-        """Send the snapshot with all that waits, in order (H31); then open for it. One that is too large for a
-        frame is declined."""
+        """Send the snapshot with all that waits, in order (H31), then open the valve for it. Decline a snapshot that is
+        too large for a frame."""
         if excess := self._describe_excess(len(state)):
             self.decline(checkpoint_id, excess, effects)
             return
@@ -291,7 +290,7 @@ class SubtaskOutbound:
         return (
             f"the snapshot is too large: {state_bytes} bytes of state and {count} held events of {held_bytes} bytes, "
             f"where {limits.snapshot_bytes_max} bytes and {limits.held_events_max} events fit into a frame: keep less "
-            "state in the operator, send less at a time, or raise frame_bytes_max and held_events_max on both sides"
+            "state in the operator, or send less at a time"
         )
 
     def check_final_state(self, state: bytes) -> None:
@@ -299,16 +298,16 @@ class SubtaskOutbound:
         if len(state) > self._limits.snapshot_bytes_max:
             raise LocalProtocolError(
                 f"the final state is too large: {len(state)} bytes, where {self._limits.snapshot_bytes_max} fit into a "
-                "frame: keep less state in the operator, or raise frame_bytes_max on both sides"
+                "frame: keep less state in the operator"
             )
 
     def decline(self, checkpoint_id: int, reason: str, effects: Effects) -> None:
-        """Say that there is no snapshot; the valve stays closed until the checkpoint is over."""
+        """Report that there is no snapshot. The valve stays closed until the checkpoint is over."""
         self._checkpoints[checkpoint_id] = SubtaskPhase.DECLINED
         self.send_item(CheckpointDeclined(self._id, self.next_seq, checkpoint_id, reason), effects)
 
     def end_checkpoint(self, checkpoint_id: int, effects: Effects) -> bool:
-        """Open for it if need be; False for an unknown one, which changes nothing (H44)."""
+        """Open the valve for it if needed. False for an unknown checkpoint, which changes nothing (H44)."""
         if self._checkpoints.pop(checkpoint_id, None) is None:
             return False
         if checkpoint_id in self._closed:
@@ -317,7 +316,7 @@ class SubtaskOutbound:
 
     def _open(self, checkpoint_id: int, effects: Effects) -> None:
         self._closed.remove(checkpoint_id)
-        self._make_room(effects)  # what was refused for the snapshot's sake alone may be accepted now
+        self._make_room(effects)  # what was refused only because of the snapshot's size may be accepted now
 
     # --- figures ------------------------------------------------------------------------------------------
 

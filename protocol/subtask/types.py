@@ -1,4 +1,4 @@
-"""What goes into a ``SubtaskMachine`` and what comes out of it: all of it can be imported from here."""
+"""The inputs and effects of a ``SubtaskMachine``. All of them can be imported from here."""
 
 from __future__ import annotations
 
@@ -42,16 +42,14 @@ __all__ = [
 
 @value
 class SubtaskLimits:
-    """The bounds of one subtask: the first three as ``Registered`` tells them (H24, H27), the others of the wire.
+    """The bounds of one subtask. ``Registered`` carries the first three (H24, H27); the wire determines the others.
 
-    The window covers the events and requests that are held, unconfirmed, or (of requests, in number)
-    unanswered. An event larger than ``window_bytes`` passes when it is alone, so that nothing waits for
-    ever.
+    The window covers events and requests that are held or unconfirmed, and also limits the number of unanswered
+    requests. An event larger than ``window_bytes`` passes when it is alone, so that nothing waits forever.
 
-    A snapshot leaves in one frame: at most ``snapshot_bytes_max`` bytes of state and held events together, and
-    ``held_events_max`` held events (H62). A larger one is declined. A closed valve therefore holds no more than
-    half of these bytes, however wide the window is: the other half is the state's for certain, and what the valve
-    does not use is the state's too.
+    A snapshot leaves in one frame, with at most ``snapshot_bytes_max`` bytes of state and held events together, and at
+    most ``held_events_max`` held events (H62). A larger one is declined. So a closed valve holds at most half of these
+    bytes, however large the window is. The other half is reserved for the state, which may also use what is left.
     """
 
     window_events: int
@@ -71,7 +69,7 @@ class SubtaskLimits:
 
 @value
 class SubtaskStatistics:
-    """The figures of one subtask's outgoing side at one moment (H27)."""
+    """The figures of one subtask's outbound half at one moment (H27)."""
 
     held_events: int
     held_bytes: int
@@ -95,7 +93,7 @@ class MessageReceived:
 class OperatorOpened:
     """The operator has restored its state and is open.
 
-    ``awaits_start``: it begins with its records when it meets ``MailboxStart``, which else does not come (H66).
+    ``awaits_start``: it begins with its records at ``MailboxStart``, which otherwise does not come (H66).
     """
 
     awaits_start: bool = False
@@ -105,8 +103,8 @@ class OperatorOpened:
 class EventSubmitted:
     """The operator sends an event.
 
-    ``in_snapshot``: from inside its own snapshot. Such an event is never refused, for the room might come only
-    behind that very snapshot; how large a snapshot may be bounds it.
+    ``in_snapshot``: from inside its own snapshot. Such an event is never refused, because room might come only after
+    that snapshot. The size limit of a snapshot bounds it.
     """
 
     payload: bytes
@@ -115,8 +113,7 @@ class EventSubmitted:
 
 @value
 class RequestSubmitted:
-    """The operator sends an event that wants an answer. ``request_id`` is the shell's count, never used
-    twice."""
+    """The operator sends an event that asks for an answer. ``request_id`` is the shell's count, never used twice."""
 
     request_id: int
     payload: bytes
@@ -124,10 +121,10 @@ class RequestSubmitted:
 
 @value
 class BarrierArrived:
-    """The barrier came on a way of its own, ahead of, between or behind the items. See ``InjectBarrier``.
+    """The barrier came separately, before, between or after the items. See ``InjectBarrier``.
 
-    It goes into the mailbox when every item up to ``events_before`` has come. One of a checkpoint that is over, was
-    never closed for, or has had its barrier is refused without effect.
+    It goes into the mailbox after every item up to ``events_before`` has come. It is refused without effect if its
+    checkpoint is over, unknown, or has had its barrier.
     """
 
     checkpoint_id: int
@@ -136,9 +133,9 @@ class BarrierArrived:
 
 @value
 class SnapshotTaken:
-    """The operator has met the barrier in its mailbox and this is its state.
+    """The operator took the barrier from its mailbox, and this is its state.
 
-    To be given before the operator handles anything that lies behind the barrier.
+    The shell gives this before the operator handles anything after the barrier.
     """
 
     checkpoint_id: int
@@ -155,11 +152,11 @@ class SnapshotRefused:
 
 @value
 class OperatorFinished:
-    """The operator has ended, well (``failure`` empty; ``state`` is its last one) or not.
+    """The operator has ended, successfully (``failure`` is empty; ``state`` is its last one) or not.
 
-    To end well it must have handled all that is in its mailbox (what arrives later is never confirmed, and
-    fails at the sender), everything that it sent must have left (see ``SubtaskMachine.may_finish``), and the
-    state must fit into a frame; else this is refused, and the operator has to end badly.
+    To succeed it must have handled everything in its mailbox (what arrives later is never confirmed, and fails at the
+    sender), everything that it sent must have left (see ``SubtaskMachine.may_finish``), and the state must fit into a
+    frame. Otherwise this is refused, and the operator has to end with a failure.
     """
 
     failure: str
@@ -181,7 +178,7 @@ SubtaskInput = (
 )
 
 
-# --- what lies in an operator's mailbox -------------------------------------------------------------------
+# --- the items of an operator's mailbox -------------------------------------------------------------------
 
 
 @value
@@ -193,7 +190,7 @@ class MailboxEvent:
 
 @value
 class MailboxBarrier:
-    """Take the snapshot now: between what lies before this and what lies behind it."""
+    """Take the snapshot here: after the items before this, before those after it."""
 
     checkpoint_id: int
 
@@ -207,14 +204,14 @@ class MailboxCompleted:
 
 @value
 class MailboxAborted:
-    """The checkpoint was given up; its barrier, if it still lies in the mailbox, means nothing any more."""
+    """The checkpoint was aborted. Its barrier, if it is still in the mailbox, no longer counts."""
 
     checkpoint_id: int
 
 
 @value
 class MailboxStart:
-    """The coordinator's ``subtask_ready`` has returned: what it sent there lies before this (H66). Comes once."""
+    """The coordinator's ``subtask_ready`` has returned: what it sent there precedes this (H66). Comes once."""
 
 
 MailboxItem = MailboxEvent | MailboxBarrier | MailboxCompleted | MailboxAborted | MailboxStart
@@ -232,14 +229,14 @@ class SendToCoordinator:
 
 @value
 class PutInMailbox:
-    """Append to the operator's mailbox. It must be there before the ``Confirm`` behind it leaves (H23)."""
+    """Append to the operator's mailbox. It must be there before the next ``Confirm`` leaves (H23)."""
 
     item: MailboxItem
 
 
 @value
 class ResolveRequest:
-    """The answer to a request, or, with ``error``, the news that there is none."""
+    """The answer to a request, or, with ``error``, the reason why there is none."""
 
     request_id: int
     error: str
@@ -248,14 +245,14 @@ class ResolveRequest:
 
 @value
 class EndAttempt:
-    """The attempt is over: the operator must stop now. Once, and the last effect that asks for anything."""
+    """The attempt is over: the operator must stop now. It comes once, and is the last effect that asks for anything."""
 
     reason: str
 
 
 @value
 class RoomAvailable:
-    """After ``GatewayFull``: the first submission that was refused would be accepted now. Once for each refusal."""
+    """After ``GatewayFull``: the first refused submission would be accepted now. Once for each row of refusals."""
 
 
 SubtaskEffect = (

@@ -1,4 +1,4 @@
-"""A checkpoint as the bytes of one file, and back (H50).
+"""Encodes a checkpoint as the bytes of one file, and decodes it (H50).
 
 ```
 bytes  0..7    magic
@@ -8,18 +8,18 @@ bytes 12..19   length of the body, u64 big-endian
 last 32 bytes  SHA-256 of everything before it
 ```
 
-Every version of the format begins with the magic and the version and ends with the digest, so that a release can
-tell a file of a later release from a damaged one.
+Every version of the format begins with the magic and the version and ends with the digest, so a release can tell a
+file of a later release from a damaged one.
 
 The body is a sequence of msgpack values, none of them a container: operator id, checkpoint id, parallelism, mode, time
 of creation, release, the coordinator's state, the number of subtasks; per subtask its number, ``events_sent``, the
-number of states, per state its subtask and bytes, the number of held events, per event its sender and bytes. Since
-nothing nests and each value must lie within the body, nothing that a file claims takes memory before it is there.
+number of states, per state its subtask and bytes, the number of held events, per event its sender and bytes. Nothing
+nests and each value must lie within the body, so no memory is used for bytes that a file only claims to have.
 
-Format 2 is format 1 with one more value at the end, the label. Format 3 is format 2 with one more value for each held
-event: whether it is a request; the label may be empty there. A checkpoint that needs neither is written in format 1,
-one without held requests in format 2, so that an earlier release can go on from it. In these two formats a held
-request cannot be told from an event, and is restored as one.
+Format 2 adds one value at the end, the label. Format 3 adds one value for each held event, whether it is a request;
+its label may be empty. A checkpoint that needs neither is written in format 1, and one without held requests in format
+2, so that an earlier release can restore it. In formats 1 and 2, a held request is indistinguishable from an event, and
+is restored as one.
 
 Functions here are pure and may be called from any thread.
 """
@@ -39,11 +39,11 @@ from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolEr
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 
 FORMAT_VERSION = 3
-"""The newest format; every one from 1 on can be read."""
+"""The newest format. Every format from 1 on can be read."""
 CHECKPOINT_BYTES_MAX = 2**32 - 1
-"""What one file may take; the whole of it is in memory when it is written and when it is read."""
+"""The size limit of a file, which is completely in memory while it is written or read."""
 
-_MAGIC = b"\x89HGC\r\n\x1a\n"  # as in PNG: a transfer as text, or one that drops the eighth bit, shows at once
+_MAGIC = b"\x89HGC\r\n\x1a\n"  # as in PNG: reveals a transfer as text, or one that drops the eighth bit
 _HEAD = Struct(">8sIQ")
 _DIGEST_BYTES = 32
 _OVERHEAD_BYTES = _HEAD.size + _DIGEST_BYTES
@@ -54,7 +54,7 @@ _pack: Callable[..., bytes] = msgpack.packb
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint with what is written beside it: whose it is, when it was taken, and by which release.
+    """A checkpoint with its operator, its time of creation, and the release that wrote it.
 
     ``created_ms`` is in milliseconds since 1970, UTC.
     """
@@ -67,10 +67,10 @@ class StoredCheckpoint:
 
 
 def encode_checkpoint(stored: StoredCheckpoint, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> bytes:
-    """The bytes of the file. The same checkpoint gives the same bytes.
+    """Return the bytes of the file. Equal checkpoints give equal bytes.
 
-    Raises ``LocalProtocolError`` for what ``decode_checkpoint`` would refuse: a value of the wrong type or out of
-    range, or more than ``bytes_max`` bytes.
+    Raises ``LocalProtocolError`` for anything that ``decode_checkpoint`` would refuse: a value of the wrong type or out
+    of range, or more than ``bytes_max`` bytes.
     """
     try:
         body = b"".join(_pack(value) for value in _values(stored))
@@ -81,8 +81,8 @@ def encode_checkpoint(stored: StoredCheckpoint, *, bytes_max: int = CHECKPOINT_B
     size = len(body) + _OVERHEAD_BYTES
     if size > bytes_max:
         raise LocalProtocolError(
-            f"checkpoint {stored.checkpoint.checkpoint_id} of {stored.operator_id!r} takes {size} bytes, at most "
-            f"{bytes_max} can be stored: keep less state in the operator, or large state elsewhere with a reference"
+            f"checkpoint {stored.checkpoint.checkpoint_id} of {stored.operator_id!r} takes {size} bytes, and at most "
+            f"{bytes_max} can be stored: keep less state in the operator, or store large state elsewhere"
         )
     head = _HEAD.pack(_MAGIC, _version_for(stored), len(body))
     digest = sha256(head)
@@ -91,28 +91,30 @@ def encode_checkpoint(stored: StoredCheckpoint, *, bytes_max: int = CHECKPOINT_B
 
 
 def decode_checkpoint(data: bytes, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> StoredCheckpoint:
-    """The checkpoint in the bytes of a file.
+    """Return the checkpoint in the bytes of a file.
 
-    Raises ``CheckpointCorrupt`` that says what is wrong unless ``data`` is exactly what ``encode_checkpoint`` writes,
-    whole and unaltered, and ``CheckpointTooNew`` for a whole one of a later format.
+    Raises ``CheckpointCorrupt``, with the reason, unless ``data`` is exactly what ``encode_checkpoint`` writes, and
+    ``CheckpointTooNew`` for a complete checkpoint of a later format.
     """
     if len(data) > bytes_max:
-        raise CheckpointCorrupt(f"{len(data)} bytes, over the bound of {bytes_max}")
+        raise CheckpointCorrupt(f"it has {len(data)} bytes, which exceeds the limit of {bytes_max}")
     if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
-        raise CheckpointCorrupt("it does not begin like a checkpoint of headgate")
+        raise CheckpointCorrupt("it is not a Headgate checkpoint (bad header); check the path")
     if len(data) < _OVERHEAD_BYTES:
-        raise CheckpointCorrupt(f"it is cut off: {len(data)} bytes, fewer than any checkpoint has")
+        raise CheckpointCorrupt(f"it is truncated: {len(data)} bytes are fewer than any checkpoint has")
     _, version, body_bytes = _HEAD.unpack_from(data)
     end = len(data) - _DIGEST_BYTES
     if sha256(memoryview(data)[:end]).digest() != data[end:]:
         length = body_bytes + _OVERHEAD_BYTES
         if 1 <= version <= FORMAT_VERSION and length > len(data):
-            raise CheckpointCorrupt(f"it is cut off or altered: {len(data)} bytes of {length}, and a wrong checksum")
-        raise CheckpointCorrupt("its checksum does not fit: it is altered or cut off")
+            raise CheckpointCorrupt(
+                f"it is truncated or altered: it has {len(data)} of {length} bytes, and a wrong checksum"
+            )
+        raise CheckpointCorrupt("its checksum does not match: it is altered or truncated")
     if not 1 <= version <= FORMAT_VERSION:
         raise CheckpointTooNew(FORMAT_VERSION, version)
     if body_bytes + _OVERHEAD_BYTES != len(data):
-        raise CheckpointCorrupt(f"it claims {body_bytes + _OVERHEAD_BYTES} bytes and has {len(data)}")
+        raise CheckpointCorrupt(f"it claims {body_bytes + _OVERHEAD_BYTES} bytes, but has {len(data)}")
     return _Body(memoryview(data)[_HEAD.size : end], version).read()
 
 
@@ -124,7 +126,7 @@ def _version_for(stored: StoredCheckpoint) -> int:
 
 
 def _values(stored: StoredCheckpoint) -> Iterator[object]:
-    """The values of the body in their order, each checked."""
+    """Yield the values of the body in order, each checked."""
     checkpoint, version = stored.checkpoint, _version_for(stored)
     yield _text(stored.operator_id, "the operator id")
     yield _integer(checkpoint.checkpoint_id, "the checkpoint id", least=1)
@@ -153,7 +155,7 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
 
 
 class _Body:
-    """Reads the values of a body one by one; no value is larger than what is left of the body."""
+    """Reads the values of a body one by one. No value is larger than the rest of the body."""
 
     def __init__(self, body: memoryview, version: int) -> None:
         self._size = len(body)
@@ -174,7 +176,9 @@ class _Body:
             if self._values.tell() != self._size:
                 raise ValueError("there are bytes after its end")
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise CheckpointCorrupt(f"its body is none of this format: {str(error) or type(error).__name__}") from None
+            raise CheckpointCorrupt(
+                f"its body does not have this format: {str(error) or type(error).__name__}"
+            ) from None
         return stored
 
     def _read_all(self) -> StoredCheckpoint:
@@ -189,7 +193,7 @@ class _Body:
         for _ in range(self._count()):
             subtask = _integer(self._next(), "a subtask", most=parallelism - 1)
             if parts and subtask <= next(reversed(parts)):
-                raise ValueError(f"subtask {subtask} does not follow in order")
+                raise ValueError(f"subtask {subtask} is out of order")
             parts[subtask] = self._read_part()
         label = ""
         if self._version >= 2:
@@ -217,7 +221,7 @@ class _Body:
         return self._values.unpack()
 
     def _count(self) -> int:
-        """How many entries follow; each takes two bytes at least."""
+        """How many entries follow. Each takes at least two bytes."""
         return _integer(self._next(), "a count", most=self._size // 2)
 
 

@@ -1,18 +1,16 @@
-"""Messages and user events as bytes, every size bounded (H60, H62).
+"""Encodes and decodes messages and user events, with every size limited (H60, H62).
 
 The body of a frame (``protocol.wire.framing``) is one *message*: a msgpack array of the message's tag and its
 fields, in the order of ``protocol.wire.messages``. A *payload* inside a message is one *event*: a single msgpack
-value, encoded where it was sent (H21) and decoded where it is handled; nothing between looks into it.
+value, encoded at the sender (H21) and decoded where it is handled; nothing in between looks into it.
 
-What comes from the peer is refused with ``RemoteProtocolError`` unless it is exactly what this module writes:
-a known tag, the right number of fields, each of the right type and in range. What our own caller hands in is
-held to the same rules before it leaves, with ``LocalProtocolError``, so that the fault is named at the end
-that made it.
+Bytes from the peer are refused with ``RemoteProtocolError`` unless they are exactly what this module writes: a known
+tag, the right number of fields, each of the right type and in range. The caller's own messages must obey the same
+rules, or ``LocalProtocolError`` is raised before they leave: the end that made the mistake reports it.
 
-The two messages that travel by the million, ``EventMessage`` and ``Confirm``, and the words of a checkpoint that
-every subtask says or hears, are written with a fixed layout (all integers 64 bit), which ``struct`` packs and
-unpacks in one call. The layout is plain msgpack: a peer that writes the same array with shorter integers is
-understood too.
+``EventMessage`` and ``Confirm``, which are sent by the million, and the checkpoint messages of every subtask have a
+fixed layout (all integers 64 bit), which ``struct`` packs and unpacks in one call. The layout is plain msgpack, so the
+same array with shorter integers is decoded too.
 
 Functions here are pure and may be called from any thread.
 """
@@ -50,8 +48,8 @@ __all__ = [
     "encode_message",
 ]
 
-# msgpack makes a Packer for each call of packb. Sharing one would save 0.2 us an event, but user threads and
-# an I/O thread encode at the same time, and a Packer is not safe for that.
+# packb creates a Packer for each call. Sharing one would save 0.2 us per event, but user threads and an I/O thread
+# encode at the same time, and a Packer is not thread-safe.
 _pack: Callable[..., bytes] = msgpack.packb
 _unpack: Callable[..., Any] = msgpack.unpackb
 _Unpacker: Callable[..., Any] = msgpack.Unpacker
@@ -77,12 +75,11 @@ _WORDS: dict[int, type[_Word]] = {BY_KIND[kind][0]: kind for kind in get_args(_W
 
 
 def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
-    """One message as a whole frame.
+    """Encode one message as a complete frame.
 
-    A text for people that is over its bound is cut, so that a long traceback never stops the message that
-    reports it. Raises ``LocalProtocolError``, naming the field, for anything else that the peer would refuse:
-    a value of the wrong type or out of range, or a frame over ``limits.frame_bytes_max`` (a state that is too
-    large).
+    A text for people that exceeds its limit is truncated, so that a long traceback never blocks the message that
+    reports it. Raises ``LocalProtocolError``, naming the field, for anything else that the peer would refuse: a value
+    of the wrong type or out of range, or a frame over ``limits.frame_bytes_max`` (a state that is too large).
     """
     try:
         if isinstance(message, EventMessage):
@@ -100,14 +97,14 @@ def encode_message(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> byt
             if 0 < seq <= INT_MAX and 0 <= task <= INT_MAX and 0 <= checkpoint_id <= INT_MAX:
                 return _WORD_FRAME.pack(29, 0x94, tag, 0xCF, task, 0xCF, seq, 0xCF, checkpoint_id)
     except (TypeError, StructError):
-        pass  # a field of another type, which the checks name
+        pass  # a field has a wrong type; the checks below name it
     return _encode_checked(message, limits)
 
 
 def _encode_checked(message: Message, limits: WireLimits) -> bytes:
     entry = BY_KIND.get(type(message))
     if entry is None:
-        raise LocalProtocolError(f"{type(message).__name__} is no message of this protocol")
+        raise LocalProtocolError(f"{type(message).__name__} is not a message of this protocol")
     tag, row = entry
     values: list[Any] = [tag]
     for name, check in row:
@@ -124,20 +121,20 @@ def _encode_checked(message: Message, limits: WireLimits) -> bytes:
         raise LocalProtocolError(f"{type(message).__name__} cannot be encoded: {error}") from error
     if len(body) > limits.frame_bytes_max:
         raise LocalProtocolError(
-            f"{type(message).__name__} takes {len(body)} bytes, a frame at most {limits.frame_bytes_max}: "
-            "keep less state in the operator, or raise frame_bytes_max on both sides"
+            f"{type(message).__name__} takes {len(body)} bytes, and a frame at most {limits.frame_bytes_max}: "
+            "keep less state in the operator"
         )
     return frame(body)
 
 
 def _fit(prose: str, chars_max: int) -> str:
-    """Lone surrogates (a file name in an exception) become escapes; a mark stands for the end of what is too long."""
+    """Escape lone surrogates (a file name in an exception), and truncate a text that is too long, with a mark."""
     prose = prose.encode("utf-8", "backslashreplace").decode("utf-8")
     return prose if len(prose) <= chars_max else prose[: chars_max - 1] + "…"
 
 
 def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
-    """The message in one frame body. Raises ``RemoteProtocolError`` that says what is wrong with it."""
+    """Decode the message in one frame body. Raises ``RemoteProtocolError`` that says what is wrong with it."""
     if len(body) >= 25 and body[:3] == _EVENT_PREFIX:
         _, _, _, task, mark_seq, seq, mark_payload, size = _EVENT_BODY.unpack_from(body)
         if (
@@ -159,8 +156,8 @@ def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
 
 
 def _decode_small(body: bytes, limits: WireLimits) -> Message | None:
-    """A message that may claim what it likes, in one go. None if anything is wrong with it: then it is read value by
-    value, which tells what."""
+    """Decode a message that is too small to claim much memory in one step. None if it is invalid: then
+    ``_decode_checked`` finds out why."""
     try:
         values = _unpack(
             body,
@@ -182,7 +179,7 @@ def _decode_small(body: bytes, limits: WireLimits) -> Message | None:
 def _decode_checked(body: bytes, limits: WireLimits) -> Message:
     values = _Values(body, limits)
     if not values.next_is_list():
-        raise RemoteProtocolError("a message that is not msgpack, or no list that begins with its tag")
+        raise RemoteProtocolError("a message that is not msgpack, or not a list that begins with its tag")
     try:
         count = values.list_length()
         tag = values.scalar()
@@ -203,15 +200,15 @@ def _decode_checked(body: bytes, limits: WireLimits) -> Message:
         except _UNPACK_ERRORS as error:
             raise RemoteProtocolError(f"{kind.__name__}.{name} {_detail(error)}") from None
     if not values.at_end:
-        raise RemoteProtocolError(f"{kind.__name__} has bytes behind its last field")
+        raise RemoteProtocolError(f"{kind.__name__} has bytes after its last field")
     return kind(*fitted)
 
 
 class _Values:
-    """Reads the values of one body in turn, each by itself.
+    """Reads the values of one body one by one.
 
-    Whatever a larger body claims, no list is made but one of entries, and none before its entries are here: a message
-    as a whole could nest lists that take a thousand times its bytes.
+    Whatever a larger body claims, the only lists built are those of entries, and each only after its entries have
+    arrived. Decoded as a whole, nested lists could take a thousand times the message's bytes.
     """
 
     __slots__ = ("_body", "_values")
@@ -281,12 +278,12 @@ _CONTAINERS = frozenset({list, tuple, dict})
 
 
 def encode_event(value: object, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
-    """One user event as msgpack (H21). Later changes of ``value`` have no effect on what was encoded.
+    """Encode one user event as msgpack (H21). Later changes of ``value`` have no effect on the bytes.
 
     An event is None, a bool, an int of 64 bits, a float, a str, bytes, or a list, tuple or dict of these; the
-    keys of a dict are no containers. A tuple arrives as a list. Subclasses (an enum, a numpy number, a named
-    tuple) are refused rather than turned into something else on the way. Raises ``EventEncodeError`` that
-    names the place in the event, the cause and the fix.
+    keys of a dict are not containers. A tuple arrives as a list. Subclasses (an enum, a numpy number, a named
+    tuple) are refused, because they would arrive as something else. Raises ``EventEncodeError`` that names the place in
+    the event, the cause and the fix.
     """
     if type(value) not in _SCALARS:
         _check_value(value, limits)
@@ -298,16 +295,16 @@ def encode_event(value: object, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
         ) from error
     if len(data) > limits.event_bytes_max:
         raise EventEncodeError(
-            f"the event takes {len(data)} bytes, over the bound of {limits.event_bytes_max}: "
-            "send it in parts, send a reference to it, or raise event_bytes_max on both sides"
+            f"the event takes {len(data)} bytes, which exceeds the limit of {limits.event_bytes_max}: "
+            "send it in parts, or send a reference to it"
         )
     return data
 
 
 def decode_event(data: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Any:
-    """The event in a payload. Raises ``RemoteProtocolError`` when it is none, or is over a bound."""
+    """Decode the event in a payload. Raises ``RemoteProtocolError`` if it is not one, or exceeds a limit."""
     if len(data) > limits.event_bytes_max:
-        raise RemoteProtocolError(f"an event of {len(data)} bytes, over {limits.event_bytes_max}")
+        raise RemoteProtocolError(f"an event of {len(data)} bytes exceeds the limit of {limits.event_bytes_max}")
     value = _unpack_event(data, limits)
     if type(value) not in _SCALARS and _nests_deeper(value, limits.event_nesting_max):
         raise RemoteProtocolError(f"an event that nests deeper than {limits.event_nesting_max}")
@@ -315,7 +312,7 @@ def decode_event(data: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Any:
 
 
 def _nests_deeper(root: Any, nesting_max: int) -> bool:
-    """Looks at no entry more than twice, level by level: an event may be made of a million empty lists."""
+    """Go level by level and look at each entry at most twice: an event may consist of a million empty lists."""
     level = [root]
     for _ in range(nesting_max):
         level = [
@@ -330,13 +327,13 @@ def _nests_deeper(root: Any, nesting_max: int) -> bool:
 
 
 _CLAIMS_UNCHECKED_BYTES = 1024
-"""Up to this size an event or a message may claim what it likes: 512 lists in one another, each of so many entries,
-take 4 MiB."""
+"""Up to this size, the claims of an event or a message are not checked first: 512 nested lists, each with this many
+claimed entries, take 4 MiB."""
 
 
 def _unpack_event(data: bytes, limits: WireLimits) -> Any:
-    """msgpack may make room for a list when it reads its header, and lists can stand in one another: so a larger event
-    is first walked through once, with nothing built, which shows whether what it claims is there."""
+    """Decode an event. msgpack may allocate a list when it reads its header, and lists can nest. So a larger event is
+    first skipped through, which builds nothing and shows whether the claimed entries are there."""
     size = len(data)
     entries_max = min(size, limits.event_items_max)
     try:
@@ -350,21 +347,21 @@ def _unpack_event(data: bytes, limits: WireLimits) -> Any:
             max_array_len=entries_max,
             max_map_len=entries_max,
             max_ext_len=0,
-            ext_hook=_refuse_extension,  # one of no bytes is within that bound
+            ext_hook=_refuse_extension,  # an extension of zero bytes is within that limit
         )
     except _UNPACK_ERRORS as error:
-        raise RemoteProtocolError(f"an event that is not msgpack within the bounds: {_detail(error)}") from None
+        raise RemoteProtocolError(f"an event that is not msgpack within the limits: {_detail(error)}") from None
 
 
 def _refuse_extension(code: int, data: bytes) -> None:
     raise ValueError(f"extension type {code}")
 
 
-_Place = tuple["_Place | None", object]  # a linked list of keys, so that a path costs nothing until it is needed
+_Place = tuple["_Place | None", object]  # a linked list of keys: a path costs nothing until it is needed
 
 
 def _check_value(root: object, limits: WireLimits) -> None:
-    """Types, nesting and counts, without recursion: a list may contain itself, or share its parts manifold.
+    """Check types, nesting and counts, without recursion: a list may contain itself, or the same part many times.
 
     A flat event costs one pass in C.
     """
@@ -375,7 +372,7 @@ def _check_value(root: object, limits: WireLimits) -> None:
         kind = type(value)
         if kind not in _CONTAINERS:
             raise EventEncodeError(
-                f"{_path(place)} is of type {kind.__module__}.{kind.__qualname__}, no msgpack value: "
+                f"{_path(place)} is of type {kind.__module__}.{kind.__qualname__}, which msgpack cannot encode: "
                 "convert it to None, bool, int, float, str, bytes, list or dict before sending"
             )
         entries_seen += 1 + len(value)
@@ -383,10 +380,10 @@ def _check_value(root: object, limits: WireLimits) -> None:
             raise EventEncodeError(f"the event nests deeper than {limits.event_nesting_max}: flatten it")
         if len(value) > limits.event_items_max:
             raise EventEncodeError(
-                f"{_path(place)} has {len(value)} entries, over {limits.event_items_max}: send it in parts"
+                f"{_path(place)} has {len(value)} entries, more than {limits.event_items_max}: send it in parts"
             )
         if entries_seen > limits.event_bytes_max:  # each entry takes a byte or more
-            raise EventEncodeError(f"the event takes over {limits.event_bytes_max} bytes: send it in parts")
+            raise EventEncodeError(f"the event takes more than {limits.event_bytes_max} bytes: send it in parts")
         if kind is dict:
             if not _SCALARS.issuperset(map(type, value)):
                 odd = next(type(key).__name__ for key in value if type(key) not in _SCALARS)

@@ -1,7 +1,7 @@
-"""The wire format as a table: which tag is which message, and what each of its fields may be (H60, H62).
+"""The wire format as a table: the tag of each message, and what each field may contain (H60, H62).
 
-The checks serve both ends. What the peer sends wrong is a remote error; what our own caller hands in wrong is a local
-one, named at the end that made it.
+Both ends use the same checks. The peer's mistake is a remote error; the caller's own is a local error, raised at the
+end that made it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ from protocol.wire.messages import (
 
 INT_MAX = 2**63 - 1
 
-# A check returns the value as it is to be used, or raises ValueError with the rest of the sentence that the name of
-# the field begins.
+# A check returns the value to use, or raises ValueError with the rest of a sentence that begins with the field's name.
 
 Check = Callable[[Any, WireLimits], Any]
 
@@ -113,7 +112,7 @@ def _flag(value: Any, limits: WireLimits) -> bool:
 def _entries(
     value: Any, limits: WireLimits, *, kind: type[SubtaskState | HeldEvent], checks: tuple[Check, ...]
 ) -> tuple[Any, ...]:
-    """A list of lists, each with the fields of ``kind``."""
+    """Check a list of lists, each with the fields of ``kind``."""
     if type(value) is not list and type(value) is not tuple:
         raise ValueError(f"must be a list of lists, is {type(value).__name__}")
     if len(value) > limits.held_events_max:

@@ -1,4 +1,4 @@
-"""Frames and the bounds of the wire (H60, H62).
+"""Frames, and the limits of the wire (H60, H62).
 
 A frame is a big-endian u32 length and a body of that many bytes.
 """
@@ -15,13 +15,13 @@ _LENGTH = Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """Every bound of the wire (H62). Both ends of a connection must use the same.
+    """The limits of the wire (H62). Both ends of a connection must use the same.
 
-    A frame holds at most ``frame_bytes_max`` bytes of body; that also bounds a snapshot's state. An event
-    holds at most ``event_bytes_max`` bytes, nests ``event_nesting_max`` containers in one another (an empty
-    list counts as one), and no list or map of it has more than ``event_items_max`` entries. A name (operator
-    id) holds at most ``name_chars_max`` characters, a text for people (reason, error) ``text_chars_max``; a
-    longer text is cut when it is sent. A snapshot carries at most ``held_events_max`` held events.
+    ``frame_bytes_max`` limits a frame's body, and with it a snapshot's state. An event has at most
+    ``event_bytes_max`` bytes and ``event_nesting_max`` levels of nested containers (an empty list counts as one), and
+    each of its lists and maps at most ``event_items_max`` entries. A name (operator id) has at most ``name_chars_max``
+    characters, a text for people (reason, error) ``text_chars_max``; a longer text is truncated when it is sent. A
+    snapshot carries at most ``held_events_max`` held events.
     """
 
     frame_bytes_max: int = 64 * 2**20
@@ -48,10 +48,10 @@ DEFAULT_LIMITS = WireLimits()
 
 
 class FrameDecoder:
-    """Cuts the byte stream of one connection into frame bodies (sans-IO).
+    """Splits the byte stream of one connection into frame bodies (sans-IO).
 
-    Keeps at most one unfinished frame. A length is judged as soon as its four bytes are here, before anything
-    is kept for it. After an error the decoder stays broken: the stream has lost its rhythm.
+    It keeps at most one incomplete frame. A length is checked as soon as its four bytes have arrived, before any memory
+    is used for the body. After an error the decoder stays broken, because the frame boundaries are lost.
     """
 
     __slots__ = ("_buffer", "_failure", "_frame_bytes_max", "_needed")
@@ -59,20 +59,20 @@ class FrameDecoder:
     def __init__(self, max_frame_bytes: int = DEFAULT_LIMITS.frame_bytes_max) -> None:
         self._frame_bytes_max = max_frame_bytes
         self._buffer = bytearray()
-        self._needed = 4  # with fewer bytes than this in the buffer there is nothing to do
+        self._needed = 4  # with fewer bytes in the buffer there is nothing to do
         self._failure: RemoteProtocolError | None = None
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the unfinished frame that are here already, its length included."""
+        """How many bytes of the incomplete frame have arrived, including its length."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take bytes in the order in which they came; return the bodies that are whole now, in order.
+        """Take bytes in the order in which they arrived; return the bodies that are now complete, in order.
 
-        Raises ``RemoteProtocolError`` at a length of zero or above the bound, and on every call after that.
-        Bodies before the bad length in the same ``data`` are dropped with it: the connection is to be closed
-        anyway, and whatever was not confirmed is sent again.
+        Raises ``RemoteProtocolError`` for a length that is zero or exceeds the limit, and on every later call.
+        Bodies before the bad length in the same ``data`` are dropped too: the connection must be closed anyway, and
+        whatever was not confirmed is sent again.
         """
         if self._failure is not None:
             raise self._failure
@@ -104,10 +104,10 @@ class FrameDecoder:
     def _fail(self, length: int) -> None:
         self._buffer = bytearray()
         why = "an empty frame" if length == 0 else f"a frame of {length} bytes, over {self._frame_bytes_max}"
-        self._failure = RemoteProtocolError(f"{why}: this is no peer of ours, or its limits differ from ours")
+        self._failure = RemoteProtocolError(f"{why}: the peer does not speak this protocol, or has other limits")
         raise self._failure
 
 
 def frame(body: bytes) -> bytes:
-    """``body`` with its length in front."""
+    """Return ``body`` preceded by its length."""
     return _LENGTH.pack(len(body)) + body

@@ -1,4 +1,4 @@
-"""Mutual challenge and response, before anything else is parsed (H60, H61).
+"""The mutual authentication that precedes everything else on a connection (H60, H61).
 
     client                                                     server
       | -- hello:     "HDGT", u16 version, 32 bytes of nonce --> |
@@ -6,17 +6,17 @@
       | -- proof: HMAC(secret, "headgate-client" + transcript) > |  verified before the next line is sent
       | < proof: HMAC(secret, "headgate-server" + transcript) -- |
 
-The transcript is the version and both nonces, so a proof is good for one connection only. The labels differ,
-so no end can be made to compute the other's proof; a peer that sends our own nonce back is refused besides.
-HMAC is HMAC-SHA256, all integers are big-endian, and every part has a fixed size: there is nothing to parse,
-and less than one part is ever kept for a stranger.
+The transcript is the version and both nonces, so a proof is valid for one connection only. The labels differ, so
+neither end can be tricked into computing the other's proof. A peer that sends our own nonce back is also refused. HMAC
+is HMAC-SHA256, all integers are big-endian, and every part has a fixed size: there is nothing to parse, and less than
+one part is ever buffered for an unauthenticated peer.
 
-A stranger learns that a server speaks the protocol, and its version, nothing else. With another version the
-server still answers the hello with its own, so that both ends can name both. After any other failure nothing
-is sent back.
+An unauthenticated peer learns that a server speaks the protocol, and its version, but nothing else. If the versions
+differ, the server still answers the hello with its own, so that both ends can report both versions. After any other
+failure nothing is sent back.
 
-Both machines are sans-IO: bytes in, bytes to send out; the nonce is an argument. They carry no deadline: a
-peer that falls silent is the shell's to time out (H62). An object serves one connection and one thread.
+Both machines are sans-IO: they take bytes and return bytes to send; the nonce is an argument. They have no deadline:
+the shell times out a silent peer (H62). An object serves one connection and one thread.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _SERVER_LABEL = b"headgate-server"
 
 
 class HandshakeState(Enum):
-    """What an end waits for. The client goes down this list from ``HELLO``, and so does the server."""
+    """What an end waits for. Client and server both pass through these in order, from ``HELLO``."""
 
     HELLO = "the peer's hello"
     PROOF = "the peer's proof"
     DONE = "nothing: the peer is authenticated"
-    FAILED = "nothing: the connection is to be closed"
+    FAILED = "nothing: the connection must be closed"
 
 
 class _Handshake(ABC):
-    """What both ends share: collecting the part that is due, and failing once and for all."""
+    """What both ends share: they collect the expected part, and a failure is permanent."""
 
     _own_label: bytes
     _peer_label: bytes
@@ -81,28 +81,24 @@ class _Handshake(ABC):
 
     @property
     def done(self) -> bool:
-        """The peer has proved that it knows the secret, and what ``receive`` returned completes our own
-        part."""
+        """Whether the peer has proved that it knows the secret; ``receive`` then returned the last bytes to send."""
         return self.state is HandshakeState.DONE
 
     @property
     def trailing_data(self) -> bytes:
-        """Once ``done``: the bytes after the handshake that came with its last part; they belong to
-        frames."""
+        """Once ``done``: bytes that came after the handshake's last part; they belong to frames."""
         return self._buffer if self.done else b""
 
     @property
     def last_words(self) -> bytes:
-        """After a failure: what is to be sent before the connection is closed. Empty unless the versions
-        differ."""
+        """After a failure: what to send before closing the connection. Empty unless the versions differ."""
         return self._last_words
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes from the peer, in any portions; return what is to be sent to it now (often nothing).
+        """Take bytes from the peer, in any portions; return what to send to it now (often nothing).
 
-        Raises ``VersionMismatch`` or ``HandshakeFailed``, and the same again on every later call; send
-        ``last_words`` and close. Once ``done`` it must not be called again: the bytes belong to frames
-        (``ValueError``).
+        Raises ``VersionMismatch`` or ``HandshakeFailed``, and the same again on every later call; then send
+        ``last_words`` and close. Raises ``ValueError`` once ``done``, because further bytes belong to frames.
         """
         if self._failure is not None:
             raise self._failure
@@ -118,9 +114,9 @@ class _Handshake(ABC):
         return self._take_proof()
 
     def _take_hello(self) -> bool:
-        """Judge the hello as far as it is here: a stranger is turned away at its first wrong byte."""
+        """Check the hello as far as it has arrived: its first wrong byte fails the handshake."""
         if not _MAGIC.startswith(self._buffer[: len(_MAGIC)]):
-            self._fail(HandshakeFailed(f"the {self._peer_name} does not speak this protocol"))
+            self._fail(HandshakeFailed(f"the {self._peer_name} does not speak this protocol: check address and port"))
         if len(self._buffer) >= len(_MAGIC) + _VERSION.size:
             (theirs,) = _VERSION.unpack_from(self._buffer, len(_MAGIC))
             if theirs != self._version:
@@ -142,7 +138,7 @@ class _Handshake(ABC):
             self._fail(
                 HandshakeFailed(
                     f"the {self._peer_name} does not know this application's secret: "
-                    "it belongs to another application, or is no headgate at all"
+                    "it belongs to another application, or is not Headgate; check address and port"
                 )
             )
         self._buffer = self._buffer[PROOF_BYTES:]
@@ -160,24 +156,23 @@ class _Handshake(ABC):
 
     @abstractmethod
     def _in_order(self, ours: bytes, theirs: bytes) -> bytes:
-        """The client's nonce first."""
+        """Both nonces, the client's first."""
 
     @abstractmethod
     def _answer_hello(self) -> bytes:
-        """What follows the peer's hello."""
+        """What to send after the peer's hello."""
 
     @abstractmethod
     def _answer_proof(self) -> bytes:
-        """What follows the peer's proof."""
+        """What to send after the peer's proof."""
 
     @abstractmethod
     def _words_on_mismatch(self) -> bytes:
-        """What tells the peer our version."""
+        """What to send to tell the peer our version."""
 
 
 class ClientHandshake(_Handshake):
-    """The end that connects: the task. Send ``initial_bytes()`` first; then feed ``receive`` until
-    ``done``."""
+    """The end that connects: the task. Send ``initial_bytes()`` first; then call ``receive`` until ``done``."""
 
     _own_label = _CLIENT_LABEL
     _peer_label = _SERVER_LABEL
@@ -201,15 +196,14 @@ class ClientHandshake(_Handshake):
 
 
 class ServerHandshake(_Handshake):
-    """The end that listens: the sidecar. It says nothing before the client's hello, and proves itself
-    last."""
+    """The end that listens: the sidecar. It sends nothing before the client's hello, and proves itself last."""
 
     _own_label = _SERVER_LABEL
     _peer_label = _CLIENT_LABEL
     _peer_name = "client"
 
     def initial_bytes(self) -> bytes:
-        """Nothing: the client speaks first."""
+        """Nothing: the client sends first."""
         return b""
 
     def _in_order(self, ours: bytes, theirs: bytes) -> bytes:

@@ -1,12 +1,11 @@
-"""Every message on the wire between a subtask and its gateway.
+"""The messages between a subtask and its gateway.
 
-There are two kinds. *Items* ride in one of the two ordered streams of an attempt: each carries ``seq``, counted
-from 1 in its direction, is kept by its sender until the peer has confirmed it (``Confirm``, cumulative), is sent
-again after a reconnect, and is recognised by its number when it comes twice (H22, H24, H30). *Plain* messages open,
-resume and end a connection.
+There are two kinds. *Items* belong to one of the two ordered streams of an attempt. Each carries ``seq``, counted from
+1 in its direction. Its sender keeps it until the peer confirms it (``Confirm``, cumulative), and sends it again after a
+reconnect; the number identifies duplicates (H22, H24, H30). *Plain* messages open, resume and end a connection.
 
-Every message carries its attempt, by Spark's task attempt id (H1, H3); ``Register`` is the one that introduces it.
-Payloads are bytes that hold one msgpack value: the user's event, encoded where it was sent (H21).
+Every message names its attempt by Spark's task attempt id (H1, H3); ``Register`` introduces it. A payload is the bytes
+of one msgpack value: the user's event, encoded at the sender (H21).
 
 The order of fields is the wire format (a msgpack array, the tag first): append, never reorder.
 """
@@ -22,7 +21,7 @@ from protocol.values import value
 class SubtaskState(NamedTuple):
     """The state of one operator instance in a checkpoint: the subtask that took it, and its bytes.
 
-    A subtask usually restores its own one; with another parallelism it may restore several, or none (H52).
+    A subtask usually restores its own state. With another parallelism it may restore several, or none (H52).
     """
 
     subtask: int
@@ -30,9 +29,9 @@ class SubtaskState(NamedTuple):
 
 
 class HeldEvent(NamedTuple):
-    """An upward event that lies in a snapshot: the subtask that sent it first, and the event (H31, H52).
+    """An event to the coordinator that a snapshot holds, with the subtask that first sent it (H31, H52).
 
-    ``is_request``: it wanted an answer, for which nobody waits after a restore (H73).
+    ``is_request``: it asked for an answer; after a restore nothing waits for it any more (H73).
     """
 
     sender: int
@@ -40,14 +39,14 @@ class HeldEvent(NamedTuple):
     is_request: bool = False
 
 
-# --- what both ends say -------------------------------------------------------------------------------------------
+# --- both directions ----------------------------------------------------------------------------------------------
 
 
 @value
 class Confirm:
-    """Every item of your stream up to and including ``seq`` has arrived.
+    """The receiver's items up to and including ``seq`` have arrived.
 
-    From a subtask it means: in the operator's mailbox (H23). From a gateway: the coordinator has taken it.
+    From a subtask: they are in the operator's mailbox (H23). From a gateway: the coordinator has taken them.
     """
 
     task_attempt_id: int
@@ -67,14 +66,17 @@ class EventMessage:
 
 
 class RestoreMode(IntEnum):
-    """Who owns the operator's output (H55, architecture: batch and streaming)."""
+    """Who owns the operator's output, which decides what a retried subtask restores.
 
-    BATCH = 0  # Spark owns it: a retry restarts from the virtual empty checkpoint
-    STREAMING = 1  # it is committed with checkpoints: a retry restores the last completed one
+    ``"batch"`` and ``"streaming"`` are accepted wherever a mode is.
+    """
+
+    BATCH = 0  # Spark owns the output: a retry starts without state
+    STREAMING = 1  # checkpoints commit the output: a retry restores the last completed checkpoint
 
     @classmethod
     def named(cls, mode: RestoreMode | str) -> RestoreMode:
-        """The mode itself, or the one of this name, in lower case. Raises ``ValueError`` for anything else."""
+        """Return the mode itself, or the one with this lower-case name. Raises ``ValueError`` for anything else."""
         for one in cls:
             if mode == one.name.lower() or mode is one:
                 return one
@@ -83,9 +85,9 @@ class RestoreMode(IntEnum):
 
 @value
 class Register:
-    """Plain, first: this task runs a subtask. ``run_id`` is the stage id; ``attempt_number`` Spark's own.
+    """Plain, first: this task runs a subtask. ``run_id`` is the stage id; ``attempt_number`` is Spark's.
 
-    ``action``: the id of the ``run`` call whose job this is; empty where the job belongs to none.
+    ``action``: the id of the ``run`` call that started the job; empty if there is none.
     """
 
     task_attempt_id: int
@@ -102,7 +104,7 @@ class Register:
 
 @value
 class Resume:
-    """Plain, first on a new connection of an attempt that was accepted before: what I have received from you."""
+    """Plain, first on a new connection of an accepted attempt: which items the subtask has received."""
 
     task_attempt_id: int
     operator_id: str
@@ -113,7 +115,7 @@ class Resume:
 class Opened:
     """Item: the operator has restored its state and is open (H11).
 
-    ``awaits_start``: it begins with its records behind ``StartProcessing`` only (H66).
+    ``awaits_start``: it begins with its records only after ``StartProcessing`` (H66).
     """
 
     task_attempt_id: int
@@ -123,7 +125,7 @@ class Opened:
 
 @value
 class RequestMessage:
-    """Item: an event that wants an answer (H33). ``request_id`` is the subtask's own count."""
+    """Item: an event that asks for an answer (H33). ``request_id`` is the subtask's own count."""
 
     task_attempt_id: int
     seq: int
@@ -142,10 +144,10 @@ class ClosedForCheckpoint:
 
 @value
 class CheckpointAcknowledged:
-    """Item: my snapshot for ``checkpoint_id``: the operator's state, and what my valve held, in order (H31).
+    """Item: the subtask's snapshot: the operator's state, and the events that its valve held, in order (H31).
 
-    ``events_sent``: how many events and requests of this subtask's history have left, those of before the restore
-    included and the held ones not. The coordinator's cut must cover exactly these (H32).
+    ``events_sent``: how many events and requests of this subtask's history have left, including those before the
+    restore, without the held ones. The coordinator's cut must cover exactly these (H32).
     """
 
     task_attempt_id: int
@@ -158,7 +160,7 @@ class CheckpointAcknowledged:
 
 @value
 class CheckpointDeclined:
-    """Item: I cannot take part in ``checkpoint_id``."""
+    """Item: the subtask cannot take part in ``checkpoint_id``."""
 
     task_attempt_id: int
     seq: int
@@ -168,7 +170,7 @@ class CheckpointDeclined:
 
 @value
 class Finished:
-    """Item, last: the operator has ended. ``failure`` is empty when it ended well; ``state`` is its final state.
+    """Item, last: the operator has ended. ``failure`` is empty if it succeeded; ``state`` is its final state.
 
     ``events_sent``: as in ``CheckpointAcknowledged``.
     """
@@ -182,7 +184,7 @@ class Finished:
 
 @value
 class RestoredEventMessage:
-    """Item: an event that the restored snapshot held, with the subtask that sent it first (H31, H52)."""
+    """Item: an event that the restored snapshot held, with the subtask that first sent it (H31, H52)."""
 
     task_attempt_id: int
     seq: int
@@ -192,7 +194,7 @@ class RestoredEventMessage:
 
 @value
 class RestoredRequestMessage:
-    """Item: a request that the restored snapshot held, with the subtask that sent it first. It gets no answer (H73)."""
+    """Item: a request that the restored snapshot held, with the subtask that first sent it. It gets no answer (H73)."""
 
     task_attempt_id: int
     seq: int
@@ -205,7 +207,7 @@ class RestoredRequestMessage:
 
 @value
 class Registered:
-    """Plain: you are attempt ``attempt``; restore this. ``states`` is empty for the virtual empty checkpoint."""
+    """Plain: the task is accepted, with what it restores. ``states`` is empty for the virtual empty checkpoint."""
 
     task_attempt_id: int
     attempt: int
@@ -213,14 +215,14 @@ class Registered:
     states: tuple[SubtaskState, ...]
     held: tuple[HeldEvent, ...]
     reconnect_timeout_s: float
-    window_events: int  # how many items you may have unconfirmed
+    window_events: int  # how many events and requests the subtask may have unconfirmed
     window_bytes: int
-    events_sent: int  # where the count of upward events goes on (H32)
+    events_sent: int  # where the subtask's count of sent events continues (H32)
 
 
 @value
 class Resumed:
-    """Plain: the answer to ``Resume``: what I have received from you."""
+    """Plain: the answer to ``Resume``: which items the coordinator has taken."""
 
     task_attempt_id: int
     received_seq: int
@@ -241,7 +243,7 @@ class RefusalCode(IntEnum):
 
 @value
 class Refused:
-    """Plain, last: no. The connection closes after it."""
+    """Plain, last: the task is refused. The connection closes after it."""
 
     task_attempt_id: int
     code: int
@@ -250,7 +252,7 @@ class Refused:
 
 @value
 class AttemptEnded:
-    """Plain, last: this attempt is over for the coordinator; be mute and stop (spark-facts 16)."""
+    """Plain, last: the attempt is over for the coordinator. The task must stop sending and end (spark-facts 16)."""
 
     task_attempt_id: int
     reason: str
@@ -258,7 +260,7 @@ class AttemptEnded:
 
 @value
 class AnswerMessage:
-    """Item: the answer to request ``request_id``; ``error`` is empty when it is one.
+    """Item: the answer to request ``request_id``; ``error`` is empty unless the request failed.
 
     With an error, ``payload`` is the coordinator's traceback as UTF-8 text, or empty.
     """
@@ -272,7 +274,7 @@ class AnswerMessage:
 
 @value
 class CloseForCheckpoint:
-    """Item: close your valve for ``checkpoint_id`` at once and say so (H40)."""
+    """Item: close the valve for ``checkpoint_id`` immediately and report it (H40)."""
 
     task_attempt_id: int
     seq: int
@@ -300,7 +302,7 @@ class CheckpointCompleted:
 
 @value
 class CheckpointAborted:
-    """Item: ``checkpoint_id`` was given up; open what is closed for it."""
+    """Item: ``checkpoint_id`` was aborted: open the valve for it."""
 
     task_attempt_id: int
     seq: int
@@ -309,7 +311,7 @@ class CheckpointAborted:
 
 @value
 class SavepointTaken:
-    """Item: ``checkpoint_id`` was a savepoint, and is over: open what is closed for it, commit nothing (H49)."""
+    """Item: ``checkpoint_id`` was a savepoint, and is over: open the valve for it, commit nothing (H49)."""
 
     task_attempt_id: int
     seq: int
@@ -318,10 +320,10 @@ class SavepointTaken:
 
 @value
 class CoordinatorAwaited:
-    """A note beside the stream: a method of your coordinator has not returned for ``awaited_s`` seconds (H70).
+    """A note outside the stream: a coordinator's method has not returned for ``awaited_s`` seconds (H70).
 
-    ``call`` names the method, ``place`` says where it waits; both are empty when it has returned. The text of a timeout
-    is all that it is for: it may get lost, no machine handles it, and nothing is confirmed.
+    ``call`` names the method, ``place`` says where it waits; both are empty after it has returned. Only texts of
+    timeouts use it, so it may get lost, no machine handles it, and it is not confirmed.
     """
 
     task_attempt_id: int
@@ -331,15 +333,15 @@ class CoordinatorAwaited:
 
 
 def describe_wait(call: str, awaited_s: float, place: str) -> str:
-    """Say what the coordinator is doing, in the text of a timeout on either side of the wire."""
+    """What the coordinator is doing, for the text of a timeout on either side of the wire."""
     return f"the coordinator has been in {call} for {awaited_s:.0f} s, waiting at {place}"
 
 
 @value
 class StartProcessing:
-    """Item: ``subtask_ready`` has returned, and all that it sent lies before this: begin with the records (H66).
+    """Item: ``subtask_ready`` has returned, and what it sent precedes this: begin with the records (H66).
 
-    Sent once, to an operator that awaits it.
+    Sent once, to an operator that waits for it.
     """
 
     task_attempt_id: int
@@ -370,5 +372,5 @@ DownItem = (
 UpMessage = Register | Resume | Confirm | UpItem
 DownMessage = Registered | Resumed | Refused | AttemptEnded | Confirm | DownItem
 Downward = DownMessage | CoordinatorAwaited
-"""What may come down a connection. The machine of a subtask takes all but the note."""
+"""What a subtask may receive. Its machine handles all except the note."""
 Message = UpMessage | Downward

@@ -48,7 +48,7 @@ def test_lists_in_one_another_that_claim_much_take_no_room() -> None:  # H62
     claims = (b"\xdd" + (2**17).to_bytes(4, "big")) * 500 + bytes(2**17)
 
     def decode() -> None:
-        with pytest.raises(RemoteProtocolError, match="not msgpack within the bounds"):
+        with pytest.raises(RemoteProtocolError, match="not msgpack within the limits"):
             decode_event(claims)
 
     assert peak_bytes(decode) < 4 * len(claims)
@@ -99,7 +99,7 @@ def test_what_waits_for_readiness_waits_once_and_until_its_checkpoint_is_over() 
             closed: list[UpMessage] = [ClosedForCheckpoint(7, seq + again, checkpoint_id)]
             refused = [effect for effect in machine.handle_batch(closed, 0.0) if isinstance(effect, RefuseMessage)]
             if again:
-                assert "was said before" in refused[0].why
+                assert "was reported before" in refused[0].why
             else:  # the checkpoint before it is over: what was said of that one goes
                 assert ["is over" in effect.why for effect in refused] == [True] * (checkpoint_id - 1)
             machine.check_invariants()

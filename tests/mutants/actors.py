@@ -67,7 +67,7 @@ ACTORS = (
         ("H14",),
         (
             Edit(
-                f"{GATEWAYS}mute",
+                f"{GATEWAYS}reject_sends",
                 'gateway.budget.end(AttemptOver(f"{attempt} is over: {reason}"))',
                 "pass",
             ),

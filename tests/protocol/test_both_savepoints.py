@@ -49,11 +49,11 @@ def test_savepoints_and_checkpoints_share_one_sequence_of_ids() -> None:
     gateway = a_wide_gateway()
     cut(gateway, 5)
     gateway.handle(CheckpointOver(5, SAVED), 1.0)
-    with pytest.raises(LocalProtocolError, match="ids must rise"):
+    with pytest.raises(LocalProtocolError, match="ids must increase"):
         gateway.handle(CloseRequested(5), 1.0)
     subtask = a_closed_subtask(5)
     hear(subtask, SavepointTaken(7, 2, 5))
-    with pytest.raises(RemoteProtocolError, match="ids must rise"):
+    with pytest.raises(RemoteProtocolError, match="ids must increase"):
         hear(subtask, CloseForCheckpoint(7, 3, 5))
     hear(subtask, CloseForCheckpoint(7, 3, 6))
 

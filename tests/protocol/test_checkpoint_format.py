@@ -152,11 +152,11 @@ def test_bytes_after_the_end_are_refused() -> None:  # H50
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"PK\x03\x04" + bytes(100), "does not begin like a checkpoint"),
-        (b"", "cut off: 0 bytes"),
-        (encode_checkpoint(SMALL)[:-1], r"cut off or altered: \d+ bytes of \d+"),
-        (encode_checkpoint(SMALL)[:-1] + b"?", "checksum does not fit"),
-        (sealed(b"", claimed=10), "claims 62 bytes and has 52"),
+        (b"PK\x03\x04" + bytes(100), "is not a Headgate checkpoint"),
+        (b"", "truncated: 0 bytes"),
+        (encode_checkpoint(SMALL)[:-1], r"truncated or altered: it has \d+ of \d+ bytes"),
+        (encode_checkpoint(SMALL)[:-1] + b"?", "checksum does not match"),
+        (sealed(b"", claimed=10), "claims 62 bytes, but has 52"),
     ],
 )
 def test_the_refusal_says_what_is_wrong(data: bytes, says: str) -> None:  # H50
@@ -173,7 +173,7 @@ def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (body_of(*HEADER), "none of this format"),  # the count of parts is missing
+        (body_of(*HEADER), "does not have this format"),  # the count of parts is missing
         (body_of(*HEADER, 0, 0), "bytes after its end"),
         (body_of("", *HEADER[1:], 0), "operator id must not be empty"),
         (body_of("words", 0, *HEADER[2:], 0), "checkpoint id must be from 1"),
@@ -182,13 +182,13 @@ def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
         (body_of("words", 7, 3, 2, *HEADER[4:], 0), "2 is not a valid RestoreMode"),
         (body_of(*HEADER[:6], "text", 0), "must be bytes, is str"),
         (body_of(*HEADER, 1, 3, 0, 0, 0), "a subtask must be from 0 to 2"),
-        (body_of(*HEADER, 2, 1, 0, 0, 0, 1, 0, 0, 0), "does not follow in order"),
+        (body_of(*HEADER, 2, 1, 0, 0, 0, 1, 0, 0, 0), "is out of order"),
         (body_of(*HEADER, 2**40), "a count must be from 0 to"),
-        (body_of(["words"]), "none of this format"),
-        (body_of({"words": 1}), "none of this format"),
-        (b"\xc1", "none of this format"),
-        (b"\xd4\x05x", "none of this format"),
-        (b"\xa1\xff", "none of this format"),
+        (body_of(["words"]), "does not have this format"),
+        (body_of({"words": 1}), "does not have this format"),
+        (b"\xc1", "does not have this format"),
+        (b"\xd4\x05x", "does not have this format"),
+        (b"\xa1\xff", "does not have this format"),
     ],
 )
 def test_a_forged_body_is_refused_although_its_checksum_fits(body: bytes, says: str) -> None:  # H50
@@ -197,7 +197,8 @@ def test_a_forged_body_is_refused_although_its_checksum_fits(body: bytes, says: 
 
 
 @pytest.mark.parametrize(
-    ("tail", "says"), [((), "none of this format"), (("",), "must not be empty"), (("a", "b"), "bytes after its end")]
+    ("tail", "says"),
+    [((), "does not have this format"), (("",), "must not be empty"), (("a", "b"), "bytes after its end")],
 )
 def test_the_second_format_has_exactly_one_label(tail: tuple[str, ...], says: str) -> None:  # H50
     with pytest.raises(CheckpointCorrupt, match=says):
@@ -222,7 +223,7 @@ def test_a_file_over_the_bound_is_refused_both_ways() -> None:  # H50
     assert len(encode_checkpoint(SMALL, bytes_max=len(data))) == len(data)
     with pytest.raises(LocalProtocolError, match=r"takes \d+ bytes, at most"):
         encode_checkpoint(SMALL, bytes_max=len(data) - 1)
-    with pytest.raises(CheckpointCorrupt, match="over the bound"):
+    with pytest.raises(CheckpointCorrupt, match="exceeds the limit"):
         decode_checkpoint(data, bytes_max=len(data) - 1)
 
 

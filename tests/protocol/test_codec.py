@@ -246,7 +246,7 @@ def test_a_number_out_of_range_does_not_leave(message: Message) -> None:
 
 
 def test_what_is_no_message_does_not_leave() -> None:
-    with pytest.raises(LocalProtocolError, match="str is no message"):
+    with pytest.raises(LocalProtocolError, match="str is not a message"):
         encode_message("hello")  # type: ignore[arg-type]
 
 
@@ -402,11 +402,11 @@ def test_a_key_that_could_not_be_a_key_again_is_refused() -> None:
         encode_event({"a": {(1, 2): 3}})
 
 
-def test_an_event_over_the_bound_of_bytes_is_refused_with_the_mend() -> None:  # H62
+def test_an_event_over_the_bound_of_bytes_is_refused_with_the_fix() -> None:  # H62
     encode_event(bytes(990), SMALL)
-    with pytest.raises(EventEncodeError, match="over the bound of 1000: send it in parts"):
+    with pytest.raises(EventEncodeError, match="exceeds the limit of 1000: send it in parts"):
         encode_event(bytes(1000), SMALL)
-    with pytest.raises(RemoteProtocolError, match="over 1000"):
+    with pytest.raises(RemoteProtocolError, match="exceeds the limit of 1000"):
         decode_event(msgpack.packb(bytes(1000)), SMALL)
 
 
@@ -432,7 +432,7 @@ def test_a_nesting_bomb_is_a_remote_error(opening: bytes, depth: int) -> None:  
 def test_counts_are_bounded_on_both_ends() -> None:  # H62
     assert decode_event(encode_event([0] * 10, SMALL), SMALL) == [0] * 10
     for value in ([0] * 11, dict.fromkeys(range(11), 0)):
-        with pytest.raises(EventEncodeError, match="has 11 entries, over 10"):
+        with pytest.raises(EventEncodeError, match="has 11 entries, more than 10"):
             encode_event(value, SMALL)
         with pytest.raises(RemoteProtocolError, match="exceeds max_"):
             decode_event(msgpack.packb(value), SMALL)
@@ -478,7 +478,7 @@ def test_a_small_event_that_would_unfold_into_a_huge_one_is_refused_before_it_do
     event: list[Any] = []
     for _ in range(60):
         event = [event, event]
-    with pytest.raises(EventEncodeError, match=r"over \d+ bytes"):
+    with pytest.raises(EventEncodeError, match=r"more than \d+ bytes"):
         encode_event(event, WireLimits(event_bytes_max=10_000))
 
 

@@ -155,7 +155,7 @@ def test_what_is_no_list_is_no_message_whatever_its_entries_are(body: object) ->
     # H60: the keys of a map and the bytes of a value would make one
     data = bytes(msgpack.packb(body))
     assert compare(data) is None
-    with pytest.raises(RemoteProtocolError, match="no list"):
+    with pytest.raises(RemoteProtocolError, match="not a list"):
         decode_message(data)
 
 

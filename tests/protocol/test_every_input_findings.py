@@ -53,7 +53,7 @@ def test_what_is_no_input_at_all_is_refused(machine: AttemptLedger | BarrierTrac
 )
 def test_split_assignments_that_no_snapshot_can_hold_are_refused(snapshot: dict[str, Any]) -> None:
     # H56: else the ids would meet ids of another type, at the next checkpoint.
-    with pytest.raises(LocalProtocolError, match="no snapshot"):
+    with pytest.raises(LocalProtocolError, match="not a snapshot"):
         SplitAssignmentTracker.restore(snapshot)
 
 
@@ -65,7 +65,7 @@ def test_a_subtask_without_splits_is_none_after_a_restore() -> None:
 
 def test_a_history_that_is_a_list_is_no_snapshot() -> None:
     # H56: it was an IndexError, which names nothing.
-    with pytest.raises(LocalProtocolError, match="no snapshot of split assignments"):
+    with pytest.raises(LocalProtocolError, match="not a snapshot of split assignments"):
         SplitAssignmentTracker.restore({"open": {}, "by_checkpoint": [1]})
 
 

@@ -298,7 +298,7 @@ def test_ids_must_rise() -> None:
     gateway.handle(CloseRequested(5), 1.0)
     gateway.handle(CheckpointOver(5, CheckpointOutcome.COMPLETED), 1.0)
     for checkpoint_id in (5, 4):
-        with pytest.raises(LocalProtocolError, match="ids must rise"):
+        with pytest.raises(LocalProtocolError, match="ids must increase"):
             gateway.handle(CloseRequested(checkpoint_id), 1.0)
 
 

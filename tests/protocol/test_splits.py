@@ -83,7 +83,7 @@ def test_a_checkpoint_id_that_does_not_rise_is_refused_and_changes_nothing(check
     tracker.on_checkpoint(4)
     tracker.on_checkpoint_complete(4)
     tracker.record(0, ["a"])
-    with pytest.raises(LocalProtocolError, match="ids must rise"):
+    with pytest.raises(LocalProtocolError, match="ids must increase"):
         tracker.on_checkpoint(checkpoint_id)
     assert tracker.open_assignments == {0: ["a"]}
     assert tracker.assignments_by_checkpoint == {}
@@ -91,5 +91,5 @@ def test_a_checkpoint_id_that_does_not_rise_is_refused_and_changes_nothing(check
 
 @pytest.mark.parametrize("snapshot", [{}, {"open": 3}, {"open": {0: 1}}, {"open": {}, "by_checkpoint": {1: 2}}])
 def test_what_is_no_snapshot_is_refused(snapshot: dict[str, object]) -> None:
-    with pytest.raises(LocalProtocolError, match="no snapshot"):
+    with pytest.raises(LocalProtocolError, match="not a snapshot"):
         SplitAssignmentTracker.restore(snapshot)

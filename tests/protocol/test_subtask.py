@@ -345,7 +345,7 @@ def test_a_coordinator_out_of_reach_for_too_long_ends_the_attempt() -> None:
     subtask.handle(ConnectionLost(), 20.0)
     assert subtask.next_deadline() == 34.0
     assert subtask.handle(TimePassed(), 33.9) == []
-    assert subtask.handle(TimePassed(), 34.0) == [EndAttempt("the coordinator was out of reach for 30 s")]
+    assert subtask.handle(TimePassed(), 34.0) == [EndAttempt("the coordinator could not be reached for 30 s")]
     assert subtask.handle(TimePassed(), 99.0) == []
 
 

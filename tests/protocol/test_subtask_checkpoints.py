@@ -147,7 +147,7 @@ def test_ids_must_rise() -> None:
     # H4
     subtask = a_closed_subtask(5)
     hear(subtask, CheckpointAborted(7, 2, 5))
-    with pytest.raises(RemoteProtocolError, match="ids must rise"):
+    with pytest.raises(RemoteProtocolError, match="ids must increase"):
         hear(subtask, CloseForCheckpoint(7, 3, 5))
 
 
@@ -249,7 +249,7 @@ def test_an_operator_cannot_end_well_while_the_valve_holds_what_it_sent() -> Non
     subtask = a_closed_subtask(5)
     send(subtask, b"a")
     assert not subtask.may_finish
-    with pytest.raises(LocalProtocolError, match="serve the mailbox"):
+    with pytest.raises(LocalProtocolError, match="handle the mailbox"):
         subtask.handle(OperatorFinished("", b""), 1.0)
 
 

@@ -63,7 +63,7 @@ def test_it_names_what_is_damaged(root: Path, capsys: pytest.CaptureFixture[str]
     os.truncate(file, 100)
     assert main(["checkpoints", str(root)]) == 1
     out = capsys.readouterr().out
-    assert f"{file}: it is cut off or altered: 100 bytes of" in out
+    assert f"{file}: it is truncated or altered: it has 100 of" in out
     assert [line.split()[-1] for line in out.splitlines()[1:4]] == ["ok", "DAMAGED", "ok"]
 
 
@@ -74,7 +74,7 @@ def test_it_looks_at_one_file(root: Path, tmp_path: Path, capsys: pytest.Capture
     assert "words     9" in capsys.readouterr().out
     os.truncate(file, 10)
     assert main(["checkpoints", file]) == 1
-    assert f"{file}: it is cut off: 10 bytes" in capsys.readouterr().out
+    assert f"{file}: it is truncated: 10 bytes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("place", ["nothing here", "empty", "nothing here/checkpoint-1.hgc", "nonsense://x"])
