@@ -1,8 +1,8 @@
-"""A pretended Spark application around a sidecar's real bridge, ledger and operators: facts go in, kills come out.
+"""A simulated Spark application around a sidecar's real bridge, ledger and operators: facts go in, kills come out.
 
-Jobs here are stages of as many tasks as the operator has subtasks. Spark's part is played by the test: it launches
-tasks, ends them and starts retries. Only what Spark does when it is told so happens by itself: a killed task ends, a
-cancelled job ends with all its tasks.
+Each job is a stage with as many tasks as the operator has subtasks. The test plays Spark: it launches tasks, ends them
+and starts retries. Only the answers to commands are automatic: a killed task ends, and a cancelled job ends with all
+its tasks. ``headgate.testing`` simulates more of Spark, without the bridge.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPERATOR = "words"
 
 
 class SparkTask(Task):
-    """A task of the pretended Spark. Until it is registered it is deploying; ``attempt`` is known afterwards."""
+    """A task of the simulated Spark. Until it is registered it is deploying; ``attempt`` is known afterwards."""
 
     def __init__(self, start: TaskStarted, clock: Any) -> None:
         self.line = MemoryConnection(start.task_attempt_id)

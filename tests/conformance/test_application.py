@@ -146,7 +146,7 @@ async def test_a_coordinator_is_restored_from_what_an_earlier_application_stored
         assert coordinator.calls == [("reset_to_checkpoint", 1337, state), ("start",)]
 
 
-async def test_the_coordinator_is_told_of_a_complete_checkpoint() -> None:
+async def test_the_coordinator_is_notified_of_a_complete_checkpoint() -> None:
     """S55 (R79; H40)."""
     coordinator = RecordingCoordinator()
     async with application() as app:

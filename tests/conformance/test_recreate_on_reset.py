@@ -79,13 +79,13 @@ async def test_what_is_given_up_is_cancelled_and_logged_and_what_ends_in_time_is
     given_up: list[str] = []
 
     def waiting_in(what: str) -> Method:
-        async def deed(*args: Any) -> None:
+        async def method(*args: Any) -> None:
             try:
                 await anyio.sleep_forever()
             finally:
                 given_up.append(what)
 
-        return deed
+        return method
 
     async with bench(
         lambda number: {1: {"close": waiting_in("close")}, 2: {"start": waiting_in("start")}}.get(number, {}),
@@ -217,7 +217,7 @@ async def test_a_start_that_does_not_end_is_given_up_with_its_coordinator() -> N
         assert under_test.errors == []
 
 
-async def test_a_restore_before_the_start_is_the_first_thing_that_the_coordinator_hears() -> None:  # H6, H52, R109
+async def test_a_restore_before_the_start_is_the_first_call_of_the_coordinator() -> None:  # H6, H52, R109
     async with bench(started=False) as under_test:
         await under_test.call("reset_to_checkpoint", 7, b"x")
         await under_test.start()
@@ -261,14 +261,14 @@ async def test_a_coordinator_that_cannot_begin_fails_the_calls_until_the_next_re
         assert len(under_test.errors) == before
 
 
-async def test_a_coordinator_that_cannot_begin_fails_the_job_though_nobody_calls() -> None:  # R104, H7
+async def test_a_coordinator_that_cannot_begin_fails_the_job_without_a_call() -> None:  # R104, H7
     cause = ValueError("no such topic")
     async with bench(doing_in(2, start=raising(cause))) as under_test:
         await under_test.call("reset_to_checkpoint", 1, b"x")
         assert under_test.errors == [("handler", cause)]
 
 
-async def test_a_failure_to_begin_is_nobodys_once_a_reset_came_over_it() -> None:  # R104, H15
+async def test_a_failure_to_begin_has_no_effect_after_a_reset() -> None:  # R104, H15
     released = anyio.Event()
 
     async def fail_late(*args: Any) -> None:

@@ -95,7 +95,7 @@ async def readers(world: World, *subtasks: int) -> list[ReaderTask]:
 # --- readers ------------------------------------------------------------------------------------------------------
 
 
-async def test_the_enumerator_is_told_of_each_reader() -> None:  # S119, R114
+async def test_the_enumerator_learns_of_each_reader() -> None:  # S119, R114
     source = Source()
     async with running_operator(source.coordinator, parallelism=3) as world:
         await readers(world, 0, 1, 2)
@@ -408,7 +408,7 @@ async def test_a_reset_before_start_is_what_the_first_enumerator_restores() -> N
 # --- the end of input, events -------------------------------------------------------------------------------------
 
 
-async def test_no_more_splits_is_said_to_all_attempts_and_again_to_whoever_asks() -> None:  # S127, R125, R116
+async def test_no_more_splits_is_sent_to_all_attempts_and_again_on_each_request() -> None:  # S127, R125, R116
     source = Source()
     async with running_operator(source.coordinator) as world:
         (first,) = await readers(world, 0)

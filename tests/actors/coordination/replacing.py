@@ -21,7 +21,7 @@ from tests.actors.coordination.operator_world import Call, Method, RecordingCoor
 
 T = TypeVar("T")
 
-Deeds = Callable[[int], dict[str, Method]]
+MethodsOf = Callable[[int], dict[str, Method]]
 """What the coordinator with this number does, counted from 1; see ``RecordingCoordinator``."""
 
 Step = Callable[[], Awaitable[object]]
@@ -113,7 +113,7 @@ class BenchContext:
 class Bench:
     """A ``RecreateOnReset`` under test. ``coordinators``: all that its factory has made, in order."""
 
-    def __init__(self, kit: DeterministicKit, methods: Deeds, close_timeout_s: float) -> None:
+    def __init__(self, kit: DeterministicKit, methods: MethodsOf, close_timeout_s: float) -> None:
         self.kit = kit
         self.coordinators: list[RecordingCoordinator] = []
         self.outcomes: list[
@@ -121,7 +121,7 @@ class Bench:
         ] = []  # (method, what it returned or raised), but for handlers that end well
         self.factory_fails: Exception | None = None
         self.context: BenchContext
-        self._deeds = methods
+        self._methods_of = methods
         self.wrapper = RecreateOnReset(self.make_coordinator, close_timeout_s=close_timeout_s, name="under test")
         self.caller: ActorRef[Step] = kit.system.spawn(
             lambda: Caller(self), name="caller", mailbox=MailboxConfig(capacity=None)
@@ -130,7 +130,7 @@ class Bench:
     def make_coordinator(self) -> RecordingCoordinator:
         if self.factory_fails is not None:
             raise self.factory_fails
-        coordinator = RecordingCoordinator(**self._deeds(len(self.coordinators) + 1))
+        coordinator = RecordingCoordinator(**self._methods_of(len(self.coordinators) + 1))
         self.coordinators.append(coordinator)
         return coordinator
 
@@ -177,7 +177,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(
-    methods: Deeds = lambda number: {}, *, close_timeout_s: float = 60.0, started: bool = True
+    methods: MethodsOf = lambda number: {}, *, close_timeout_s: float = 60.0, started: bool = True
 ) -> AsyncIterator[Bench]:
     """A wrapper, which has been started unless the test wants to do that itself."""
     async with deterministic_system() as kit:
@@ -187,20 +187,20 @@ async def bench(
         yield under_test
 
 
-def doing_in(number: int, **methods: Method) -> Deeds:
+def doing_in(number: int, **methods: Method) -> MethodsOf:
     """Only the coordinator with this number does something."""
     return lambda made: methods if made == number else {}
 
 
 def waiting_for(gate: anyio.Event) -> Method:
-    async def deed(*args: Any) -> None:
+    async def method(*args: Any) -> None:
         await gate.wait()
 
-    return deed
+    return method
 
 
 def raising(error: BaseException) -> Method:
-    async def deed(*args: Any) -> None:
+    async def method(*args: Any) -> None:
         raise error
 
-    return deed
+    return method

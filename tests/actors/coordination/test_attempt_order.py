@@ -125,7 +125,7 @@ async def test_an_event_that_came_before_the_end_of_its_attempt_is_handled_befor
         assert [call[0] for call in coordinator.calls[2:4]] == ["handle_event_from_operator", "subtask_failed"]
 
 
-async def test_a_task_that_is_over_is_told_to_be_mute() -> None:  # H3
+async def test_a_task_that_is_over_is_told_to_stop() -> None:  # H3
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         (task,) = await world.running(0)

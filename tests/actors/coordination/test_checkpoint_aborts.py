@@ -66,7 +66,7 @@ async def test_a_checkpoint_that_takes_too_long_is_aborted_on_both_sides() -> No
         await assert_that_all_goes_on(world, coordinator)
 
 
-async def test_an_attempt_that_fails_aborts_the_checkpoint_before_anybody_hears_of_it() -> None:  # H16, H45
+async def test_a_failing_attempt_aborts_the_checkpoint_before_the_failure_is_announced() -> None:  # H16, H45
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         task, other = await world.running(0, 1)

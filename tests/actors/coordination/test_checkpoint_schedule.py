@@ -98,7 +98,7 @@ async def test_failures_are_counted_in_a_row_and_a_completed_one_ends_the_row() 
         assert world.next_id == 5, "none is due before the reset"
 
 
-async def test_where_no_id_can_be_had_the_schedule_tries_again_and_nobody_fails() -> None:  # H4, H48
+async def test_the_schedule_tries_again_without_a_failure_if_no_checkpoint_id_is_available() -> None:  # H4, H48
     async with running_operator(RecordingCoordinator(), interval_s=10.0, checkpoint_timeout_s=30.0) as world:
         await world.running(0)
         world.no_ids = OSError("the storage is gone")
@@ -221,7 +221,7 @@ async def test_a_final_checkpoint_that_failed_is_taken_again() -> None:  # H45
         assert answer.values == [Settled(2, "")]
 
 
-async def test_whoever_waits_is_told_that_the_last_output_is_not_committed() -> None:  # H45
+async def test_a_caller_that_waits_learns_that_the_last_output_is_not_committed() -> None:  # H45
     async def fail(checkpoint: Any) -> None:
         raise OSError("no space left")
 

@@ -43,7 +43,7 @@ async def test_a_request_is_answered_with_the_id_of_the_complete_checkpoint() ->
         assert world.statistics.checkpoints_completed == 2
 
 
-async def test_nobody_is_told_before_the_checkpoint_is_durable() -> None:  # H40
+async def test_completion_is_announced_only_after_the_checkpoint_is_durable() -> None:  # H40
     written = asyncio.Event()
 
     async def write(checkpoint: Any) -> None:

@@ -113,7 +113,7 @@ async def test_a_reset_leaves_checkpoints_in_doubt() -> None:  # H64, H16
         assert coordinator.calls_of("notify_checkpoint_discarded") == [("notify_checkpoint_discarded", 1)]
 
 
-async def test_a_coordinator_that_is_built_anew_finds_what_is_in_doubt() -> None:  # H64, R101
+async def test_a_new_coordinator_finds_the_checkpoints_in_doubt() -> None:  # H64, R101
     made: list[RecordingCoordinator] = []
 
     def make() -> RecordingCoordinator:
@@ -131,7 +131,7 @@ async def test_a_coordinator_that_is_built_anew_finds_what_is_in_doubt() -> None
         assert not made[0].calls_of("notify_checkpoint_discarded")
 
 
-async def test_nobody_waits_for_a_discard_that_hangs() -> None:  # H64, H48
+async def test_a_hanging_discard_blocks_nothing() -> None:  # H64, H48
     async def hang(checkpoint_id: int) -> None:
         await asyncio.Event().wait()
 

@@ -16,10 +16,10 @@ from tests.actors.coordination.operator_world import Method, RecordingCoordinato
 
 
 def raising(error: Exception) -> Method:
-    async def deed(*args: Any) -> None:
+    async def method(*args: Any) -> None:
         raise error
 
-    return deed
+    return method
 
 
 # --- H5 -----------------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ async def test_fail_job_inside_start_fails_the_start() -> None:  # H6, H8
             await world.kit.drive(world.tracker.ask(StartOperator, timeout_s=1.0))
 
 
-async def test_a_failure_in_close_is_logged_and_harms_nobody(  # H6
+async def test_a_failure_in_close_is_logged_and_has_no_other_effect(  # H6
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     coordinator = RecordingCoordinator(close=raising(ValueError("still open")))

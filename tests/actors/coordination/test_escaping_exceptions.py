@@ -37,10 +37,10 @@ escapes = pytest.mark.parametrize("error", ESCAPES, ids=[type(error).__name__ fo
 
 
 def raising(error: BaseException) -> Method:
-    async def deed(*args: Any) -> None:
+    async def method(*args: Any) -> None:
         raise error
 
-    return deed
+    return method
 
 
 def expect_failure(world: World, error: BaseException, method: str) -> None:

@@ -90,7 +90,7 @@ async def test_sending_never_raises_because_the_attempt_is_over() -> None:  # H2
             assert isinstance(confirmation.error(), AttemptOver)
 
 
-async def test_one_that_stands_in_line_refuses_nobody_once_the_attempt_is_over() -> None:  # H14, H21
+async def test_a_waiting_sender_blocks_no_other_after_the_attempt_is_over() -> None:  # H14, H21
     budget = SendBudget(1, 100)
     assert budget.try_take(1)
     async with anyio.create_task_group() as tasks:

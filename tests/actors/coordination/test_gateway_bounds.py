@@ -77,7 +77,7 @@ async def test_events_held_by_a_checkpoint_count_against_the_bound() -> None:  #
         assert gateway.events_pending == 0
 
 
-async def test_nobody_overtakes_one_that_waits_for_room() -> None:  # H22, H27
+async def test_no_event_overtakes_one_that_waits_for_room() -> None:  # H22, H27
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, bytes_max=100) as world:
         (task,) = await world.running(0)

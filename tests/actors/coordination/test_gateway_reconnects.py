@@ -121,7 +121,7 @@ async def test_what_a_replaced_connection_brings_is_dropped_and_its_end_means_no
         assert task.events == ["still connected"]
 
 
-async def test_a_peer_that_breaks_the_protocol_loses_its_connection_and_harms_nobody() -> None:  # H24, H62
+async def test_a_peer_that_breaks_the_protocol_loses_only_its_own_connection() -> None:  # H24, H62
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         bad, good = await world.running(0, 1)

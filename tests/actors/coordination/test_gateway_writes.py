@@ -100,7 +100,7 @@ async def test_barriers_and_completions_leave_before_the_next_subtask_is_told() 
         ]
 
 
-async def test_a_task_hears_once_of_events_that_came_together_and_were_taken() -> None:
+async def test_events_that_arrived_together_are_confirmed_once() -> None:
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         connections = watch(world)
@@ -112,7 +112,7 @@ async def test_a_task_hears_once_of_events_that_came_together_and_were_taken() -
         assert connections[0].confirms() == [opened_seq, opened_seq + 10]
 
 
-async def test_of_very_many_events_that_came_together_the_task_hears_on_the_way_so_that_its_window_moves() -> None:
+async def test_a_very_large_batch_of_events_is_confirmed_in_parts_so_that_the_window_moves() -> None:
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         connections = watch(world)

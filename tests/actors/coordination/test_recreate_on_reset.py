@@ -24,10 +24,10 @@ class Coordinators(list[RecordingCoordinator]):
 
     def __init__(self, methods: Callable[[int], dict[str, Method]]) -> None:
         super().__init__()
-        self._deeds = methods
+        self._methods_of = methods
 
     def make(self) -> RecordingCoordinator:
-        self.append(RecordingCoordinator(**self._deeds(len(self) + 1)))
+        self.append(RecordingCoordinator(**self._methods_of(len(self) + 1)))
         return self[-1]
 
 
@@ -112,7 +112,7 @@ async def test_fail_job_of_the_old_coordinator_does_not_reach_the_ledger() -> No
         assert "the new one" in report.cause
 
 
-async def test_a_coordinator_that_cannot_begin_is_one_global_failure_and_the_next_reset_mends_it() -> None:  # H7
+async def test_a_coordinator_that_cannot_begin_is_one_global_failure_until_the_next_reset() -> None:  # H7
     cause = ValueError("no such topic")
     async with running(lambda number: {"start": raising(cause)} if number == 2 else {}) as (world, coordinators):
         (task,) = await world.running(0)

@@ -108,7 +108,7 @@ def asked_in(checkpoint: CompletedCheckpoint, subtask: int, *places: int) -> Com
     return replace(checkpoint, subtask_states=parts)
 
 
-async def test_a_restored_request_is_a_request_again_and_nobody_gets_its_answer() -> None:  # H73, H31, H32
+async def test_a_restored_request_is_handled_again_and_its_answer_is_dropped() -> None:  # H73, H31, H32
     positions = Positions()
     restored = asked_in(checkpoint(part(0, "event", "request", "more"), part(1)), 0, 1)
     async with running_operator(positions.coordinator, restored=restored) as world:

@@ -19,7 +19,7 @@ async def assert_that_all_is_open(world: World, coordinator: RecordingCoordinato
     assert all(task.events[-1] == "down" for task in world.tasks)
 
 
-async def test_a_savepoint_goes_where_it_was_asked_for_and_nobody_commits() -> None:  # H49
+async def test_a_savepoint_goes_to_the_requested_directory_and_commits_nothing() -> None:  # H49
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         tasks = await world.running(0, 1)

@@ -171,7 +171,7 @@ async def test_an_enumerator_that_has_failed_is_good_for_no_other_run() -> None:
         assert "inside the action" in failure_of(world)
 
 
-async def test_a_source_that_is_built_anew_refuses_to_complete_what_it_does_not_know() -> None:  # H56, H68
+async def test_a_new_source_refuses_to_complete_an_enumeration_it_does_not_know() -> None:  # H56, H68
     async with running_operator(RecreateOnReset(source), mode=RestoreMode.BATCH) as world:
         for look in (CACHED, StageLook(frozenset({0, 1}), 2)):
             world.look = look

@@ -76,7 +76,7 @@ def test_a_function_that_raises_changes_nothing() -> None:  # R100
     assert not store.contains("absent")
 
 
-def test_nobody_comes_between_reading_and_writing() -> None:  # R100
+def test_no_other_call_comes_between_reading_and_writing() -> None:  # R100
     store, inside, asked = CoordinatorStore(), threading.Event(), threading.Event()
 
     def add_slowly(count: Any) -> int:
