@@ -120,7 +120,7 @@ class ActorSystem:
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> bool:
+    ) -> None:
         swallowed = self._body.__exit__(exc_type, exc, tb)
         body_failed = exc is not None and not swallowed
         failure_came_first = self._failure is not None
@@ -147,7 +147,6 @@ class ActorSystem:
             self.deadlines.close()
         if self._failure is not None and (failure_came_first or not body_failed):
             raise self._failure
-        return False
 
     def _cut_off_all(self) -> None:
         for cell in tuple(self._cells):

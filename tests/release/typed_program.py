@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -13,7 +14,6 @@ from pyspark.sql import SparkSession
 import headgate
 from headgate import (
     NO_RESTART,
-    AskTimeout,
     AttachedSidecar,
     CheckpointConfig,
     CheckpointDeclinedByOperator,
@@ -53,6 +53,8 @@ from headgate import (
     SubtaskGateway,
     SubtaskOperator,
 )
+from headgate.actors import Actor, ActorContext, ActorRef, ActorSystem, AskTimeout, Reply
+from headgate.actors.testing import deterministic_system, settle
 
 
 class Rules(OperatorCoordinator):
@@ -216,6 +218,39 @@ async def coordinate_rules(runtime: SidecarRuntime) -> OperatorHandle:
 def attach(spark: SparkSession, secret_file: str) -> OperatorHandle:
     with AttachedSidecar(spark, "127.0.0.1:7650", secret_file=secret_file) as sidecar:
         return sidecar.operator("rules")
+
+
+@dataclass(frozen=True)
+class HowMany:
+    reply: Reply[int]
+
+
+class Count(Actor[HowMany | str]):
+    """An actor without Spark."""
+
+    def __init__(self) -> None:
+        self.words = 0
+
+    async def receive(self, context: ActorContext[HowMany | str], message: HowMany | str) -> None:
+        match message:
+            case HowMany(reply):
+                reply.answer(self.words)
+            case str():
+                self.words += len(message.split())
+
+
+async def count_words() -> int:
+    async with ActorSystem("words") as system:
+        counter: ActorRef[HowMany | str] = system.spawn(Count, name="count")
+        counter.tell("two words")
+        return await counter.ask(HowMany, timeout_s=1.0)
+
+
+async def count_in_virtual_time() -> None:
+    async with deterministic_system() as kit:
+        counter = kit.system.spawn(Count)
+        counter.tell("one")
+        await settle()
 
 
 def main() -> int:
