@@ -182,7 +182,7 @@ class Siege:
             said = [line for line in log if line.get("peer") == name]
             expected = range(sum(each.start for each in worth), sum(each.stop - 1 for each in worth) + 1)
             assert len(said) in expected, f"{len(said)} lines, not {expected}, are in the log about {name}: {said}"
-            assert all(line.get("why") or line["event"].startswith("connection closed: ") for line in said)
+            assert all(line.get("why") or line["event"] == "unregistered connection closed" for line in said)
         assert self.half.secret.hex() not in str(log)
 
 

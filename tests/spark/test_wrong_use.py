@@ -274,8 +274,8 @@ class MisspeltOperator(SubtaskOperator):
         (AsyncOperator, r"AsyncOperator.process\(\) is an async generator, .*: write `def process`"),
         (partial(AsyncOperator), r"AsyncOperator.process\(\) is an async generator, .*: write `def process`"),
         (MisspeltOperator, r"MisspeltOperator.snapshots_state\(\) is never called: did you mean snapshot_state\(\)\?"),
-        (Listening(), r"pass the class and its arguments"),
-        ("Listening", r"pass the class and its arguments"),
+        (Listening(), r"pass the operator's class and its arguments"),
+        ("Listening", r"pass the operator's class and its arguments"),
     ],
 )
 def test_an_object_that_is_not_an_operator_is_refused_in_the_driver(
