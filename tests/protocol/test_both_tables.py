@@ -141,5 +141,5 @@ def test_each_cell_of_the_subtasks_table_holds(input: Any, state: SubtaskStatus)
 
 @pytest.mark.parametrize("make", [lambda: a_gateway_in(GatewayState.OVER), lambda: a_subtask_in(SubtaskStatus.OPEN)])
 def test_what_is_no_input_at_all_is_refused(make: Callable[[], Any]) -> None:
-    with pytest.raises(LocalProtocolError, match="no input of"):
+    with pytest.raises(LocalProtocolError, match="not an input of"):
         make().handle("hello", 1.0)
