@@ -2,8 +2,8 @@
 
 While the action is called, a local property of Spark holds its id on the calling thread. Spark gives local properties
 to every job that the thread starts, to the threads that Spark itself starts for it, to ``InheritableThread``, and to
-each task of these jobs, which hands the id on when it registers. So a run is known to belong to an action as soon as
-it is known at all, whatever facts are late or lost. Job groups and job tags are not touched.
+each task of these jobs, which sends the id when it registers. So the action of a run is known as soon as the run is
+known, even if facts are late or lost. Job groups and job tags are not touched.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ log = structlog.get_logger("headgate.actions")
 
 @contextmanager
 def marked(context: SparkContext | None, action_id: str) -> Iterator[None]:
-    """Within the block the jobs of this thread belong to the action.
+    """Within the block, the jobs of this thread belong to the action.
 
-    Does nothing where threads of Python share those of the JVM (``PYSPARK_PIN_THREAD=false``), whose local properties
-    would mix, nor where Spark cannot be asked.
+    Has no effect if Python threads share JVM threads (``PYSPARK_PIN_THREAD=false``), whose local properties would mix,
+    or if Spark cannot be asked.
     """
     if context is None or not isinstance(context._gateway, ClientServer):
         yield
@@ -38,7 +38,7 @@ def marked(context: SparkContext | None, action_id: str) -> Iterator[None]:
     try:
         before = context.getLocalProperty(ACTION_PROPERTY)
         context.setLocalProperty(ACTION_PROPERTY, action_id)
-    except Exception as error:  # the context has stopped: the action will say so better
+    except Exception as error:  # the context has stopped: the action reports that better
         log.warning("action not marked", error=repr(error))
         yield
         return
@@ -50,7 +50,7 @@ def marked(context: SparkContext | None, action_id: str) -> Iterator[None]:
 
 
 def names_of(operators: Collection[OperatorHandle | str] | None) -> frozenset[str] | None:
-    """The names of operators that are given as handles or names; None where none are given."""
+    """The names of operators that are given as handles or names, or None."""
     if operators is None:
         return None
     if isinstance(operators, str | OperatorHandle):
@@ -59,7 +59,7 @@ def names_of(operators: Collection[OperatorHandle | str] | None) -> frozenset[st
 
 
 class AwaitsActions(Protocol):
-    """What ``ActionRuns`` asks of a sidecar. Loop only."""
+    """What ``ActionRuns`` needs from a sidecar. Loop only."""
 
     @property
     def fenced(self) -> Exception | None: ...
@@ -74,7 +74,7 @@ class AwaitsActions(Protocol):
 
 
 class ActionRuns:
-    """One call of ``run``, as its restarter sees it: ``Runs`` of the operators of this action alone. Loop only."""
+    """The ``Runs`` of one call of ``run``: only the operators of this action. Loop only."""
 
     def __init__(self, sidecar: AwaitsActions, operator_ids: frozenset[str] | None) -> None:
         self._sidecar = sidecar

@@ -1,4 +1,4 @@
-"""What the driver's Spark says of itself: hosts, and the Python that its workers run."""
+"""Settings of the driver's Spark: its hosts, its limits, and the Python of its workers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def driver_context(spark: Any) -> Any:
 
 
 def advertised_and_bind_host(context: Any, bind_host: str | None, advertised_host: str | None) -> tuple[str, str]:
-    """The host to listen on and the host to tell the tasks (H63). Blocks for a few Py4J calls.
+    """The host to listen on and the host that tasks connect to (H63). Blocks for a few Py4J calls.
 
-    A ``local`` master runs its tasks on this machine, so loopback serves and nobody else can reach it.
+    A ``local`` master runs its tasks on this machine, so loopback is enough, and other machines cannot connect.
     """
     conf = context.getConf()
     local = is_local(context)
@@ -42,7 +42,8 @@ def advertised_and_bind_host(context: Any, bind_host: str | None, advertised_hos
         advertised_host = bind_host if local else driver_host or bind_host
     if bind_host is None or advertised_host is None:
         raise SidecarError(
-            "Spark names no driver host: set spark.driver.host, or SidecarConfig(bind_host=..., advertised_host=...)"
+            "Spark does not name a driver host: set spark.driver.host, or "
+            "SidecarConfig(bind_host=..., advertised_host=...)"
         )
     return bind_host, advertised_host
 
@@ -65,8 +66,8 @@ def task_failures_max(context: Any) -> int:
 def check_worker_python(context: Any) -> None:
     """Refuse workers that cannot run a subtask, before any task is tried. Blocks (it may start one interpreter).
 
-    Only workers on this machine can be looked at; elsewhere Spark itself refuses another Python version, and the task
-    entry says what else is wrong.
+    Only workers on this machine can be checked. Elsewhere, Spark itself refuses another Python version, and the task
+    entry reports other problems.
 
     Raises ``SidecarError`` naming both interpreters and the fix.
     """

@@ -1,4 +1,4 @@
-"""Ctrl-C at the few moments where it would do harm."""
+"""Delays Ctrl-C at the few moments when it would do harm."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["interrupts_held_back"]
 
 @contextmanager
 def interrupts_held_back() -> Iterator[None]:
-    """Let a Ctrl-C that comes within the block take effect right after it. For blocks that end by themselves, and soon.
+    """Delay a Ctrl-C that comes within the block until its end. For short blocks that end by themselves.
 
-    Does nothing outside of the main thread, which alone hears signals, and where Python does not handle SIGINT.
+    Has no effect outside the main thread, which alone receives signals, or if Python does not handle SIGINT.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

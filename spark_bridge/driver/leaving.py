@@ -1,8 +1,8 @@
-"""Leaving a sidecar that has a thread of its own: for as long as its settings say, whatever the user's code does.
+"""Leaves a sidecar that has its own thread, within the time of its settings, whatever the user's code does.
 
-The contexts are left in a thread of their own, so that the caller's one stays free to hear a Ctrl-C, and to see whether
-the event loop still turns. A loop that a coordinator blocks for good cannot be ended by anybody. It is named in the
-log and left behind; its thread is a daemon, so the process can end.
+The contexts are left in a separate thread, so that the calling thread can receive a Ctrl-C and check whether the event
+loop still turns. A loop that a coordinator blocks permanently cannot be stopped. The blocking code is logged and the
+loop abandoned. Its thread is a daemon, so the process can end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger("headgate.sidecar")
 
 LOOK_S: Final = 0.1
 BLOCKED_S: Final = 5.0
-"""A busy machine can keep a healthy loop from its turn for longer than a small ``shutdown_timeout_s``."""
+"""On a busy machine, a healthy loop may not turn for longer than a small ``shutdown_timeout_s``."""
 
 
 def leave(
@@ -35,9 +35,9 @@ def leave(
 ) -> bool | None:
     """Call ``close``, which leaves the contexts of ``runtime``, and return what it returns or raise what it raises.
 
-    A ``KeyboardInterrupt`` meanwhile cancels what still runs, and comes out at the end. If the loop does not turn for
-    ``shutdown_timeout_s`` and ``BLOCKED_S`` more, or does not end so long after the sidecar is closed, it is left
-    behind: ``SidecarError``, but only a line in the log while another exception is on its way (``raising``).
+    A ``KeyboardInterrupt`` cancels what is still running, and is raised at the end. If the loop does not turn for
+    ``shutdown_timeout_s`` plus ``BLOCKED_S``, or does not end within this time after the sidecar is closed, it is
+    abandoned. This raises ``SidecarError``, but is only logged if another exception is being raised (``raising``).
     """
     patience_s = shutdown_timeout_s + BLOCKED_S
     outcome: Future[bool | None] = Future()
@@ -66,12 +66,12 @@ def leave(
 def _close(close: Callable[[], bool | None], outcome: Future[bool | None]) -> None:
     try:
         outcome.set_result(close())
-    except BaseException as error:  # it belongs to the thread that waits
+    except BaseException as error:  # for the waiting thread
         outcome.set_exception(error)
 
 
 class _Loop:
-    """The sidecar's event loop, as another thread sees it."""
+    """The sidecar's event loop, observed from another thread."""
 
     def __init__(self, runtime: SidecarRuntime) -> None:
         self._runtime = runtime
@@ -83,7 +83,7 @@ class _Loop:
             self._runtime.loop.call_soon_threadsafe(function)
 
     def silent_s(self) -> float:
-        """For how long the loop has not turned, or has turned in vain after the sidecar was closed."""
+        """The seconds for which the loop has not turned, or has not ended although the sidecar is closed."""
         if not self._asked and not self._runtime.closed:
             self._asked = True
             self.call(self._turned)

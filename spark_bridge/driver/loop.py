@@ -1,8 +1,8 @@
-"""The event loop of a sidecar that has a thread of its own: no code that runs on it can end it.
+"""The event loop of a sidecar with its own thread, which no code that runs on it can end.
 
 asyncio lets ``SystemExit`` and ``KeyboardInterrupt`` out of any task or callback end the whole loop, and a
 ``GeneratorExit`` that a future carries closes the task that awaits the future. Headgate contains these where it calls a
-coordinator; the loop contains them in the tasks, callbacks and futures that a coordinator makes by itself.
+coordinator; the loop contains them in the tasks, callbacks and futures that a coordinator creates itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = structlog.get_logger("headgate.loop")
 
 
 class SidecarLoop(asyncio.SelectorEventLoop):
-    """Goes on after a ``SystemExit`` or ``KeyboardInterrupt`` of the code on it; those who await the task get it.
+    """Continues after a ``SystemExit`` or ``KeyboardInterrupt`` of its code, which reaches those who await the task.
 
     On the main thread a ``KeyboardInterrupt`` may be a real Ctrl-C, so there it ends the loop.
     """
@@ -71,5 +71,5 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) 
 
 
 def start_sidecar_loop() -> AbstractContextManager[BlockingPortal]:
-    """A thread with such a loop, and the portal to it."""
+    """Start a thread with such a loop, and return the portal to it."""
     return start_blocking_portal("asyncio", backend_options={"loop_factory": SidecarLoop}, name="headgate-sidecar")

@@ -1,9 +1,9 @@
-"""Gives the executors what a task needs: one small archive, sent with ``addPyFile``.
+"""Sends the executors what a task needs: one small archive, with ``addPyFile``.
 
-In it are Headgate's packages, and msgpack's pure-Python half and fsspec for executors that have none. A task itself
-needs ``protocol``, ``spark_bridge.subtask`` and, where it writes files, ``spark_bridge.sink`` only; the rest is there
-because the archive comes first on the path of the executors: a module of the user's that also imports the driver's half
-must find it whole. The archive is named after its content, so two releases in one application do not mix.
+It contains Headgate's packages, and the pure Python part of msgpack and fsspec for executors without them. A task only
+needs ``protocol``, ``spark_bridge.subtask`` and, if it writes files, ``spark_bridge.sink``. The rest is included
+because the archive comes first on the path of the executors, and a user's module that also imports the driver's half
+must find all of it. The archive is named after its content, so two releases in one application do not mix.
 
 What a task imports lies there compiled, too. A worker that is new, as behind every task that raised, has read nothing
 of it yet, and would compile it all: 50 of the 100 ms that it takes to import it. A Python of another minor version, or

@@ -1,4 +1,4 @@
-"""What a sidecar needs of the Spark driver that it serves, be it in the same process or in another one."""
+"""The Spark driver that a sidecar serves, in the same process or in another one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["LocalDriver", "RemoteDriver", "SparkDriver"]
 
 
 class SparkDriver(Protocol):
-    """Used by one ``SidecarRuntime``, on its loop."""
+    """What a ``SidecarRuntime`` needs from its Spark driver. For the runtime's loop."""
 
     @property
     def secret(self) -> bytes:
@@ -33,17 +33,19 @@ class SparkDriver(Protocol):
 
     @property
     def spark_context(self) -> SparkContext | None:
-        """The context, where this process has it: it knows the jobs of an action (H65)."""
+        """The context, if it is in this process: it knows the jobs of an action (H65)."""
         ...
 
     @property
     def inherited(self) -> InheritedRuns | None:
-        """What was under way before this sidecar; None where no other one can have been."""
+        """The runs of an earlier sidecar; None if there cannot have been one."""
         ...
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
-        """The host to listen on and the one that tasks are told. Raises ``SidecarError`` for a driver that cannot be
-        served."""
+        """The host to listen on, and the one that tasks connect to.
+
+        Raises ``SidecarError`` for a driver that cannot be served.
+        """
         ...
 
     async def task_failures_max(self) -> int | None:
@@ -55,13 +57,15 @@ class SparkDriver(Protocol):
         ...
 
     async def equip(self) -> None:
-        """See to it that executors have what a task needs."""
+        """Give the executors what a task needs."""
         ...
 
 
 class LocalDriver:
-    """The driver of this very process. ``spark``: a classic SparkSession or SparkContext; raises as
-    ``driver_context`` does."""
+    """The driver in this process. ``spark`` is a classic SparkSession or SparkContext.
+
+    Raises as ``driver_context`` does.
+    """
 
     def __init__(self, spark: Any) -> None:
         self.spark_context = driver_context(spark)
@@ -85,7 +89,7 @@ class LocalDriver:
 
 
 class RemoteDriver:
-    """A driver in another process, which has attached itself to ``relay``: it has checked and equipped itself."""
+    """A driver in another process, which has attached to ``relay``, and has checked and equipped itself."""
 
     def __init__(self, relay: AwaitedRelay, secret: bytes, stages: tuple[ActiveStage, ...], *, resume: bool) -> None:
         self._relay = relay
