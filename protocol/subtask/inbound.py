@@ -31,6 +31,7 @@ from protocol.wire.messages import (
     CloseForCheckpoint,
     DownItem,
     EventMessage,
+    SavepointTaken,
     StartProcessing,
 )
 
@@ -77,15 +78,19 @@ class SubtaskInbound:
             effects.append(PutInMailbox(MailboxStart()))
         else:
             self.stream.advance()
-            if self._outbound.phase(item.checkpoint_id) is not None:
-                if isinstance(item, CheckpointCompleted):
-                    effects.append(PutInMailbox(MailboxCompleted(item.checkpoint_id)))
-                elif isinstance(item, CheckpointAborted):
-                    effects.append(PutInMailbox(MailboxAborted(item.checkpoint_id)))
-                self._apart.pop(item.checkpoint_id, None)
-                self._outbound.end_checkpoint(item.checkpoint_id, effects)
+            self._end_checkpoint(item, effects)
         if self._apart:
             self._meet_barriers_apart(effects)
+
+    def _end_checkpoint(self, item: CheckpointCompleted | CheckpointAborted | SavepointTaken, effects: Effects) -> None:
+        if self._outbound.phase(item.checkpoint_id) is None:
+            return
+        if isinstance(item, CheckpointCompleted):
+            effects.append(PutInMailbox(MailboxCompleted(item.checkpoint_id)))
+        elif isinstance(item, CheckpointAborted):
+            effects.append(PutInMailbox(MailboxAborted(item.checkpoint_id)))
+        self._apart.pop(item.checkpoint_id, None)
+        self._outbound.end_checkpoint(item.checkpoint_id, effects)
 
     def take_after_finish(self, item: DownItem, effects: Effects) -> None:
         """Take an item when nothing reads the mailbox any more. An event is not confirmed (H23) and fails at its

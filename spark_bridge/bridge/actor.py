@@ -86,11 +86,30 @@ class BridgeActor(DirectActor[BridgeMessage]):
             case RegistrationReceived():
                 self._register(context, message, now)
             case RegistrationAbandoned(connection_id):
-                abandoned = self._registering.pop(connection_id, None)
-                if abandoned is not None:
-                    register = abandoned[1]
-                    expired = ConnectionExpired(register.operator_id, register.task_attempt_id)
-                    self._carry_out(context, self._ledger.handle(expired, now), None)
+                self._abandon_registration(context, connection_id, now)
+            case AddOperator() | RemoveOperator() | AwaitRunsOver() | FailRuns() | InheritRuns():
+                self._handle_driver(context, message, now)
+            case UnknownAttemptResumed(task_attempt_id):
+                kill = KillTask(task_attempt_id, "the sidecar was started again: the attempt's coordinator is gone")
+                self._commands.ask(context, kill)
+            case CommandFailed() | KillCommand() | CancelCommand():
+                self._commands.handle(context, message)
+            case _:
+                if isinstance(message, TimePassed):
+                    self._deadline.fired()
+                self._carry_out(context, self._ledger.handle(message, now), None)
+        self._deadline.arm(context, self._ledger.next_deadline(), now)
+        if self._awaiting_end:
+            self._answer_those_who_await_the_end()
+
+    def _handle_driver(
+        self,
+        context: ActorContext[BridgeMessage],
+        message: AddOperator | RemoveOperator | AwaitRunsOver | FailRuns | InheritRuns,
+        now: float,
+    ) -> None:
+        """Handle what the driver's half of the sidecar asks for."""
+        match message:
             case AddOperator():
                 self._add_operator(context, message, now)
             case RemoveOperator(operator_id, reply_to):
@@ -101,29 +120,15 @@ class BridgeActor(DirectActor[BridgeMessage]):
                 self._awaiting_end.append(message)
             case FailRuns(cause, operator_ids):
                 for operator_id in self._running.operator_ids:
-                    if operator_ids is not None and operator_id not in operator_ids:
-                        continue
-                    self._carry_out(context, self._ledger.handle(GlobalFailureRaised(operator_id, cause), now), None)
+                    if operator_ids is None or operator_id in operator_ids:
+                        failure = GlobalFailureRaised(operator_id, cause)
+                        self._carry_out(context, self._ledger.handle(failure, now), None)
             case InheritRuns(runs):
                 self._inherited = runs
                 for job_id, stage_ids in runs.job_stages().items():
                     started = JobStarted(job_id, stage_ids)
                     self._running.hear(started)
                     self._carry_out(context, self._ledger.handle(started, now), None)
-            case UnknownAttemptResumed(task_attempt_id):
-                kill = KillTask(task_attempt_id, "the sidecar was started again: the attempt's coordinator is gone")
-                self._commands.ask(context, kill)
-            case CommandFailed():
-                self._commands.failed(context, message)
-            case KillCommand() | CancelCommand():
-                self._commands.send(context, message)
-            case _:
-                if isinstance(message, TimePassed):
-                    self._deadline.fired()
-                self._carry_out(context, self._ledger.handle(message, now), None)
-        self._deadline.arm(context, self._ledger.next_deadline(), now)
-        if self._awaiting_end:
-            self._answer_those_who_await_the_end()
 
     def _answer_those_who_await_the_end(self) -> None:
         waiting, self._awaiting_end = self._awaiting_end, []
@@ -166,6 +171,13 @@ class BridgeActor(DirectActor[BridgeMessage]):
             message.connection.close(flush=False)
         else:
             self._carry_out(context, effects, None)
+
+    def _abandon_registration(self, context: ActorContext[BridgeMessage], connection_id: int, now: float) -> None:
+        abandoned = self._registering.pop(connection_id, None)
+        if abandoned is not None:
+            register = abandoned[1]
+            expired = ConnectionExpired(register.operator_id, register.task_attempt_id)
+            self._carry_out(context, self._ledger.handle(expired, now), None)
 
     def _carry_out(
         self,

@@ -60,11 +60,11 @@ class SparkCommands:
         match effect:
             case KillTask():
                 _log_kill(context, effect)
-                self.send(context, KillCommand(effect.task_attempt_id, effect.reason))
+                self._send(context, KillCommand(effect.task_attempt_id, effect.reason))
             case CancelJobs(job_ids, reason):
                 for job_id in job_ids:
                     context.log.info("job cancellation requested", job_id=job_id, reason=reason)
-                    self.send(context, CancelCommand(job_id, reason))
+                    self._send(context, CancelCommand(job_id, reason))
             case QueryStatus(task_attempt_ids, job_ids):
                 context.run(
                     self._relay().query_status,
@@ -74,8 +74,14 @@ class SparkCommands:
                     on_error=lambda error: CommandFailed(effect, error),
                 )
 
-    def send(self, context: ActorContext[Any], command: KillCommand | CancelCommand) -> None:
-        """Send one command, for the first time or again."""
+    def handle(self, context: ActorContext[Any], message: CommandMessage) -> None:
+        """Handle what ``ask`` has sent to the actor: a command that has failed, or one that is due again."""
+        if isinstance(message, CommandFailed):
+            self._repeat_later(context, message)
+        else:
+            self._send(context, message)
+
+    def _send(self, context: ActorContext[Any], command: KillCommand | CancelCommand) -> None:
 
         def failed(error: Exception) -> CommandFailed:
             return CommandFailed(command, error)
@@ -87,8 +93,7 @@ class SparkCommands:
             case CancelCommand(job_id, reason):
                 context.run(relay.cancel_job, job_id, reason, on_error=failed)
 
-    def failed(self, context: ActorContext[Any], message: CommandFailed) -> None:
-        """Send the command again after a pause, unless Spark has stopped."""
+    def _repeat_later(self, context: ActorContext[Any], message: CommandFailed) -> None:
         command, error = message.command, message.error
         if isinstance(command, QueryStatus) or isinstance(error, RelayStopped):
             context.log.warning("Spark command failed", command=str(command), error=repr(error))

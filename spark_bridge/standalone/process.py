@@ -130,7 +130,10 @@ class SidecarProcess:
             return {"instance": self._instance, "host": self._host, "relay_port": await self._relay_is_there()}
         if method == "uncommitted":
             return await self._uncommitted_output()
-        runtime = await self._served()
+        return await self._answer_with(await self._served(), method, argument)
+
+    async def _answer_with(self, runtime: SidecarRuntime, method: str, argument: Any) -> Any:
+        """Answer a request that concerns the operators of the attached driver."""
         match method, argument:
             case "operators", None:
                 return {name: describe(handle) for name, handle in runtime.handles.items()}
@@ -141,18 +144,14 @@ class SidecarProcess:
                 return runtime.end_action(action_id)
             case "failures", [str(action_id), operator_ids]:
                 self._find_action(runtime, action_id, operator_ids)
-                count, cause = runtime.action_failures(action_id)
-                text = None if cause is None else f"{type(cause).__name__}: {cause}"
-                fenced = None if runtime.fenced is None else str(runtime.fenced)
-                return {"instance": self._instance, "count": count, "cause": text, "fenced": fenced}
+                return self._failures(runtime, action_id)
             case "settle", [str(action_id), operator_ids]:
                 self._find_action(runtime, action_id, operator_ids)
                 return await runtime.settle_action(action_id)
             case "statistics", str(name):
                 return self._handle(runtime, name).statistics()
             case "failure", str(name):
-                error = self._handle(runtime, name).failure
-                return None if error is None else f"{type(error).__name__}: {error}"
+                return _text_of(self._handle(runtime, name).failure)
             case "checkpoint", [name, timeout_s]:
                 return await runtime.checkpoint(name, timeout_s=timeout_s)
             case "savepoint", [name, directory, timeout_s]:
@@ -160,6 +159,11 @@ class SidecarProcess:
             case "request", [str(name), payload, timeout_s]:
                 return await runtime.request(name, payload, timeout_s=timeout_s)
         raise SidecarError(f"unknown request {method!r}: use the same release on both sides")
+
+    def _failures(self, runtime: SidecarRuntime, action_id: str) -> dict[str, object]:
+        count, cause = runtime.action_failures(action_id)
+        fenced = None if runtime.fenced is None else str(runtime.fenced)
+        return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced}
 
     async def _relay_is_there(self) -> int:
         """The port for the driver's JVM, as soon as the previous application has been closed."""
@@ -201,6 +205,10 @@ class SidecarProcess:
             known = ", ".join(map(repr, sorted(runtime.handles))) or "none"
             raise SidecarError(f"operator {name!r} is not coordinated by this sidecar; there is {known}")
         return handle
+
+
+def _text_of(error: BaseException | None) -> str | None:
+    return None if error is None else f"{type(error).__name__}: {error}"
 
 
 def _frozen(operator_ids: list[str] | None) -> frozenset[str] | None:

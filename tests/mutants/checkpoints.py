@@ -281,9 +281,9 @@ CHECKPOINTS = (
                 "if self._checkpoints.pop(checkpoint_id, None) is False:",
             ),
             Edit(
-                "protocol.subtask.inbound:SubtaskInbound.take",
-                "if self._outbound.phase(item.checkpoint_id) is not None:",
-                "if True:",
+                "protocol.subtask.inbound:SubtaskInbound._end_checkpoint",
+                "if self._outbound.phase(item.checkpoint_id) is None:",
+                "if False:",
             ),
         ),
     ),

@@ -45,10 +45,8 @@ class Asker(Actor[Any]):
         match message:
             case KillTask() | CancelJobs() | QueryStatus():
                 self.commands.ask(context, message)
-            case CommandFailed():
-                self.commands.failed(context, message)
-            case KillCommand() | CancelCommand():
-                self.commands.send(context, message)
+            case CommandFailed() | KillCommand() | CancelCommand():
+                self.commands.handle(context, message)
 
 
 async def asked_of(spark: Spark, effect: KillTask | CancelJobs | QueryStatus, *, within_s: float) -> list[str]:
