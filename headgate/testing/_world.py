@@ -198,12 +198,12 @@ class World:
 
     async def kill(self, task: Task, reason: str = "killed by the test") -> None:
         """Spark kills the task: its process is gone immediately. Does nothing if the task is over."""
-        self.end(task, TaskOutcome.KILLED, reason)
+        self._end(task, TaskOutcome.KILLED, reason)
         await self.settle()
 
     async def lose_executor(self, task: Task, reason: str = "executor lost") -> None:
         """The executor of the task dies. Does nothing if the task is over."""
-        self.end(task, TaskOutcome.EXECUTOR_LOST, reason)
+        self._end(task, TaskOutcome.EXECUTOR_LOST, reason)
         await self.settle()
 
     @overload
@@ -228,7 +228,7 @@ class World:
 
     async def cancel_job(self, reason: str = "cancelled by the test") -> None:
         """Somebody cancels the Spark job: all its tasks are killed, and the run has failed."""
-        self.end_job(reason)
+        self._end_job(reason)
         await self.settle()
 
     # --- the driver's program -------------------------------------------------------------------------------------
@@ -267,13 +267,13 @@ class World:
 
     # --- for the simulated Spark ----------------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def _start(self) -> None:
         """Start the coordinator; raises what its ``start`` raises. ``running_operator`` does that."""
         await self.kit.drive(self._tracker.ask(StartOperator, timeout_s=60.0))
         self._spark.tell(OperatorAdded(self._config.operator_id, self.parallelism))
         await self.settle()
 
-    def end(self, task: Task, outcome: TaskOutcome, reason: str = "") -> None:
+    def _end(self, task: Task, outcome: TaskOutcome, reason: str = "") -> None:
         """Spark says that ``task`` has ended. ``kill`` and others do that."""
         if task.outcome:
             return
@@ -290,35 +290,35 @@ class World:
         if outcome is TaskOutcome.SUCCESS:
             self._succeeded.add(subtask)
             for other in self._running(subtask):
-                self.end(other, TaskOutcome.KILLED, "another attempt succeeded")
+                self._end(other, TaskOutcome.KILLED, "another attempt succeeded")
             if len(self._succeeded) == self.parallelism:
                 self._job_runs = False
                 self._spark.tell(JobEnded(self._job_id, True))
         elif outcome is TaskOutcome.FAILED:
             self._failed[subtask] += 1
             if self._failed[subtask] >= self._attempts_max:
-                self.end_job(f"subtask {subtask} has failed {self._attempts_max} times; the last time: {reason}")
+                self._end_job(f"subtask {subtask} has failed {self._attempts_max} times; the last time: {reason}")
 
-    def end_job(self, reason: str) -> None:
+    def _end_job(self, reason: str) -> None:
         """Spark gives the job up. ``cancel_job`` does that."""
         if not self._job_runs:
             return
         self._job_runs = False
         self.cancelled_jobs.append(reason)
         for task in self._running():
-            self.end(task, TaskOutcome.KILLED, reason)
+            self._end(task, TaskOutcome.KILLED, reason)
         self._spark.tell(JobEnded(self._job_id, False, reason))
 
-    def find(self, task_attempt_id: int) -> Task:
+    def _find(self, task_attempt_id: int) -> Task:
         """The task with this id of Spark's."""
         return next(task for task in self.tasks if task.attempt.task_attempt_id == task_attempt_id)
 
-    def look(self, query: QueryStatus) -> StatusReported:
+    def _look(self, query: QueryStatus) -> StatusReported:
         """What Spark knows of these jobs and tasks."""
         states = {"": TaskState.RUNNING, "success": TaskState.SUCCEEDED}
         return StatusReported(
             {job_id: self._job_runs and job_id == self._job_id for job_id in query.job_ids},
-            {one: states.get(self.find(one).outcome, TaskState.ENDED) for one in query.task_attempt_ids},
+            {one: states.get(self._find(one).outcome, TaskState.ENDED) for one in query.task_attempt_ids},
         )
 
     @property
@@ -370,7 +370,7 @@ class World:
     def _gateway_opened(
         self, attempt: ExecutionAttempt, ref: ActorRef[GatewayMessage], connection: AttemptConnection
     ) -> None:
-        task = self.find(attempt.task_attempt_id)
+        task = self._find(attempt.task_attempt_id)
         task.gateway_ref = ref
         if task.connection is None:
             ref.tell(ConnectionClosed(connection.connection_id, "the task has ended"))
@@ -413,10 +413,10 @@ class World:
             status = task.exit_status()
             if status is not None:
                 moved = True
-                self.end(task, TaskOutcome.SUCCESS if status[0] else TaskOutcome.FAILED, status[1])
+                self._end(task, TaskOutcome.SUCCESS if status[0] else TaskOutcome.FAILED, status[1])
         return moved
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """End the threads of operators that still run. ``running_operator`` does that."""
         self._closed = True
         for task in self._running():
@@ -441,19 +441,19 @@ class _LedgerActor(Actor[LedgerInput]):
         for effect in self._ledger.handle(message, now):
             match effect:
                 case RefuseRegistration():
-                    connection = world.find(effect.task_attempt_id).connection
+                    connection = world._find(effect.task_attempt_id).connection
                     if connection is not None:
                         connection.send(Refused(effect.task_attempt_id, effect.code, effect.message))
                 case KillTask():
-                    world.end(world.find(effect.task_attempt_id), TaskOutcome.KILLED, effect.reason)
+                    world._end(world._find(effect.task_attempt_id), TaskOutcome.KILLED, effect.reason)
                 case CancelJobs():
-                    world.end_job(effect.reason)
+                    world._end_job(effect.reason)
                 case QueryStatus():
-                    context.self_ref.tell(world.look(effect))
+                    context.self_ref.tell(world._look(effect))
                 case ReportStale():
                     pass
                 case AttemptAccepted():
-                    connection = world.find(effect.attempt.task_attempt_id).connection or MemoryConnection(0)
+                    connection = world._find(effect.attempt.task_attempt_id).connection or MemoryConnection(0)
                     self._tracker_ref.tell(LedgerDecided(effect, None, connection))
                 case _:
                     self._tracker_ref.tell(LedgerDecided(effect, None))
@@ -507,7 +507,7 @@ async def running_operator(
     async with deterministic_system(seed=seed, schedule=schedule) as kit:
         world = World(kit, coordinator, config, attempts_max)
         try:
-            await world.start()
+            await world._start()
             yield world
         finally:
-            world.close()
+            world._close()

@@ -200,7 +200,7 @@ class AttemptLedger:
                 f"subtask {message.subtask} of operator {message.operator_id!r}, which has "
                 f"parallelism={record.parallelism}: an RDD with {partitions} partitions "
                 f"needs parallelism={partitions}, or repartition({record.parallelism}) before its subtasks: "
-                "where nobody says how many there are, adaptive execution chooses, now one number, now another",
+                "without an explicit number, adaptive execution chooses one, and may choose another next time",
             )
         run = record.run
         if message.task_attempt_id in record.held or (run is not None and message.task_attempt_id in run.by_task):
