@@ -1,4 +1,4 @@
-"""A whole application in one thread: the real machines, a pretended engine, a lossy network, one seed.
+"""Simulate a whole application in one thread: the real machines, a simulated engine, a lossy network, one seed.
 
-``python -m tests.simulation --seeds 200`` runs many worlds, ``--seed N`` one of them, with its story.
+``python -m tests.simulation --seeds 200`` runs many worlds. ``--seed N`` runs one and prints its story.
 """

@@ -1,4 +1,4 @@
-"""``python -m tests.simulation``: run worlds until one breaks the contract, and tell a short story of it."""
+"""``python -m tests.simulation``: run worlds until one breaks the contract, and print a short story of it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def run_seeds(options: argparse.Namespace) -> int:
 
 
 def report(story: Story, options: argparse.Namespace) -> int:
-    """Tell the story of a world that broke a rule, briefly if that is wanted."""
+    """Print the story of a world that broke a rule, shortened if requested."""
     seed = story.record.seed
     if not options.no_shrink:
         say(f"the whole story has {story.steps} steps and {len(story.lines)} lines; looking for a short one")
@@ -121,7 +121,7 @@ def report(story: Story, options: argparse.Namespace) -> int:
 
 
 def table(totals: Totals) -> str:
-    """A row for each figure, and below each group of them its members."""
+    """Format a row for each figure, with the members of each group below it."""
     rows: list[tuple[str, int]] = []
     for name, value in vars(totals).items():
         title = TITLES.get(name, name.replace("_", " "))

@@ -1,4 +1,4 @@
-"""What can befall the pretended Spark itself, where it is more than one process that ends."""
+"""Accidents inside the simulated Spark that are more than the end of one process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.simulation.jobs import EngineTask, Job, Phase
 
 
 def copy_a_task(engine: Engine, slow: Collection[int] = ()) -> None:
-    """Speculation: a second attempt of a task of which one runs, of a ``slow`` partition if there is one.
+    """Start a second attempt of a running task (speculation), of a ``slow`` partition if there is one.
 
-    Never in a barrier stage, nor in a zombie.
+    Never copy a task of a barrier stage or of a zombie.
     """
     for job in engine.active_jobs():
         if not engine.copies or job.barrier or job.latest.zombie or job.phase is not Phase.RUNNING:
@@ -26,13 +26,13 @@ def copy_a_task(engine: Engine, slow: Collection[int] = ()) -> None:
 
 
 def fail_fetch(engine: Engine) -> None:
-    """A task cannot read what the stage before has written: its stage attempt becomes a zombie."""
+    """Fail a task because it cannot read the output of the stage before; its stage attempt becomes a zombie."""
     job = engine.job
     if job is None or job.phase is not Phase.RUNNING or not job.reads or job.barrier:
         return
     running = engine.running(job, job.latest)
     if not running or (len(running) > 1 and not engine.copies):
-        return  # the others would live on, beside those of the next attempt
+        return  # the others would live on, alongside those of the next attempt
     task = engine.random.choice(running)
     engine.happen("fetch failure")
     if len(running) > 1:
@@ -43,14 +43,14 @@ def fail_fetch(engine: Engine) -> None:
 
 
 def fail_fetch_downstream(engine: Engine) -> None:
-    """What our stage has written, completely, cannot be read."""
+    """Fail the stage that reads the complete output of our stage."""
     job = engine.job
     if job is not None and job.phase is Phase.DOWNSTREAM:
         engine.fail_downstream(job)
 
 
 def lose_executor(engine: Engine) -> None:
-    """Its running tasks end, and the outputs of its finished ones are lost (H17, spark-facts 9)."""
+    """End the running tasks of an executor and lose the outputs of its finished tasks (H17, spark-facts 9)."""
     random = engine.random
     executor = engine.executors.pop(random.randrange(len(engine.executors)))
     engine.executors.append(f"executor-{engine.executor_count}")
@@ -75,10 +75,10 @@ def lose_executor(engine: Engine) -> None:
 
 
 def _resubmit_outputs(engine: Engine, job: Job, executor: str) -> list[EngineTask]:
-    """Outputs that a shuffle left there are gone; while its stage runs, Spark says which it runs again for it.
+    """Drop the shuffle outputs on this executor and report which tasks Spark runs again, while their stage runs.
 
-    Also those whose output lies elsewhere, if an attempt that failed was there. Outputs of an older attempt of the
-    stage, and those of a stage that is complete, are missed later.
+    A task also runs again if its output lies elsewhere but a failed attempt ran on this executor. Outputs of an older
+    stage attempt, or of a complete stage, are missed later.
     """
     if not job.shuffles:
         return []

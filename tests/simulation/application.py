@@ -1,8 +1,8 @@
-"""One life of the driver, as the user has configured it, and which subtask works at what.
+"""One life of the driver, as the user configured it, and the assignment of work to subtasks.
 
-The work is cut into *keys*. At the beginning key k belongs to subtask ``k % parallelism``; with each change of
-parallelism it goes where the state of its subtask goes (H52). So events of a key have one sender at a time, and a key
-keeps its history through every restart.
+The work is cut into *keys*. Initially, key k belongs to subtask ``k % parallelism``. With each change of parallelism,
+it moves with the state of its subtask (H52). So the events of a key have one sender at a time, and a key keeps its
+history through every restart.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from protocol.wire.messages import RestoreMode
 OPERATOR = "words"
 PARALLELISM_MAX = 4
 EVENTS_MAX = 8
-"""How many events of one gateway may be unsettled (H27)."""
+"""The maximum number of unsettled events of one gateway (H27)."""
 CONFIRM_S = 3.0
-"""How long an event may be unconfirmed on a connection."""
+"""How long an event may stay unconfirmed on a connection."""
 RECONNECT_S = 2.0
 """How long an attempt may be without a connection."""
 REPORT_S = 0.2
-"""How long a method of the coordinator may be awaited before it is reported (H70)."""
+"""A coordinator's method that is awaited for longer is reported (H70)."""
 UPWARD_EVENTS_MAX = 4
-"""How many events and requests of one attempt may be on their way to the coordinator (H27)."""
+"""The maximum number of events and requests of one attempt on their way to the coordinator (H27)."""
 
 
 def pack(event: str) -> bytes:
-    """An event as it travels."""
+    """Encode an event as it travels."""
     return encode_event(event)
 
 
@@ -40,14 +40,14 @@ def unpack(payload: bytes) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds for all lives of the driver in one world. Probabilities are per chance.
+    """Settings that hold for all lives of the driver in one world. Probabilities are per chance.
 
-    ``requests``: how likely what a subtask sends wants an answer. ``stalls``: how likely a method of the coordinator
-    takes its time. ``inside``: how likely it sends from inside its methods. ``loose``: how likely a loss-tolerant
-    event is sent. ``apart``: how likely the barriers go their own way. ``in_snapshot``: how likely a subtask sends
-    from inside its snapshot. ``by_notice``: whether the coordinator cleans up what it prepared as it is told that
-    checkpoints are discarded; otherwise it asks which ones are in doubt. ``attempts_max``: how often a subtask may be
-    killed in one run (H69).
+    ``requests``: how likely a message of a subtask is a request. ``stalls``: how likely a method of the coordinator
+    is slow. ``inside``: how likely it sends from inside its methods. ``loose``: how likely it sends a loss-tolerant
+    event. ``apart``: how likely the barriers travel separately. ``in_snapshot``: how likely a subtask sends from inside
+    its snapshot. ``by_notice``: whether the coordinator cleans up what it prepared when it is notified of discarded
+    checkpoints; otherwise it asks which checkpoints are in doubt. ``attempts_max``: how often a subtask may be killed
+    in one run (H69).
     """
 
     mode: RestoreMode
@@ -67,9 +67,9 @@ class Settings:
 
 @dataclass
 class Application:
-    """``ways``: the parallelisms that the restored state has been cut to, this one last.
+    """``ways``: the parallelisms that the restored state was cut to; this application's is last.
 
-    ``restore``: what the user says, "latest" or a file; ``restored``: what came of it, once that is known.
+    ``restore``: what the user requests, "latest" or a file; ``restored``: the checkpoint found for it, once known.
     """
 
     settings: Settings
@@ -82,14 +82,14 @@ class Application:
         self.ways = self.ways or (self.parallelism,)
 
     def become(self, restored: Stored) -> None:
-        """This is what it starts from."""
+        """Start from this checkpoint."""
         cut = restored.checkpoint.parallelism != self.parallelism
         self.ways = (*restored.ways, self.parallelism) if cut else restored.ways
         self.restored = restored.checkpoint
 
     @property
     def generation(self) -> int:
-        """How often the parallelism has changed; positions are counted anew with each change (H32)."""
+        """How often the parallelism has changed; each change restarts the count of positions (H32)."""
         return len(self.ways)
 
     def keys_of(self, subtask: int) -> list[int]:
@@ -104,7 +104,7 @@ class Application:
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint that is durable, and the ways that its state has come."""
+    """A durable checkpoint and the parallelisms that its state has passed through."""
 
     checkpoint: CompletedCheckpoint
     ways: tuple[int, ...]

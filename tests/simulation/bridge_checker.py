@@ -1,4 +1,4 @@
-"""What the bridge is told, against what it decides in the same step: nothing of it may be late, or meet another."""
+"""Checks the bridge's decisions against its input in the same step: each must be timely and correctly addressed."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _KILLED_BY_US = (FailureKind.CONFIRMATION_TIMEOUT, FailureKind.CONNECTION_LOST)
 
 
 class BridgeChecker:
-    """One application's. Tasks are named by their task attempt id. ``attempts_max`` is as in ``LedgerConfig``."""
+    """Checks the bridge of one application. Task attempt ids name tasks. ``attempts_max`` is as in ``LedgerConfig``."""
 
     def __init__(self, attempts_max: int) -> None:
         self._attempts_max = attempts_max
         self._killed: Counter[int] = Counter()  # in the present run: how often each subtask was killed for its fault
-        self._ended: dict[int, TaskOutcome] = {}  # the first end that was told of each
-        self._stages: set[int] = set()  # of which the bridge knows
+        self._ended: dict[int, TaskOutcome] = {}  # the first reported end of each task
+        self._stages: set[int] = set()  # known to the bridge
         self._accepted: dict[int, int] = {}  # in the present run, neither failed nor finished: the subtask of each
         self._finished: set[int] = set()  # in the present run
-        self._run_id = -1  # -1: there is none
+        self._run_id = -1  # -1: no run
         self._jobs: dict[int, tuple[int, ...]] = {}  # that run, as far as the bridge knows: their stages
         self._doomed: dict[int, float] = {}  # jobs of a run that has failed as a whole: since when
         self._over: set[int] = set()  # jobs that have ended, or are being cancelled
 
     def cancelled(self, job_id: int) -> None:
-        """Spark is asked to cancel this job."""
+        """Record that Spark is asked to cancel this job."""
         self._doomed.pop(job_id, None)
         self._over.add(job_id)
 
     def judge(self, item: object, told: Sequence[object], now: float) -> None:
-        """``item`` was handled by the bridge, which told the tracker this."""
+        """Judge a step in which the bridge handled ``item`` and sent ``told`` to the tracker."""
         self._judge_jobs(item, now)
         fact = item.fact if isinstance(item, RelayedFact) else None
         if isinstance(fact, StageSubmitted | TaskStarted):
@@ -65,13 +65,13 @@ class BridgeChecker:
             demand(not alive, f"H12: the end of task {tid} was told, and its failure is not reported")
 
     def _count_kill(self, attempt: ExecutionAttempt, reason: FailureReason) -> None:
-        """Spark counts no kill, so the ledger must: the run fails with the last one that is allowed (H69)."""
+        """Count a kill: Spark does not count kills, so the ledger must fail the run at the last allowed one (H69)."""
         self._killed[attempt.subtask] += 1
         killed = self._killed[attempt.subtask]
         demand(killed <= self._attempts_max, f"H69: {attempt} is killed ({reason}), number {killed} of its subtask")
 
     def _judge_jobs(self, item: object, now: float) -> None:
-        """A run that fails as a whole ends its job, and does not wait until Spark gives it up (H15)."""
+        """Check that a run that fails as a whole ends its job, without waiting for Spark to give up (H15)."""
         match item.fact if isinstance(item, RelayedFact) else item:
             case JobStarted(job_id, stage_ids):
                 self._jobs[job_id] = stage_ids
@@ -85,12 +85,12 @@ class BridgeChecker:
             demand(now <= since + LATE_S, f"H15: the run of job {job_id} has failed, and nobody cancels the job")
 
     def _check_superseded(self, winner: ExecutionAttempt, before: dict[int, int]) -> None:
-        """One success ends whatever else of its subtask was alive, in the same step (H12)."""
+        """Check that one success ends every other live attempt of its subtask in the same step (H12)."""
         left = [tid for tid, subtask in before.items() if subtask == winner.subtask and tid in self._accepted]
         demand(not left, f"H12: {winner} has succeeded, and tasks {left} of its subtask are not superseded")
 
     def _is_news(self, fact: TaskEnded) -> bool:
-        if fact.stage_id not in self._stages:  # of a stage of which nothing else has come: forgotten
+        if fact.stage_id not in self._stages:  # nothing else of this stage has come, so the ledger forgot it
             return False
         before = self._ended.setdefault(fact.task_attempt_id, fact.outcome)
         if before is TaskOutcome.SUCCESS and fact.outcome is TaskOutcome.RESUBMITTED:

@@ -1,4 +1,4 @@
-"""The pretended Spark's listener bus and its books: late, doubled, dropped, and outdated."""
+"""The simulated Spark's listener bus and records, whose facts can be late, duplicated, dropped or outdated."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tests.simulation.jobs import EngineTask, Faults
 
 @dataclass
 class Bus:
-    """Keeps the order of posting, but for what is posted late. ``happen`` counts what was done to a fact."""
+    """Keeps the order of posting, except for late facts. ``happen`` counts what was done to a fact."""
 
     random: Random
     faults: Faults
     happen: Callable[[str], None]
     queue: deque[EngineFact] = field(default_factory=deque)
-    late: list[EngineFact] = field(default_factory=list)  # whatever comes when the queue is empty
+    late: list[EngineFact] = field(default_factory=list)  # arrives when the queue is empty
     dropped: int = 0
-    full: int = 0  # so many facts more are dropped
+    full: int = 0  # how many more facts are dropped
 
     def post(self, fact: EngineFact) -> None:
         if self.full or self.faults.spend(self.random, self.faults.drop):
@@ -41,15 +41,15 @@ class Bus:
 
 @dataclass
 class Books:
-    """What a look finds. The engine's own books are kept by a listener, too: a look may find them of yesterday."""
+    """The records that a look reads. A listener also keeps the engine's own records, so a look may find old ones."""
 
     tasks: dict[int, EngineTask]
-    jobs: dict[int, bool]  # -> it is active
+    jobs: dict[int, bool]  # whether it is active
     shown: dict[int, TaskState] = field(default_factory=dict)  # at the last look
     shown_jobs: dict[int, bool] = field(default_factory=dict)
 
     def look(self, task_ids: frozenset[int], job_ids: frozenset[int], *, outdated: bool) -> StatusReported:
-        """``outdated``: as the books were at the last look; what is younger than that look, they do not know."""
+        """Return the states; if ``outdated``, as of the last look, without anything newer."""
         if not outdated:
             self.shown = {tid: _state_of(task) for tid, task in self.tasks.items()}
             self.shown_jobs = dict(self.jobs)

@@ -1,4 +1,4 @@
-"""Who judges a simulated world. Each checker knows the contract and nothing of the machines."""
+"""Checkers that judge a simulated world. They know the contract, but not the machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from protocol.wire.messages import CloseForCheckpoint, Downward, EventMessage, R
 from tests.simulation.application import RECONNECT_S, unpack
 
 SLACK_S = 0.1
-"""How late a task may look at its clock: timers are looked at every few milliseconds."""
+"""How late a task may look at its clock: timers are checked every few milliseconds."""
 LATE_S = 1.0
 """How long a decision may take on its way through several mailboxes."""
 
@@ -27,14 +27,14 @@ def demand(holds: bool, text: str) -> None:
 
 
 class Judged(Protocol):
-    """Where a finding is kept that the code under judgement may swallow."""
+    """Keeps a finding that the code under judgement may swallow."""
 
     broken: Exception | None
 
 
 @contextmanager
 def judged(world: Judged) -> Iterator[None]:
-    """Around what is called by the code under judgement: an error in it is a finding, whatever becomes of it there."""
+    """Record an error in code that the code under judgement calls, whatever it does with the error."""
     try:
         yield
     except Exception as error:
@@ -44,11 +44,11 @@ def judged(world: Judged) -> Iterator[None]:
 
 @dataclass
 class CallbackOrder:
-    """What one coordinator is told, and in which order (H10, H13, H15, H16, H18, H43)."""
+    """Checks the calls that one coordinator receives, and their order (H10, H13, H15, H16, H18, H43)."""
 
     parallelism: int
     batch: bool
-    copies: bool  # several attempts of a subtask may be alive at the same time, or look so when facts are lost
+    copies: bool  # several attempts of a subtask may be alive at the same time, or appear so when facts are lost
     concurrent_max: int
     restored: int = -1
     live: dict[int, set[int]] = field(default_factory=dict)
@@ -76,11 +76,11 @@ class CallbackOrder:
         return self.finished.setdefault(subtask, set())
 
     def finish(self, subtask: int, attempt: int) -> None:
-        """No callback tells of it."""
+        """Record a finished attempt, which no callback reports."""
         self._finished(subtask).add(attempt)
 
     def ready(self, subtask: int, attempt: int, beside: set[int]) -> None:
-        """``beside``: its siblings that were accepted at that moment; several at the same time have no order (H13)."""
+        """Check an announcement. ``beside``: the siblings accepted at that moment, which have no order (H13)."""
         live = self._live(subtask)
         copy = bool(live) or attempt in self.beside.get(subtask, set()) or (self.copies and bool(beside))
         demand(copy or attempt > self.last_ready.get(subtask, -1), f"H2: {subtask}#{attempt} does not rise")
@@ -91,9 +91,9 @@ class CallbackOrder:
         live.add(attempt)
 
     def failed_attempt(self, subtask: int, attempt: int, accepted: bool, beside: set[int]) -> None:
-        """``beside``: its siblings that were accepted at that moment; no reset comes before their end (H13).
+        """Check a failure. ``beside``: the siblings accepted at that moment; the reset waits for their end (H13).
 
-        One that was never accepted may be reported late, when its successor is there already (H11).
+        An attempt that was never accepted may be reported late, after its successor has arrived (H11).
         """
         demand(self.copies or not (accepted and beside), f"H10: {subtask}#{attempt} failed beside {beside}")
         known = self.failed.setdefault(subtask, set())
@@ -160,19 +160,19 @@ class CallbackOrder:
             self.completed.add(checkpoint_id)
 
     def checkpoint_discarded(self, checkpoint_id: int) -> None:
-        """No restart restores it: it was aborted, and that was told before (H64)."""
+        """Check a discarded checkpoint: no restart restores it, and its abort was reported before (H64)."""
         aborted = checkpoint_id in self.ended and checkpoint_id not in self.completed
         demand(aborted, f"H64: {checkpoint_id} is discarded, and was not aborted before")
         demand(checkpoint_id not in self.discarded, f"H64: {checkpoint_id} is discarded twice")
         self.discarded.add(checkpoint_id)
 
     def check_discarded(self) -> None:
-        """At rest, nothing is in doubt any more."""
+        """Check that nothing is in doubt any more at rest."""
         left = self.ended - self.completed - self.discarded - self.savepoints
         demand(not left, f"H64: {sorted(left)} were aborted, and nobody is told that they are discarded")
 
     def savepoint_over(self, checkpoint_id: int) -> None:
-        """Nobody but the one who asked hears of it (H49)."""
+        """Record the end of a savepoint, which only its requester learns (H49)."""
         demand(checkpoint_id not in self.ended, f"H44: {checkpoint_id} ended twice")
         demand(checkpoint_id in self.savepoints, f"H49: {checkpoint_id} ended as a savepoint, and is none")
         self.ended.add(checkpoint_id)
@@ -183,9 +183,9 @@ class CallbackOrder:
 
 @dataclass
 class AttemptRecord:
-    """One attempt's events, both ways: what was sent, and what came (H20, H22, H30, H33).
+    """One attempt's events in both directions: those sent and those received (H20, H22, H30, H33).
 
-    ``up_restored``: how many events of its subtask's history had left before it (H32).
+    ``up_restored``: how many events of its subtask's history were sent before it (H32).
     """
 
     name: str
@@ -199,18 +199,18 @@ class AttemptRecord:
     requests: dict[int, str] = field(default_factory=dict)
     answered: dict[int, str] = field(default_factory=dict)
     resolved: set[int] = field(default_factory=set)
-    cuts: dict[int, tuple[int, set[int]]] = field(default_factory=dict)  # what was sent and answered at each cut
-    barriers: set[int] = field(default_factory=set)  # that were put into the mailbox
+    cuts: dict[int, tuple[int, set[int]]] = field(default_factory=dict)  # events sent, requests answered at each cut
+    barriers: set[int] = field(default_factory=set)  # put into the mailbox
     closed: set[int] = field(default_factory=set)  # the checkpoints that it was told to close for
     over: set[int] = field(default_factory=set)  # of these, the ones whose end it was told
     sent_at: list[float] = field(default_factory=list)  # on the clock that runs while a connection is up
     greeted: int | None = None  # how many events had been sent when ``subtask_ready`` returned (H66)
-    lost_at: float | None = None  # when the task's connection was, while it has none
+    lost_at: float | None = None  # when the task lost its connection, while it has none
     connected_since: float | None = None
     connected_s: float = 0.0
 
     def connected(self, now: float, up: bool) -> None:
-        """Whether a connection is up from here on."""
+        """Record whether a connection is up from now on."""
         self.connected_s = self.connected_for(now)
         self.connected_since = now if up else None
 
@@ -224,7 +224,7 @@ class AttemptRecord:
         self.down_came.append(payload)
 
     def came_up(self, payload: str, position: int) -> None:
-        """``position``: where the coordinator is told that the event stands in the subtask's history."""
+        """Check an upward event. ``position``: its place in the subtask's history, as the coordinator receives it."""
         place = len(self.up_came)
         expected = self.up_sent[place] if place < len(self.up_sent) else None
         demand(expected == payload, f"H30: the coordinator got {payload} of {self.name}, not {expected}")
@@ -233,7 +233,7 @@ class AttemptRecord:
         demand(position == counted, f"H32: {payload} of {self.name} is at {counted}, not at {position}")
 
     def resolve(self, request_id: int, error: str, payload: str) -> None:
-        """The answer reaches the one who asked."""
+        """Check an answer that reaches its requester."""
         demand(request_id in self.requests, f"H33: an answer to request {request_id} of {self.name}, never asked")
         demand(request_id not in self.resolved, f"H33: request {request_id} of {self.name} was answered twice")
         self.resolved.add(request_id)
@@ -252,7 +252,7 @@ class AttemptRecord:
         self.cuts[checkpoint_id] = len(self.down_sent), set(self.answered)
 
     def check_drained(self, checkpoint_id: int) -> None:
-        """A barrier may leave: whatever was sent before the cut is confirmed, whenever that was (H42)."""
+        """Check that a barrier may leave: every event sent before the cut is confirmed, whenever it was sent (H42)."""
         sent, answered = self.cuts[checkpoint_id]
         open_ones = [place for place in range(sent) if place not in self.loose and not self.settled.get(place)]
         demand(not open_ones, f"H42: {self.name} is drained for {checkpoint_id}, and {open_ones} are not confirmed")
@@ -260,14 +260,14 @@ class AttemptRecord:
         demand(not open_requests, f"H42: {self.name} is drained for {checkpoint_id}, and waits for {open_requests}")
 
     def meet_barrier(self, checkpoint_id: int) -> None:
-        """The barrier is in the mailbox: after every event from before the cut, before every later one (H23, H41)."""
+        """Check the barrier's place: after every event from before the cut, before every later one (H23, H41)."""
         demand(checkpoint_id not in self.barriers, f"H22: {self.name} meets barrier {checkpoint_id} twice")
         self.barriers.add(checkpoint_id)
         sent, came = self.cuts[checkpoint_id][0], len(self.down_came)
         demand(came == sent, f"H23: {self.name} meets barrier {checkpoint_id} after {came} events, not {sent}")
 
     def hear(self, message: Downward) -> None:
-        """The task reads it."""
+        """Record a message that the task reads."""
         if isinstance(message, CloseForCheckpoint):
             self.closed.add(message.checkpoint_id)
         elif isinstance(message, Resumed):
@@ -283,27 +283,27 @@ class AttemptRecord:
                 self.hear_end(checkpoint_id)
 
     def begin(self, handled: int) -> None:
-        """The operator goes on to its records, having handled so many events (H66)."""
+        """Check that the operator goes on to its records only after it handled the initial events (H66)."""
         greeted = self.greeted
         demand(greeted is not None, f"H66: {self.name} begins with its records before subtask_ready has returned")
         text = f"H66: {self.name} begins with its records after {handled} events, and subtask_ready sent {greeted}"
         demand(greeted is None or handled >= greeted, text)
 
     def check_patience(self, now: float, frozen_until: float) -> None:
-        """Without a connection the task ends by itself when its time is over (H24), unless it stands still."""
+        """Check that a task without a connection ends itself in time (H24), unless it stands still."""
         if self.lost_at is not None and now > frozen_until + SLACK_S:
             demand(now < self.lost_at + RECONNECT_S + SLACK_S, f"H24: {self.name} waits for ever for the driver")
 
     def hear_end(self, checkpoint_id: int) -> None:
-        """It is told how a checkpoint ended: of one that it knows, once (H44)."""
+        """Check that the task learns the end of each checkpoint that it knows once (H44)."""
         demand(checkpoint_id in self.closed, f"H44: {self.name} hears of the end of {checkpoint_id}, and knows none")
         demand(checkpoint_id not in self.over, f"H44: {self.name} hears twice of the end of {checkpoint_id}")
         self.over.add(checkpoint_id)
 
     def check_late(self, now: float, timeout_s: float) -> None:
-        """It is given up for an event that it does not confirm; a loss-tolerant one is not a reason (H28).
+        """Check an attempt given up for an unconfirmed event; a loss-tolerant one is not a reason (H28).
 
-        An answer is one, even when it has come: on a cut connection its confirmation is still under way.
+        An answer is a reason even after it arrived: on a cut connection, its confirmation is still under way.
         """
         waited_for = [n for n in range(len(self.down_sent)) if n not in self.loose and not self.settled.get(n)]
         demand(bool(waited_for or self.answered), f"H28: {self.name} failed for a loss-tolerant event")
@@ -313,18 +313,18 @@ class AttemptRecord:
             demand(enough, f"H24: {self.name} failed for an event that had {waited_s:.3f} s on a connection")
 
     def check_expired(self, place: int, now: float, timeout_s: float) -> None:
-        """The wait for an event has ended by a timeout: not too soon (H25, H72)."""
+        """Check that a timeout did not end the wait for an event too soon (H25, H72)."""
         waited_s = self.connected_for(now) - self.sent_at[place]
         demand(waited_s >= timeout_s - 1e-6, f"H72: event {place} of {self.name} had {waited_s:.3f} s on a connection")
 
     def check_tolerated(self, now: float, limit_s: float) -> None:
-        """No wait for a loss-tolerant event goes on for longer, on a connection (H72)."""
+        """Check that no wait for a loss-tolerant event exceeds the limit on a connection (H72)."""
         for place in self.loose - self.settled.keys():
             waits_s = self.connected_for(now) - self.sent_at[place]
             demand(waits_s <= limit_s, f"H72: loss-tolerant event {place} of {self.name} waits for {waits_s:.3f} s")
 
     def first_to_confirm(self, unread: Iterable[Downward]) -> str:
-        """The first event in what it has not read, but for those that may be lost (H28); empty if there is none."""
+        """Return the first unread event that may not be lost (H28), or an empty string."""
         events = [unpack(message.payload) for message in unread if isinstance(message, EventMessage)]
         return next((payload for payload in events if self.down_sent.index(payload) not in self.loose), "")
 
@@ -334,6 +334,6 @@ class AttemptRecord:
 
 
 def check_whole(name: str, up: list[str], down: list[str], to_send: int) -> None:
-    """Everything was exchanged, each event once and in its order."""
+    """Check that everything was exchanged, each event once and in order."""
     demand(up == [f"u{i}" for i in range(to_send)], f"exactly once, up, {name}: {up}")
     demand(down == [f"d{i}" for i in range(to_send)], f"exactly once, down, {name}: {down}")

@@ -1,11 +1,11 @@
-"""Where all chance of a world comes from: a seed, or a record of what was drawn before.
+"""The source of all chance in a world: a seed, or a record of earlier draws.
 
-A record keeps each draw with the function that asked for it, step by step, and what is done by its name. So when steps
-are taken out, the other draws still answer the questions that they were drawn for. Where one cannot (there is no such
-option any more, or nothing is left), the answer is the *tame* one, which keeps a world small and quiet: the first
-option, the lowest number, no time that passes, and for ``random()`` one for which ``random() < likelihood`` says no.
-So the caller names the tamest option first, and asks whether something unusual happens with ``<`` and a likelihood
-of at most ``TAME``.
+A record keeps each draw with the function that asked for it, step by step, and keeps actions by name. So if steps are
+taken out, the other draws still answer the questions that they were drawn for. If one cannot (the option no longer
+exists, or no draws are left), the answer is the *tame* one, which keeps a world small and quiet: the first option, the
+lowest number, no time that passes, and for ``random()`` a value for which ``random() < likelihood`` is false. So
+callers name the tamest option first. To ask whether something unusual happens, they use ``<`` and a likelihood of at
+most ``TAME``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from random import Random
 from typing import Any, TypeVar
 
 TAME = 0.75
-"""What ``random()`` says when nothing unusual shall happen."""
+"""What ``random()`` returns so that nothing unusual happens."""
 
 Draw = float | int | str | None
-"""A number drawn, or the index of an option, or its name when it is something to do; None is tame."""
+"""A number drawn, the index of an option, or the name of an action; None is tame."""
 Step = dict[str, list[Draw]]
-"""What was drawn in one step, by the function that drew it. What is left out is tame."""
+"""The draws of one step, by the function that drew them. What is left out is tame."""
 
 T = TypeVar("T")
 
@@ -34,11 +34,11 @@ class Choices(Random):
     """A seeded source of chance that knows where each step of a world begins."""
 
     def begin_step(self) -> None:
-        """What is drawn from here on belongs to the next step."""
+        """Assign all further draws to the next step."""
 
 
 class Tame(Choices):
-    """Nothing happens that need not, and time passes only when everybody waits for it."""
+    """Avoids every avoidable event; time passes only if everything waits for it."""
 
     def random(self) -> float:
         return TAME
@@ -54,7 +54,7 @@ class Tame(Choices):
 
 
 Source = Callable[[str], Random]
-"""Who answers what a function asks, where no record does."""
+"""Answers what a function asks if no record does."""
 
 
 def tame() -> Source:
@@ -68,7 +68,7 @@ def seeded(seed: int) -> Source:
 
 
 def half_tame(seed: int) -> Source:
-    """A coin for each function decides whether what it draws is tame."""
+    """Let a coin decide for each function whether its draws are tame."""
     random, quiet = Choices(seed), Tame()
     sources: dict[str, Random] = {}
 
@@ -82,9 +82,9 @@ def half_tame(seed: int) -> Source:
 
 @dataclass(frozen=True)
 class Record:
-    """A world's chance, written down. ``steps``: what was drawn before the first step, and then in each.
+    """A world's chance, written down. ``steps``: the draws before the first step, then those in each step.
 
-    ``eager``: how likely somebody asks for a checkpoint, where that was not drawn.
+    ``eager``: how likely a checkpoint is requested, if that was not drawn.
     """
 
     seed: int
@@ -98,13 +98,13 @@ class Record:
 
 
 class StoryTooLong(Exception):
-    """The world has not come to its end within the steps that it was given."""
+    """The world did not end within its limit of steps."""
 
 
 class RecordedChoices(Choices):
-    """Gives what a record says, then what ``beyond`` says, and writes down all that it gives.
+    """Replays a record, continues with ``beyond``, and writes down everything that it returns.
 
-    With an empty record and ``seeded(seed)`` that is what the seed gives. ``StoryTooLong`` is raised when more than
+    An empty record and ``seeded(seed)`` give what the seed gives. ``StoryTooLong`` is raised when more than
     ``steps_max`` steps begin.
     """
 
@@ -129,7 +129,7 @@ class RecordedChoices(Choices):
         self._given.append(self._writes)
 
     def given(self) -> Record:
-        """What was drawn so far, without what is tame at the end of anything."""
+        """Return all draws so far, without tame ones at the end of anything."""
         steps = [shortened(step) for step in self._given]
         while len(steps) > 1 and not steps[-1]:
             steps.pop()
@@ -186,12 +186,12 @@ class RecordedChoices(Choices):
 
 
 def asked_by() -> str:
-    """The function that draws."""
+    """Return the name of the function that draws."""
     return sys._getframe(2).f_code.co_qualname
 
 
 def names_of(options: Sequence[Any]) -> Sequence[int | str]:
-    """What can be done has its function's name, with a number among those of that name. Other options have an index."""
+    """Name actions by function, with a number among those of the same name, and other options by index."""
     if not callable(options[0]):
         return range(len(options))
     counted: Counter[str] = Counter()
@@ -204,7 +204,7 @@ def names_of(options: Sequence[Any]) -> Sequence[int | str]:
 
 
 def find(draw: Draw, names: Sequence[int | str]) -> int | None:
-    """Where the option is that was drawn, or else the last one of its function."""
+    """Find the option that was drawn, or else the last one of its function."""
     if draw in names:
         return names.index(draw)
     if isinstance(draw, str):
@@ -214,7 +214,7 @@ def find(draw: Draw, names: Sequence[int | str]) -> int | None:
 
 
 def shortened(step: Step) -> Step:
-    """Without the tame draws at the end of each list."""
+    """Remove the tame draws at the end of each list."""
     return {place: cut for place, draws in step.items() if (cut := without_tail(draws))}
 
 

@@ -1,6 +1,6 @@
-"""A user's coordinator, as simple as one can be that would show every lost, doubled or misplaced event.
+"""A user's coordinator, as simple as possible while showing every lost, duplicated or misplaced event.
 
-Now and then it takes its time, raises, or sends from inside a method, as users' coordinators do.
+Like users' coordinators, it is sometimes slow, raises, or sends from inside a method.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tests.simulation.shared import DriverWorld
 RAISES = 0.004
 """How likely a method fails, while the world is unkind."""
 HANGS = 0.02
-"""How likely a snapshot never comes to its end."""
+"""How likely a snapshot never ends."""
 
 
 @dataclass
 class Handle:
-    """A ready attempt, as the coordinator holds it."""
+    """A ready attempt, as the coordinator stores it."""
 
     gateway: SubtaskGateway
-    target: int  # so many events each key has to get in this run
+    target: int  # how many events each key has to get in this run
     record: AttemptRecord
 
     @property
@@ -46,7 +46,7 @@ class Handle:
 
 @dataclass
 class Books:
-    """What the coordinator knows: a log for each attempt and key. Resets come with nothing but its own bytes."""
+    """The coordinator's knowledge: a log for each attempt and key. A reset passes only the coordinator's own bytes."""
 
     application: Application
     rows: PreparedRows | None = None
@@ -73,7 +73,7 @@ class Books:
         self.handles.get(attempt.subtask, {}).pop(attempt.attempt, None)
 
     def finish(self, attempt: ExecutionAttempt) -> None:
-        """From here on its gateway is dead; what it exchanged stays part of every snapshot until a reset."""
+        """Record that the gateway is dead from now on; its exchanges stay part of every snapshot until a reset."""
         self.over(attempt)
         self.finished.add(attempt.subtask)
         logs = self.logs.get(attempt.subtask, {}).get(attempt.attempt, {})
@@ -96,7 +96,7 @@ class Books:
         return state
 
     def output_of(self, checkpoint_id: int) -> dict[str, Any] | None:
-        """What a snapshot says of the output; None for the empty checkpoint."""
+        """Return what a snapshot records about the output; None for the empty checkpoint."""
         state: dict[str, Any] | None = None
         if checkpoint_id >= 0:
             state = json.loads(self.snapshots[checkpoint_id])["output"]
@@ -128,7 +128,7 @@ class Books:
 
 
 class Coordinator(OperatorCoordinator):
-    """See the module. ``order`` judges what it is told."""
+    """See the module. ``order`` judges the calls that it receives."""
 
     def __init__(self, world: DriverWorld, application: Application, monitor: InvariantMonitor) -> None:
         settings = application.settings
@@ -136,7 +136,7 @@ class Coordinator(OperatorCoordinator):
         self.context: CoordinatorContext
         self.books = Books(application, PreparedRows(world.output, settings.by_notice) if streaming else None)
         self.stalled: asyncio.Future[None] | None = None
-        self.hangs = False  # the stall ends only by a deadline
+        self.hangs = False  # only a deadline ends the stall
         self.started = self.closed = False
         self.order = CallbackOrder(
             application.parallelism,
@@ -154,7 +154,7 @@ class Coordinator(OperatorCoordinator):
 
     @asynccontextmanager
     async def _call(self, method: str, told: str = "") -> AsyncIterator[None]:
-        """Each method is awaited before the next (H5); nothing comes after close (H6). It may be slow, or raise."""
+        """Check that each method ends before the next (H5) and none follows close (H6). It may be slow or raise."""
         world = self._world
         world.tell(f"coordinator: {method}({told})")
         with judged(world):
@@ -174,7 +174,7 @@ class Coordinator(OperatorCoordinator):
         if self.started and world.engine.faults.spend(world.random, RAISES):
             world.tell(f"coordinator: {method} raises")
             world.figures.happen("the coordinator raises")
-            if method != "handle_request":  # the asking task's trouble alone (H33)
+            if method != "handle_request":  # fails only the requesting task (H33)
                 self._monitor.raised = method
             raise RuntimeError(f"no luck in {method}")
 
@@ -190,7 +190,7 @@ class Coordinator(OperatorCoordinator):
 
     @property
     def busy(self) -> bool:
-        """Whether one of its methods has begun and not ended."""
+        """Whether one of its methods is running."""
         return bool(self._inside)
 
     def end_stall(self) -> None:
@@ -200,7 +200,7 @@ class Coordinator(OperatorCoordinator):
     # --- sending --------------------------------------------------------------------------------------------------
 
     def _senders(self) -> list[Handle]:
-        """The attempts that may take another event, and want one."""
+        """Return the attempts that may take another event and need one."""
         return [
             handle
             for handles in self.books.handles.values()
@@ -217,14 +217,14 @@ class Coordinator(OperatorCoordinator):
         return bool(self._senders())
 
     def send_something(self) -> None:
-        """The user's code sends from outside of any method, on the loop."""
+        """Send from the loop, outside of any method, as user code can."""
         handle = self._world.random.choice(self._senders())
         key, event, loose = self._next_event(handle)
         confirmation = handle.gateway.send_event_nowait(event, loss_tolerant=loose)
         self._sent(handle, key, event, confirmation)
 
     async def _send_inside(self) -> None:
-        """A method sends, and waits for room if there is none (H27)."""
+        """Send from inside a method, and wait for room if there is none (H27)."""
         handles = [h for handles in self.books.handles.values() for h in handles.values() if self._wanting(h)]
         if not handles or not self._chance(self._application.settings.inside):
             return
@@ -237,7 +237,7 @@ class Coordinator(OperatorCoordinator):
         self._sent(handle, key, event, confirmation)
 
     def _next_event(self, handle: Handle) -> tuple[int | None, str, bool]:
-        """Its key, what is sent, and whether it may be lost; a loss-tolerant one is of no key."""
+        """Return its key, the payload, and whether it may be lost; a loss-tolerant event has no key."""
         tid = handle.attempt.task_attempt_id
         if self._chance(self._application.settings.loose):
             return None, f"{tid}|~{self.books.loose_sent.get(tid, 0) + 1}", True
@@ -245,7 +245,7 @@ class Coordinator(OperatorCoordinator):
         return key, f"{tid}|{key}:d{len(self.books.logs_of(handle.attempt)[key].sent)}", False
 
     def _sent(self, handle: Handle, key: int | None, event: str, confirmation: Confirmation) -> None:
-        """It was handed over at this moment, and its fate is not known yet unless the attempt is over."""
+        """Record an event as handed over now; its fate is open unless the attempt is over."""
         record, tid = handle.record, handle.attempt.task_attempt_id
         place = len(record.down_sent)
         record.down_sent.append(event)
@@ -296,7 +296,7 @@ class Coordinator(OperatorCoordinator):
         message = self._monitor.handling
         figures = self._world.figures
         figures.requests += 1
-        if message.request_id is None:  # out of a checkpoint: nobody waits for the answer (H73)
+        if message.request_id is None:  # from a checkpoint: nothing waits for the answer (H73)
             figures.requests_restored += 1
             return answer
         log.answers.append(answer)
@@ -304,7 +304,7 @@ class Coordinator(OperatorCoordinator):
         return answer
 
     def _take(self, subtask: int, number: int, payload: str) -> Log:
-        """An event comes to the coordinator, of an attempt that is alive (H3)."""
+        """Take an event of an attempt that is alive (H3)."""
         message = self._monitor.handling
         attempt: ExecutionAttempt = message.attempt
         self.order.event(attempt.subtask, attempt.attempt)
@@ -348,7 +348,7 @@ class Coordinator(OperatorCoordinator):
                 self._try_dead_gateway(handle)
 
     def _try_dead_gateway(self, handle: Handle) -> None:
-        """Its gateway refuses already (H14); the event fails immediately (H26)."""
+        """Check that a closed gateway refuses to send (H14); the event fails immediately (H26)."""
         confirmation = handle.gateway.send_event_nowait("to nobody")
         demand(confirmation.error() is not None, f"H14: {handle.attempt} has failed, and its gateway takes events")
 
@@ -360,7 +360,7 @@ class Coordinator(OperatorCoordinator):
             self._clean_up()
 
     async def checkpoint_coordinator(self, checkpoint_id: int) -> bytes:
-        """Its return is the cut. Or it fails, or never ends."""
+        """Take a snapshot; the cut is at its return. It may also fail or never end."""
         async with self._call("checkpoint_coordinator", f"{checkpoint_id}"):
             self.order.snapshot_asked(checkpoint_id, checkpoint_id in self._monitor.savepoints)
             self.hangs = self._world.engine.faults.spend(self._world.random, HANGS)
@@ -398,7 +398,7 @@ class Coordinator(OperatorCoordinator):
                 self._clean_up()
 
     def _clean_up(self) -> None:
-        """Destroy what was prepared and is dead, when the API says that no restart can need it (H64)."""
+        """Destroy dead prepared rows, if the API says that no restart can need them (H64)."""
         if self.books.rows is not None:
             self.books.rows.clean_up(getattr(self.context, "checkpoints_in_doubt", ()))
 
@@ -423,7 +423,7 @@ class Coordinator(OperatorCoordinator):
                 self._check_whole_run(run_id)
 
     def finish(self, attempt: ExecutionAttempt) -> None:
-        """No callback tells of it; the world knows."""
+        """Record a finished attempt, which no callback reports; the world knows."""
         self.books.finish(attempt)
         self.order.finish(attempt.subtask, attempt.attempt)
         self._monitor.finished.add(attempt)
@@ -431,14 +431,14 @@ class Coordinator(OperatorCoordinator):
     # --- what must be true of the whole ---------------------------------------------------------------------------
 
     def _check_whole_run(self, run_id: int) -> None:
-        """A run that succeeded has exchanged everything, once, for every key."""
+        """Check that a successful run exchanged everything once, for every key."""
         target = self._world.target(run_id)
         for key in range(self._application.settings.keys):
             log = self.books.base_of(key)
             check_whole(f"coordinator's view of key {key}", log.received, log.sent, target)
 
     def _check_committed(self, checkpoint_id: int) -> None:
-        """After the end of a good run, a checkpoint that covers all of it commits its last output."""
+        """Check that a checkpoint that covers all of a successful run commits its last output."""
         if self.order.uncommitted:
             state = read_coordinator(self.books.snapshots[checkpoint_id])[0]
             if all(state[key].plain() == log.plain() for key, log in self.books.base.items()):

@@ -1,8 +1,8 @@
-"""The storage's file system, which outlives every driver, and what can go wrong with each operation on it.
+"""The storage's file system, which outlives every driver, and the failures of each operation on it.
 
-An operation is carried out and answered, or it fails before or after it took effect, or its answer takes long, or its
-error comes first and its effect later, perhaps when its driver is dead. Deletions may be refused for a while, and the
-whole file system may be out of reach.
+An operation can succeed, or fail before or after it took effect. Its answer can take long. Its error can also come
+first and its effect later, perhaps after its driver is dead. Deletions may be refused for a while, and the whole file
+system may be out of reach.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ LONGEST_TROUBLE_S = 12.0
 
 @dataclass
 class Late:
-    """An operation whose caller was told that it failed. It takes effect from ``due`` on, or not at all."""
+    """An operation whose caller received an error. It takes effect at ``due`` or later, or never."""
 
     operation: Operation
     due: float
 
 
 class Disk:
-    """``budget``: how much may still go wrong; ``unkind``: how likely an operation goes wrong while there is some.
+    """``budget``: how much may still go wrong; ``unkind``: how likely an operation fails while there is some.
 
-    ``dies`` is set when the driver is to die at this very step. ``renames``: whether a move is one step; otherwise it
+    ``dies`` is set if the driver is to die at this very step. ``renames``: whether a move is one step; otherwise it
     is a copy and a deletion, as in an object store.
     """
 
@@ -56,7 +56,7 @@ class Disk:
         self.troubles = self._draw_troubles()
 
     def _draw_troubles(self) -> list[Callable[[SimulatedThread], None]]:
-        """Half of the worlds meet every kind, the others few."""
+        """Choose the troubles: half of the worlds meet every kind, the others few."""
         kinds = list(self._kinds())
         if self._random.random() < 0.5:
             return kinds
@@ -78,18 +78,18 @@ class Disk:
 
     @property
     def troubled(self) -> bool:
-        """Whether something fails for a while."""
+        """Whether something fails temporarily."""
         return max(self.unreachable_until, self.refuses_deletions_until) > self._now()
 
     def next_relief(self) -> float | None:
-        """When the next trouble ends, or the next late effect is due; None if there is nothing to wait for."""
+        """Return when the next trouble ends or the next late effect is due; None if there is nothing to wait for."""
         times = [self.unreachable_until, self.refuses_deletions_until, *(late.due for late in self.late)]
         return min((time for time in times if time > self._now()), default=None)
 
     # --- a thread's next operation --------------------------------------------------------------------------------
 
     def serve(self, thread: SimulatedThread) -> None:
-        """Answer the operation that the thread waits for, one way or another."""
+        """Answer the operation that the thread waits for, with success or failure."""
         operation = thread.operation
         assert operation is not None
         if operation.until is not None:
@@ -113,7 +113,7 @@ class Disk:
         assert thread.operation is not None
         try:
             return thread.operation.effect(), None
-        except OSError as error:  # there is no such file
+        except OSError as error:  # the file does not exist
             return None, error
 
     def _happen(self, what: str, thread: SimulatedThread) -> None:
@@ -172,7 +172,7 @@ class Disk:
     # --- what comes late ------------------------------------------------------------------------------------------
 
     def land_one(self) -> None:
-        """One that is due takes effect, or is lost."""
+        """Let one due late operation take effect, or lose it."""
         due = [late for late in self.late if late.due <= self._now()]
         late = self._random.choice(due)
         self.late.remove(late)
@@ -185,7 +185,7 @@ class Disk:
         return any(late.due <= self._now() for late in self.late)
 
     def abandon(self, thread: SimulatedThread) -> None:
-        """The thread's process is dead. What it had asked for last takes effect now, later or never."""
+        """Abandon a dead process's thread. Its last operation takes effect now, later or never."""
         operation = thread.operation
         changes = operation is not None and operation.until is None and operation.kind not in READS
         if operation is not None and changes and thread.decided is None:
@@ -198,7 +198,7 @@ class Disk:
 
 
 class SimulatedFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """A disk, for fsspec: each method is one operation of a simulated thread, or the world's own."""
+    """A disk for fsspec. Each method is one operation of a simulated thread, or of the world itself."""
 
     protocol: ClassVar = PROTOCOL
     cachable: ClassVar = False
@@ -223,7 +223,7 @@ class SimulatedFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec s
         if self.disk.renames:
             self._do("rename", source, partial(self._rename, source, target))
         else:
-            # The store has read the source when it is asked: a deletion meanwhile does not stop what is copied late.
+            # The store reads the source when it is asked: a deletion meanwhile does not stop a late copy.
             self._do("copy", source, partial(self.disk.files.__setitem__, target, self._read(source)))
             self._do("delete", source, partial(self._delete, source))
 

@@ -1,8 +1,8 @@
-"""The driver's side: the real actors of a sidecar, on a loop whose turns and time are the world's.
+"""The driver's side: a sidecar's real actors, on a loop whose turns and time the world controls.
 
-The server's connections, Spark's relay and the storage are the world's; everything between them is the product's own
-code. Each actor has its mailbox, and the world chooses whose turn it is, so whatever can overtake in the real sidecar
-can overtake here, and nothing else.
+The world provides the server's connections, Spark's relay and the storage; everything between them is product code.
+Each actor has its mailbox, and the world chooses whose turn it is. So the same things can overtake each other here as
+in the real sidecar, and nothing else can.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ LEDGER = LedgerConfig(heal_after_s=1.0, query_every_s=0.5, audit_every_s=5.0)
 CHECKPOINT_ANSWER_S = 60.0
 SNAPSHOT_TIMEOUT_S = 4.0
 DIRECT = (0.0, 0.5, 1.0)
-"""How likely an idle actor takes a message within the call that tells it: one of these in each life."""
+"""How likely an idle actor handles a message within the call that sends it: one of these in each life."""
 
 
 class Gate(TurnGate):
-    """Whether an idle actor takes a message immediately, if it may, is up to the dice."""
+    """Decides by chance whether an idle actor handles a message immediately, if it may."""
 
     def __init__(self, monitor: InvariantMonitor, roll: Callable[[], float], likelihood: float) -> None:
         super().__init__()
-        self.held = False  # nobody takes anything: another driver is still there
+        self.held = False  # no actor handles anything: another driver still exists
         self._monitor = monitor
         self._roll = roll
         self._likelihood = likelihood
@@ -77,9 +77,9 @@ class Gate(TurnGate):
 
 
 class Driver:
-    """One life of the sidecar. It can be killed at any moment; ``close`` is the other end.
+    """One life of the sidecar. It can be killed at any moment, or be closed by ``close``.
 
-    ``held``: it starts beside another one, which it fences, and comes no further than its storage until
+    ``held``: it starts alongside another one, which it fences, and gets only as far as its storage until
     ``gate.held`` is False.
     """
 
@@ -97,7 +97,7 @@ class Driver:
         self.session: SimulatedSession
         self.threads = world.storage.threads()
         self.operator: Operator | None = None  # once it is coordinated
-        self.refused: LocalProtocolError | None = None  # why it never will be
+        self.refused: LocalProtocolError | None = None  # why it can never be coordinated
         self.failed: StorageError | None = None  # or why it has not started
         self.requests = 0  # for a checkpoint, not answered yet
         self.settling = self.settled = False
@@ -123,7 +123,7 @@ class Driver:
                     await self._coordinate(system)
                 except StorageError as error:
                     self.failed = error
-                except Exception as error:  # seen immediately, not when all actors have had their turns to stop
+                except Exception as error:  # reported immediately, not after every actor has had its turn to stop
                     self.world.broken = self.world.broken or error
                     raise
                 await self._over
@@ -161,7 +161,7 @@ class Driver:
     # --- what could happen next -----------------------------------------------------------------------------------
 
     def actions(self) -> list[Callable[[], None]]:
-        """What could happen next, but for what comes from outside."""
+        """Return the possible next actions, except those from outside."""
         self._judge_answers()
         if self.settled and not self.coordinator.busy and not self.monitor.waiting("coordinator"):
             self.check_settled()
@@ -180,13 +180,13 @@ class Driver:
         return actions
 
     def storage_actions(self) -> list[Callable[[], None]]:
-        """What its storage could do next, all that a driver beside another one may."""
+        """Return its storage's possible next actions, the only ones allowed alongside another driver."""
         return [self._serve_storage] if self.threads.ready() else []
 
     def _turn(self, cell: ActorCell[Any]) -> None:
         item = next_item(cell)
         self.monitor.before(cell, item)
-        if isinstance(item, SubtaskFinished):  # no callback tells of it
+        if isinstance(item, SubtaskFinished):  # no callback reports it
             self.coordinator.finish(item.attempt)
         self.gate.release(cell)
         self._run()
@@ -199,7 +199,7 @@ class Driver:
         self._run(self.world.storage.serve_one, self.threads)
 
     def _run(self, function: Callable[..., object] | None = None, *args: Any) -> None:
-        """Do something on the loop, and all that follows from it; whatever nobody catches there is a finding."""
+        """Run a function on the loop with everything that follows; an uncaught error is a finding."""
         if function is not None:
             self.loop.call_soon(function, *args)
         self.loop.run_until_idle()
@@ -215,7 +215,7 @@ class Driver:
 
     @property
     def fenced(self) -> bool:
-        """A later application has taken the storage over, or looks so: this one is of no use any more."""
+        """Whether a later application has taken the storage over, or appears to have: this one is of no more use."""
         return self.operator is not None and self._operators.fenced is not None
 
     # --- time -----------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Driver:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def pass_time(self) -> None:
-        """Every timer that is due fires."""
+        """Fire every timer that is due."""
         deadline = self.loop.next_deadline()
         if deadline is not None and deadline <= self.world.now:
             self.loop.fire_timers()
@@ -234,7 +234,7 @@ class Driver:
     # --- from outside ---------------------------------------------------------------------------------------------
 
     def read(self, connection: Connection) -> None:
-        """The server reads from a connection, or notices its end."""
+        """Let the server read from a connection or notice its end."""
         end = self._ends.get(connection.connection_id)
         if end is None:
             end = self._ends[connection.connection_id] = ServerEnd(connection, self.monitor.connection_dropped)
@@ -253,7 +253,7 @@ class Driver:
         self._run(self._bridge_ref.tell_direct, RelayedFact(fact, 0))
 
     def fail_job(self, cause: str) -> None:
-        """The coordinator finds, by itself, that it cannot go on (H8)."""
+        """Let the coordinator fail its job because it cannot go on (H8)."""
         if self.operator is not None:
             late, told = self.monitor.is_behind_a_reset(), self.monitor.waiting("bridge")
             self._run(self.coordinator.context.fail_job, cause)
@@ -261,12 +261,12 @@ class Driver:
             demand(silent or not late, "H15: a failure of before a reset fails the run that comes after it")
 
     def abort_checkpoint(self, reason: str) -> None:
-        """Somebody gives the latest checkpoint up (H45)."""
+        """Abort the latest checkpoint on request (H45)."""
         if self.operator is not None:
             self._run(self.operator.tracker_ref.tell, AbortRequested(self.monitor.give_up(reason), reason))
 
     def request(self, *, savepoint: bool) -> None:
-        """Somebody asks for a checkpoint, or a savepoint."""
+        """Request a checkpoint or a savepoint."""
         if self.operator is not None:
             self.requests += 1
             self._run(self.loop.create_task, self._ask_for_checkpoint(savepoint))
@@ -285,7 +285,7 @@ class Driver:
         self.requests -= 1
 
     def _judge_answers(self) -> None:
-        """After the step in which they were given, with what was decided in it."""
+        """Judge the answers after the step in which they were given, together with its decisions."""
         for checkpoint_id, savepoint in self._answers:
             self.monitor.request_answered(checkpoint_id, savepoint=savepoint)
             if savepoint:
@@ -293,7 +293,7 @@ class Driver:
         self._answers.clear()
 
     def settle(self, timeout_s: float) -> None:
-        """The user waits for the end of the run, and for its last checkpoint."""
+        """Wait, as the user, for the end of the run and its last checkpoint."""
         self.settling, self.settled, self.uncommitted = True, False, ""
         self._run(self.loop.create_task, self._settle(timeout_s))
 
@@ -316,18 +316,18 @@ class Driver:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def die(self) -> None:
-        """Whatever it was at stays as it is; what its threads asked for last may still take effect."""
+        """Die in mid-action; the last operations of its threads may still take effect."""
         self.threads.die()
         self.loop.kill()
         demand(self._life.done(), "H48: a killed sidecar goes on")
 
     def abandon(self) -> None:
-        """End all tasks of a world that broke the contract: anyio keeps each one that is pending, with all it knows."""
+        """Cancel all tasks of a world that broke the contract: anyio keeps pending ones and all they refer to."""
         with suppress(Exception):  # it is broken, and may break once more
             self.die()
 
     def close(self) -> None:
-        """The user leaves the sidecar: nothing of it may be left (H57)."""
+        """Leave the sidecar as the user does; nothing of it may be left (H57)."""
         self.gate.open()
         if self.world.random.random() < 0.5:
             self._release()
@@ -337,7 +337,7 @@ class Driver:
         demand(self.loop.next_deadline() is None, "H57: a closed sidecar leaves a timer")
 
     def _release(self) -> None:
-        """The user takes the operator out first; what its coordinator is told on the way may take its time (H57)."""
+        """Release the operator first, as the user may; its coordinator may be slow in the callbacks (H57)."""
         removal = self.loop.create_task(self._operators.remove(OPERATOR))
         self._run()
         while not removal.done():
@@ -352,7 +352,7 @@ class Driver:
         demand(self.coordinator.closed, "H57: the operator is released, and its coordinator was not closed")
 
     def check_rest(self) -> None:
-        """Nothing is left, and nobody was left without an answer."""
+        """Check that nothing is left and every caller got an answer."""
         demand(self.requests == 0, f"H45: {self.requests} requests for a checkpoint were never answered")
         demand(not self.router.open, f"H57: gateways are left: {list(self.router.open)}")
         demand(not self.router.gateway_count, "H57: the router keeps gateways that are closed")
@@ -362,7 +362,7 @@ class Driver:
         self.check_settled()
 
     def check_settled(self) -> None:
-        """Callers who waited for the last output, and were told that it is committed, have it (H45)."""
+        """Check the last output: callers who were told that it is committed have it (H45)."""
         uncommitted = self.coordinator.order.uncommitted
         demand(
             not (self.settled and uncommitted) or bool(self.uncommitted),

@@ -1,12 +1,11 @@
-"""A pretended Spark: jobs of up to three stages, retries, copies, zombies, kills that take their time, lost executors.
+"""A simulated Spark: jobs of up to three stages, retries, copies, zombies, slow kills, lost executors.
 
-It follows what Spark's own schedulers do. A *task set* is one attempt of a stage: it starts attempts of its tasks,
-never two of a partition but for a speculative copy, and posts the end of one before the start of the next
-(spark-facts 7). A fetch failure makes it a zombie: its tasks run on beside those of the next stage attempt, whose
-numbers start at 0 again (13), and whatever succeeds counts. Of two successes Spark uses the first for a result, the
-last for a shuffle's output. A kill is carried out later, and until then the task talks (16, 17); so ends of tasks come
-after the end of their job (8). A barrier stage fails and starts again as a whole (19). Executors that are lost never
-come back under their old name.
+It follows Spark's own schedulers. A *task set* is one attempt of a stage. It starts attempts of its tasks, never two of
+a partition except for a speculative copy, and posts the end of one before the start of the next (spark-facts 7). A
+fetch failure makes it a zombie: its tasks run on alongside those of the next stage attempt, whose numbers start at 0
+again (13), and every success counts. Of two successes, Spark uses the first for a result, the last for a shuffle's
+output. A kill takes effect later, and until then the task talks (16, 17); so tasks can end after their job (8). A
+barrier stage fails and starts again as a whole (19). Lost executors never come back under their old name.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ from tests.simulation.jobs import EngineTask, Faults, Job, Phase, TaskSet
 from tests.simulation.pending_actions import PAUSE_S, PendingAction, PendingActions
 
 STAGE_ATTEMPTS_MAX = 4
-"""So many attempts of a stage may fail in a row (spark.stage.maxConsecutiveAttempts)."""
+"""How many attempts of a stage may fail in a row (spark.stage.maxConsecutiveAttempts)."""
 LOSER = "another attempt succeeded"
 RIVALS = 500
 """Job ids of actions that the user starts while another one runs."""
 
 
 class Engine:
-    """``launch`` starts the process of a task, ``kill_process`` ends it without a word.
+    """``launch`` starts the process of a task, ``kill_process`` ends it without a message.
 
     ``copies``: several attempts of a task may be alive at the same time. ``barrier``: our stage is a barrier stage.
-    ``happen`` is told what befalls the tasks.
+    ``happen`` is called with the name of each event that affects the tasks.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Engine:
         self.happen = happen
         self.failures_max = random.choice([4, 4, 4, 1, 2])  # of one task (spark.task.maxFailures)
         self.tasks: dict[int, EngineTask] = {}
-        self.jobs: dict[int, bool] = {}  # -> it is active
+        self.jobs: dict[int, bool] = {}  # whether it is active
         self.results: dict[int, bool] = {}
         self.facts = Bus(random, faults, lambda what: self.happen(what))  # noqa: PLW0108 - it is set anew
         self.books = Books(self.tasks, self.jobs)
@@ -82,7 +81,7 @@ class Engine:
 
     @property
     def stage_id(self) -> int:
-        """Of the user's newest job, or of the one before the first."""
+        """The stage of the user's newest job, or of the job before the first."""
         return 10 + self.job_id
 
     @property
@@ -100,23 +99,23 @@ class Engine:
 
     @property
     def finished(self) -> dict[int, int]:
-        """Whose output counts in the user's newest job, by partition."""
+        """The tasks whose output counts in the user's newest job, by partition."""
         return {} if self.job is None else self.job.finished
 
     @property
     def kills(self) -> list[PendingAction]:
-        """What is still to be done: kills, above all."""
+        """The pending actions, mainly kills."""
         return self.pending.open
 
     def carry_out_kill(self) -> None:
-        """One of them is done, or put off."""
+        """Carry out a pending action, or postpone it."""
         self.pending.do_one()
 
     def active_jobs(self) -> list[Job]:
         return [job for job in (self.job, self.rival) if job is not None and job.active]
 
     def running(self, job: Job | None = None, of: TaskSet | None = None) -> list[EngineTask]:
-        """Tasks that have not ended for the engine: of all jobs, one job, or one attempt of its stage."""
+        """Return the tasks that have not ended for the engine: of all jobs, one job, or one attempt of its stage."""
         return [
             task
             for task in self.tasks.values()
@@ -128,7 +127,7 @@ class Engine:
     def start_job(self) -> None:
         random = self.random
         self.job_id += 1
-        # When facts are lost, what has ended looks as if it ran beside the next stage attempt.
+        # If facts are lost, an ended task appears to run alongside the next stage attempt.
         reruns = self.copies or self.barrier or self.faults.drop == 0
         shuffles = random.random() >= 0.1 if self.barrier else random.random() < 0.5 and reruns
         reads = random.random() < 0.4 and reruns
@@ -136,14 +135,14 @@ class Engine:
         self._begin(self.job)
 
     def start_rival(self) -> None:
-        """The user starts a second action while the first one runs (H55)."""
+        """Start a second action, as the user, while the first one runs (H55)."""
         job_id = RIVALS + len(self.jobs)
         self.rival = Job(job_id, self.rival_stage_id, False, False, False)
         self._begin(self.rival)
 
     @property
     def rival_stage_id(self) -> int:
-        """What the stage of the next rival is called."""
+        """The id of the next rival's stage."""
         return RIVALS + 10 + len(self.jobs)
 
     def _begin(self, job: Job) -> None:
@@ -154,7 +153,7 @@ class Engine:
         self._submit(job)
 
     def _pass_foreign_stage(self, stage_id: int, attempt: int, failure: str | None = None) -> None:
-        """A stage without our operator comes and goes."""
+        """Run a stage without our operator."""
         tid = self._next_task_id()
         outcome = TaskOutcome.SUCCESS if failure is None else TaskOutcome.FETCH_FAILED
         self.post(StageSubmitted(stage_id, attempt, 1))
@@ -163,7 +162,7 @@ class Engine:
         self.post(StageCompleted(stage_id, attempt, failure))
 
     def _submit(self, job: Job) -> None:
-        """An attempt of our stage, for what is missing."""
+        """Submit an attempt of our stage for the missing partitions."""
         missing = [partition for partition in range(self.partitions) if partition not in job.finished]
         job.sets.append(TaskSet(len(job.sets), missing))
         job.pending = set(missing)
@@ -171,11 +170,11 @@ class Engine:
         self.post(StageSubmitted(job.stage_id, job.latest.stage_attempt, len(missing), job.barrier, self.partitions))
         for partition in missing:
             self.start_task(job, partition)
-        if not missing:  # the zombies have done it
+        if not missing:  # the zombies have completed it
             self._complete_stage(job)
 
     def _complete_stage(self, job: Job) -> None:
-        """Nothing is pending any more. Some outputs may be lost all the same."""
+        """Complete a stage that has nothing pending. Some outputs may be lost nevertheless."""
         self.post(StageCompleted(job.stage_id, job.latest.stage_attempt))
         if len(job.finished) < self.partitions:
             self._submit(job)
@@ -195,7 +194,7 @@ class Engine:
             self.end_job(job, True)
 
     def fail_stage(self, job: Job, reason: str) -> None:
-        """Its latest attempt is a zombie from here on. It is submitted again in a moment, or given up."""
+        """Make the latest attempt of a stage a zombie. The stage is soon submitted again, or given up."""
         job.latest.zombie = True
         job.failed_attempts += 1
         if job.phase is Phase.RUNNING:
@@ -222,7 +221,7 @@ class Engine:
             self.happen("two of one number")  # spark-facts 13
 
     def fail_downstream(self, job: Job) -> None:
-        """It could not fetch some of our outputs. What they came from is run again (H17)."""
+        """Fail a stage that could not fetch some of our outputs; the tasks that wrote them run again (H17)."""
         if len(job.finished) == self.partitions:
             lost = self.random.choice(sorted(job.finished))
             executor = self.tasks[job.finished[lost]].executor_id
@@ -276,14 +275,14 @@ class Engine:
         self.launch(task)
 
     def launch_again(self, task: EngineTask) -> None:
-        """Unless its set starts nothing more, or has the partition already, or another attempt of it runs."""
+        """Start a task again, unless its set starts nothing more, has the partition, or runs another attempt of it."""
         same = [other for other in self.running(task.job, task.of) if other.partition == task.partition]
         of = task.of
         if task.job.phase is Phase.RUNNING and not of.zombie and task.partition not in of.successful and not same:
             self.start_task(task.job, task.partition)
 
     def exited(self, task_attempt_id: int, failure: str) -> None:
-        """The task's process has ended by itself. A kill that was under way may have been there before."""
+        """Record that the task's process ended by itself. A kill that was under way may have come first."""
         task = self.tasks[task_attempt_id]
         if task.outcome is not None:
             return
@@ -304,7 +303,7 @@ class Engine:
             self._task_succeeded(task)
 
     def end(self, task: EngineTask, outcome: TaskOutcome, reason: str, *, ghost: bool = False) -> None:
-        """For the engine it is over, and so is its process, unless that lives on for a while as a ghost."""
+        """End the task for the engine, and its process with it, unless that lives on for a while as a ghost."""
         task.outcome = outcome
         if ghost:
             self.happen("ghost")
@@ -324,7 +323,7 @@ class Engine:
         self.task_failed(task, reason, counts=False)
 
     def task_failed(self, task: EngineTask, reason: str, *, counts: bool) -> None:
-        """What follows from its end, which is posted already. Kills do not count as failures."""
+        """Handle the consequences of an end that is posted already. Kills do not count as failures."""
         job, of = task.job, task.of
         if job.barrier:
             if job.phase is Phase.RUNNING and of is job.latest:
@@ -369,7 +368,7 @@ class Engine:
     # --- kills ---
 
     def request_kill(self, task_attempt_id: int, reason: str) -> None:
-        """The driver's wish."""
+        """Kill a task on the driver's request."""
         task = self.tasks[task_attempt_id]
         if task.outcome is None:
             self._kill(task, reason)
