@@ -1,4 +1,4 @@
-"""Spark actions, as tests call them."""
+"""Helpers that tests use to run Spark actions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def what_the_user_reads(action: Callable[[], Any]) -> str:
 
 
 class Action(threading.Thread):
-    """A Spark action in a thread of its own."""
+    """Run a Spark action in a separate thread."""
 
     def __init__(self, action: Callable[[], Any]) -> None:
         super().__init__(name="action", daemon=True)

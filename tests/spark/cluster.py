@@ -1,7 +1,7 @@
-"""A standalone Spark cluster of real processes on loopback: one master, and workers that are hosts of their own.
+"""A standalone Spark cluster of real processes on loopback: one master, and workers that act as separate hosts.
 
-Each worker has an address of its own (127.0.0.2, 127.0.0.3, ...), which is a host to Spark, so that it places
-speculative copies and gives up hosts as it does in the wild. Everything runs from Spark's own classes.
+Each worker has its own address (127.0.0.2, 127.0.0.3, ...). Spark sees each address as a host, so it places
+speculative copies and excludes hosts as it does in production. Everything runs from Spark's own classes.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ WORKER = "org.apache.spark.deploy.worker.Worker"
 
 
 class SparkProcess:
-    """A JVM with one of Spark's main classes, and what it has said so far. Thread-safe.
+    """A JVM that runs one of Spark's main classes, with its output so far. Thread-safe.
 
-    ``inside``: the command that starts it in a network of its own, if it is to have one.
+    ``inside``: the command that starts it in a separate network, if it needs one.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SparkProcess:
             self._changed.notify_all()
 
     def wait_for(self, pattern: str, since: int = 0, timeout_s: float = START_S) -> re.Match[str]:
-        """The first line that fits, from line ``since`` on, whether it has come already or is still to come."""
+        """Return the first matching line from line ``since`` on; wait for it if it has not been printed yet."""
         found: list[re.Match[str]] = []
 
         def look() -> bool:
@@ -80,7 +80,7 @@ class SparkProcess:
         return found[0]
 
     def kill(self) -> None:
-        """SIGKILL to it and to all that it has started: the machine is gone, as far as others can tell. Idempotent."""
+        """Send SIGKILL to it and to all that it has started, as if the machine were lost. Idempotent."""
         for pid in [*descendants(self._process.pid), self._process.pid]:
             _signal(pid, signal.SIGKILL)
         self._process.wait()
@@ -91,9 +91,9 @@ class SparkProcess:
 
 @dataclass
 class StandaloneCluster:
-    """``start`` it, give ``master_url`` to a session, ``stop`` it. ``environment`` is added to its processes' own.
+    """``start`` it, give ``master_url`` to a session, ``stop`` it. ``environment`` is added to that of its processes.
 
-    ``inside``: for a host with a network of its own, the command that starts something in it.
+    ``inside``: for a host with a separate network, the command that starts a process in that network.
     """
 
     hosts: tuple[str, ...] = ("127.0.0.2", "127.0.0.3")
@@ -128,16 +128,16 @@ class StandaloneCluster:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def kill_worker(self, host: str) -> None:
-        """The node is gone: the worker, its executors and their Python processes, all at once."""
+        """The node is lost: kill the worker, its executors and their Python processes together."""
         self.workers.pop(host).kill()
 
     def start_worker(self, host: str) -> None:
-        """A new node under this address; returns when the master knows it."""
+        """Start a new node under this address; return when the master knows it."""
         self._launch(host)
         self.workers[host].wait_for("Successfully registered with master")
 
     def executor_pids(self, host: str) -> list[int]:
-        """The executor JVMs of this worker that run now."""
+        """The executor JVMs of this worker that are running now."""
         return [pid for pid in children(self.workers[host].pid) if "ExecutorBackend" in command_line(pid)]
 
     def _launch(self, host: str) -> None:
@@ -167,7 +167,7 @@ def _module_options() -> list[str]:
 
 
 def command_line(pid: int) -> str:
-    """Empty for a process that is gone."""
+    """Empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -175,7 +175,7 @@ def command_line(pid: int) -> str:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one has started and that still run."""
+    """The processes that this one has started and that are still running."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and parent(int(entry.name)) == pid:
@@ -194,7 +194,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def parent(pid: int) -> int | None:
-    """None for a process that is gone."""
+    """None if the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""Real Spark sessions for the tests, one at a time, as few as possible."""
+"""Real Spark sessions for the tests, one at a time and as few as possible."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPARKS_OWN_SOCKET = "Exception ignored in. <socket.socket"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A warning is an error; that of a socket which nobody has closed only where PySpark closes its own."""
+    """Turn warnings into errors; an unclosed-socket warning only if this PySpark closes its own sockets."""
     if LEAVES_SOCKETS:
         forgiven = pytest.mark.filterwarnings(f"ignore:{SPARKS_OWN_SOCKET}:pytest.PytestUnraisableExceptionWarning")
         for item in (item for item in items if item.get_closest_marker("spark")):
@@ -32,13 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_unconfigure() -> None:
-    """The last of them are found when everything is over, and no test's marks hold any more."""
+    """Find the last warnings after all tests, when no test's marks apply any more."""
     if LEAVES_SOCKETS:
         warnings.filterwarnings("ignore", SPARKS_OWN_SOCKET, pytest.PytestUnraisableExceptionWarning)
 
 
 def start_spark(master: str, **more: str) -> SparkSession:
-    """A session that touches nothing but loopback, with this Python on its executors.
+    """Make a session that uses only loopback and runs this Python on its executors.
 
     ``more``: settings of Spark, ``spark_speculation="true"`` for ``spark.speculation=true``.
     """
@@ -62,7 +62,7 @@ def start_spark(master: str, **more: str) -> SparkSession:
 
 @pytest.fixture(scope="session")
 def spark_on() -> Iterator[SparkOn]:
-    """Gives the session for a master and settings; another one, or one that a test has stopped, is replaced."""
+    """Give the session for a master and settings; replace one with other settings or one that a test has stopped."""
     current: list[tuple[str, dict[str, str], SparkSession]] = []
 
     def stop() -> None:
@@ -82,7 +82,7 @@ def spark_on() -> Iterator[SparkOn]:
 
 @pytest.fixture
 def spark(spark_on: SparkOn) -> SparkSession:
-    """A local session, shared by the tests that do not mind what ran before."""
+    """A local session, shared by the tests that do not depend on what ran before."""
     return spark_on(LOCAL)
 
 

@@ -1,7 +1,7 @@
-"""A coordinator and an operator that count what passes between them, and can tell whether anything was lost or doubled.
+"""A coordinator and an operator that count their messages and detect lost or duplicated ones.
 
-The coordinator numbers its events to each subtask, and each subtask its events to the coordinator. Both ends keep how
-far they are in their state, so after any restore the two must fit together, to the event (the invariant).
+The coordinator numbers its events to each subtask, and each subtask numbers its events to the coordinator. Both sides
+keep their counts in their state, so after any restore the two counts must match exactly (the invariant).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.spark.recorder import Recorder
 
 
 class Counting(SubtaskOperator):
-    """Takes ``["number", n]`` and answers ``["seen", n]``; its state is the last n. A gap or a doubled one raises."""
+    """Takes ``["number", n]`` and answers ``["seen", n]``; its state is the last n. A gap or a duplicate raises."""
 
     def __init__(self, folder: str = "") -> None:
         self.context: SubtaskContext
@@ -45,7 +45,7 @@ class Counting(SubtaskOperator):
                 self.compute()
 
     def compute(self) -> None:
-        """Compute without a look at the mailbox until the file ``go on`` is there; an event in the middle of it."""
+        """Computes without reading the mailbox until the file ``go on`` exists; sends an event halfway."""
         self.context.send_event("computing")
         go_on = Path(self._folder, "go on")
         while not go_on.exists():
@@ -62,7 +62,7 @@ class Counting(SubtaskOperator):
 
 
 class CountingCoordinator(Recorder):
-    """Sends numbers when it is told to, and notes what came back; its state is both, per subtask."""
+    """Sends numbers on request and records the answers; its state is both, per subtask."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ class FactsLog:
     async def wait_for(
         self, kind: type[FactT], where: Callable[[FactT], bool] = lambda _: True, within_s: float = 60.0
     ) -> FactT:
-        """The first fact of that kind that fits, whether it has come already or is still to come."""
+        """Return the first matching fact of that kind; wait for it if it has not come yet."""
         found: list[FactT] = []
 
         def look() -> bool:
@@ -44,7 +44,7 @@ class FactsLog:
         return found[0]
 
     async def wait_until(self, condition: Callable[[], bool], within_s: float = 60.0) -> None:
-        """Returns once ``condition`` holds; it is looked at now and after each fact."""
+        """Return once ``condition`` holds; check it now and after each fact."""
         try:
             async with asyncio.timeout(within_s):
                 while not condition():

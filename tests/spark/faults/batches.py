@@ -1,4 +1,4 @@
-"""A streaming query whose micro-batches write lines through the sink, and what a test does to it from outside."""
+"""A streaming query whose micro-batches write lines through the sink, and the controls that tests use on it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ TOLERANT = CheckpointConfig(tolerated_failures=100)
 
 
 class Lines(FileSinkOperator):
-    """Writes each record and tells the coordinator. What happens before a record is written stands in files.
+    """Writes each record and tells the coordinator. Files say what to do before a record is written.
 
-    ``raise-BATCH-SUBTASK``: it raises in the middle of the batch. ``wait-BATCH-SUBTASK``: there it says that it has
-    come so far, by the file ``waiting-...``, and goes on when the first file is gone.
+    ``raise-BATCH-SUBTASK``: raise in the middle of the batch. ``wait-BATCH-SUBTASK``: create the file ``waiting-...``
+    to report the position, and continue when the first file has been removed.
     """
 
     def __init__(self, folder: str, batch_id: int) -> None:
@@ -62,7 +62,7 @@ class Lines(FileSinkOperator):
 
 
 class LinesCoordinator(Recorder):
-    """Publishes the files and counts the rows; ``totals`` is what it had counted at each reset."""
+    """Publishes the files and counts the rows; ``totals`` holds the count at each reset."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class LinesCoordinator(Recorder):
 
     @property
     def lifecycle(self) -> list[Any]:
-        """The story without events, ids and attempts: which subtasks are ready stands in no order."""
+        """The story without events, ids and attempts: subtasks become ready in no fixed order."""
         return [callback[0] for callback in self.story if callback[0] != "event"]
 
     async def start(self, context: CoordinatorContext) -> None:
@@ -135,7 +135,7 @@ class Stream:
         (folder / "in").mkdir(exist_ok=True)
 
     def feed(self, batches: int = 1) -> None:
-        """More input, ``ROWS`` rows for each batch; the file source takes the oldest file first."""
+        """Add more input, ``ROWS`` rows for each batch; the file source takes the oldest file first."""
         for batch_id in range(self._files, self._files + batches):
             whole = self.folder / f"{batch_id}.tmp"
             whole.write_text("".join(f"row {row}\n" for row in self.rows_of(batch_id)))
@@ -148,26 +148,26 @@ class Stream:
         return [f"{batch_id}.{place}" for place in range(ROWS)]
 
     def expected(self) -> list[str]:
-        """What a plain job over the whole input writes."""
+        """What a plain job over the whole input writes: the expected output."""
         return sorted(f"row {row}" for batch_id in range(self._files) for row in self.rows_of(batch_id))
 
     def written(self) -> list[str]:
-        """What a reader of the output sees; the same row twice is there twice."""
+        """What a reader of the output sees; a duplicated row appears twice."""
         files = [path for path in (self.folder / "out").glob("*.txt") if not path.name.startswith(".")]
         return sorted(line for path in files for line in path.read_text().splitlines())
 
     def noted_by_spark(self) -> list[int]:
-        """The batches whose end Spark has noted."""
+        """The batches that Spark has recorded as ended."""
         return sorted(int(path.name) for path in (self.spark_checkpoint / "commits").glob("[0-9]*"))
 
     def tell(self, what: str, batch_id: int, subtask: int) -> Path:
-        """Leave a word for the operator; the path to take it back."""
+        """Leave an instruction for the operator; return the path, to withdraw it."""
         path = self.folder / f"{what}-{batch_id}-{subtask}"
         path.touch()
         return path
 
     def labels(self) -> list[str]:
-        """Of the checkpoints in the storage, without the query's id."""
+        """The names of the checkpoints in the storage, without the query's id."""
         infos = CheckpointStorage(self.folder / "storage").list(OPERATOR_ID)
         return [f"{(info.label or '').split(' of ')[0]} {(info.label or '').split(': ')[-1]}" for info in infos]
 
@@ -187,11 +187,11 @@ class Stream:
         return write_lines
 
     def start(self, spark: SparkSession, function: Callable[[DataFrame, int], object]) -> StreamingQuery:
-        """The query, from where Spark's checkpoint is to the end of the input that is there."""
+        """Run the query from Spark's checkpoint to the end of the available input."""
         source = spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.folder / "in"))
         writer = source.writeStream.foreachBatch(function)  # type: ignore[arg-type]
         return writer.option("checkpointLocation", str(self.spark_checkpoint)).trigger(availableNow=True).start()
 
     def run(self, spark: SparkSession, function: Callable[[DataFrame, int], object]) -> None:
-        """The same to its end; raises what fails it."""
+        """Run it to its end; raise the error that fails it."""
         self.start(spark, function).awaitTermination()

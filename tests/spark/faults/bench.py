@@ -1,7 +1,7 @@
-"""Where faults are tried: one long-lived cluster, session and sidecar, on which one fault follows the other.
+"""A test bench for faults: one long-lived cluster, session and sidecar, on which one fault follows another.
 
-A test that takes only ``bench`` leaves it as it was (nodes that it killed are back, its operators are released), so
-that the soak can run such tests in any order, for as long as it likes.
+A test that takes only ``bench`` leaves it as it was (killed nodes are back, its operators are released), so that the
+soak can run such tests in any order, for any length of time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.spark.cluster import StandaloneCluster
 
 
 class Bench:
-    """Not thread-safe but for what Spark and the sidecar say of themselves."""
+    """Not thread-safe, except for what Spark and the sidecar document as thread-safe."""
 
     def __init__(self, spark: SparkSession, sidecar: Sidecar, cluster: StandaloneCluster) -> None:
         self.spark = spark
@@ -35,7 +35,7 @@ class Bench:
     def coordinated(
         self, coordinator: OperatorCoordinator, parallelism: int = 2, **options: Any
     ) -> Iterator[OperatorHandle]:
-        """An operator with a name of its own, released at the end; ``options`` as for ``Sidecar.coordinate``."""
+        """Coordinate an operator with a unique name, released at the end; ``options`` as for ``Sidecar.coordinate``."""
         operator_id = f"fault-{next(self._numbers)}"
         handle = self.sidecar.coordinate(operator_id, coordinator, parallelism=parallelism, **options)
         try:
@@ -50,10 +50,10 @@ class Bench:
     def collect(
         self, coordinator: OperatorCoordinator, operator: Callable[..., SubtaskOperator], parallelism: int = 2
     ) -> list[Any]:
-        """The plainest job: coordinate, run an operator over ``numbers``, give its sorted output."""
+        """The simplest job: coordinate, run an operator over ``numbers``, return its sorted output."""
         with self.coordinated(coordinator, parallelism) as handle:
             return sorted(self.numbers(parallelism).mapPartitions(handle.subtask(operator)).collect())
 
     def start_collecting(self, rdd: RDD[Any]) -> Action:
-        """``collect`` in a thread of its own; its ``result()`` is the list, or what it raised."""
+        """Run ``collect`` in a separate thread; its ``result()`` is the list, or raises what ``collect`` raised."""
         return Action(rdd.collect)

@@ -1,7 +1,7 @@
-"""A listener on Spark's bus that holds up its whole queue, for as long as the test wants, or a little at each event.
+"""A listener on Spark's bus that delays its whole queue, for as long as a test wants or a little at each event.
 
 The queue gives each event to its listeners one after the other. While one of them does not return, events wait in the
-queue, and where it is full they are dropped: what a slow listener of somebody else does to us in the wild.
+queue, and a full queue drops them. In production, any slow third-party listener has this effect on Headgate.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ _compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 class BusGate:
-    """Shut when it is made. Thread-safe."""
+    """The gate is closed when it is made. Thread-safe."""
 
     def __init__(self, java_gate: Any) -> None:
         self._java_gate = java_gate
 
     def wait_until_it_holds(self) -> None:
-        """Until an event has come to the gate, so that whatever Spark posts from now on stays behind it."""
+        """Wait until an event has reached the gate, so that whatever Spark posts from now on waits after it."""
         assert self._java_gate.awaitHeld(60_000), "Spark has posted nothing within 60 s"
 
     def open(self, *, pause_ms: int = 0) -> None:
-        """What has waited comes now; each event takes at least ``pause_ms``."""
+        """Let the waiting events through; each event takes at least ``pause_ms``."""
         self._java_gate.open(pause_ms)
 
 
 @contextmanager
 def shut_gate(spark: SparkSession) -> Iterator[BusGate]:
-    """Listeners that join the queue before this one get one event more than those behind it, and then none either."""
+    """Listeners that joined the queue before this one get one event more than those after it, and then none either."""
     gateway: Any = spark.sparkContext._gateway
     java_context: Any = spark.sparkContext._jsc
     no_types = gateway.new_array(gateway.jvm.java.lang.Class, 0)
@@ -88,7 +88,7 @@ def shut_gate(spark: SparkSession) -> Iterator[BusGate]:
 
 
 def _class(gateway: Any) -> Any:
-    """Compiled once in the life of a JVM: Py4J would call the methods of the first class of a name for a second."""
+    """Compile once per JVM: if a second class had this name, Py4J would still call the methods of the first."""
     if gateway not in _compiled:
         compiler = gateway.jvm.org.codehaus.janino.SimpleCompiler()
         compiler.setParentClassLoader(gateway.jvm.java.lang.Thread.currentThread().getContextClassLoader())

@@ -1,4 +1,4 @@
-"""The bench, made once and made anew when another test has taken the session away."""
+"""The bench, made once and made again if another test has taken the session away."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.spark.faults.bench import Bench
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """To start a cluster and a session may take longer than a test on a machine with much to do: it is not counted."""
+    """The test's time limit excludes the start of cluster and session, which may take longer on a busy machine."""
     for item in items:
         if item.path.parent.name == "faults":
             item.add_marker(pytest.mark.timeout(600, func_only=True))

@@ -1,4 +1,4 @@
-"""A coordinator that a test directs, attempt by attempt, and an operator that gives its records back when told."""
+"""A coordinator that a test directs, attempt by attempt, and an operator that returns its records when told."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Life = tuple[int, int]
 
 
 class Director(Recorder):
-    """Keeps the gateway of every attempt, also of those that are over, and greets each that becomes ready."""
+    """Keeps the gateway of every attempt, also of those that have ended, and greets each that becomes ready."""
 
     def __init__(self, *greeting: Any) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Director(Recorder):
         self._greetings: dict[int, tuple[Any, ...]] = {}
 
     def greet(self, subtasks: Iterable[int], *events: Any) -> None:
-        """From any thread: send these to later attempts of these subtasks, in place of what the others get."""
+        """From any thread: send these to later attempts of these subtasks instead of the default events."""
         for subtask in subtasks:
             self._greetings[subtask] = events
 
@@ -43,7 +43,7 @@ class Director(Recorder):
         self.context.call_soon_threadsafe(send)
 
     def hear(self, life: Life, event: Any) -> None:
-        """Send it to an attempt, and wait for the answer that it is alive and speaks."""
+        """Send an event to an attempt, and wait for the answer, which proves that it is alive and connected."""
         self.tell(life, event)
         self.wait_for(lambda story: ("event", *life, ["echo", event]) in story)
 
@@ -57,7 +57,7 @@ class Director(Recorder):
 
 
 class Gathering(Listening):
-    """Reads its records, waits to be told ``stop``, and yields who it was, what it heard and the records, sorted."""
+    """Reads its records, waits for ``stop``, then yields its identity, the events received and the sorted records."""
 
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
         rows = sorted(records)

@@ -1,7 +1,7 @@
 """A driver that a test interrupts, kills, or watches as it ends: ``python -m tests.spark.faults.driver_program``.
 
-Its arguments are the master, how it ends, and a file that it waits for before it does. It prints ``application ID``,
-``they talk`` once both subtasks of a job run, and what its coordinator was told. It enters the sidecar without a
+Its arguments are the master, how to end, and a file to wait for before it ends. It prints ``application ID``, ``they
+talk`` once both subtasks of a job run, and the calls that its coordinator received. It enters the sidecar without a
 ``with``, and leaves it only if it is interrupted and goes on.
 """
 
@@ -26,7 +26,7 @@ from tests.spark.releases import RAISED_BY_CTRL_C
 from tests.spark.script import Script
 
 LEFT_OPEN: list[Sidecar] = []
-"""What a script or a notebook has in its globals lives until the interpreter takes itself apart."""
+"""The globals of a script or a notebook live until the interpreter shuts down."""
 
 
 def say(text: str) -> None:
@@ -34,7 +34,7 @@ def say(text: str) -> None:
 
 
 class Announcing(Script):
-    """Says aloud when both subtasks have answered, and what happens to them afterwards."""
+    """Prints when both subtasks have answered, and what happens to them afterwards."""
 
     def record(self, *callback: Any) -> None:
         super().record(*callback)
@@ -45,12 +45,12 @@ class Announcing(Script):
 
 
 def be_interrupted(subtasks: Callable[[], RDD[Any]], sidecar: Sidecar, script: Script) -> None:
-    """The action ends by Ctrl-C, and the program goes on; then all is left as it should be."""
+    """The action ends by Ctrl-C and the program goes on; in the end nothing must be left over."""
     try:
         subtasks().collect()
     except RAISED_BY_CTRL_C:
         say("interrupted")
-    # Of another RDD: Spark fails all jobs over the RDD whose stage it gives up, the first one too.
+    # Use another RDD: Spark fails all jobs over the RDD whose stage it gives up, the first one too.
     say(f"a second action: {what_the_user_reads(subtasks().collect)}")
     subtasks().context.cancelAllJobs()
     script.wait_for(lambda story: ("run_ended", False) in story)
@@ -60,7 +60,7 @@ def be_interrupted(subtasks: Callable[[], RDD[Any]], sidecar: Sidecar, script: S
 
 
 def end(how: str) -> None:
-    """Whatever else it does, it closes nothing."""
+    """It closes nothing, whatever else it does."""
     match how:
         case "sys.exit":
             sys.exit(3)

@@ -1,4 +1,4 @@
-"""Executors of the bench, and their end."""
+"""Find and kill executors of the bench."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from tests.spark.faults.bench import Bench
 
 
 def kill_the_executor(bench: Bench, host: str) -> None:
-    """The JVM that runs the tasks of this host, by SIGKILL; the worker starts another one."""
+    """Kill (SIGKILL) the JVM that runs the tasks of this host; the worker starts another one."""
     [pid] = bench.cluster.executor_pids(host)
     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Files by which plain tasks and the test's thread wait for one another. No coordinator is in this."""
+"""Files by which plain tasks and the test's thread wait for one another, without a coordinator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tests.spark.faults.waiting import wait_until
 
 
 def wait_for_files(folder: Path, pattern: str, count: int) -> None:
-    """Until so many files of this name are there."""
+    """Wait until this many files with this name exist."""
     wait_until(lambda: len(list(folder.glob(pattern))) >= count, f"{count} x {pattern} in {folder}")
 
 
 def all_at_once(folder: Path, tasks: int) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
-    """For ``mapPartitionsWithIndex``: none goes on before all have begun, so each has a slot of its own."""
+    """For ``mapPartitionsWithIndex``: no task continues before all have begun, so each has its own slot."""
 
     def run(partition: int, rows: Iterable[Any]) -> Iterator[Any]:
         Path(folder, f"begun-{partition}").touch()
@@ -26,7 +26,7 @@ def all_at_once(folder: Path, tasks: int) -> Callable[[int, Iterable[Any]], Iter
 
 
 def one_by_one(folder: Path) -> Callable[[int, Iterable[Any]], Iterator[Any]]:
-    """For ``mapPartitionsWithIndex``: a task reads its rows, and gives them on when the test opens its gate."""
+    """For ``mapPartitionsWithIndex``: a task reads its rows, and yields them when the test opens its gate."""
 
     def run(partition: int, rows: Iterable[Any]) -> Iterator[Any]:
         read = list(rows)
@@ -43,6 +43,6 @@ def open_gates(folder: Path, partitions: Iterable[int]) -> None:
 
 
 def close_gates(folder: Path, partitions: Iterable[int]) -> None:
-    """For those who come from now on."""
+    """Open the gate for tasks that arrive from now on."""
     for partition in partitions:
         Path(folder, f"open-{partition}").unlink()

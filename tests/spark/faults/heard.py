@@ -1,4 +1,4 @@
-"""What Spark itself reports while a fault happens, heard by a relay beside the sidecar's own."""
+"""Record what Spark itself reports during a fault, through a relay alongside the sidecar's own."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Heard:
             self._changed.notify_all()
 
     def of(self, kind: type[FactT], where: Callable[[FactT], bool] = lambda _: True) -> list[FactT]:
-        """The facts of a kind that fit, in the order of Spark's bus."""
+        """The matching facts of a kind, in the order of Spark's bus."""
         with self._changed:
             return [fact for fact in self.facts if isinstance(fact, kind) and where(fact)]
 
     def wait_for(
         self, kind: type[FactT], where: Callable[[FactT], bool] = lambda _: True, timeout_s: float = WAIT_S
     ) -> FactT:
-        """The first fact of a kind that fits, whether it has come already or is still to come."""
+        """Return the first matching fact of a kind; wait for it if it has not come yet."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.of(kind, where), timeout_s):
                 raise AssertionError(f"no such {kind.__name__} within {timeout_s:g} s, but: {self.facts}")
@@ -54,7 +54,8 @@ class Heard:
     def outcomes(self, partition: int) -> list[TaskOutcome]:
         """How the attempts of one partition ended, in the order of Spark's bus.
 
-        Of jobs that have begun since it listens: a task of an earlier one that was cancelled may end as late as now.
+        Covers only jobs that began after it started to listen: a cancelled task of an earlier job may end during this
+        one.
         """
         stages = {stage_id for fact in self.of(JobStarted) for stage_id in fact.stage_ids}
         ends = self.of(TaskEnded, lambda fact: fact.partition == partition and fact.stage_id in stages)
@@ -69,7 +70,7 @@ async def _start(spark: Any, heard: Heard) -> Relay:
 
 @contextmanager
 def listening_to(spark: Any) -> Iterator[Heard]:
-    """What Spark posts within the block."""
+    """Record what Spark posts within the block."""
     heard = Heard()
     with start_blocking_portal("asyncio", name="heard") as portal:
         relay = portal.call(partial(_start, spark, heard))

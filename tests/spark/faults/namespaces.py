@@ -1,4 +1,4 @@
-"""A host with a network of its own: a network namespace of Linux, and one cable to it that can be pulled out."""
+"""A host with a separate network: a Linux network namespace with one cable that can be pulled out."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ PREFIX = "headgate-"
 
 @dataclass
 class HostOfItsOwn:
-    """``address`` is the host's, ``our_address`` this machine's on the cable between them.
+    """``address`` is the host's, ``our_address`` is this machine's on the cable between them.
 
-    ``create`` and ``remove`` it; what has been started in it must have ended before.
+    ``create`` and ``remove`` it; every process that was started in it must have ended before.
     """
 
-    number: int = field(default_factory=os.getpid)  # tells those of two test runs apart
+    number: int = field(default_factory=os.getpid)  # distinguishes concurrent test runs
 
     @property
     def name(self) -> str:
@@ -30,7 +30,7 @@ class HostOfItsOwn:
 
     @property
     def inside(self) -> tuple[str, ...]:
-        """Put before a command, it starts that command on the host."""
+        """Prefix for a command that starts it on the host."""
         return ("ip", "netns", "exec", self.name)
 
     @property
@@ -42,7 +42,7 @@ class HostOfItsOwn:
         return self._address(2)
 
     def create(self) -> None:
-        """Skips the test, saying what is missing, where this machine does not allow it."""
+        """Skip the test if this machine does not allow it, and say what is missing."""
         if shutil.which("ip") is None:
             pytest.skip("network namespaces need the command `ip` (iproute2)")
         if os.geteuid() != 0:
@@ -65,20 +65,20 @@ class HostOfItsOwn:
         _ip("-n", self.name, "link", "set", "lo", "up")
 
     def remove(self) -> None:
-        """The cable goes with the namespace. Idempotent."""
+        """Remove the namespace, and the cable with it. Idempotent."""
         if self.name in _namespaces():
             _ip("netns", "delete", self.name)
 
     def cut(self) -> None:
-        """Pull the cable out: nothing passes, and nobody is told."""
+        """Pull the cable out: nothing passes, and neither side is notified."""
         _ip("-n", self.name, "link", "set", f"hg{self.number}b", "down")
 
     def heal(self) -> None:
-        """Put it in again."""
+        """Plug the cable in again."""
         _ip("-n", self.name, "link", "set", f"hg{self.number}b", "up")
 
     def retransmissions(self, our_port: int) -> int:
-        """How often the kernel has sent something anew, in vain so far, from this port of ours to the host."""
+        """How often the kernel has retransmitted to the host from this local port without success."""
         counts = [0]
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             _, local, remote, _, _, _, retransmissions, *_ = line.split()
@@ -91,7 +91,7 @@ class HostOfItsOwn:
 
 
 def _dotted(address: str) -> str:
-    """As the kernel writes it in its tables: hexadecimal, the last byte first."""
+    """In the format of the kernel's tables: hexadecimal, the last byte first."""
     return ".".join(str(byte) for byte in reversed(bytes.fromhex(address)))
 
 
@@ -104,9 +104,9 @@ def _namespaces() -> list[str]:
 
 
 def _remove_those_of_the_dead() -> None:
-    """A test run that was killed has left its own behind."""
+    """Remove what a killed test run has left behind."""
     for name in _namespaces():
         match = re.fullmatch(rf"{PREFIX}(\d+)", name)
         if match and not Path("/proc", match[1]).exists():
-            with contextlib.suppress(subprocess.CalledProcessError):  # another test run may be just as tidy
+            with contextlib.suppress(subprocess.CalledProcessError):  # another test run may be removing it, too
                 _ip("netns", "delete", name)

@@ -1,7 +1,7 @@
-"""A TCP line between the tasks and the sidecar that belongs to the test: it can be cut, broken, torn and slow.
+"""A TCP line between the tasks and the sidecar that a test controls: it can be cut, broken, torn and slow.
 
-The sidecar listens on an address of its own, and the tasks are told the line's. The line reads what comes, keeps it
-while nothing may pass, and writes it to the other side; it knows nothing of what the bytes mean.
+The sidecar listens on its own address, and the tasks are given the line's. The line reads what comes, keeps it while
+nothing may pass, and writes it to the other side. It does not interpret the bytes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from spark_bridge.driver.config import SidecarConfig
 WAIT_S = 300.0
 LINES_HOST = "127.0.0.1"
 SIDECARS_HOST = "127.0.0.9"
-RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # linger for no time: whoever closes such a socket resets the connection
+RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # linger for zero seconds: closing such a socket resets the connection
 
 T = TypeVar("T")
 
 
 class LineState(Enum):
-    """What the line does with what comes."""
+    """How the line treats incoming data."""
 
     OPEN = "everything passes"
     CUT = "nothing passes, and nobody is told"
@@ -43,10 +43,10 @@ class End(asyncio.Protocol):
         self.other: End
         self.waiting_bytes = 0
         self.passed_bytes = 0
-        self.silenced = False  # nothing that this end says will arrive any more
+        self.silenced = False  # nothing more that this side sends will arrive
         self._connection = connection
         self._line = connection.line
-        self._waiting: deque[tuple[float, bytes]] = deque()  # when it may pass, and what
+        self._waiting: deque[tuple[float, bytes]] = deque()  # when it may pass, and the data
         self._transport: asyncio.Transport | None = None
         self._writable = True
         self._ended = False
@@ -55,7 +55,7 @@ class End(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Neither this side nor its peer has ended it, as far as one can know here."""
+        """Whether neither this side nor its peer has ended it, as far as this process knows."""
         return self._transport is not None and not self._ended
 
     # --- for asyncio ----------------------------------------------------------------------------------------------
@@ -93,7 +93,7 @@ class End(asyncio.Protocol):
     # --- what the line does ---------------------------------------------------------------------------------------
 
     def pass_on(self) -> None:
-        """Write what may pass now, and see to it that the rest follows in its time."""
+        """Write what may pass now, and schedule the rest for its time."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -112,21 +112,21 @@ class End(asyncio.Protocol):
         self._line.note()
 
     def tear_after(self, count: int) -> None:
-        """Let so many bytes pass, and reset both ends behind them."""
+        """Let this many bytes pass, and then reset both sides."""
         self._tear_after = count
 
     def hang_up(self) -> None:
-        """Close the socket behind what has been written."""
+        """Close the socket after the pending data."""
         if self._transport is not None:
             self._transport.close()
 
     @property
     def can_take(self) -> bool:
-        """Whether something may be written to it now."""
+        """Whether data may be written to it now."""
         return self._transport is not None and self._writable
 
     def reset(self) -> None:
-        """Close the socket at once; its peer is told that the connection was reset."""
+        """Close the socket immediately; its peer sees a connection reset."""
         self._waiting.clear()
         self.waiting_bytes = 0
         if self._transport is not None:
@@ -163,7 +163,7 @@ class End(asyncio.Protocol):
 
 
 class LineConnection:
-    """One connection of a task, and the one to the sidecar that continues it. ``torn``: ``tear_after`` has done it."""
+    """One connection of a task, and the one to the sidecar that continues it. ``torn``: ``tear_after`` has reset it."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -178,23 +178,23 @@ class LineConnection:
             self.of_task.pass_on()
 
     def reset(self) -> None:
-        """Both ends are told."""
+        """Reset the connection on both sides."""
         self.of_task.reset()
         self.of_sidecar.reset()
 
     def leave_half_open(self) -> None:
-        """The sidecar is told that the connection was reset; the task is told nothing, now or later."""
+        """Reset the connection to the sidecar; the task is told nothing, now or later."""
         self.of_task.silenced = self.of_sidecar.silenced = True
         self.of_sidecar.reset()
 
 
 class Line:
-    """See the module. Its methods may be called from any thread.
+    """A TCP line as the module describes it. Its methods may be called from any thread.
 
-    ``buffer_bytes``: how much it keeps in each direction before it stops reading, and how much it passes on at once; 0
-    for as much as comes. ``delay_s``: how long everything takes. ``leads_to`` is where it ends, the sidecar of
-    ``config()`` unless a test says otherwise. ``connections`` holds every one that was made to it, the oldest first;
-    ``turned_away`` counts those that were reset at once, ``filled`` how often it had to stop reading.
+    ``buffer_bytes``: how much it keeps in each direction before it stops reading, and the most it passes on in one
+    write; 0 for no limit. ``delay_s``: how long everything takes. ``leads_to`` is the address at its other end, by
+    default the sidecar of ``config()``. ``connections`` holds every connection made to it, the oldest first;
+    ``turned_away`` counts those that it reset immediately, ``filled`` how often it had to stop reading.
     """
 
     def __init__(self, *, buffer_bytes: int = 0, delay_s: float = 0.0) -> None:
@@ -227,7 +227,7 @@ class Line:
             self._stop(None, None, None)
 
     def config(self, **more: Any) -> SidecarConfig:
-        """For a sidecar at the other end of the line."""
+        """Settings for a sidecar at the other end of the line."""
         return SidecarConfig(
             bind_host=SIDECARS_HOST, port=self.port, advertised_host=LINES_HOST, advertised_port=self.port, **more
         )
@@ -235,15 +235,15 @@ class Line:
     # --- what the test does to it ---------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """From now on nothing passes, not even the end of a connection."""
+        """Let nothing pass from now on, not even the end of a connection."""
         self._call(lambda: self._enter(LineState.CUT))
 
     def break_off(self) -> None:
-        """Reset every connection, and turn away each new one."""
+        """Reset every connection, and reject each new one."""
         self._call(lambda: self._enter(LineState.BROKEN))
 
     def heal(self) -> None:
-        """What has waited passes, and who calls is connected."""
+        """Let everything that has waited pass, and accept connections again."""
         self._call(lambda: self._enter(LineState.OPEN))
 
     def leave_half_open(self, connection: LineConnection) -> None:
@@ -251,11 +251,11 @@ class Line:
         self._call(connection.leave_half_open)
 
     def tear_after(self, end: End, count: int) -> None:
-        """Of what this end says from now on let ``count`` bytes pass, then reset the connection."""
+        """Let ``count`` more bytes from this side pass, then reset the connection."""
         self._call(lambda: end.tear_after(count))
 
     def wait_for(self, condition: Callable[[Line], bool], what: str) -> None:
-        """``what`` names it where it does not happen."""
+        """Wait for a condition; ``what`` describes it in the error if it does not come true."""
         with self._changed:
             if not self._changed.wait_for(lambda: condition(self), WAIT_S):
                 ways = [(one.of_task.waiting_bytes, one.of_sidecar.waiting_bytes) for one in self.connections]
@@ -264,7 +264,7 @@ class Line:
     # --- on its own loop ------------------------------------------------------------------------------------------
 
     def note(self) -> None:
-        """Something has changed that a test may wait for."""
+        """Wake the waiting test: the state has changed."""
         with self._changed:
             self._changed.notify_all()
 
@@ -285,7 +285,7 @@ class Line:
         try:
             host, port = self.leads_to
             await asyncio.get_running_loop().sock_connect(sock, (host, port or self.port))
-        except OSError:  # the sidecar has closed: the task finds it so, too
+        except OSError:  # the sidecar has closed: close the task's side, too
             sock.close()
             connection.of_task.reset()
             return
@@ -316,7 +316,7 @@ class Line:
                 end.pass_on()
 
     def _socket(self) -> socket.socket:
-        """Small buffers in the kernel, too, where the line's own is small."""
+        """Use small kernel buffers, too, if the line's own are small."""
         sock = socket.socket()
         sock.setblocking(False)
         if self.buffer_bytes:

@@ -1,4 +1,4 @@
-"""Splits that are handed out with a note of who read which, by readers that wait for their gates."""
+"""A coordinator that notes who read which split, and readers that wait for their gates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Noting(StaticSplitEnumerator):
 
 
 class NotingSource(SourceCoordinator):
-    """``notes`` holds its callbacks, and ``("read", subtask, attempt, split)`` for each split that is begun."""
+    """``notes`` holds its callbacks, and ``("read", subtask, attempt, split)`` for each split that a reader begins."""
 
     def __init__(self, splits: Iterable[int]) -> None:
         self.notes = Recorder()
@@ -38,7 +38,7 @@ class NotingSource(SourceCoordinator):
         return [split for name, *of, split in self.notes.named("read") if tuple(of) == life]
 
     def wait_until_read(self, lives: Iterable[Life]) -> None:
-        """Until each of these attempts has begun a split."""
+        """Wait until each of these attempts has begun a split."""
         wanted = set(lives)
         self.notes.wait_for(lambda story: wanted <= {(c[1], c[2]) for c in story if c[0] == "read"})
 
@@ -65,7 +65,7 @@ class NotingSource(SourceCoordinator):
 
 
 class GatedReader(SplitReader):
-    """Yields the rows of each split; after the first word about a split it waits until its subtask's gate is open."""
+    """Yields the rows of each split; after the first note about a split it waits until its subtask's gate is open."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A sidecar in a process of its own, for tests to start, kill and start again."""
+"""A sidecar in a separate process that tests can start, kill and start again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPERATOR = "op"
 
 
 class RemoteCounting(CountingCoordinator):
-    """The counting coordinator, led by requests of the driver."""
+    """The counting coordinator, controlled by requests of the driver."""
 
     async def handle_client_request(self, payload: Any) -> Any:
         match payload:
@@ -41,7 +41,7 @@ class RemoteCounting(CountingCoordinator):
 
 
 class CannotCommit(RemoteCounting):
-    """Fails at each completed checkpoint, the final one among them."""
+    """Fails at each completed checkpoint, including the final one."""
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         raise OSError("cannot publish")
@@ -60,13 +60,13 @@ async def batch(sidecar: SidecarRuntime) -> None:
 
 
 async def quick(sidecar: SidecarRuntime) -> None:
-    """Tasks that do not wait long for a sidecar that is gone."""
+    """Settings for tasks that do not wait long for a lost sidecar."""
     gateway = GatewayLimits(reconnect_timeout_s=1.0)
     await sidecar.coordinate(OPERATOR, RemoteCounting(), parallelism=2, gateway=gateway)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Ports that are free now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [int(one.getsockname()[1]) for one in sockets]
     for one in sockets:
@@ -75,7 +75,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class SidecarProgram:
-    """``python -m headgate sidecar``, always with the same arguments. ``kill`` and ``start`` it at will."""
+    """Runs ``python -m headgate sidecar``, always with the same arguments. ``kill`` and ``start`` it at any time."""
 
     def __init__(self, folder: Path, factory: str = "streaming", *more: str) -> None:
         self.secret_file = folder / "secret"
@@ -90,7 +90,7 @@ class SidecarProgram:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Returns when drivers may ask."""
+        """Return when drivers can send requests."""
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 self._command, cwd=ROOT, env={**os.environ}, stdout=subprocess.PIPE, stderr=log, text=True
@@ -99,13 +99,13 @@ class SidecarProgram:
         assert "listening" in self._process.stdout.readline(), self.log()
 
     def kill(self) -> None:
-        """SIGKILL, at once; idempotent."""
+        """Send SIGKILL. Idempotent."""
         if self._process is not None:
             self._process.kill()
         self.wait()
 
     def terminate(self) -> int:
-        """SIGTERM; returns its exit status."""
+        """Send SIGTERM; return its exit status."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return self.wait()
@@ -124,6 +124,6 @@ class SidecarProgram:
 
 
 def callbacks(sidecar: AttachedSidecar, *names: str) -> list[list[Any]]:
-    """What the coordinator of now has been told: name, subtask or id, attempt or id."""
+    """The calls that the current coordinator has received: name, subtask or id, attempt or id."""
     told: list[list[Any]] = sidecar.request(OPERATOR, ["callbacks", *names])
     return told

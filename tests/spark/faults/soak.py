@@ -1,8 +1,8 @@
-"""``python -m tests.spark.faults.soak``: faults of Spark in random order, for as long as you like, on one cluster.
+"""``python -m tests.spark.faults.soak``: faults of Spark in random order, for any length of time, on one cluster.
 
 Every test of this folder that takes only the bench (and a folder) is a row. All rows share one cluster, one Spark
-session and one sidecar. At the end the driver's memory, threads, sockets and files must be what they were after the
-first few rows.
+session and one sidecar. At the end, the driver's memory, threads, sockets and files must match those after the first
+few rows.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from tests.spark.faults.bench import Bench
 from tests.spark.leftovers import sockets
 
 WARM_UP_ROWS = 10
-"""So many rows may still build up what stays: Py4J's connections, Spark's pools, imported modules."""
+"""How many rows warm up what stays: Py4J's connections, Spark's pools, imported modules."""
 GROWTH_BYTES = 64 << 20
 GROWTH_THINGS = 12
-"""What may be there more than after the warm-up; of threads, sockets and files."""
+"""How much of each may be added after the warm-up: threads, sockets and files."""
 
 Row = Callable[[Bench, Path], None]
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What this process holds."""
+    """The resources that this process holds."""
 
     memory_bytes: int
     threads: int
@@ -63,7 +63,7 @@ class Footprint:
         return f"{megabytes:.0f} MiB, {self.threads} threads, {self.sockets} sockets, {self.files} files"
 
     def grown_since(self, before: Footprint) -> list[str]:
-        """What is more than it may be."""
+        """What exceeds the limits."""
         grown = []
         if self.memory_bytes > before.memory_bytes + GROWTH_BYTES:
             grown.append(f"memory by {(self.memory_bytes - before.memory_bytes) / 2**20:.0f} MiB")
@@ -75,7 +75,7 @@ class Footprint:
 
 
 def rows() -> dict[str, Row]:
-    """Every row by the name that pytest gives it."""
+    """Every row, keyed by its pytest name."""
     found: dict[str, Row] = {}
     for file in sorted(Path(__file__).parent.glob("test_*.py")):
         module = importlib.import_module(f"{__package__}.{file.stem}")
@@ -86,7 +86,7 @@ def rows() -> dict[str, Row]:
 
 
 def rows_of(name: str, function: Callable[..., None]) -> Iterator[tuple[str, Row]]:
-    """One for each combination of its parameters; none for a test that needs more than the bench."""
+    """One row for each combination of the test's parameters; none for a test that needs more than the bench."""
     marks = [mark for mark in getattr(function, "pytestmark", ()) if mark.name == "parametrize"]
     choices: list[list[dict[str, Any]]] = []
     for mark in marks:
@@ -107,7 +107,7 @@ def call(function: Callable[..., None], arguments: dict[str, Any], folder: bool,
 
 
 def soak(chosen: dict[str, Row], minutes: float, seed: int) -> list[str]:
-    """What went wrong: nothing, it is hoped. One line for each row, as it goes."""
+    """Run the rows and return what went wrong. Prints one line for each row."""
     order = random.Random(seed)
     cluster = StandaloneCluster()
     cluster.start()

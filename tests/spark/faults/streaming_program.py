@@ -30,7 +30,7 @@ def die() -> None:
 
 
 class Doomed(LinesCoordinator):
-    """It may die where it is told that the checkpoint behind the second batch is complete."""
+    """Dies, if told so, when it is notified that the checkpoint after the second batch is complete."""
 
     def __init__(self, folder: Path, moment: str) -> None:
         super().__init__(folder)
@@ -43,7 +43,7 @@ class Doomed(LinesCoordinator):
 
 
 def main(folder: Path, moment: str) -> None:
-    spark = start_spark("local[2]", spark_sql_codegen_wholeStage="false")  # compiles longer than it computes
+    spark = start_spark("local[2]", spark_sql_codegen_wholeStage="false")  # compilation takes longer than the work
     stream = Stream(folder)
     if moment in (BEFORE_ANY, BEHIND_ONE_IN_THE_MIDDLE):
         stream.tell("wait", 1, 0)

@@ -1,4 +1,5 @@
-"""The state in which most faults strike: two subtasks run, and both have heard their coordinator and answered."""
+"""The state in which most faults strike: two running subtasks, each of which has exchanged events with its
+coordinator."""
 
 from __future__ import annotations
 
@@ -11,5 +12,5 @@ FIRST_ATTEMPTS_WAIT: dict[tuple[int, int], list[Any]] = {(0, 0): ["hello"], (1, 
 
 
 def both_talk(story: list[Callback]) -> bool:
-    """For ``Recorder.wait_for``."""
+    """A condition for ``Recorder.wait_for``."""
     return {callback[1] for callback in story if callback[0] == "event"} == {0, 1}

@@ -1,4 +1,4 @@
-"""A host whose cable is pulled out, so that Spark too loses it from sight: docs/spark-faults.md, row 8."""
+"""A host whose cable is pulled out, so that Spark loses it, too: docs/spark-faults.md, row 8."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def far_host() -> Iterator[HostOfItsOwn]:
 
 @pytest.fixture(scope="module")
 def cluster(far_host: HostOfItsOwn) -> Iterator[StandaloneCluster]:
-    """One worker beside the driver, and one on the far host."""
+    """A cluster with one worker on the driver's host and one on the remote host."""
     near = far_host.our_address
     inside = {far_host.address: far_host.inside}
     cluster = StandaloneCluster(hosts=(near, far_host.address), master_host=near, inside=inside)
@@ -50,7 +50,7 @@ def cluster(far_host: HostOfItsOwn) -> Iterator[StandaloneCluster]:
 
 @pytest.fixture
 def spark(cluster: StandaloneCluster, far_host: HostOfItsOwn, spark_on: SparkOn) -> SparkSession:
-    """Spark gives an executor up after eight seconds without a heartbeat."""
+    """A session in which Spark gives an executor up after eight seconds without a heartbeat."""
     spark = spark_on(
         cluster.master_url,
         spark_driver_host=far_host.our_address,
@@ -66,7 +66,7 @@ def spark(cluster: StandaloneCluster, far_host: HostOfItsOwn, spark_on: SparkOn)
 
 @contextmanager
 def a_job(spark: SparkSession, sidecar: Sidecar, coordinator: CountingCoordinator, heard: Heard) -> Iterator[Action]:
-    """One subtask on each host; it has begun when both have answered."""
+    """Run a job with one subtask on each host; it has begun when both have answered."""
     patient = GatewayLimits(confirm_timeout_s=60.0)
     handle = sidecar.coordinate("op", coordinator, parallelism=2, gateway=patient)
     action = Action(one_task_each(spark, 2).mapPartitions(handle.subtask(Counting)).collect)
@@ -83,13 +83,13 @@ def wait_for_answer(coordinator: CountingCoordinator, heard: Heard, subtask: int
 
 
 def on_host(heard: Heard, host: str) -> int:
-    """The subtask whose first attempt runs there."""
+    """The subtask whose first attempt runs on that host."""
     [started] = heard.of(TaskStarted, lambda fact: fact.host == host and fact.attempt_number == 0)
     return started.partition
 
 
 def test_a_short_network_cut_is_tolerated(spark: SparkSession, far_host: HostOfItsOwn) -> None:
-    """H22, H24: what was sent into the cut is confirmed behind it, and nobody is told anything."""
+    """H22, H24: events sent during the cut are confirmed after it, and no failure is reported."""
     coordinator = CountingCoordinator()
     with listening_to(spark) as heard, Sidecar(spark) as sidecar:
         with a_job(spark, sidecar, coordinator, heard) as action:
@@ -115,7 +115,7 @@ def test_a_short_network_cut_is_tolerated(spark: SparkSession, far_host: HostOfI
 def test_a_host_that_stays_away_is_given_up_and_its_subtask_goes_elsewhere(
     spark: SparkSession, far_host: HostOfItsOwn, cluster: StandaloneCluster
 ) -> None:
-    """H12, H13, H14: Spark misses the heartbeats; the attempt over there lives, but is heard no more."""
+    """H12, H13, H14: Spark misses the heartbeats; the remote attempt lives, but its messages are ignored."""
     coordinator = CountingCoordinator()
     with listening_to(spark) as heard, Sidecar(spark) as sidecar:
         with a_job(spark, sidecar, coordinator, heard) as action:

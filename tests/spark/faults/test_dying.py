@@ -1,4 +1,4 @@
-"""What ends an attempt from inside or below: its code, its process, its executor, its node. docs/spark-faults.md."""
+"""Faults that end an attempt from inside or below: its code, process, executor or node. docs/spark-faults.md."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_exception_in_user_code(bench: Bench) -> None:
 
 
 def test_a_python_worker_dies_by_sigkill(bench: Bench) -> None:
-    """H10, H12: as the kernel kills for want of memory; nothing is said, the socket is just closed."""
+    """H10, H12: SIGKILL, like the kernel's out-of-memory kill; the task reports nothing, its socket just closes."""
     script = Script({(1, 0): ["die"]}, ["hello", "stop"])
 
     with listening_to(bench.spark) as heard:
@@ -65,9 +65,9 @@ def test_a_python_worker_dies_by_sigkill(bench: Bench) -> None:
 def collect_while_a_host_loses_its_executor(
     bench: Bench, lose: Callable[[str], None]
 ) -> tuple[Script, Heard, set[int]]:
-    """Both subtasks run; ``lose`` takes the executor from the host of subtask 0. Returns the subtasks that were there.
+    """While both subtasks run, ``lose`` takes the executor from the host of subtask 0. Returns the subtasks on it.
 
-    The one executor of each host has two slots, so that subtask 1 is there too or is not, as Spark likes.
+    The one executor of each host has two slots, so Spark may or may not place subtask 1 there, too.
     """
     script = Script(FIRST_ATTEMPTS_WAIT, ["hello", "stop"])
     wait_for_executors(bench.spark, bench.cluster.hosts)
@@ -98,7 +98,7 @@ def check_an_executor_was_lost(script: Script, heard: Heard, lost: set[int]) -> 
 
 
 def test_an_executor_dies_by_sigkill(bench: Bench) -> None:
-    """H10, H12: its subtasks fail as one, the others never hear of it."""
+    """H10, H12: its subtasks fail together; the other subtasks are not affected."""
 
     def kill_the_executor(host: str) -> None:
         for pid in bench.cluster.executor_pids(host):
@@ -109,7 +109,7 @@ def test_an_executor_dies_by_sigkill(bench: Bench) -> None:
 
 
 def test_a_node_dies(bench: Bench) -> None:
-    """H10, H12: worker, executor and Python processes in one blow, with nobody left to report it."""
+    """H10, H12: worker, executor and Python processes die together, so nothing on the node can report it."""
     killed: list[str] = []
 
     def kill_the_node(host: str) -> None:
@@ -128,7 +128,7 @@ def test_a_node_dies(bench: Bench) -> None:
 
 
 def a_session(spark_on: SparkOn, cluster: StandaloneCluster) -> SparkSession:
-    """Executors may be decommissioned, and each Python worker may have half a gigabyte of addresses."""
+    """Executors may be decommissioned, and each Python worker may have half a gigabyte of address space."""
     spark = spark_on(
         cluster.master_url,
         spark_executor_memory="512m",
@@ -141,7 +141,7 @@ def a_session(spark_on: SparkOn, cluster: StandaloneCluster) -> SparkSession:
 
 
 class Hoarding(Listening):
-    """Takes all the memory that there is, in ever smaller pieces, and keeps it when the last piece is refused."""
+    """Allocates all available memory, in ever smaller pieces, and keeps it when the last piece is refused."""
 
     hoard: list[bytes]
 
@@ -160,7 +160,7 @@ class Hoarding(Listening):
 
 
 def test_a_python_worker_has_no_memory_left(spark_on: SparkOn, standalone: StandaloneCluster) -> None:
-    """H10, H12: a MemoryError where nothing is left to report it with."""
+    """H10, H12: a MemoryError, with no memory left to report it."""
     spark = a_session(spark_on, standalone)
     script = Script({(0, 0): ["hoard"]}, ["hello", "stop"])
 
@@ -176,7 +176,7 @@ def test_a_python_worker_has_no_memory_left(spark_on: SparkOn, standalone: Stand
 
 
 def decommission(spark: SparkSession, cluster: StandaloneCluster, host: str, executor_id: str) -> None:
-    """What a cloud does to a node that it wants back: a signal. Returns when the driver counts on it no more."""
+    """Decommission a node with a signal, as a cloud does. Return when the driver no longer counts on it."""
     [pid] = cluster.executor_pids(host)
     os.kill(pid, signal.SIGPWR)
     wait_until(lambda: bool(scheduler(spark).isExecutorDecommissioned(executor_id)), "the driver knows")
@@ -184,7 +184,7 @@ def decommission(spark: SparkSession, cluster: StandaloneCluster, host: str, exe
 
 @pytest.mark.parametrize("in_time", [True, False])
 def test_an_executor_is_decommissioned(spark_on: SparkOn, standalone: StandaloneCluster, in_time: bool) -> None:
-    """H10, H12: an attempt that ends in time has nothing to fear; one that does not goes down with the executor."""
+    """H10, H12: an attempt that ends in time is unaffected; one that does not dies with the executor."""
     spark = a_session(spark_on, standalone)
     script = Script(FIRST_ATTEMPTS_WAIT, ["hello", "stop"])
     with listening_to(spark) as heard, Sidecar(spark) as sidecar:

@@ -1,4 +1,4 @@
-"""What remains when the driver goes away without a word, or its Spark does: nothing. docs/spark-faults.md."""
+"""Nothing remains when the driver, or its Spark, ends without closing anything. docs/spark-faults.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def _the_cluster_is_free() -> None:
-    """A session of an earlier test would keep all of its slots."""
+    """Stop the session of an earlier test: it would keep all of its slots."""
     context = SparkContext._active_spark_context
     if context is not None:
         context.stop()
@@ -48,7 +48,7 @@ def processes_of(cluster: StandaloneCluster, application_id: str) -> list[int]:
 
 
 def check_that_they_end(pids: list[int]) -> None:
-    """The worker ends the executors of an application that is gone, and they end their Python processes."""
+    """The worker ends the executors of a lost application, and they end their Python processes."""
     wait_until(lambda: not any(map(command_line, pids)), "nothing of the application runs on the cluster")
 
 
@@ -62,7 +62,7 @@ def check_that_they_end(pids: list[int]) -> None:
 def test_the_driver_ends_while_its_job_runs(
     standalone: StandaloneCluster, tmp_path: Path, how: str, status: int
 ) -> None:
-    """H48, H57: it ends at once, as it was told to, and nothing of it stays, neither here nor on the cluster."""
+    """H48, H57: it ends immediately, as it was told to, and leaves nothing behind, neither here nor on the cluster."""
     go_on = tmp_path / "go on"
     arguments = ("-m", "tests.spark.faults.driver_program", standalone.master_url, how, str(go_on))
     with Program(*arguments) as program:
@@ -105,7 +105,7 @@ def test_an_action_is_interrupted(standalone: StandaloneCluster) -> None:
 
 
 def test_spark_is_stopped_while_its_job_runs(standalone: StandaloneCluster, spark_on: SparkOn) -> None:
-    """H12, H57: the coordinator is told of each attempt's end, then of the run's; the sidecar can be left as always."""
+    """H12, H57: the coordinator is told of each attempt's end, then of the run's; the sidecar still exits normally."""
     spark = spark_on(standalone.master_url, spark_executor_memory="512m")
     script = Script(FIRST_ATTEMPTS_WAIT, [])
     application_id = spark.sparkContext.applicationId
@@ -117,10 +117,10 @@ def test_spark_is_stopped_while_its_job_runs(standalone: StandaloneCluster, spar
         spark.stop()
         script.wait_for(lambda story: ("run_ended", False) in story)
         heard.wait_for(ApplicationEnded)
-    what_the_user_reads(action.result)  # the text is Py4J's, whose gateway has gone
+    what_the_user_reads(action.result)  # the text is from Py4J, whose gateway has gone
     for subtask in (0, 1):
         assert script.of_subtask(subtask) == [("ready", subtask, 0), ("failed", subtask, 0, "RUN_ENDED")]
-    # The end of the job and that of the application are posted together, and either is enough.
+    # Spark posts the end of the job and of the application together, and either is enough.
     assert all(re.search("SparkContext was shut down|the application has ended", why.text) for why in script.reasons)
     assert script.story[-2:] == [("run_ended", False), ("close",)]
     check_that_they_end(pids)

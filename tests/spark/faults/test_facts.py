@@ -1,6 +1,6 @@
-"""Facts of Spark that are lost, late or doubled, and the relay that brings them: docs/spark-faults.md, row 9.
+"""Facts of Spark that are lost, late or duplicated, and the relay that brings them: docs/spark-faults.md, row 9.
 
-Every one of these jobs loses an attempt while it runs, for that is what facts are for.
+Each of these jobs loses an attempt while it runs, because facts matter only then.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def what_became_of(script: Script, subtask: int) -> list[str]:
 
 
 def test_facts_that_arrive_after_the_job_change_nothing(bench: Bench) -> None:
-    """H10, H19, H55: the ledger lives by the tasks' own words; the late facts of one run do not touch the next."""
+    """H10, H19, H55: the ledger relies on the tasks' messages; the late facts of one run do not affect the next."""
     script = one_fails()
     with shut_gate(bench.spark) as gate, listening_to(bench.spark) as heard, Sidecar(bench.spark, IMPATIENT) as sidecar:
         handle = sidecar.coordinate("op", script, parallelism=2)
@@ -82,7 +82,7 @@ def test_facts_that_arrive_after_the_job_change_nothing(bench: Bench) -> None:
 
 
 def test_duplicate_facts_count_once(bench: Bench) -> None:
-    """H10, H19: the listener is on the bus twice, so that Spark tells it everything twice."""
+    """H10, H19: the listener is on the bus twice, so Spark reports everything twice."""
     script = one_fails()
     with listening_to(bench.spark) as heard, Sidecar(bench.spark) as sidecar:
         relay = relay_of(sidecar)
@@ -114,7 +114,7 @@ def on_the_bus_again(spark: SparkSession, java_listener: Any) -> Iterator[None]:
 
 @contextmanager
 def relays_by(line: Line, patience_s: float = 15.0) -> Iterator[None]:
-    """A relay that starts within the block has its JVM connect by this line, and waits so long for it to come back."""
+    """A relay that starts within the block has its JVM connect by this line, and waits this long for a reconnection."""
     with pytest.MonkeyPatch.context() as patch:
         listen = RelayServer.listen
 
@@ -128,7 +128,7 @@ def relays_by(line: Line, patience_s: float = 15.0) -> Iterator[None]:
 
 
 def test_a_kill_requested_while_the_relay_is_away_happens_when_it_is_back(bench: Bench) -> None:
-    """H19, H24: a task is given up meanwhile, which lives and waits; neither facts nor commands are lost."""
+    """H19, H24: meanwhile a task that is alive and waiting is given up; no facts or commands are lost."""
     script = Script({}, ["hello"])
     gateway = GatewayLimits(reconnect_timeout_s=1.0)
     with (
@@ -165,7 +165,7 @@ def test_a_kill_requested_while_the_relay_is_away_happens_when_it_is_back(bench:
 
 
 def test_a_permanently_lost_relay_is_replaced_by_the_other_one(bench: Bench) -> None:
-    """H19, H24: the kill that was under way reaches Spark by Py4J, and the next job is like any other."""
+    """H19, H24: the pending kill reaches Spark by Py4J, and the next job runs normally."""
     script = Script({}, ["hello"])
     gateway = GatewayLimits(reconnect_timeout_s=1.0)
     with (
@@ -207,9 +207,9 @@ def test_a_permanently_lost_relay_is_replaced_by_the_other_one(bench: Bench) -> 
 def test_a_jvm_that_refuses_the_relay_gets_the_other_one_and_the_log_says_so(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H19: the job is the same by Py4J."""
+    """H19: the job runs the same by Py4J."""
     monkeypatch.setattr(janino_relay, "source", lambda: "this is no Java")
-    monkeypatch.setattr(janino_relay, "_compiled", {})  # as in a JVM that no relay was opened in before
+    monkeypatch.setattr(janino_relay, "_compiled", {})  # as in a JVM where no relay was ever opened
     script = one_fails()
     with structlog.testing.capture_logs() as lines:
         with Sidecar(bench.spark) as sidecar:
@@ -231,12 +231,12 @@ def test_a_jvm_that_refuses_the_relay_gets_the_other_one_and_the_log_says_so(
 
 @pytest.fixture
 def tiny_queue(spark_on: SparkOn) -> SparkSession:
-    """Spark drops each event for us while it still waits for one to be taken."""
+    """Spark drops every event for Headgate that arrives while an earlier one is still queued."""
     return spark_on(LOCAL, spark_scheduler_listenerbus_eventqueue_headgate_capacity="1")
 
 
 def test_a_job_ends_exactly_although_every_fact_is_lost(tiny_queue: SparkSession) -> None:
-    """H11, H19: two jobs, one behind the other, of which the ledger hears only from the tasks and from its looks."""
+    """H11, H19: two jobs in a row, about which the ledger learns only from the tasks and from its own checks."""
     script = one_fails()
     with shut_gate(tiny_queue) as gate, Sidecar(tiny_queue, IMPATIENT) as sidecar:
         handle = sidecar.coordinate("op", script, parallelism=2)
@@ -255,7 +255,7 @@ def test_a_job_ends_exactly_although_every_fact_is_lost(tiny_queue: SparkSession
 
 
 def test_a_job_ends_exactly_although_some_facts_are_lost(tiny_queue: SparkSession) -> None:
-    """H10, H19: whatever it is that a slow listener of somebody else costs us."""
+    """H10, H19: it does not matter which events a slow third-party listener costs Headgate."""
     failing = (1, 4, 6)
     script = Script({(subtask, 0): ["raise"] for subtask in failing}, ["hello", "stop"])
     with shut_gate(tiny_queue) as gate, Sidecar(tiny_queue, IMPATIENT) as sidecar:
@@ -273,7 +273,7 @@ def test_a_job_ends_exactly_although_some_facts_are_lost(tiny_queue: SparkSessio
 
 
 def test_a_streaming_job_whose_start_is_lost_is_found_by_a_query(tiny_queue: SparkSession) -> None:
-    """H19, H47: or the end of its run would be told to nobody, and its last output would not be committed."""
+    """H19, H47: otherwise the end of its run would go unreported, and its last output would not be committed."""
     coordinator = CountingCoordinator()
     with shut_gate(tiny_queue), Sidecar(tiny_queue, IMPATIENT) as sidecar:
         handle = sidecar.coordinate("op", coordinator, parallelism=2, mode=RestoreMode.STREAMING)

@@ -1,4 +1,4 @@
-"""Splits that are found as they are read, when output is lost within an action and between two of them."""
+"""Splits that are found while others are read, with output lost within an action and between two actions."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.spark.recorder import Recorder
 
 pytestmark = pytest.mark.spark
 
-SUBTASKS = 4  # as many as there are slots: two hosts with two cores each
+SUBTASKS = 4  # one for each slot: two hosts with two cores each
 ALL = range(SUBTASKS)
 
 
 class NotingTree(TreeSource):
-    """Knows which task each attempt is, and which attempt has read what, in order."""
+    """Records which task each attempt is, and what each attempt has read, in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class NotingTree(TreeSource):
         return [node for _, *life, node in self.notes.named("read") if life == [subtask, attempt]]
 
     def wait_until_all_is_read(self) -> None:
-        """And every subtask is there."""
+        """Also waits until every subtask is registered."""
         wanted = {("ready", subtask, 0) for subtask in ALL}
         self.notes.wait_for(
             lambda story: (
@@ -69,7 +69,7 @@ class GatedTreeReader(TreeReader):
 
 
 def test_a_success_is_revoked_while_the_splits_of_others_are_still_found(bench: Bench, tmp_path: Path) -> None:
-    """H56, H68: what had succeeded reads the same nodes again; the next two actions begin at the root."""
+    """H56, H68: the successful subtask reads the same nodes again; the next two actions begin at the root."""
     source = NotingTree()
     wait_for_executors(bench.spark, bench.cluster.hosts)
     with listening_to(bench.spark) as heard, bench.coordinated(source, SUBTASKS) as handle:

@@ -1,4 +1,4 @@
-"""What ends an attempt from above: somebody has Spark kill the task, its stage, its job. docs/spark-faults.md."""
+"""Faults that end an attempt from above: Spark is asked to kill its task, stage or job. docs/spark-faults.md."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MAX_FAILURES = 4  # Spark's default on a cluster
 
 
 def spark_core(bench: Bench) -> Any:
-    """The SparkContext in the JVM, which can do more than its Python face."""
+    """The JVM's SparkContext, which offers more than the Python API."""
     java_context: Any = bench.spark.sparkContext._jsc
     return java_context.sc()
 
 
 def check_that_the_next_job_is_good(bench: Bench, handle: OperatorHandle, script: Script) -> None:
-    """H15, H55, H57: the failed run ends with one reset of the whole, and none of a subtask; then all begins anew."""
+    """H15, H55, H57: the failed run ends with one global reset and no subtask reset; then everything starts again."""
     end = script.story.index(("run_ended", False))
     script._script = {}
     results = sorted(bench.numbers(2).mapPartitions(handle.subtask(Listening)).collect())
@@ -45,7 +45,7 @@ def check_that_the_next_job_is_good(bench: Bench, handle: OperatorHandle, script
 
 
 def test_a_task_is_killed_more_often_than_it_may_fail(bench: Bench) -> None:
-    """H10, H12: each kill ends exactly one attempt, whatever comes; none of them counts as a failure of the task."""
+    """H10, H12: each kill ends exactly one attempt; no kill counts as a failure of the task."""
     script = Script({(0, nth): ["hello"] for nth in range(MAX_FAILURES)} | {(1, 0): ["hello"]}, ["hello", "stop"])
     with listening_to(bench.spark) as heard, bench.coordinated(script) as handle:
         action = bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Listening)))
@@ -91,7 +91,7 @@ def cancel_all_jobs(bench: Bench, heard: Heard) -> None:
     ],
 )
 def test_a_running_job_is_cancelled(bench: Bench, cancel: Callable[[Bench, Heard], None], text: str) -> None:
-    """H12, H15, H57: every live attempt is reported failed, then the run's end; nobody is reset for nothing."""
+    """H12, H15, H57: every live attempt is reported failed, then the run's end; no subtask is reset without need."""
     script = Script(FIRST_ATTEMPTS_WAIT, ["hello", "stop"])
     with listening_to(bench.spark) as heard, bench.coordinated(script) as handle:
         action = bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Listening)))
@@ -107,7 +107,7 @@ def test_a_running_job_is_cancelled(bench: Bench, cancel: Callable[[Bench, Heard
 
 
 def in_group(context: SparkContext, group: str, collect: Callable[[], list[Any]]) -> Callable[[], list[Any]]:
-    """Each Python thread has a thread of its own in the JVM, and with it a job group of its own."""
+    """Each Python thread has its own thread in the JVM, and with it its own job group."""
 
     def action() -> list[Any]:
         context.setJobGroup(group, "jobs of a test", interruptOnCancel=True)
@@ -117,7 +117,7 @@ def in_group(context: SparkContext, group: str, collect: Callable[[], list[Any]]
 
 
 def test_a_job_group_is_cancelled(bench: Bench) -> None:
-    """H57: the operators of the group's jobs hear of it, another job that runs beside them does not."""
+    """H57: the operators of the group's jobs are told; a job that runs alongside them is not affected."""
     context = bench.spark.sparkContext
     scripts = [Script({(0, 0): ["hello"]}, ["hello", "stop"]) for _ in range(3)]
     with (

@@ -1,4 +1,4 @@
-"""The network between the tasks and the sidecar, while Spark's own works: docs/spark-faults.md, row 8."""
+"""The network between the tasks and the sidecar fails while Spark's own works: docs/spark-faults.md, row 8."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHORT = GatewayLimits(reconnect_timeout_s=1.0)
 
 @dataclass
 class Job:
-    """A job under way, whose tasks reach the sidecar by a line."""
+    """A running job whose tasks reach the sidecar by a line."""
 
     line: Line
     sidecar: Sidecar
@@ -68,7 +68,7 @@ def echoed(story: list[Callback], event: Any) -> set[tuple[int, int]]:
 
 
 def say_to(script: Script, subtask: int, event: Any) -> None:
-    """To one subtask alone."""
+    """Send to one subtask only."""
 
     async def send() -> None:
         await script.gateways[subtask].send_event(event)
@@ -77,7 +77,7 @@ def say_to(script: Script, subtask: int, event: Any) -> None:
 
 
 class Flowing(CountingCoordinator):
-    """Sends each number in a call of its own, so that a checkpoint is cut between two of them."""
+    """Sends each number in a separate call, so that a checkpoint can be cut between two of them."""
 
     def send_one_by_one(self, subtask: int, count: int) -> None:
         async def send() -> None:
@@ -93,7 +93,7 @@ class Flowing(CountingCoordinator):
 
 
 def test_an_unnoticed_network_cut_only_costs_time(bench: Bench, tmp_path: Path) -> None:
-    """H22, H30: what both sides say meanwhile waits on the line, and comes behind it, in order and once."""
+    """H22, H30: messages of both sides wait on the line meanwhile, and arrive later, in order and once."""
     coordinator = CountingCoordinator()
     with a_job(bench, coordinator, Counting, str(tmp_path)) as job:
         coordinator.tell(0, "compute")
@@ -123,7 +123,7 @@ def test_an_unnoticed_network_cut_only_costs_time(bench: Bench, tmp_path: Path) 
 
 
 def test_a_network_cut_that_heals_in_time_loses_nothing(bench: Bench, tmp_path: Path) -> None:
-    """H24: the tasks come back, and both sides send again what is unconfirmed."""
+    """H24: the tasks reconnect, and both sides resend what is unconfirmed."""
     coordinator = CountingCoordinator()
     with a_job(bench, coordinator, Counting, str(tmp_path)) as job:
         coordinator.tell(0, "compute")
@@ -148,7 +148,7 @@ def test_a_network_cut_that_heals_in_time_loses_nothing(bench: Bench, tmp_path: 
 
 @pytest.mark.parametrize("who_speaks", ["sidecar", "task"])
 def test_a_connection_reset_in_the_middle_of_a_frame_is_reestablished(bench: Bench, who_speaks: str) -> None:
-    """H24, H60: the torn frame is no message, and the whole of it is sent again."""
+    """H24, H60: the torn frame is not a message, and the whole frame is sent again."""
     long_event = "x" * 100_000
     script = Script({}, ["hello"])
     with a_job(bench, script, Listening, parallelism=1) as job:
@@ -170,7 +170,8 @@ def test_a_connection_reset_in_the_middle_of_a_frame_is_reestablished(bench: Ben
 
 
 def test_a_task_with_a_permanently_lost_connection_is_failed_and_killed(bench: Bench) -> None:
-    """H12, H24: the task lives and knows nothing of it; Spark kills it and starts another, and nobody else is told."""
+    """H12, H24: the task lives, unaware of the cut; Spark kills it and starts another; other subtasks are not
+    affected."""
     script = Script({}, ["hello"])
     with listening_to(bench.spark) as heard:
         with a_job(bench, script, Listening, gateway=SHORT) as job:
@@ -201,7 +202,7 @@ def test_a_task_with_a_permanently_lost_connection_is_failed_and_killed(bench: B
 
 
 def test_tasks_that_cannot_reconnect_in_time_are_run_again(bench: Bench) -> None:
-    """H10, H24: both ends know and count the time, so that either may be the first to give up."""
+    """H10, H24: both sides notice the cut and measure the time, so either may be the first to give up."""
     script = Script({}, ["hello"])
     with a_job(bench, script, Listening, gateway=SHORT) as job:
         script.wait_for(lambda story: len(echoed(story, "hello")) == 2)
@@ -219,7 +220,7 @@ def test_tasks_that_cannot_reconnect_in_time_are_run_again(bench: Bench) -> None
 
 
 def test_a_cut_longer_than_the_confirmation_timeout_fails_the_receiving_attempt(bench: Bench) -> None:
-    """H25: nobody is told of such a cut, and an event that is not confirmed in time shows it."""
+    """H25: neither side is notified of such a cut; an event that is not confirmed in time reveals it."""
     script = Script({}, ["hello"])
     with a_job(bench, script, Listening, gateway=GatewayLimits(confirm_timeout_s=2.0)) as job:
         script.wait_for(lambda story: len(echoed(story, "hello")) == 2)
@@ -239,7 +240,7 @@ def test_a_cut_longer_than_the_confirmation_timeout_fails_the_receiving_attempt(
         ("ready", 0, 1),
     ]
     assert script.of_subtask(1) == [("ready", 1, 0)]
-    assert not echoed(script.story, "anybody there?")  # the old attempt has heard it by now, and is not heard (H3)
+    assert not echoed(script.story, "anybody there?")  # the old attempt has it by now, and is ignored (H3)
 
 
 # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def test_a_cut_longer_than_the_confirmation_timeout_fails_the_receiving_attempt(
 
 @pytest.mark.parametrize("how", ["cut", "broken"])
 def test_a_checkpoint_waits_for_a_network_cut_to_heal(bench: Bench, how: str) -> None:
-    """H24, H40: it begins at all subtasks or is not cut, and completes when they can be reached again."""
+    """H24, H40: it begins at all subtasks or is not cut, and completes when they are reachable again."""
     coordinator = CountingCoordinator()
     with a_job(bench, coordinator, Counting, mode=RestoreMode.STREAMING) as job:
         coordinator.send_numbers(0, 3)
@@ -278,7 +279,7 @@ def test_a_checkpoint_waits_for_a_network_cut_to_heal(bench: Bench, how: str) ->
 
 
 def test_a_slow_network_with_small_windows_keeps_a_restored_job_exact(bench: Bench) -> None:
-    """H27, H40: checkpoints are taken while the windows are full, and the last one is gone back to."""
+    """H27, H40: checkpoints are taken while the windows are full, and the job restores the last one."""
     numbers = 60
     coordinator = Flowing()
     windows = GatewayLimits(events_max=4, confirm_timeout_s=60.0)

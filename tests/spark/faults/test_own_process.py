@@ -1,6 +1,6 @@
-"""A sidecar in a process of its own: it serves, dies, and takes over when it comes back.
+"""A sidecar in a separate process: it serves, dies, and takes over when it comes back.
 
-Its tasks run in the driver's JVM: what dies here is the sidecar, and Spark is as real in one JVM as in three.
+Its tasks run in the driver's JVM: only the sidecar dies here, so one JVM tests Spark as well as three.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def spark(spark_on: SparkOn) -> SparkSession:
 
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Callable[..., SidecarProgram]]:
-    """Makes sidecars, and sees that none outlives its test."""
+    """Make sidecars, and stop each of them by the end of its test."""
     made: list[SidecarProgram] = []
 
     def make(*arguments: str) -> SidecarProgram:
@@ -64,7 +64,7 @@ def wait_until_ready(sidecar: AttachedSidecar, subtasks: int = 2) -> None:
 
 
 def exchange(sidecar: AttachedSidecar, count: int, seen: int) -> None:
-    """Send so many numbers to each subtask, and wait until all are answered, up to ``seen``."""
+    """Send this many numbers to each subtask, and wait until all are answered, up to ``seen``."""
     for subtask in (0, 1):
         sidecar.request(OPERATOR, ["send", subtask, count])
     wait_until(lambda: sidecar.request(OPERATOR, "seen") == {0: seen, 1: seen}, f"{seen} numbers seen")
@@ -73,14 +73,14 @@ def exchange(sidecar: AttachedSidecar, count: int, seen: int) -> None:
 def test_a_driver_is_served_by_a_sidecar_in_another_process(
     spark: SparkSession, program: Callable[..., SidecarProgram]
 ) -> None:
-    """Both kinds of traffic, a checkpoint, and the end; and the process ends when it is told to."""
+    """Both kinds of traffic, a checkpoint and the end; the process ends when told to."""
     here = program()
     here.start()
     with attach(spark, here) as sidecar:
         assert sidecar.operator_ids == [OPERATOR]
         rdd = tasks(spark, sidecar)
 
-        async def as_in_a_notebook() -> Any:  # where a loop runs in the thread that calls
+        async def as_in_a_notebook() -> Any:  # in case a loop runs in the calling thread
             return sidecar.run(rdd.collect, restart=RESTART)
 
         action = Action(lambda: asyncio.run(as_in_a_notebook()))
@@ -97,7 +97,7 @@ def test_a_driver_is_served_by_a_sidecar_in_another_process(
 def test_a_restarted_sidecar_takes_over_its_running_job(
     spark: SparkSession, program: Callable[..., SidecarProgram]
 ) -> None:
-    """H18, H24, H52: the attempts are killed, their successors and the coordinator go on from the checkpoint."""
+    """H18, H24, H52: the attempts are killed; their successors and the coordinator continue from the checkpoint."""
     here = program()
     here.start()
     with attach(spark, here) as sidecar:
@@ -106,7 +106,7 @@ def test_a_restarted_sidecar_takes_over_its_running_job(
         wait_until_ready(sidecar)
         exchange(sidecar, 5, seen=5)
         checkpoint_id = sidecar.checkpoint()
-        exchange(sidecar, 3, seen=8)  # of this nothing is left
+        exchange(sidecar, 3, seen=8)  # none of this remains
 
         here.kill()
         here.start()
@@ -127,7 +127,7 @@ def test_a_restarted_sidecar_takes_over_its_running_job(
 def test_with_takeover_fail_the_job_fails_and_is_run_again(
     spark: SparkSession, program: Callable[..., SidecarProgram]
 ) -> None:
-    """H15, H55: ``--takeover fail``; the restart goes on from the checkpoint."""
+    """H15, H55: with ``--takeover fail``, the restart continues from the checkpoint."""
     here = program("streaming", "--takeover", "fail")
     here.start()
     with attach(spark, here) as sidecar:
@@ -148,7 +148,7 @@ def test_with_takeover_fail_the_job_fails_and_is_run_again(
 
 
 class EndsEarly(Counting):
-    """Subtask 1 ends at once, so that one task of the stage has succeeded."""
+    """Subtask 1 ends immediately, so that one task of the stage has succeeded."""
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         super().open(context, state)
@@ -156,7 +156,7 @@ class EndsEarly(Counting):
 
 
 def test_a_partly_succeeded_job_is_not_taken_over(spark: SparkSession, program: Callable[..., SidecarProgram]) -> None:
-    """H17: Spark would not run that part again, whose events the coordinator does not know any more."""
+    """H17: Spark would not rerun the completed part, whose events the coordinator has lost."""
     here = program("batch")
     here.start()
     with attach(spark, here) as sidecar:
@@ -181,7 +181,7 @@ def test_a_partly_succeeded_job_is_not_taken_over(spark: SparkSession, program: 
 def test_a_sidecar_that_stays_away_fails_the_job_with_an_explanation(
     spark: SparkSession, program: Callable[..., SidecarProgram]
 ) -> None:
-    """H24, H48: the tasks give up by themselves, then the driver does."""
+    """H24, H48: the tasks give up without being told, then the driver does."""
     here = program("quick")
     here.start()
     with attach(spark, here, connect_timeout_s=2.0) as sidecar:
@@ -197,7 +197,7 @@ def test_a_sidecar_that_stays_away_fails_the_job_with_an_explanation(
 def test_a_second_driver_is_served_when_the_first_has_left(
     spark_on: SparkOn, program: Callable[..., SidecarProgram]
 ) -> None:
-    """H52: it goes on from the last checkpoint of the first."""
+    """H52: it continues from the last checkpoint of the first."""
     here = program()
     here.start()
     for seen in (5, 10):

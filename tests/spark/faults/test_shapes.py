@@ -38,7 +38,7 @@ def failed_over(subtask: int) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("who_raises", ["first", "second"])
 def test_two_operators_in_one_stage_fail_as_one(bench: Bench, who_raises: str) -> None:
-    """H10, H12: the task is an attempt of both, so whichever raises, both are told."""
+    """H10, H12: the task is an attempt of both, so both are told, whichever of them raises."""
     scripts = [
         Script({(1, 0): ["raise"]} if name == who_raises else {}, ["hello", "stop"]) for name in ("first", "second")
     ]
@@ -55,7 +55,7 @@ def test_two_operators_in_one_stage_fail_as_one(bench: Bench, who_raises: str) -
 
 
 def test_an_operator_in_each_of_two_stages(bench: Bench, tmp_path: Path) -> None:
-    """H10: a failure in the later stage is no business of the earlier one, whose output stands."""
+    """H10: a failure in the later stage does not affect the earlier one, whose output stands."""
     splits = range(6)
     source = NotingSource(splits)
     script = Script({(1, 0): ["raise"]}, ["hello", "stop"])
@@ -72,7 +72,7 @@ def test_an_operator_in_each_of_two_stages(bench: Bench, tmp_path: Path) -> None
 
 
 def test_two_concurrent_jobs_with_one_operator_each(bench: Bench) -> None:
-    """H10: all four run at the same time, and a failure in one job is none in the other."""
+    """H10: all four run at the same time, and a failure in one job does not affect another."""
     directors = [Director(), Director()]
     with bench.coordinated(directors[0]) as first, bench.coordinated(directors[1]) as second:
         actions = [
@@ -97,7 +97,7 @@ def test_two_concurrent_jobs_with_one_operator_each(bench: Bench) -> None:
 
 
 def test_an_operator_is_used_again_in_a_second_job(bench: Bench) -> None:
-    """H2, H55, H57: the run ends, the coordinator is reset as a whole, and numbers go on."""
+    """H2, H55, H57: the run ends, the coordinator is reset globally, and attempt numbers go on."""
     director = Director("hello", "stop")
     with bench.coordinated(director) as handle:
         for attempt in range(2):
@@ -112,7 +112,7 @@ def test_an_operator_is_used_again_in_a_second_job(bench: Bench) -> None:
 
 
 def test_two_concurrent_jobs_over_one_operator(bench: Bench) -> None:
-    """H55: every task of the second one is refused in words that say what to do; the first one never hears of it."""
+    """H55: every task of the second job is refused with advice on what to do; the first job is not affected."""
     director = Director()
     with bench.coordinated(director) as handle:
         first = bench.start_collecting(bench.numbers(2).mapPartitions(handle.subtask(Gathering)))
@@ -130,7 +130,7 @@ def test_two_concurrent_jobs_over_one_operator(bench: Bench) -> None:
 
 
 def test_more_subtasks_than_slots(bench: Bench, tmp_path: Path) -> None:
-    """H10: they come in waves; who comes when all is read is told so."""
+    """H10: they come in waves; a subtask that comes after all splits are read is told that none are left."""
     splits, subtasks = range(12), 9
     source = NotingSource(splits)
     wait_for_executors(bench.spark, bench.cluster.hosts)
@@ -147,7 +147,7 @@ def test_more_subtasks_than_slots(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_a_subtask_without_records(bench: Bench) -> None:
-    """H10: it is a subtask like any other, and may have events."""
+    """H10: it is a subtask like any other, and may receive events."""
     director = Director("hello", "stop")
     with bench.coordinated(director) as handle:
         rows = bench.spark.sparkContext.parallelize([7], 2)
@@ -160,7 +160,7 @@ def test_a_subtask_without_records(bench: Bench) -> None:
 
 
 def test_an_iterator_abandoned_early(bench: Bench, tmp_path: Path) -> None:
-    """H57: Spark counts what ``take(1)`` leaves as a success, and so does the coordinator; nobody failed."""
+    """H57: Spark counts what ``take(1)`` abandons as a success, and so does the coordinator; no subtask failed."""
     splits = range(6)
     source = NotingSource(splits)
     open_gates(tmp_path, range(2))
@@ -177,7 +177,7 @@ def test_an_iterator_abandoned_early(bench: Bench, tmp_path: Path) -> None:
 
 
 def test_coalesced_partitions(bench: Bench) -> None:
-    """H10: before the subtask they are partitions like any others; behind it they are refused (test_wrong_use)."""
+    """H10: before the subtask they are partitions like any others; after it they are refused (test_wrong_use)."""
     director = Director("hello", "stop")
     with bench.coordinated(director) as handle:
         outputs = sorted(bench.numbers(6).coalesce(2).mapPartitions(handle.subtask(Gathering)).collect())
@@ -187,7 +187,7 @@ def test_coalesced_partitions(bench: Bench) -> None:
 
 
 def test_cached_partitions_are_lost_and_recomputed(bench: Bench) -> None:
-    """H55: no run while all is cached; then one of those subtasks alone whose partitions were lost."""
+    """H55: no run while everything is cached; then only the subtasks whose partitions were lost."""
     director = Director("hello", "stop")
     wait_for_executors(bench.spark, bench.cluster.hosts)
     with listening_to(bench.spark) as heard, bench.coordinated(director, SLOTS) as handle:
@@ -214,7 +214,7 @@ def test_cached_partitions_are_lost_and_recomputed(bench: Bench) -> None:
 def test_splits_of_kept_partitions_are_not_handed_out_again(
     bench: Bench, standalone: StandaloneCluster, tmp_path: Path, kept_in: str
 ) -> None:
-    """H55, H56: Spark recomputes the half that it has lost, in a run of its own, beside the half that it has kept."""
+    """H55, H56: Spark recomputes the lost half in a separate run, next to the half that it has kept."""
     splits = range(12)
     source = NotingSource(splits)
     wait_for_executors(bench.spark, standalone.hosts)
@@ -238,7 +238,7 @@ def test_splits_of_kept_partitions_are_not_handed_out_again(
 
 
 class ArrowSquares(SplitReader):
-    """Yields the square of each split, in Arrow's shape."""
+    """Yields the square of each split as an Arrow batch."""
 
     def read_split(self, split: int) -> Iterator[Any]:
         import pyarrow as pa
@@ -247,7 +247,7 @@ class ArrowSquares(SplitReader):
 
 
 class Squares(SourceCoordinator):
-    """Knows which subtasks it ever met."""
+    """Records every subtask that it has met."""
 
     def __init__(self) -> None:
         super().__init__(lambda state: StaticSplitEnumerator(range(10), state))
@@ -260,7 +260,7 @@ class Squares(SourceCoordinator):
 
 @contextmanager
 def settings(spark: SparkSession, **values: str) -> Iterator[None]:
-    """Settings of Spark SQL within the block, ``_`` for ``.`` in their names."""
+    """Apply settings of Spark SQL within the block, ``_`` for ``.`` in their names."""
     before = {key: spark.conf.get(key.replace("_", ".")) for key in values}
     for key, value in values.items():
         spark.conf.set(key.replace("_", "."), value)
@@ -272,13 +272,13 @@ def settings(spark: SparkSession, **values: str) -> Iterator[None]:
 
 
 def shuffled_frame(bench: Bench) -> DataFrame:
-    """Ten small groups: adaptive execution makes one partition of them, whatever the shuffle has."""
+    """Ten small groups: adaptive execution combines them into one partition, whatever the shuffle has."""
     return bench.spark.range(100).selectExpr("id % 10 as key").groupBy("key").count()
 
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_adaptive_execution_chooses_the_number_of_partitions(bench: Bench, adaptive: str) -> None:
-    """H10: of a split reader's subtasks only so many ever begin, and they read all, where that is allowed."""
+    """H10: only that many of a split reader's subtasks begin, and they read all splits, where that is allowed."""
     squares = Squares()
     with settings(bench.spark, spark_sql_adaptive_enabled=adaptive, spark_sql_shuffle_partitions="4"):
         with bench.coordinated(squares, 4, allow_fewer=True) as handle:
@@ -302,7 +302,7 @@ def test_fewer_partitions_that_adaptive_execution_makes_are_refused_with_every_w
 
 
 def test_more_partitions_than_adaptive_execution_had_are_refused_with_the_fix(bench: Bench) -> None:
-    """H10: one as long as the data is small, four later; ``repartition`` before the subtask fixes the number."""
+    """H10: one while the data is small, four later; ``repartition`` before the subtask fixes the number."""
     squares = Squares()
     with settings(bench.spark, spark_sql_adaptive_enabled="false", spark_sql_shuffle_partitions="4"):
         with bench.coordinated(squares, 1) as handle:
@@ -317,7 +317,7 @@ def test_more_partitions_than_adaptive_execution_had_are_refused_with_the_fix(be
 
 
 def test_adaptive_execution_leaves_repartition_alone(bench: Bench) -> None:
-    """H10: also where partitions are empty; each has its subtask."""
+    """H10: also if partitions are empty: each has its subtask."""
     squares = Squares()
     with settings(bench.spark, spark_sql_adaptive_enabled="true"):
         with listening_to(bench.spark) as heard, bench.coordinated(squares, 3) as handle:

@@ -1,4 +1,4 @@
-"""Two attempts of one subtask at once: real speculative copies, on the other host. docs/spark-faults.md."""
+"""Two concurrent attempts of one subtask: real speculative copies, on the other host. docs/spark-faults.md."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.spark.recorder import Callback
 pytestmark = pytest.mark.spark
 
 ORIGINAL, COPY = (1, 0), (1, 1)
-"""Of subtask 1. Subtask 0 ends as soon as the original runs, so that Spark finds this one slow."""
+"""Copy subtask 1. Subtask 0 ends as soon as the original runs, so that Spark finds subtask 1 slow."""
 OTHER = (0, 0)
 
 
 @pytest.fixture
 def spark(standalone: StandaloneCluster, spark_on: SparkOn) -> SparkSession:
-    """Half of the tasks may show how long one takes; whoever takes longer is copied."""
+    """Half of the tasks set the expected duration; Spark copies any task that takes longer."""
     session = spark_on(
         standalone.master_url,
         spark_executor_memory="512m",
@@ -48,7 +48,7 @@ def spark(standalone: StandaloneCluster, spark_on: SparkOn) -> SparkSession:
 
 @contextmanager
 def a_subtask_and_its_copy(spark: SparkSession) -> Iterator[tuple[Director, Heard, Action]]:
-    """Both attempts of subtask 1 run, on a host each, and have spoken with their coordinator; nobody has failed."""
+    """Both attempts of subtask 1 run, each on its own host, and have talked with their coordinator; none has failed."""
     director = Director("hello")
     with listening_to(spark) as heard, Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", director, parallelism=2)
@@ -66,7 +66,7 @@ def a_subtask_and_its_copy(spark: SparkSession) -> Iterator[tuple[Director, Hear
 
 
 def lives_of(director: Director) -> list[Callback]:
-    """Subtask 1, after a look at H13: a reset comes at once when nobody is left, and at no other time."""
+    """The attempts of subtask 1, checked for H13: a reset comes when no attempt is left, and at no other time."""
     lives = director.of_subtask(1)
     alive: set[int] = set()
     for at, callback in enumerate(lives):
@@ -87,7 +87,8 @@ def answers(director: Director, life: Life) -> list[Any]:
 
 @pytest.mark.parametrize(("winner", "loser"), [(ORIGINAL, COPY), (COPY, ORIGINAL)])
 def test_one_of_two_attempts_wins(spark: SparkSession, winner: Life, loser: Life) -> None:
-    """H12, H13: each hears what is sent to it alone; the loser is superseded, and its subtask is not failed over."""
+    """H12, H13: each attempt receives only its own events; the loser is superseded, and its subtask is not failed
+    over."""
     with a_subtask_and_its_copy(spark) as (director, heard, action):
         director.tell(winner, "you win", "stop")
         results = sorted(action.result())
@@ -104,7 +105,7 @@ def test_one_of_two_attempts_wins(spark: SparkSession, winner: Life, loser: Life
 
 
 def test_two_attempts_end_at_the_same_time(spark: SparkSession) -> None:
-    """H12, H13: one success for each subtask, whoever of the two Spark takes."""
+    """H12, H13: one success for each subtask, whichever attempt Spark takes."""
     with a_subtask_and_its_copy(spark) as (director, heard, action):
         for life in (ORIGINAL, COPY):
             director.tell(life, "stop")
@@ -119,7 +120,7 @@ def test_two_attempts_end_at_the_same_time(spark: SparkSession) -> None:
 
 
 def test_a_copy_fails_while_its_original_runs(spark: SparkSession) -> None:
-    """H13: no reset while one of them is left, which goes on as if nothing were."""
+    """H13: no reset while one of them is left; it continues undisturbed."""
     with a_subtask_and_its_copy(spark) as (director, heard, action):
         director.tell(COPY, "raise")
         assert heard.end_of(director.task_of(COPY)).outcome is TaskOutcome.FAILED
@@ -134,7 +135,7 @@ def test_a_copy_fails_while_its_original_runs(spark: SparkSession) -> None:
 
 
 def test_both_attempts_fail(spark: SparkSession) -> None:
-    """H13: the reset comes with the last of them, once."""
+    """H13: one reset, when the last of them ends."""
     with a_subtask_and_its_copy(spark) as (director, heard, action):
         director.greet([1], "hello", "stop")
         for life in (ORIGINAL, COPY):
@@ -150,7 +151,7 @@ def test_both_attempts_fail(spark: SparkSession) -> None:
 
 
 def test_there_is_no_copy_in_streaming_mode(spark: SparkSession) -> None:
-    """H13: two attempts would go on from one state, so the later one takes over; the older is superseded and reset."""
+    """H13: both would start from one state, so the later one takes over; the older is superseded and reset."""
     director = Director("hello")
     with listening_to(spark) as heard, Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", director, parallelism=2, mode=RestoreMode.STREAMING)
@@ -166,7 +167,7 @@ def test_there_is_no_copy_in_streaming_mode(spark: SparkSession) -> None:
     lives = lives_of(director)
     assert lives[:4] == [("ready", *ORIGINAL), ("failed", *ORIGINAL, "SUPERSEDED"), ("reset", 1, -1), ("ready", *COPY)]
     assert heard.start_of(director.task_of(COPY)).speculative
-    assert end.outcome is not TaskOutcome.SUCCESS  # killed, unless it hears of it before Spark's kill comes
+    assert end.outcome is not TaskOutcome.SUCCESS  # killed, unless it learns of it before Spark's kill comes
 
 
 # --- splits ---------------------------------------------------------------------------------------------------------
@@ -197,7 +198,7 @@ class OneFirst(StaticSplitEnumerator):
 
 
 class FirstGetsStuck(SplitReader):
-    """Of subtask 1 the first attempt reads one split, and gets stuck in its second."""
+    """The first attempt of subtask 1 reads one split, and gets stuck in its second."""
 
     def read_split(self, split: int) -> Iterator[Any]:
         if self.context.subtask == 1 and self.context.attempt == 0 and split == 1:
@@ -208,7 +209,7 @@ class FirstGetsStuck(SplitReader):
 
 
 def test_a_copy_reads_the_splits_of_its_original(spark: SparkSession) -> None:
-    """H13: attempts at once have the same splits, so that either of them gives the whole output of the subtask."""
+    """H13: concurrent attempts have the same splits, so either can produce the whole output of the subtask."""
     enumerators: list[OneFirst] = []
 
     def build(state: bytes | None) -> OneFirst:

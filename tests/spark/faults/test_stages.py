@@ -1,4 +1,4 @@
-"""What goes wrong between stages: lost map output, zombies, revoked successes, barriers. docs/spark-faults.md."""
+"""Faults between stages: lost map output, zombies, revoked successes, barriers. docs/spark-faults.md."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from tests.spark.faults.waiting import wait_for_executors
 
 pytestmark = pytest.mark.spark
 
-SUBTASKS = 4  # as many as there are slots: two hosts with two cores each
+SUBTASKS = 4  # one for each slot: two hosts with two cores each
 ALL = range(SUBTASKS)
 ROWS = list(range(40))
 
 
 def shuffled_rows(bench: Bench, folder: Path) -> RDD[int]:
-    """``ROWS`` behind a shuffle, half of whose map output lies on each host; row n in partition n modulo 4."""
+    """``ROWS`` after a shuffle, half of whose map output lies on each host; row n is in partition n modulo 4."""
     rows = bench.spark.sparkContext.parallelize(ROWS, SUBTASKS).mapPartitionsWithIndex(all_at_once(folder, SUBTASKS))
     return rows.keyBy(lambda row: row).partitionBy(SUBTASKS, lambda row: row).values()
 
 
 def starts_of(heard: Heard, task_attempt_ids: Iterable[int]) -> dict[int, TaskStarted]:
-    """By partition."""
+    """Group by partition."""
     return {start.partition: start for start in map(heard.start_of, task_attempt_ids)}
 
 
 def places_in_the_task_set(spark: SparkSession, stage_id: int, stage_attempt: int) -> dict[int, int]:
-    """Partition to index, from Spark's status store."""
+    """Map each partition to its index, from Spark's status store."""
     java_context: Any = spark.sparkContext._jsc
     tasks = java_context.sc().statusStore().taskList(stage_id, stage_attempt, 100)
     return {tasks.apply(i).partitionId(): tasks.apply(i).index() for i in range(tasks.size())}
 
 
 def check_given_up(end: TaskEnded) -> None:
-    """Killed, on our word or with the rest of the job, or gone by itself, for it hears of it too: what comes first."""
+    """The reason may be a kill, by Headgate or with the rest of the job, or its own end on notice."""
     assert end.outcome is TaskOutcome.KILLED or (end.outcome is TaskOutcome.FAILED and "AttemptOver" in end.reason)
 
 
@@ -55,9 +55,9 @@ def check_given_up(end: TaskEnded) -> None:
 
 @pytest.mark.parametrize("ends_in", ["the result", "a shuffle"])
 def test_zombies_of_a_resubmitted_stage(bench: Bench, tmp_path: Path, ends_in: str) -> None:
-    """H1, H2, H10, H11, H13: a success counts if it comes first; else it is superseded. Nobody is reset for that.
+    """H1, H2, H10, H11, H13: a success counts if it comes first; else it is superseded. Neither causes a reset.
 
-    The executor that dies has run subtasks 0, which had ended, and ``lost``; the zombies run on the other host.
+    The executor that dies has run subtask 0, which had ended, and ``lost``; the zombies run on the other host.
     """
     director = Director()
     wait_for_executors(bench.spark, bench.cluster.hosts)
@@ -76,7 +76,7 @@ def test_zombies_of_a_resubmitted_stage(bench: Bench, tmp_path: Path, ends_in: s
         director.greet((0, lost), "hello", "stop")
         kill_the_executor(bench, first[0].host)
         director.wait_until_ready((subtask, 1) for subtask in zombies)
-        for subtask in zombies:  # each of the two talks, and is heard
+        for subtask in zombies:  # each of the two can send events
             director.hear((subtask, 0), "zombie")
             director.hear((subtask, 1), "rival")
         rivals = starts_of(heard, (director.task_of((subtask, 1)) for subtask in zombies))
@@ -123,7 +123,7 @@ def test_zombies_of_a_resubmitted_stage(bench: Bench, tmp_path: Path, ends_in: s
 
 
 def test_zombies_in_streaming_mode(bench: Bench, tmp_path: Path) -> None:
-    """H10, H13: two attempts cannot both go on from one state, so the rival takes over, behind a reset."""
+    """H10, H13: two attempts cannot both start from one state, so the rival takes over, after a reset."""
     director = Director()
     wait_for_executors(bench.spark, bench.cluster.hosts)
     with (
@@ -158,12 +158,13 @@ def test_zombies_in_streaming_mode(bench: Bench, tmp_path: Path) -> None:
 
 
 def numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Each with its place in the partition: so which reducer gets it hangs on the whole content of the partition."""
+    """Each with its place in the partition: so the reducer that gets it depends on the partition's whole content."""
     return enumerate(rows)
 
 
 def test_a_success_is_revoked_while_its_stage_runs(bench: Bench, tmp_path: Path) -> None:
-    """H17, H56: Resubmitted. The same splits again, in the same order; those of a plain failure go to anybody."""
+    """H17, H56: Resubmitted. It gets the same splits again, in the same order; splits of a plain failure go to any
+    subtask."""
     splits = range(12)
     source = NotingSource(splits)
     wait_for_executors(bench.spark, bench.cluster.hosts)
@@ -203,7 +204,7 @@ def check_failed_over(source: NotingSource, subtask: int, kind: str) -> None:
 
 
 def test_map_output_is_lost_when_half_of_the_reducers_have_read_it(bench: Bench, tmp_path: Path) -> None:
-    """H17, H56: Spark says nothing of it but that it runs the stage again; the success is revoked by that."""
+    """H17, H56: Spark reports only that it runs the stage again, and that revokes the success."""
     splits = range(24)
     source = NotingSource(splits)
     maps, reducers = tmp_path / "maps", tmp_path / "reducers"
@@ -228,7 +229,7 @@ def test_map_output_is_lost_when_half_of_the_reducers_have_read_it(bench: Bench,
         close_gates(maps, lost)
         kill_the_executor(bench, mapped[0].host)
         heard.wait_for(TaskEnded, lambda fact: fact.outcome is TaskOutcome.FETCH_FAILED)
-        source.wait_until_read((subtask, 1) for subtask in lost)  # both want splits now
+        source.wait_until_read((subtask, 1) for subtask in lost)  # both request splits now
         open_gates(maps, lost)
         open_gates(reducers, ALL)
         outputs = sorted(action.result())
@@ -250,9 +251,9 @@ def test_map_output_is_lost_when_half_of_the_reducers_have_read_it(bench: Bench,
 
 @pytest.mark.parametrize("fault", ["an exception", "a lost executor"])
 def test_one_task_of_a_barrier_stage_fails(bench: Bench, fault: str) -> None:
-    """H15, H17: all are reported failed, what has succeeded too; then the coordinator is reset, and no subtask.
+    """H15, H17: all are reported failed, including succeeded ones; then the coordinator is reset, and no subtask.
 
-    A shuffle follows, for Spark retries a barrier stage only where it has committed nothing of it yet.
+    A shuffle follows, because Spark retries a barrier stage only if none of it is committed yet.
     """
     director = Director()
     wait_for_executors(bench.spark, bench.cluster.hosts)

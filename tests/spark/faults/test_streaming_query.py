@@ -38,7 +38,7 @@ def stream(tmp_path: Path) -> Stream:
 
 
 class Application:
-    """One life of the operator, with a coordinator of its own."""
+    """One life of the operator, with a new coordinator."""
 
     def __init__(self, spark: SparkSession, stream: Stream, sidecar: Sidecar, coordinator: LinesCoordinator) -> None:
         self.spark = spark
@@ -66,7 +66,7 @@ def application(spark: SparkSession, stream: Stream, restore: str = "latest") ->
 
 
 def test_each_batch_is_one_run_with_one_checkpoint_that_names_it(spark: SparkSession, stream: Stream) -> None:
-    """H55: a batch begins at the checkpoint of the one before; a query that is started again goes on with the next."""
+    """H55: a batch begins at the checkpoint of the one before; a restarted query continues with the next."""
     stream.feed(3)
     with application(spark, stream) as first:
         first.run()
@@ -86,9 +86,8 @@ def test_each_batch_is_one_run_with_one_checkpoint_that_names_it(spark: SparkSes
 
 
 def test_a_batch_whose_task_fails_too_often(spark: SparkSession, stream: Stream) -> None:
-    """The exception of the task reaches whoever waits for the query; the next one begins where the batch before ended,
-    on both sides (H55).
-    """
+    """The task's exception reaches the code that waits for the query; the next query begins where the batch before
+    ended, on both sides (H55)."""
     stream.feed(2)
     trouble = stream.tell("raise", 1, 0)
     with application(spark, stream) as it:
@@ -126,7 +125,7 @@ def test_a_coordinator_that_raises_in_a_batch(spark: SparkSession, stream: Strea
 
 
 def test_a_committed_batch_whose_end_spark_has_not_recorded(spark: SparkSession, stream: Stream) -> None:
-    """It is passed over: no task of it runs again."""
+    """It is skipped: none of its tasks runs again."""
     stream.feed(2)
     with application(spark, stream) as it:
         commit = it.for_each_batch()
@@ -148,7 +147,7 @@ def test_a_committed_batch_whose_end_spark_has_not_recorded(spark: SparkSession,
 
 
 def test_a_query_that_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, stream: Stream) -> None:
-    """The next one waits until the run is over, and goes on from the checkpoint in the middle: nothing twice."""
+    """The next one waits until the run has ended, and continues from the checkpoint in the middle: no duplicates."""
     stream.feed(2)
     gate = stream.tell("wait", 1, 0)
     with application(spark, stream) as it:
@@ -167,7 +166,7 @@ def test_a_query_that_is_stopped_in_the_middle_of_a_batch(spark: SparkSession, s
 
 
 def test_a_batch_with_nothing_for_the_operator(spark: SparkSession, stream: Stream) -> None:
-    """It is committed all the same, by a checkpoint without a run, so that none is missing."""
+    """It is still committed, by a checkpoint without a run, so that none is missing."""
     stream.feed(3)
     with application(spark, stream) as it:
         lines = stream.lines_of(it.handle)
@@ -177,7 +176,7 @@ def test_a_batch_with_nothing_for_the_operator(spark: SparkSession, stream: Stre
 
 
 def test_two_runs_in_one_batch(spark: SparkSession, stream: Stream) -> None:
-    """The first has committed the batch, so the second is failed before it can put out anything."""
+    """The first has committed the batch, so the second is failed before it can output anything."""
     stream.feed()
     with application(spark, stream) as it:
         lines = stream.lines_of(it.handle)
@@ -194,7 +193,7 @@ def test_two_runs_in_one_batch(spark: SparkSession, stream: Stream) -> None:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_driver_is_killed_in_a_batch(spark: SparkSession, stream: Stream, moment: str) -> None:
-    """H50, H52: a new driver with both checkpoints goes on; a batch that is committed is not run again."""
+    """H50, H52: a new driver with both checkpoints continues; a committed batch is not run again."""
     stream.feed(3)
     with Program("-m", "tests.spark.faults.streaming_program", str(stream.folder), moment) as driver:
         driver.ends_with(-signal.SIGKILL, within_s=400)
@@ -218,7 +217,7 @@ def test_the_driver_is_killed_in_a_batch(spark: SparkSession, stream: Stream, mo
     batches_run = it.coordinator.lifecycle.count("run_ended")
     if newest == "batch 1 done":
         assert (rows_restored, batches_run) == (restored, 1)
-    else:  # lists of files that a snapshot holds come with its task
+    else:  # the files that a snapshot lists come with its task
         assert batches_run == 2
     assert it.coordinator.rows == 3 * ROWS
     assert stream.noted_by_spark() == [0, 1, 2]
@@ -229,7 +228,8 @@ def test_the_driver_is_killed_in_a_batch(spark: SparkSession, stream: Stream, mo
 
 
 def test_the_checkpoint_location_is_older_than_the_storage(spark: SparkSession, stream: Stream) -> None:
-    """Refused, for the later output is committed. Once that is taken back, one goes on from the checkpoint named."""
+    """Refused, because the later output is committed. Once that is removed, the query continues from the named
+    checkpoint."""
     stream.feed()
     with application(spark, stream) as it:
         it.run()
@@ -259,7 +259,7 @@ def test_the_checkpoint_location_is_older_than_the_storage(spark: SparkSession, 
 
 
 def test_the_storage_is_older_than_the_checkpoint_location(spark: SparkSession, stream: Stream) -> None:
-    """Refused, unless it is adopted: then the query goes on without what is missing."""
+    """Refused, unless it is adopted: then the query continues without the missing part."""
     stream.feed(2)
     with application(spark, stream) as it:
         it.run()
@@ -276,7 +276,7 @@ def test_the_storage_is_older_than_the_checkpoint_location(spark: SparkSession, 
 
 
 def test_a_second_query_with_the_same_operator(spark: SparkSession, stream: Stream) -> None:
-    """A query that lost its directory begins again at batch 0: refused, with both queries named."""
+    """A query that lost its directory begins again at batch 0: refused, and the error names both queries."""
     stream.feed()
     ids = []
     with application(spark, stream) as it:

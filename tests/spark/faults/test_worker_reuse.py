@@ -1,4 +1,4 @@
-"""A Python worker serves one task after the other: what a task leaves in it, and what of that another one finds."""
+"""A Python worker runs many tasks: what one task leaves in it, and what the next task can see of that."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def open_sockets() -> int:
 
 
 def what_is_here(records: Iterable[Any]) -> Iterator[tuple[int, list[str], int]]:
-    """In a plain task: the process, its threads and its sockets."""
+    """In a plain task: list the process, its threads and its sockets."""
     list(records)
     yield os.getpid(), sorted(thread.name for thread in threading.enumerate()), open_sockets()
 
 
 def look(bench: Bench, folder: Path) -> dict[int, tuple[list[str], int]]:
-    """Into all the workers that are in use, by plain tasks, one in each slot."""
+    """Run it in all workers that are in use, by plain tasks, one in each slot."""
     folder.mkdir()
     found = bench.numbers(SLOTS).mapPartitionsWithIndex(all_at_once(folder, SLOTS)).mapPartitions(what_is_here)
     return {pid: (threads, sockets) for pid, threads, sockets in found.collect()}
 
 
 class Tenant(Gathering):
-    """Yields its process, who it was, what it heard, and how many of Headgate's threads it saw there."""
+    """Yields its process, its identity, the events it received, and how many of Headgate's threads it saw."""
 
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
         for subtask, attempt, received, _ in super().process(records):
@@ -55,7 +55,7 @@ class Tenant(Gathering):
 
 
 def test_the_next_task_of_a_reused_worker_inherits_nothing(bench: Bench, tmp_path: Path) -> None:
-    """spark-facts 18: the same process, but another attempt: no event, no thread and no socket of the one before it."""
+    """spark-facts 18: the same process, but another attempt: it sees nothing of the one before it."""
     director = Director("hello", "stop", "never read")
     before = look(bench, tmp_path / "before")
     tenants: dict[int, list[tuple[int, int]]] = {}
@@ -80,7 +80,7 @@ def test_the_next_task_of_a_reused_worker_inherits_nothing(bench: Bench, tmp_pat
 
 
 class Haunted(Gathering):
-    """Leaves a thread behind that still has the context, and uses it when the test says so."""
+    """Leaves a thread behind that still has the context and uses it when the test tells it to."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class Haunted(Gathering):
 
 
 def test_a_thread_that_outlives_its_task_cannot_send(bench: Bench, tmp_path: Path) -> None:
-    """H3, H57: it is told so, and the task that has its process now is not disturbed."""
+    """H3, H57: the thread gets an error, and the task that now runs in its process is not disturbed."""
     director = Director("stop")
     with bench.coordinated(director, SLOTS) as handle:
         processes = dict(bench.numbers(SLOTS).mapPartitions(handle.subtask(Haunted, tmp_path)).collect())

@@ -1,4 +1,4 @@
-"""Waiting for what nobody announces: a process that goes away, an executor that Spark brings back."""
+"""Wait for unannounced events: a process that ends, an executor that Spark brings back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
-    """Look again and again; ``what`` names it where it does not come true."""
+    """Poll until it is true; ``what`` names it in the error if it does not come true."""
     deadline = time.monotonic() + timeout_s
     between_looks = threading.Event()
     while not condition():
@@ -26,7 +26,8 @@ def scheduler(spark: SparkSession) -> Any:
 
 
 def wait_for_executors(spark: SparkSession, hosts: Iterable[str]) -> None:
-    """Until the scheduler has an executor on each of these hosts, the first one or one that Spark has brought back."""
+    """Wait until the scheduler has an executor on each of these hosts, the first one or one that Spark has brought
+    back."""
     known = scheduler(spark)
     for host in hosts:
         wait_until(lambda host=host: bool(known.hasExecutorsAliveOnHost(host)), f"an executor on {host}")  # type: ignore[misc]
