@@ -1,4 +1,4 @@
-"""What can befall a world: connections, tasks, executors and the driver, in the measure of its faults."""
+"""Faults that can strike a world's connections, tasks, executors and driver, as often as its settings allow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LONGEST_CUT_S = 4.0
 
 
 class UnluckyWorld(Protocol):
-    """What a fault injector may touch."""
+    """The part of a world that a fault injector may touch."""
 
     random: Random
     now: float
@@ -48,9 +48,9 @@ FaultInjector = Callable[[UnluckyWorld], None]
 
 
 def some_of(all_of_them: list[FaultInjector], random: Random) -> list[FaultInjector]:
-    """Half of the worlds meet everything; the others a few things only, and these the more often.
+    """Choose the injectors: half of the worlds get all of them, the others only a few, and these more often.
 
-    What one kind leads to shows only where another kind does not come between.
+    The consequences of one kind show only if another kind does not interfere.
     """
     if random.random() < 0.5:
         return all_of_them
@@ -59,7 +59,7 @@ def some_of(all_of_them: list[FaultInjector], random: Random) -> list[FaultInjec
 
 
 def strike(world: UnluckyWorld) -> None:
-    """Before each step: what was under way goes on, and perhaps something goes wrong."""
+    """Before each step, continue the faults under way, and perhaps inject another."""
     random, faults = world.random, world.faults
     if world.drivers < DRIVERS_MAX and random.random() < faults.lose_driver:
         if world.successor is None and random.random() < 0.3:
@@ -84,7 +84,7 @@ def strike(world: UnluckyWorld) -> None:
 
 
 def strike_in_doubt(world: UnluckyWorld) -> None:
-    """Nobody knows whether a restart finds the checkpoint that was aborted: now the job fails, or the driver dies."""
+    """Fail the job or kill the driver while an aborted checkpoint is in doubt: a restart may or may not find it."""
     if world.random.random() < 0.5:
         world.figures.happen("the coordinator fails the job, in doubt")
         world.driver.fail_job("in doubt")
@@ -111,7 +111,7 @@ def break_a_connection(world: UnluckyWorld) -> None:
 
 
 def half_break_a_connection(world: UnluckyWorld) -> None:
-    """One end finds out much later than the other."""
+    """Break a connection so that one end notices much later than the other."""
     if whole := whole_connections(world):
         connection, random = world.random.choice(whole), world.random
         name = f"connection {connection.connection_id} of task {connection.task_attempt_id}"
@@ -127,7 +127,7 @@ def half_break_a_connection(world: UnluckyWorld) -> None:
 
 
 def cut_off(world: UnluckyWorld) -> None:
-    """Nothing passes between an executor and the driver for a while. Tasks that it starts later are cut off, too."""
+    """Cut off the network between an executor and the driver for a while, also for tasks that it starts later."""
     executors = sorted({process.task.executor_id for process in world.living if process.life is not Life.GONE})
     if not executors:
         return
@@ -151,7 +151,7 @@ CUTS: list[FaultInjector] = [
 
 
 def victims(world: UnluckyWorld, *lives: Life) -> list[Process]:
-    """Those of the running jobs, in one of these lives; in any if none is named."""
+    """Return the processes of the running jobs in one of these lives, or in any if none is given."""
     return [
         process
         for process in world.living
@@ -168,7 +168,7 @@ def crash(world: UnluckyWorld) -> None:
 
 
 def hang(world: UnluckyWorld) -> None:
-    """Unresponsive: only a missing confirmation can show it, so there must be one to miss."""
+    """Make a task unresponsive. Only a missing confirmation can show it, so an event must be waiting for one."""
     if those := [process for process in victims(world, Life.RUNNING) if process.awaits_events()]:
         stop_responding(world, world.random.choice(those))
 
@@ -180,7 +180,7 @@ def stop_responding(world: UnluckyWorld, process: Process) -> None:
 
 
 def freeze(world: UnluckyWorld) -> None:
-    """The process stands still, and goes on as if nothing had been; perhaps it was given up meanwhile."""
+    """Freeze a process. It later goes on as if nothing had happened, even if it was given up meanwhile."""
     if those := victims(world):
         process = world.random.choice(those)
         process.troubles.frozen_until = world.now + world.random.uniform(0.0, LONGEST_CUT_S)
@@ -189,7 +189,7 @@ def freeze(world: UnluckyWorld) -> None:
 
 
 def stall(world: UnluckyWorld) -> None:
-    """The operator is busy inside a method; the I/O thread confirms meanwhile."""
+    """Keep the operator busy inside a method, while the I/O thread confirms."""
     if those := victims(world, Life.RESTORING, Life.RUNNING):
         process = world.random.choice(those)
         process.troubles.stalled_until = world.now + world.random.uniform(0.0, 8.0)
@@ -198,7 +198,7 @@ def stall(world: UnluckyWorld) -> None:
 
 
 def set_trap(world: UnluckyWorld) -> None:
-    """The operator will raise where it is not at this moment."""
+    """Make the operator raise in a method that is not running now."""
     if those := victims(world, Life.REGISTERING, Life.RESTORING, Life.RUNNING):
         process, trap = world.random.choice(those), world.random.choice(list(Trap))
         world.tell(f"the operator of task {process.tid} will raise in {trap.value}")
@@ -229,7 +229,7 @@ def lull(world: UnluckyWorld) -> None:
 
 
 def upset(world: UnluckyWorld) -> None:
-    """The coordinator fails the job, or somebody gives a checkpoint up."""
+    """Let the coordinator fail the job, or abort a checkpoint on request."""
     if world.random.random() < 0.5:
         world.tell("the coordinator fails the job")
         world.figures.happen("the coordinator fails the job")
@@ -246,7 +246,7 @@ def cancel(world: UnluckyWorld) -> None:
 
 
 def start_rival(world: UnluckyWorld) -> None:
-    """A second action over the same operator while one runs (H55). It may get its turn if the first one ends."""
+    """Start a second action over the same operator while one runs (H55). It may get its turn after the first ends."""
     engine = world.engine
     if engine.rival is None and engine.job is not None and engine.job.active:
         world.tell("the user starts a second job as well")
@@ -269,9 +269,9 @@ def fail_fetch_downstream(world: UnluckyWorld) -> None:
 
 
 def copy(world: UnluckyWorld) -> None:
-    """Spark copies what is slow: now and then a task that stops responding, and is not given up yet (H25).
+    """Let Spark copy a slow task: sometimes one that stops responding but is not given up yet (H25).
 
-    Its copy may be slow, too: then both are there when the first one is given up.
+    Its copy may be slow, too, so that both exist when the first is given up.
     """
     random, engine = world.random, world.engine
     if engine.copies and random.random() < 0.5 and (those := victims(world, Life.REGISTERING, Life.RUNNING)):
@@ -308,4 +308,4 @@ FAULT_INJECTORS: list[FaultInjector] = [
     cancel,
     start_rival,
 ]
-"""From the tamest on, some of them more likely than others."""
+"""The injectors, from the tamest on; some are more likely than others."""

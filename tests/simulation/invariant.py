@@ -1,6 +1,6 @@
-"""The invariant of the contract, on a checkpoint as it is stored: restore it, and compare both ends of every channel.
+"""Checks the invariant of the contract on a stored checkpoint: restore it, and compare both ends of each channel.
 
-An event counts as received exactly if it counts as sent, or it lies in the checkpoint on its sender's side.
+An event counts as received if and only if it counts as sent, or lies in the checkpoint on its sender's side.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tests.simulation.application import Application, unpack
 from tests.simulation.checkers import demand
 
 TAIL = 200
-"""How many of its last events a subtask writes into its state; no snapshot holds so many."""
+"""How many of its last events a subtask writes into its state; a snapshot never holds this many."""
 
 
 @dataclass
 class Log:
-    """What one end believes to have been exchanged for one key, since the beginning of time."""
+    """One end's record of all exchanges for one key since the first start."""
 
     sent: list[str] = field(default_factory=list)
     received: list[str] = field(default_factory=list)
@@ -35,11 +35,11 @@ class Log:
 
 
 REQUEST = "?"
-"""Stands before what wants an answer, and nowhere else."""
+"""Prefixes requests, and nothing else."""
 
 
 def wire_form(sender: int, key: int, event: str) -> str:
-    """An upward event as it travels: who sent it first stands in front."""
+    """Encode an upward event as it travels, prefixed with its first sender."""
     return f"{sender}>{key}:{event}"
 
 
@@ -50,13 +50,13 @@ def split_wire_form(payload: str) -> tuple[int, int, str]:
 
 
 def read_coordinator(state: bytes) -> tuple[dict[int, Log], dict[int, int]]:
-    """The logs by key, and how many loss-tolerant events were sent, by task."""
+    """Return the logs by key, and the number of loss-tolerant events sent, by task."""
     whole = json.loads(state)
     return {int(key): Log(*log) for key, log in whole["logs"].items()}, {int(t): n for t, n in whole["loose"].items()}
 
 
 def check_checkpoint(checkpoint: CompletedCheckpoint, application: Application) -> None:
-    """The whole checkpoint, both ways, every subtask."""
+    """Check every subtask of a checkpoint, in both directions."""
     logs, loose = read_coordinator(checkpoint.coordinator_state)
     demand(checkpoint.parallelism == application.parallelism, f"H52: the parallelism of {checkpoint}")
     for subtask in range(application.parallelism):
@@ -81,7 +81,7 @@ def check_checkpoint(checkpoint: CompletedCheckpoint, application: Application) 
 
 
 def merge(name: str, states: list[dict[str, Any]]) -> dict[int, Log]:
-    """Several states of one subtask, as after a change of parallelism (H52)."""
+    """Merge several states of one subtask, as after a change of parallelism (H52)."""
     merged: dict[int, Log] = {}
     for state in states:
         for key, log in state["logs"].items():
@@ -116,7 +116,7 @@ def check_channel(name: str, coordinator: Log, subtask: Log, held: list[str]) ->
 def check_positions(
     name: str, snapshot: SubtaskSnapshot, states: list[dict[str, Any]], application: Application
 ) -> None:
-    """The subtask's own count agrees with the stored one (H32), and what is held is the last that it sent (H31)."""
+    """Check that the subtask's own count matches the stored one (H32), and that held events are its last (H31)."""
     if len(states) != 1 or states[0]["generation"] != application.generation:
         demand(snapshot.events_sent == 0, f"H32: {name} was never restored, and is at {snapshot.events_sent}")
         return
@@ -128,7 +128,7 @@ def check_positions(
 
 
 def check_rescaled(checkpoint: CompletedCheckpoint, cut: CompletedCheckpoint) -> None:
-    """Part j goes to subtask ``j % parallelism``, whole; held events keep sender and order (H52)."""
+    """Check that part j goes whole to subtask ``j % parallelism``, and held events keep sender and order (H52)."""
     name = f"checkpoint {checkpoint.checkpoint_id} from {checkpoint.parallelism} to {cut.parallelism}"
     for subtask in range(cut.parallelism):
         new = cut.subtask_states.get(subtask, SubtaskSnapshot())
@@ -145,7 +145,7 @@ def check_rescaled(checkpoint: CompletedCheckpoint, cut: CompletedCheckpoint) ->
 
 
 def never_restored_since_rescale(parts: Iterable[SubtaskSnapshot]) -> bool:
-    """Whether any subtask still has several states, or another one's: the only reason not to cut once more (H52)."""
+    """Whether any subtask still has several states, or another's: the only reason not to rescale again (H52)."""
     states = [[state.subtask for state in part.states] for part in parts]
     subtasks = [subtask for part in states for subtask in part]
     return any(len(part) > 1 for part in states) or len(set(subtasks)) < len(subtasks)

@@ -1,7 +1,7 @@
-"""Watches what the actors tell one another, one step at a time, and judges it. The actors know nothing of it.
+"""Watches the messages between the actors, one step at a time, and judges them. The actors do not know of it.
 
-In each step one actor handles one message, so whatever lies at the end of a mailbox afterwards was told in that step,
-by that actor, or by those which it had handle a message of theirs in the middle of it.
+In each step, one actor handles one message. So messages newly at the end of a mailbox were sent in that step, by that
+actor or by an actor that it called directly.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from tests.simulation.server import Router
 from tests.simulation.shared import DriverWorld
 
 LOOKS_MAX = 2
-"""At so many looks what is overdue may be seen: at the first one its timer has not fired yet."""
+"""How many looks may see something overdue: at the first one, its timer has not fired yet."""
 OWN_FAULT = re.compile(
     r"not complete within|coordinator: |storage: |\S+ \(task \d+\) declined: |.* had taken \d+ at the cut$"
 )
-"""The reasons of aborts that count as failures of the checkpoint (H45)."""
+"""The abort reasons that count as failures of the checkpoint (H45)."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """An actor handles a message."""
+    """One actor's handling of one message."""
 
     cell: ActorCell[Any]
     message: object
@@ -79,22 +79,22 @@ class InvariantMonitor:
     def __init__(self, world: DriverWorld, router: Router, attempts_max: int) -> None:
         self.completed: set[int] = set()
         self.aborted: set[int] = set()
-        self.in_doubt: set[int] = set()  # aborted when they were being written, and none has completed since
+        self.in_doubt: set[int] = set()  # aborted while being written, and none has completed since
         self.savepoints: set[int] = set()
         self.savepoints_over: set[int] = set()
-        self.handling: Any = None  # what the coordinator's actor has been given last
+        self.handling: Any = None  # the last input of the coordinator's actor
         self._world = world
         self._router = router
-        self.raised = ""  # the method of the coordinator that has failed in this step
+        self.raised = ""  # the coordinator's method that has failed in this step
         self._coordinator: ActorCell[Any] | None = None
-        self._newest: dict[int, int] = {}  # the connection of each task that was attached last
-        self._gone_at: dict[int, float] = {}  # when the end of a connection was told
-        self._heard_gone_at: dict[int, float] = {}  # and when the gateway took it up
-        self._goodbyes: set[int] = set()  # the tasks that have said it
-        self._overdue: dict[str, int] = {}  # what should have been over: how often it was seen so
-        self._unread_since: dict[tuple[int, str], float] = {}  # by the task that stands still, and the event before it
-        self._step: _Step | None = None  # the innermost one, where one actor lets another handle a message
-        self._mark: dict[str, int] = {}  # how much was told to each mailbox, and judged
+        self._newest: dict[int, int] = {}  # the last attached connection of each task
+        self._gone_at: dict[int, float] = {}  # when the end of a connection was reported
+        self._heard_gone_at: dict[int, float] = {}  # when the gateway handled that report
+        self._goodbyes: set[int] = set()  # the tasks that have sent a completion message
+        self._overdue: dict[str, int] = {}  # things that should have ended: how often each was seen
+        self._unread_since: dict[tuple[int, str], float] = {}  # by the hung task and its next event
+        self._step: _Step | None = None  # the innermost one, if one actor lets another handle a message
+        self._mark: dict[str, int] = {}  # how many messages to each mailbox are judged
         self.bridge_checker = BridgeChecker(attempts_max)
         self._given_up: set[int] = set()  # by request
         self._reason = ""  # of the last such request
@@ -110,31 +110,31 @@ class InvariantMonitor:
     def watch(
         self, bridge: ActorRef[BridgeMessage], tracker: ActorRef[TrackerMessage], statistics: OperatorStatistics
     ) -> None:
-        """The operator is there: from here on its mailboxes are looked at."""
+        """Watch the mailboxes of an operator from now on."""
         cell = cell_of(tracker)
         self._coordinator = coordinator = cell.children["coordinator"]
         self._boxes = {"bridge": bridge._cell.mailbox, "tracker": cell.mailbox, "coordinator": coordinator.mailbox}
         self._statistics = statistics
 
     def waiting(self, name: str) -> list[object]:
-        """What lies in the mailbox of "bridge", "tracker" or "coordinator"."""
+        """Return the messages in the mailbox of "bridge", "tracker" or "coordinator"."""
         box = self._boxes.get(name)
         return [] if box is None else [item.message if isinstance(item, Envelope) else item for item in box.queue]
 
     # --- around each step -----------------------------------------------------------------------------------------
 
     def before(self, cell: ActorCell[Any], item: object) -> None:
-        """The turn of an actor begins."""
+        """Begin the turn of an actor."""
         self._mark = {name: box.accepted for name, box in self._boxes.items()}
         self._begin(cell, item)
 
     def after(self) -> None:
-        """The turn is over."""
+        """End the turn of an actor."""
         self._end()
         self._step = None
 
     def direct(self, cell: ActorCell[Any], item: object) -> None:
-        """An idle actor handles a message in the middle of what happens, which may be another actor's step."""
+        """Record that an idle actor handles a message immediately, perhaps within another actor's step."""
         outer = self._step
         with judged(self._world):
             if outer is None:
@@ -173,7 +173,7 @@ class InvariantMonitor:
                 pass
 
     def _judge_told(self) -> None:
-        """What was told, and waits in a mailbox, since the last look."""
+        """Judge the messages sent since the last look that wait in a mailbox."""
         step = self._step
         assert step is not None
         for name, accepted in self._mark.items():
@@ -198,7 +198,7 @@ class InvariantMonitor:
             machine = cell._instance._machine
             record = self._world.record(machine.attempt.task_attempt_id)
             record.connected(self._world.now, machine.state is GatewayState.ATTACHED)
-            if machine.state is GatewayState.ATTACHED:  # a checkpoint may have held the event for its whole time
+            if machine.state is GatewayState.ATTACHED:  # a checkpoint may have held the event for the whole time
                 limit_s = self._world.settings.checkpoints.timeout_s + CONFIRM_S + SLACK_S
                 record.check_tolerated(self._world.now, limit_s)
         check_machine(cell)
@@ -233,12 +233,12 @@ class InvariantMonitor:
                 pass
 
     def is_behind_a_reset(self) -> bool:
-        """One is decided, and the coordinator has not heard of it."""
+        """Whether a reset is decided that the coordinator has not received."""
         actor = None if self._coordinator is None else self._coordinator._instance
         return isinstance(actor, CoordinatorActor) and actor._resets < actor._failures.resets
 
     def check_reported(self, method: str, awaited_s: float) -> None:
-        """The method is about to return: if that took long, it was reported (H70)."""
+        """Check that a method that took long was reported before it returns (H70)."""
         actor = None if self._coordinator is None else self._coordinator._instance
         if awaited_s > REPORT_S + SLACK_S and isinstance(actor, CoordinatorActor):
             self._world.figures.happen("a method is reported")
@@ -247,7 +247,7 @@ class InvariantMonitor:
             demand(reported, f"H70: {method} was awaited for {awaited_s:.3f} s, and not reported")
 
     def check_raised(self) -> None:
-        """What a method of the coordinator raises is a global failure, unless a reset is under way already (H7)."""
+        """Check that an error in a coordinator's method is a global failure, unless a reset has begun (H7)."""
         actor = None if self._coordinator is None else self._coordinator._instance
         if self.raised and isinstance(actor, CoordinatorActor):  # else it was released meanwhile
             failed = actor._failures.latched or self.is_behind_a_reset()
@@ -255,11 +255,11 @@ class InvariantMonitor:
         self.raised = ""
 
     def connection_gone(self, connection_id: int) -> None:
-        """The server tells of its end."""
+        """Record that the server reports the end of a connection."""
         self._gone_at[connection_id] = self._world.now
 
     def _check_expired(self, task_attempt_id: int) -> None:
-        """An attempt fails for want of a connection only when the newest is gone for long enough (H24)."""
+        """Check that an attempt without a connection fails only if its newest has been gone for long enough (H24)."""
         connection_id = self._newest[task_attempt_id]
         waited_s = self._world.now - self._gone_at.get(connection_id, self._world.now)
         demand(
@@ -267,7 +267,7 @@ class InvariantMonitor:
         )
 
     def look(self, connections: Iterable[tuple[Connection, bool]], *, idle: bool) -> None:
-        """Before timers fire. Of each connection: whether its task stands still. ``idle``: every mailbox is empty."""
+        """Look before timers fire. ``connections``: each with whether its task hangs. ``idle``: no mailbox has mail."""
         now, overdue = self._world.now, set[str]()
         for task_attempt_id, attempt in self._router.open.items():
             gone_at = self._heard_gone_at.get(self._newest.get(task_attempt_id, -1), now)
@@ -283,7 +283,7 @@ class InvariantMonitor:
             demand(looks <= LOOKS_MAX, f"{what}, and not failed")
 
     def _unheard(self, connection: Connection, *, hung: bool) -> tuple[int, str] | None:
-        """The task and the event before which it stands still, on a sound connection."""
+        """Return a hung task and the first event that it has yet to confirm, on a sound connection."""
         task_attempt_id = connection.task_attempt_id
         if not (hung and connection.is_sound(self._world.now) and task_attempt_id in self._router.open):
             return None
@@ -291,13 +291,13 @@ class InvariantMonitor:
         return (task_attempt_id, payload) if payload else None
 
     def connection_dropped(self, peer: str) -> None:
-        """Tasks keep to the protocol, so only a connection that is replaced may be cut off (H24, H30)."""
+        """Check a dropped connection: tasks keep to the protocol, so only a replaced one may be cut off (H24, H30)."""
         with judged(self._world):
             item = None if self._step is None else self._step.message
             demand(isinstance(item, AttachConnection), f"H30: the connection of {peer} is dropped at {item}")
 
     def _check_window(self, attempt: ExecutionAttempt) -> None:
-        """What an attempt has sent and the coordinator has not taken is bounded (H27)."""
+        """Check the limit of events that an attempt has sent and the coordinator has not taken (H27)."""
         waiting = sum(
             isinstance(message, EventArrived | RequestArrived) and message.attempt == attempt
             for message in self._boxes["coordinator"].queue
@@ -307,7 +307,7 @@ class InvariantMonitor:
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def triggered(self, checkpoint_id: int) -> None:
-        """The tracker has taken an id."""
+        """Record an id that the tracker has taken."""
         self._triggered.add(checkpoint_id)
         if self._asks_for_savepoint:
             self.savepoints.add(checkpoint_id)
@@ -336,7 +336,7 @@ class InvariantMonitor:
         world.figures.subsumed += statistics.last_abort_reason.startswith("subsumed")
 
     def give_up(self, reason: str) -> int:
-        """Which checkpoint somebody gives up: any that was triggered, over or not (H44)."""
+        """Choose a checkpoint to abort: any that was triggered, over or not (H44)."""
         checkpoint_id = self._world.random.choice(sorted(self._triggered)[-4:] or [0])
         self._given_up.add(checkpoint_id)
         self._reason = reason
@@ -353,11 +353,11 @@ class InvariantMonitor:
             self._failures = 0  # they have become a global failure, or something else has
         elif checkpoint_id not in self.savepoints and OWN_FAULT.match(reason):
             self._failures += 1
-            limit = self._world.settings.checkpoints.tolerated_failures + 2  # one may be told in the step of the reset
+            limit = self._world.settings.checkpoints.tolerated_failures + 2  # one may come in the step of the reset
             demand(self._failures <= limit, f"H45: {self._failures} checkpoints in a row have failed")
 
     def request_answered(self, checkpoint_id: int, *, savepoint: bool) -> None:
-        """The caller who asked gets a success."""
+        """Check a success that the requester receives."""
         if not savepoint:
             demand(
                 checkpoint_id in self.completed, f"H45: checkpoint {checkpoint_id} is reported as complete, and is not"
@@ -373,7 +373,7 @@ class InvariantMonitor:
         self._world.tell(f"a checkpoint that was asked for: {error}")
 
     def check_stored(self, checkpoint: CompletedCheckpoint, application: Application, *, savepoint: bool) -> None:
-        """Whatever becomes of it: what is written must keep the invariant, with any parallelism."""
+        """Check that what is written keeps the invariant with any parallelism, whatever becomes of it."""
         checkpoint_id = checkpoint.checkpoint_id
         demand(savepoint == (checkpoint_id in self.savepoints), f"H49: {checkpoint_id}, savepoint: {savepoint}")
         check_checkpoint(checkpoint, application)
@@ -386,11 +386,11 @@ class InvariantMonitor:
     # --- what the coordinator's callbacks are compared with -------------------------------------------------------
 
     def beside_ready(self, attempt: ExecutionAttempt) -> set[int]:
-        """The siblings that were alive when it was decided that the attempt is announced."""
+        """Return the siblings that were alive when the announcement of the attempt was decided."""
         return self._ready_beside[attempt.task_attempt_id]
 
     def beside_failed(self, attempt: ExecutionAttempt) -> tuple[bool, set[int]]:
-        """Whether the attempt had ever been accepted, and the siblings that were alive when its end was decided."""
+        """Return whether the attempt was ever accepted, and the siblings that were alive when its end was decided."""
         return attempt.task_attempt_id in self._router.accepted, self._failed_beside[attempt.task_attempt_id]
 
     def check_rest(self) -> None:
@@ -405,7 +405,7 @@ class InvariantMonitor:
 
 
 def check_machine(cell: ActorCell[Any]) -> None:
-    """The machine's own invariants, after each message that its actor has handled."""
+    """Check the machine's own invariants, after each message that its actor has handled."""
     instance = cell._instance
     machine = getattr(instance, "_machine", None) or getattr(instance, "_ledger", None)
     if machine is not None:

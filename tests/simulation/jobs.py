@@ -1,4 +1,4 @@
-"""What the pretended Spark keeps in mind: jobs, the attempts of their stages, the attempts of their tasks."""
+"""The state of the simulated Spark: jobs, the attempts of their stages, the attempts of their tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Faults:
 
 
 class TaskSet:
-    """One attempt of a stage. When it is a *zombie*, it starts no more tasks; those that run, run on.
+    """One attempt of a stage. A *zombie* starts no more tasks, but its running tasks continue.
 
     ``successful`` are the partitions that need no further task here, ``numbers`` the last attempt number of each,
     ``failures`` how often each has failed.
@@ -44,7 +44,7 @@ class TaskSet:
         self.failures = dict.fromkeys(self.partitions, 0)
 
     def succeed(self, partition: int) -> None:
-        """Also called for a success in an older attempt of the stage. A set that has everything is a zombie, too."""
+        """Record a success, even one in an older attempt of the stage. A set that has everything is a zombie, too."""
         if partition in self.numbers:
             self.successful.add(partition)
             self.zombie = self.zombie or len(self.successful) == len(self.partitions)
@@ -61,7 +61,7 @@ class Phase(Enum):
 class Job:
     """One action: perhaps a stage whose outputs ours reads, our stage, and perhaps one that reads ours.
 
-    ``finished`` names for each partition the task whose output counts. ``pending`` are those that the stage waits
+    ``finished`` holds, for each partition, the task whose output counts. ``pending`` are those that the stage waits
     for. ``failed_attempts`` and ``downstream_failures`` count attempts of a stage; Spark gives up at the fourth.
     """
 
@@ -79,7 +79,7 @@ class Job:
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """All that the job names."""
+        """All stages of the job."""
         upstream = (self.upstream_id,) if self.reads else ()
         return *upstream, self.stage_id, *((self.downstream_id,) if self.shuffles else ())
 
@@ -96,7 +96,7 @@ class Job:
         return self.sets[-1]
 
     def forget_outputs(self, tasks: Collection[int]) -> int:
-        """Those of ``tasks`` are gone; returns how many that were."""
+        """Forget the outputs of ``tasks``; return how many there were."""
         gone = [partition for partition, tid in self.finished.items() if tid in tasks]
         for partition in gone:
             del self.finished[partition]
@@ -109,7 +109,7 @@ class Job:
 
 @dataclass
 class EngineTask:
-    """One attempt of a task. ``loser``: another one of its set has succeeded, and it is to be killed."""
+    """One attempt of a task. ``loser``: another attempt of its set succeeded, so this one is to be killed."""
 
     task_attempt_id: int
     stage_id: int

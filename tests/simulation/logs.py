@@ -1,4 +1,4 @@
-"""What the product logs while it is simulated."""
+"""Silences the product's logs during the simulation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import structlog
 
 @contextmanager
 def quiet_logs() -> Iterator[None]:
-    """The story says what happens; lines of the log would cost more than the world."""
+    """Suppress log lines. The story reports the events, and logging would cost more than the world."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:

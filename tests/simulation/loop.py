@@ -1,7 +1,7 @@
-"""An event loop without a clock and without I/O: the world says what time it is, and when there is a turn.
+"""An event loop without a clock and without I/O: the world sets the time and chooses the turns.
 
-Everything that is ready runs in the order in which it became ready, as in any loop. What waits for time waits in a
-heap, which the world looks at.
+Ready callbacks run in the order in which they became ready, as in any loop. Timers wait in a heap that the world
+reads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CANCELS_MAX = 20
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """``now`` reads the time, in seconds. ``errors``: exceptions that nobody has caught. What needs I/O is refused."""
+    """``now`` reads the time, in seconds. ``errors``: uncaught exceptions. I/O is refused."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -33,7 +33,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- the world's side -----------------------------------------------------------------------------------------
 
     def run_until_idle(self) -> None:
-        """Run what is ready, and all that becomes ready by it."""
+        """Run the ready callbacks, and all that become ready meanwhile."""
         ready = self._ready
         asyncio._set_running_loop(self)
         try:
@@ -45,12 +45,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             asyncio._set_running_loop(None)
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a function on the loop, and run all that follows from it."""
+        """Call a function on the loop, and run everything that follows."""
         self.call_soon(function, *args)
         self.run_until_idle()
 
     def next_deadline(self) -> float | None:
-        """When the first timer is due; None if there is none."""
+        """Return when the first timer is due, or None if there is none."""
         while self._timers and self._timers[0][2].cancelled():
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
@@ -62,7 +62,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self.run_until_idle()
 
     def kill(self) -> None:
-        """Cut everything off where it stands. Some tasks want to be told more than once."""
+        """Cancel everything where it stands. Some tasks must be cancelled more than once."""
         for _ in range(CANCELS_MAX):
             for task in list(self._tasks):
                 task.cancel()
@@ -108,7 +108,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.errors.append(context)
 
     def get_task_factory(self) -> None:
-        """There is none."""
+        """Return None: there is no task factory."""
 
     def get_debug(self) -> bool:
         return False
@@ -120,4 +120,4 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """``TimerHandle.cancel`` tells its loop; the heap drops it when its time comes."""
+        """Accept a cancelled timer: ``TimerHandle.cancel`` notifies its loop. The heap drops it when its time comes."""

@@ -1,4 +1,4 @@
-"""Many worlds, over several processes. The lowest seed that breaks a rule counts, whichever process runs it."""
+"""Runs many worlds over several processes. The lowest seed that breaks a rule counts, whichever process runs it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPORT_S = 1.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """``broken``: what went wrong, or nothing."""
+    """``broken``: the violation, or an empty string."""
 
     seed: int
     totals: Totals
@@ -35,7 +35,7 @@ def run_seed(seed: int) -> Outcome:
 
 @dataclass
 class Summary:
-    """Of the worlds that were run. ``broken``: of those that broke a rule, the one of the lowest seed."""
+    """Summary of the worlds that were run. ``broken``: the outcome of the lowest seed that broke a rule."""
 
     count: int
     totals: Totals = field(default_factory=Totals)
@@ -50,7 +50,7 @@ class Summary:
             self.broken = outcome
 
     def settled(self, seed: int) -> bool:
-        """Whether it does not matter any more what becomes of this seed, or of higher ones."""
+        """Whether the outcome of this seed and of higher ones no longer matters."""
         return self.broken is not None and self.broken.seed <= seed
 
     def progress(self) -> str:
@@ -60,7 +60,7 @@ class Summary:
 
 
 def run_many(seeds: range, jobs: int, say: Callable[[str], None], run: Run = run_seed) -> Summary:
-    """Stops as soon as the lowest seed that breaks a rule is known. ``say`` hears of the progress each second.
+    """Run the seeds until the lowest one that breaks a rule is known. ``say`` reports progress each second.
 
     ``RuntimeError``: a process ended before its work did.
     """
@@ -84,7 +84,7 @@ def run_here(seeds: range, summary: Summary, say: Callable[[str], None], run: Ru
 
 
 def run_apart(seeds: range, jobs: int, summary: Summary, say: Callable[[str], None], run: Run) -> None:
-    """Each process has every so manyth seed, in rising order."""
+    """Run the seeds in several processes, each with every n-th seed in rising order."""
     workers = [Worker(seeds[number::jobs], run) for number in range(min(jobs, len(seeds)))]
     next_report = summary.began + REPORT_S
     try:
@@ -104,7 +104,7 @@ def run_apart(seeds: range, jobs: int, summary: Summary, say: Callable[[str], No
 
 
 class Worker:
-    """A process and the seeds that are still to come from it."""
+    """A process and its remaining seeds."""
 
     def __init__(self, seeds: range, run: Run) -> None:
         self.left = seeds
@@ -123,7 +123,7 @@ class Worker:
         return outcome
 
     def stop(self) -> None:
-        """Immediately, whatever it does."""
+        """Stop the process immediately."""
         self._process.kill()
         self._process.join()
         self._process.close()
@@ -131,10 +131,10 @@ class Worker:
 
 
 def work(run: Run, seeds: range, pipe: Connection) -> None:
-    """In a separate process. The parent handles an interrupt."""
+    """Run seeds in a separate process. The parent handles an interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         for seed in seeds:
             pipe.send(run(seed))
     except BrokenPipeError:
-        return  # nobody listens any more
+        return  # the parent no longer reads

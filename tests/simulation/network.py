@@ -1,4 +1,4 @@
-"""Connections that break: two ordered queues, cut at any point; slow ones, and such as nothing passes for a while."""
+"""Connections that break: two ordered queues, cut at any point, slow, or blocked for a while."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Clock(Protocol):
 
 @dataclass
 class Connection:
-    """Between one task and the server. Each end notices by itself that the other is gone, after what came before.
+    """A connection between one task and the server. Each end notices by itself that the other is gone, after its data.
 
-    ``up`` and ``down`` hold what has arrived and is not read. What is still on its way has a time at which it will
-    arrive: ``latency_s`` later, and not before ``cut_until``, for until then the network is cut there. ``clock`` is
-    set by the caller that makes it slow.
+    ``up`` and ``down`` hold data that has arrived but is not read. Data on its way has a time of arrival:
+    ``latency_s`` later, and not before ``cut_until``, because the network is cut until then. The caller that makes
+    a connection slow sets ``clock``.
     """
 
     connection_id: int
     task_attempt_id: int
     up: deque[UpMessage] = field(default_factory=deque)
     down: deque[Downward] = field(default_factory=deque)
-    task_gone: bool = False  # the server can see that nothing more will be written by this end, or read
-    server_gone: bool = False  # the task can see it of the server
+    task_gone: bool = False  # the server can see that this end no longer writes or reads
+    server_gone: bool = False  # the task can see the same of the server
     task_knows: bool = False  # this end has noticed that the connection is over
     server_knows: bool = False
     server_closed: bool = False  # this end reads no more
@@ -60,32 +60,32 @@ class Connection:
             self.down_way.append((arrival, message))
 
     def _arrival(self, way: deque[tuple[float, UpMessage]] | deque[tuple[float, Downward]]) -> float | None:
-        """None: immediately."""
+        """Return the time of arrival; None: immediately."""
         if self.clock is None or not (way or self.latency_s or self.cut_until > self.clock.now):
             return None
         return max(self.clock.now + self.latency_s, self.cut_until, way[-1][0] if way else 0.0)
 
     def cut(self, clock: Clock, until: float) -> None:
-        """Nothing passes until then, not even what is on its way; nobody is told."""
+        """Let nothing pass until then, not even data on its way; neither end is notified."""
         self.clock = clock
         self.cut_until = max(self.cut_until, until)
         self.up_way = deque((max(at, until), message) for at, message in self.up_way)
         self.down_way = deque((max(at, until), message) for at, message in self.down_way)
 
     def is_sound(self, now: float) -> bool:
-        """Open at both ends, and nothing cuts it now."""
+        """Whether it is open at both ends and not cut now."""
         over = self.task_gone or self.server_gone or self.broken or self.server_closed
         return not over and self.cut_until <= now
 
     @property
     def arrives_at(self) -> float:
-        """When something will happen here by itself; infinity if nothing will."""
+        """Return when something will happen here by itself, or infinity."""
         up = self.up_way[0][0] if self.up_way else self.server_sees_at
         down = self.down_way[0][0] if self.down_way else self.task_sees_at
         return min(up, down)
 
     def arrive(self, now: float) -> None:
-        """Whatever is due by now comes."""
+        """Deliver everything that is due by now."""
         while self.up_way and self.up_way[0][0] <= now:
             self.up.append(self.up_way.popleft()[1])
         while self.down_way and self.down_way[0][0] <= now:
@@ -96,7 +96,7 @@ class Connection:
             self.server_gone, self.task_sees_at = True, inf
 
     def break_now(self, random: Random, *, server_sees_at: float = 0.0, task_sees_at: float = 0.0) -> None:
-        """Both ends are cut off; of what is on the way, some of the beginning still arrives.
+        """Cut off both ends; of the data on its way, a random first part still arrives.
 
         An end that does not notice immediately goes on writing, without success.
         """
@@ -124,7 +124,7 @@ class Connection:
             self.task_gone = True
 
     def close_by_server(self, *, flush: bool) -> None:
-        """Nothing more is read, nor written; that this end has done so it hears later, as of a loss."""
+        """Stop reading and writing at the server; it receives the end of the connection later, as with a loss."""
         self.server_closed = True
         self.up.clear()
         self.up_way.clear()

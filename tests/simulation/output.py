@@ -1,8 +1,8 @@
-"""What a coordinator prepares for its checkpoints, and commits when they complete: rows, as of a two-phase sink.
+"""The rows that a coordinator prepares for its checkpoints and commits on completion, as in a two-phase sink.
 
-``Output`` outlives every driver, as files or the transactions of a database do. At each cut the coordinator prepares
-the rows that came since the one before; they are committed with a checkpoint that covers them, and destroyed when no
-checkpoint that may be restored refers to them. Whatever is restored must find everything that it refers to (H64).
+``Output`` outlives every driver, as files or database transactions do. At each cut, the coordinator prepares the rows
+that came since the last one. They are committed with a checkpoint that covers them, and destroyed when no checkpoint
+that may be restored refers to them. A restored checkpoint must find everything that it refers to (H64).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Output:
         self.prepared.discard(rows)
 
     def commit(self, rows: Rows, whose: str) -> None:
-        """Once more does nothing."""
+        """Commit the rows; a repetition has no effect."""
         if rows in self.done:
             return
         demand(rows in self.prepared, f"H64: {whose} refers to {rows}, which was destroyed")
@@ -46,13 +46,13 @@ class Output:
         self.done.add(rows)
 
     def check_covered(self, covered: Mapping[int, int], whose: str) -> None:
-        """What was committed is what this checkpoint covers: no more, or it comes twice; no less, or it is lost."""
+        """Check that the committed rows are those that this checkpoint covers: more repeat rows, fewer lose them."""
         for key in sorted(self.committed.keys() | covered.keys()):
             there, expected = self.committed.get(key, 0), covered.get(key, 0)
             demand(there == expected, f"exactly once, output: {there} rows of key {key}, and {whose} covers {expected}")
 
     def begin_again(self, covered: Mapping[int, int], listed: Iterable[Rows]) -> None:
-        """The user has chosen where to start from, and puts the output in order for it."""
+        """Prepare the output for the start that the user has chosen."""
         self.prepared, self.done = set(listed), set()
         self.committed = dict(covered)
         for _, key, first, _ in sorted(self.prepared, reverse=True):
@@ -60,9 +60,9 @@ class Output:
 
 
 class PreparedRows:
-    """A coordinator's half: what it has prepared and not yet committed, as its API allows.
+    """The coordinator's half: the rows that it has prepared and not yet committed, within the limits of its API.
 
-    ``by_notice``: whether it goes by ``notify_checkpoint_discarded``; otherwise it asks for the checkpoints in doubt.
+    ``by_notice``: whether it uses ``notify_checkpoint_discarded``; otherwise it asks for the checkpoints in doubt.
     """
 
     def __init__(self, output: Output, by_notice: bool) -> None:
@@ -76,7 +76,7 @@ class PreparedRows:
     # --- its part of the state ---
 
     def snapshot(self, checkpoint_id: int, received: Mapping[int, int]) -> dict[str, Any]:
-        """The cut. ``received``: how many rows of each key have come."""
+        """Cut the state. ``received``: how many rows of each key have come."""
         for key, count in received.items():
             first = self.covered.get(key, 0)
             if count > first:
@@ -88,7 +88,7 @@ class PreparedRows:
         return {"rows": listed, "covered": self.covered}
 
     def go_back(self, key: int, state: Mapping[str, Any] | None) -> None:
-        """The key goes back to this state: what was prepared after it is dead."""
+        """Return the key to this state; rows prepared later are dead."""
         _, covered = read(state)
         self.dead.update(self.pending.pop(key, []))
         self.covered[key] = covered.get(key, 0)
@@ -96,7 +96,7 @@ class PreparedRows:
     # --- what it is told ---
 
     def completed(self, checkpoint_id: int, state: Mapping[str, Any]) -> None:
-        """Commit what the checkpoint covers; it is the one that a reset goes back to from here on."""
+        """Commit the rows that the checkpoint covers. From now on, a reset goes back to it."""
         listed, covered = read(state)
         for rows in listed:
             self.output.commit(rows, f"checkpoint {checkpoint_id}")
@@ -112,14 +112,14 @@ class PreparedRows:
         self.in_doubt.discard(checkpoint_id)
 
     def clean_up(self, in_doubt: Iterable[int]) -> None:
-        """Destroy what is dead, as soon as nothing may refer to it. ``in_doubt``: as the context says."""
+        """Destroy dead rows once nothing can refer to them. ``in_doubt``: as the context reports it."""
         if not (self.in_doubt if self.by_notice else set(in_doubt)):
             for rows in self.dead:
                 self.output.destroy(rows)
             self.dead.clear()
 
     def restored(self, checkpoint_id: int, state: Mapping[str, Any] | None) -> None:
-        """A new application starts from here: commit what the state lists, destroy what nobody lists any more."""
+        """Start a new application: commit the rows that the state lists, and destroy rows that no state lists."""
         listed, covered = read(state)
         whose = f"the restored checkpoint {checkpoint_id}"
         for rows in listed:
@@ -130,7 +130,7 @@ class PreparedRows:
 
 
 def read(state: Mapping[str, Any] | None) -> tuple[list[Rows], dict[int, int]]:
-    """What it lists as prepared and not committed, in order, and how many rows of each key it covers."""
+    """Return the state's prepared but uncommitted rows, in order, and how many rows of each key it covers."""
     if state is None:
         return [], {}
     listed = sorted((int(a), int(b), int(c), int(d)) for a, b, c, d in state["rows"])

@@ -1,4 +1,4 @@
-"""What the pretended Spark has still to do, in its own time: kill tasks, submit stages again, read outputs."""
+"""The actions that the simulated Spark has yet to do: kill tasks, submit stages again, read outputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from tests.simulation.jobs import Faults
 PAUSE_S = 0.1
 """How long a waiting party rests at a time."""
 KILL_S_MAX = 0.5
-"""How long a kill takes at most, on the clock of a world, where the ledger asks after 1 s what it asks after 5 s in
-earnest: a real kill takes up to 2.6 s (spark-facts 16 and 17)."""
+"""The maximum duration of a kill on the clock of a world.
+
+There the ledger asks after 1 s, in production after 5 s; a real kill takes up to 2.6 s (spark-facts 16 and 17).
+"""
 
 
 @dataclass
 class PendingAction:
-    """``put_off``: how often it will be passed over. ``victim``: the task that it kills, at ``due`` at the latest."""
+    """``put_off``: how often it will be postponed. ``victim``: the task that it kills, at ``due`` at the latest."""
 
     do: Callable[[], None]
     put_off: int
@@ -35,13 +37,13 @@ class PendingActions:
     now: float = 0.0  # on the world's clock
 
     def add(self, do: Callable[[], None], *, victim: int | None = None) -> bool:
-        """Returns whether it will take long."""
+        """Add an action; return whether it will take long."""
         put_off = self.random.choice([0, 2, 8] if victim is None else [0, 0, 4, 12, 25])
         self.open.append(PendingAction(do, put_off, victim, inf if victim is None else self.now + KILL_S_MAX))
         return put_off == 25
 
     def catch_up(self, now: float) -> None:
-        """Kills that are due are done, whatever they were put off for."""
+        """Carry out the due kills, however often they were to be postponed."""
         self.now = now
         for action in [action for action in self.open if action.due <= now]:
             if action in self.open:  # the action before it may have made it unnecessary
@@ -55,7 +57,7 @@ class PendingActions:
         self.open = [action for action in self.open if action.victim != task_attempt_id]
 
     def do_one(self) -> None:
-        """Or put it off; not for ever, and not when everything is to heal."""
+        """Carry out a random action, or postpone it; never indefinitely, and not if everything is to heal."""
         place = self.random.randrange(len(self.open))
         action = self.open[place]
         if action.put_off > 0 and self.faults.budget > 0:
@@ -66,6 +68,6 @@ class PendingActions:
         action.do()
 
     def rest(self) -> float:
-        """So much time is to pass, because something was put off, in seconds."""
+        """Return how many seconds are to pass because something was postponed."""
         resting_s, self.resting_s = self.resting_s, 0.0
         return resting_s

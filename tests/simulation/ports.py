@@ -1,4 +1,4 @@
-"""The sidecar's doors to Spark and to the storage, as the world answers them."""
+"""The sidecar's ports to Spark and to the storage, answered by the world."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from tests.simulation.threads import Operation, SimulatedLock, this_thread
 T = TypeVar("T")
 
 REFUSED = 0.03
-"""How often Spark does not do what it is asked to, while the world is unkind."""
+"""How often Spark ignores a request, while the world is unkind."""
 
 
 class SimulatedRelay:
-    """As ``Relay``. A request reaches Spark immediately, and Spark may take its time to act; answers take theirs."""
+    """Stands in for ``Relay``. A request reaches Spark immediately; its actions and answers may take time."""
 
     kind = "simulated"
 
@@ -45,10 +45,10 @@ class SimulatedRelay:
         self._loop = loop
 
     async def start(self) -> None:
-        """It is there from the beginning."""
+        """Start: a simulated relay is ready from the beginning."""
 
     async def close(self) -> None:
-        """It ends with the world."""
+        """Close: a simulated relay ends with the world."""
 
     async def kill_task(self, task_attempt_id: int, reason: str) -> None:
         self._world.tell(f"the ledger kills task {task_attempt_id}: {reason}")
@@ -82,7 +82,7 @@ class SimulatedRelay:
 
 
 class SimulatedWrite(PendingWrite):
-    """As ``PendingWrite``; a simulated thread that waits for its end lets the world go on."""
+    """Stands in for ``PendingWrite``; a simulated thread that waits for its end lets the world go on."""
 
     def wait_over(self, timeout_s: float) -> bool:
         thread = this_thread()
@@ -95,7 +95,7 @@ class SimulatedWrite(PendingWrite):
 
 @contextmanager
 def simulated_waits() -> Iterator[None]:
-    """The storage's threads wait for one another as the world lets them."""
+    """Let the storage's threads wait for one another under the world's control."""
     storage = "spark_bridge.storage"
     with (
         patch(f"{storage}.port.PendingWrite", SimulatedWrite),
@@ -106,7 +106,7 @@ def simulated_waits() -> Iterator[None]:
 
 
 class SimulatedSession(StorageSession):
-    """One driver's way to the storage that outlives it: as ``StorageSession``, but its threads are the world's."""
+    """One driver's access to the storage that outlives it: a ``StorageSession`` whose threads the world controls."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class SimulatedSession(StorageSession):
     ) -> None:
         super().__init__(world.storage.open(), block_ids=BLOCK)
         self.last_id = -1
-        self.read_id = -1  # of the checkpoint that it has read last
+        self.read_id = -1  # the checkpoint that it has read last
         self._threads_of_world = threads
         self._world = world
         self._application = application
@@ -156,14 +156,14 @@ class SimulatedSession(StorageSession):
         return checkpoint_id
 
     def check(self, checkpoint: CompletedCheckpoint, *, savepoint: bool) -> None:
-        """What is about to be written."""
+        """Check a checkpoint that is about to be written."""
         with judged(self._world):
             self._monitor.check_stored(checkpoint, self._application, savepoint=savepoint)
         self._world.storage.begin(checkpoint, self._application.ways)
 
 
 class SimulatedPort(StoragePort):
-    """As ``StoragePort``; what is written is judged first."""
+    """Stands in for ``StoragePort``; each checkpoint is judged before it is written."""
 
     _session: SimulatedSession
 

@@ -62,12 +62,12 @@ class Life(Enum):
     REGISTERING = "registering"
     RESTORING = "restoring"
     RUNNING = "running"
-    LEAVING = "leaving"  # the goodbye is on its way
+    LEAVING = "leaving"  # the completion message is on its way
     GONE = "gone"
 
 
 class TaskWorld(Protocol):
-    """What a process may touch."""
+    """The part of a world that a process may touch."""
 
     random: Random
     now: float
@@ -83,9 +83,9 @@ class TaskWorld(Protocol):
 
 
 class Process:
-    """One task attempt. ``actions`` says what could happen next in it; the world chooses.
+    """One task attempt. ``actions`` lists what could happen next in it; the world chooses.
 
-    ``target``: how many events of each key are to be sent, and to come, until it may finish.
+    ``target``: how many events of each key are to be sent and received before it may finish.
     """
 
     def __init__(self, world: TaskWorld, task: EngineTask, application: Application, target: int) -> None:
@@ -94,18 +94,18 @@ class Process:
         self.tid = task.task_attempt_id
         self.application = application
         self.life = Life.NEW
-        self.slowness = world.random.choice([0.0, 0.0, 0.5, 0.95])  # how likely it lets its turn pass
+        self.slowness = world.random.choice([0.0, 0.0, 0.5, 0.95])  # how likely it skips its turn
         self.troubles = Troubles(world, world.random.choice([0.0, 0.0, 0.0, 0.0, 0.003, 0.03]))
         self.record = world.record(self.tid)
         self.connection: Connection | None = None
-        self.second: Connection | None = None  # on which it has registered once more
+        self.second: Connection | None = None  # a second connection that it has registered on
         self.resuming = False
         self.machine: SubtaskMachine | None = None
         self.mailbox: deque[MailboxItem] = deque()
         self.work = Work(self.tid, task.partition, application, target, self.record)
         self.open_requests: dict[int, int] = {}  # the keys that they are about
         self.waits_for_room = False
-        self.awaits_start = False  # its records come after what subtask_ready sends (H66)
+        self.awaits_start = False  # its records come after the events of subtask_ready (H66)
         self.handled = 0  # events
 
     # --- what could happen next ---
@@ -116,7 +116,7 @@ class Process:
 
     @property
     def hung(self) -> bool:
-        """The whole process does nothing, perhaps for ever."""
+        """Whether the whole process is unresponsive, perhaps permanently."""
         return self.troubles.unresponsive or self.troubles.frozen
 
     def actions(self) -> list[Callable[[], None]]:
@@ -148,7 +148,7 @@ class Process:
         return actions
 
     def io_actions(self) -> list[Callable[[], None]]:
-        """What its I/O thread could do, whatever the operator does."""
+        """Return the possible actions of its I/O thread, independent of the operator."""
         self.record.check_patience(self.world.now, self.troubles.frozen_until)
         connection = self.connection
         if connection is None:
@@ -164,7 +164,7 @@ class Process:
         return actions
 
     def rest(self) -> None:
-        """Some time passes in which it waits for the network, or for itself."""
+        """Let time pass in which it waits for the network, or for itself."""
         relief = self.troubles.next_relief(self.connection)
         self.world.now = min(self.world.now + PAUSE_S, relief)
 
@@ -176,7 +176,7 @@ class Process:
         return connection
 
     def cut_off(self, until: float) -> None:
-        """Nothing passes until then, on no connection, not on a new one either."""
+        """Let nothing pass until then, on any connection, old or new."""
         self.troubles.cut_until = max(self.troubles.cut_until, until)
         if self.connection is not None:
             self.connection.cut(self.world, until)
@@ -191,13 +191,13 @@ class Process:
         self.life = Life.REGISTERING
 
     def register_again(self) -> None:
-        """Two subtasks were put into one task, as ``coalesce`` does: the second one registers, too."""
+        """Register a second subtask in one task, as ``coalesce`` can cause."""
         if self.second is None:
             self.second = self.world.connect(self.tid)
             self.second.send_up(self.registration())
 
     def read_second(self) -> None:
-        """Whatever the answer is: with two subtasks in it, the task fails."""
+        """Fail the task, whatever the answer: it contains two subtasks."""
         self.fail("two subtasks in one task")
 
     def registration(self) -> Register:
@@ -308,7 +308,7 @@ class Process:
             self.logs[key].answers.append(answer)
 
     def hear_barrier(self, barrier: BarrierArrived) -> None:
-        """It comes on its own way, perhaps late, perhaps again."""
+        """Receive a barrier, which travels separately and may come late or again."""
         if self.machine is not None and not self.hung and self.life is not Life.GONE:
             self.step(barrier)
 
@@ -336,7 +336,7 @@ class Process:
                 self.world.check_told(checkpoint_id, completed=isinstance(item, MailboxCompleted))
 
     def dawdles(self, item: MailboxItem) -> bool:
-        """Now and then a snapshot takes its time before it is taken."""
+        """Whether a snapshot is delayed before it is taken, as happens sometimes."""
         world, troubles = self.world, self.troubles
         if not isinstance(item, MailboxBarrier) or troubles.dawdled == item.checkpoint_id or world.calm:
             return False
@@ -361,7 +361,7 @@ class Process:
         self.step(SnapshotTaken(checkpoint_id, self.work.state()))
 
     def awaits_events(self) -> bool:
-        """Whether one that is waited for is still to come, of which none has arrived."""
+        """Whether an awaited event is still missing and no other has arrived."""
         came = sum("|~" not in payload for payload in self.record.down_came)
         return 0 < came < self.work.expected
 
@@ -374,7 +374,7 @@ class Process:
         self.step(OperatorFinished("", self.work.state()))
 
     def fail(self, why: str = "the operator raised") -> None:
-        """The goodbye is tried, then the process ends."""
+        """Try to send a completion message, then end the process."""
         if self.machine is not None and self.life in (Life.RESTORING, Life.RUNNING):
             self.step(OperatorFinished(why, b""))
         self.exit(why, flush=True)
@@ -388,7 +388,7 @@ class Process:
         self.world.exited(self.tid, failure)
 
     def die(self, *, flush: bool = False) -> None:
-        """Without a word, but for what is in the socket."""
+        """Die without a message, except for data already in the socket."""
         self.life = Life.GONE
         if self.connection is not None:
             self.connection.close_by_task(flush=flush)

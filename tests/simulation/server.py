@@ -1,4 +1,4 @@
-"""The driver's end of each connection, and the real router that it feeds."""
+"""The driver's end of each connection, and the real router behind it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.network import Connection
 
 
 class ServerEnd:
-    """As the server's own ``Connection``, over one that breaks."""
+    """Stands in for the server's own ``Connection``, over one that breaks."""
 
     def __init__(self, connection: Connection, dropped: Callable[[str], None]) -> None:
         self.connection_id = connection.connection_id
@@ -30,14 +30,14 @@ class ServerEnd:
         self._connection.send_down(message)
 
     def close(self, *, flush: bool = True) -> None:
-        """Nothing more is read; the end of it is told later, as of one that breaks."""
+        """Stop reading; the end is reported later, as for a broken connection."""
         if not flush:
             self._dropped(self.peer)
         self._connection.close_by_server(flush=flush)
 
 
 class Router(ConnectionRouter):
-    """Remembers which attempts have a gateway, and which siblings each had when it was closed (H13)."""
+    """Records which attempts have a gateway, and which siblings each had when it was closed (H13)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +58,6 @@ class Router(ConnectionRouter):
         super().gateway_closed(attempt)
 
     def beside(self, attempt: ExecutionAttempt) -> set[int]:
-        """The other attempts of its subtask that are alive now, ready or not."""
+        """Return the other live attempts of its subtask, ready or not."""
         same = (other.attempt for other in self.open.values() if other.subtask == attempt.subtask)
         return {number for number in same if number != attempt.attempt}

@@ -1,4 +1,4 @@
-"""What the driver's side may touch of the world, and the figures."""
+"""The part of the world that the driver's side may touch, and the figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.storage import Storage
 
 @dataclass
 class Totals:
-    """What happened, over one world or many."""
+    """Counts of events, over one world or many."""
 
     worlds: int = 0
     steps: int = 0
@@ -41,8 +41,8 @@ class Totals:
     restores: int = 0
     uncompleted_restores: int = 0
     rescales: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)  # failures of attempts, as the coordinator hears of them
-    happenings: dict[str, int] = field(default_factory=dict)  # what the world did to them
+    kinds: dict[str, int] = field(default_factory=dict)  # failures of attempts, as reported to the coordinator
+    happenings: dict[str, int] = field(default_factory=dict)  # faults and other events of the world
 
     def count_failure(self, kind: str) -> None:
         self.failures += 1
@@ -61,7 +61,7 @@ class Totals:
 
 
 class DriverWorld(Protocol):
-    """What the driver's side may touch."""
+    """The part of a world that the driver's side may touch."""
 
     random: Random
     now: float
