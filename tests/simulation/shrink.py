@@ -1,9 +1,9 @@
-"""From a world that breaks the contract to a short one that breaks the same rule.
+"""Shrinks a world that breaks the contract to a short one that breaks the same rule.
 
-Four things are tried in turn, as long as one of them helps: other chance in the same settings, in simpler and in fresh
+Four changes are tried in turn, as long as one of them helps: other chance in the same settings, in simpler and in fresh
 ones; simpler settings; whole spans of steps taken out; single draws turned tame. A story is better with fewer steps,
 and among those with fewer draws that are not tame. A world is stopped when it gets longer than the best one so far, so
-the search gets quicker as it goes. It makes the same attempts each time: what ends it is a number of steps run.
+the search gets quicker as it goes. It is repeatable, because a number of executed steps ends it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tests.simulation.choices import Choices, Draw, Source, Step, half_tame, see
 from tests.simulation.stories import Story, tell
 
 EFFORT = 300_000
-"""How many steps may be run in all; some 20 to 40 seconds."""
+"""The total number of steps that may run; this takes some 20 to 40 seconds."""
 SECONDS = 60.0
 WORLD = 30
-"""What a world costs before its first step, in steps."""
+"""The cost of a world before its first step, in steps."""
 MISSES_MAX = 40
-"""So many times in a row other chance may be of no use."""
+"""How many times in a row other chance may fail to help."""
 SHORT_ENOUGH = 40
-"""A story of so few steps is not left for another."""
+"""A story of at most this many steps is not abandoned for another."""
 PARTS = 16
 """How finely a story is cut while it is still long."""
 REST_MAX = 10_000
-"""Within so many steps a world comes to rest once everything is tame."""
+"""The number of steps within which a world comes to rest once everything is tame."""
 AFTERWARDS = 200
-"""So many steps of what never ends are told."""
+"""How many steps of an endless world are recorded."""
 REPORT_S = 1.0
 
 
@@ -56,13 +56,13 @@ class Shrinking:
         return self.beginning() if self.best.endless else self.best
 
     def beginning(self) -> Story:
-        """Of a story without an end."""
+        """Return the beginning of a story without an end."""
         _, story = tell(self.best.record, None, len(self.steps) + AFTERWARDS, endless=True)
         assert story is not None
         return story
 
     def coarsely(self) -> None:
-        """Until a round makes it hardly any shorter."""
+        """Shrink until a round makes the story hardly any shorter."""
         before = inf
         while self.best.size[0] < 0.9 * before and not self.over():
             before = self.best.size[0]
@@ -74,7 +74,7 @@ class Shrinking:
             self.tamer_draws(PARTS)
 
     def finely(self) -> None:
-        """Until nothing helps any more."""
+        """Shrink until nothing helps any more."""
         before = None
         while self.best.size != before and not self.over():
             before = self.best.size
@@ -96,7 +96,7 @@ class Shrinking:
         return time.monotonic() > self.deadline
 
     def attempt(self, steps: Iterable[Step], beyond: Source | None = None) -> bool:
-        """Whether this is a better story; then it is the best one."""
+        """Try a story and keep it if it is better; return whether it is."""
         if self.over():
             return False
         self.attempts += 1
@@ -119,7 +119,7 @@ class Shrinking:
     # --- what is tried ---
 
     def other_chance(self) -> None:
-        """What comes after the settings is drawn anew, and every third time they are, too, or some of them are tame."""
+        """Draw everything after the settings again; every third time also the settings, or turn some of them tame."""
         misses, least = 0, self.effort * 2 // 3
         if self.best.endless:
             return
@@ -131,7 +131,7 @@ class Shrinking:
             misses = 0 if helped else misses + 1
 
     def simpler_settings(self) -> None:
-        """Each one tame, or else at least lower."""
+        """Turn each setting tame, or at least lower."""
         for place in list(self.steps[0]):
             for number in range(len(self.steps[0].get(place, ()))):
                 for lower in lower_than(self.steps[0], place, number):
@@ -139,13 +139,13 @@ class Shrinking:
                         break
 
     def tamer_functions(self) -> None:
-        """All that a function draws."""
+        """Turn all draws of a function tame."""
         for place in sorted({place for step in self.steps[1:] for place in step}):
             settings, *steps = self.steps
             self.attempt([settings, *({p: draws for p, draws in step.items() if p != place} for step in steps)])
 
     def fewer_steps(self, parts: int) -> None:
-        """Spans taken out, from the last to the first, ever smaller ones. The settings stay."""
+        """Take out spans of steps, from last to first, in ever smaller spans. The settings stay."""
         for span in spans(len(self.steps), parts):
             start = len(self.steps) - span
             while start > 0 and not self.over():
@@ -166,13 +166,13 @@ class Shrinking:
 
 
 def shrink(story: Story, say: Callable[[str], None] = print, effort: int = EFFORT, seconds: float = SECONDS) -> Story:
-    """The shortest story found that breaks the same rule. ``say`` hears of the progress, about once a second."""
+    """Return the shortest story found that breaks the same rule. ``say`` reports progress about once a second."""
     shrinking = Shrinking(story, say, effort, time.monotonic() + seconds)
     return shrinking.run()
 
 
 def spans(whole: int, parts: int) -> list[int]:
-    """Half of it, a quarter, and so on down to the size of one part."""
+    """Return half of the whole, a quarter, and so on down to the size of one part."""
     found, span, least = [], whole // 2, max(1, whole // max(1, parts))
     while span >= least:
         found.append(span)
@@ -181,7 +181,7 @@ def spans(whole: int, parts: int) -> list[int]:
 
 
 def lower_than(step: Step, place: str, number: int) -> list[Draw]:
-    """What can stand there instead of what was drawn, the tamest first."""
+    """Return the possible replacements of a draw, the tamest first."""
     draws = step.get(place, [])
     draw = draws[number] if number < len(draws) else None
     if draw is None:
@@ -195,13 +195,13 @@ def with_draw(step: Step, place: str, number: int, draw: Draw) -> Step:
 
 
 def half_of(step: Step, seed: int) -> Step:
-    """A coin for each draw decides whether it is tame."""
+    """Let a coin decide for each draw whether it becomes tame."""
     coins = Choices(seed)
     return {place: [draw if coins.random() < 0.5 else None for draw in draws] for place, draws in step.items()}
 
 
 def wild_draws(steps: tuple[Step, ...]) -> list[tuple[int, str, int]]:
-    """Where they are: the step, the function, and the place in its list. Those of the settings are left out."""
+    """Return the step, function and list index of each draw that is not tame, except those of the settings."""
     return [
         (number, place, index)
         for number, step in enumerate(steps)

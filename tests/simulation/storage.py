@@ -1,7 +1,7 @@
-"""The storage, which outlives every driver: the product's own, in its own threads, on a disk of the world's.
+"""The storage, which outlives every driver: the product's own, in its own threads, on a simulated disk.
 
 Each step of such a thread is an operation on the disk, and the world decides when it is done and what becomes of it.
-A driver may die between any two of them, and what it had asked for last may take effect when it is dead.
+A driver may die between any two of them, and its last operation may take effect after its death.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tests.simulation.threads import SimulatedThread
 URL = f"{PROTOCOL}://checkpoints"
 SAVEPOINTS = f"{PROTOCOL}://savepoints"
 BLOCK = 8
-"""So many ids a driver reserves at a time; what it does not use is lost (H4)."""
+"""How many ids a driver reserves at a time; unused ones are lost (H4)."""
 THREADS_MAX = 8
-"""So many threads a driver has for its storage; more work waits."""
+"""How many threads a driver has for its storage; further work waits."""
 
 
 @dataclass
 class Threads:
-    """One driver's threads, as many at a time as its storage has."""
+    """The threads of one driver, limited to its storage's number of threads."""
 
     disk: Disk
     now: Callable[[], float]
@@ -38,7 +38,7 @@ class Threads:
     waiting: deque[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = field(default_factory=deque)
 
     def start(self, work: Callable[[], Any], finished: Callable[[Any, BaseException | None], None]) -> None:
-        """``finished`` is called with the result or the error, in the world."""
+        """Start the work; ``finished`` is called with the result or the error, in the world."""
         self.waiting.append((work, finished))
         self.fill()
 
@@ -50,23 +50,23 @@ class Threads:
                 self.running.append(thread)
 
     def _see(self, thread: SimulatedThread) -> None:
-        """It stops here, for what it asks for now."""
+        """Record a thread that stops here for its current operation."""
         if thread.operation is not None and thread.operation.until is not None:
             thread.hangs_until = self.now() + thread.operation.timeout_s
 
     def ready(self) -> list[SimulatedThread]:
-        """Those whose operation can be answered."""
+        """Return the threads whose operation can be answered."""
         now = self.now()
         return [thread for thread in self.running if thread.hangs_until <= now or self._goes_on(thread)]
 
     @staticmethod
     def _goes_on(thread: SimulatedThread) -> bool:
-        """What it waits for is there."""
+        """Whether the thread's wait is over."""
         operation = thread.operation
         return operation is not None and operation.until is not None and operation.until()
 
     def next_relief(self) -> float | None:
-        """When the first operation that hangs is answered."""
+        """Return when the first hanging operation is answered."""
         now = self.now()
         return min((thread.hangs_until for thread in self.running if now < thread.hangs_until < inf), default=None)
 
@@ -78,7 +78,7 @@ class Threads:
             self.fill()
 
     def die(self) -> None:
-        """What was asked for last may still take effect."""
+        """Kill the threads; their last operations may still take effect."""
         self.waiting.clear()
         for thread in self.running:
             self.disk.abandon(thread)
@@ -86,9 +86,9 @@ class Threads:
 
 
 class Storage:
-    """``written``: every checkpoint that any driver has ever begun to write, and the ways that its state has come.
+    """``written``: each checkpoint that any driver began to write, with the parallelisms its state passed through.
 
-    ``stride``: so many operations of a thread may be done in one step. ``slowness``: how likely nothing is done.
+    ``stride``: how many operations of a thread may be done in one step. ``slowness``: how likely nothing is done.
     """
 
     def __init__(self, random: Random, now: Callable[[], float], tell: Callable[[str, str], None]) -> None:
@@ -101,17 +101,17 @@ class Storage:
         self._now = now
 
     def open(self) -> CheckpointStorage:
-        """One application's hold on it."""
+        """Open the storage for one application."""
         self.applications += 1
         storage = CheckpointStorage(URL, options={"disk": self.disk})
-        storage._claims._token = f"{self.applications:x}"  # else it would be another one in each run of a seed
+        storage._claims._token = f"{self.applications:x}"  # else it would differ between runs of a seed
         return storage
 
     def threads(self) -> Threads:
         return Threads(self.disk, self._now)
 
     def serve_one(self, threads: Threads) -> None:
-        """Some thread goes on, by a few operations."""
+        """Let some thread go on by a few operations."""
         thread = self.random.choice(threads.ready())
         for _ in range(self.random.randint(1, self.stride)):
             threads.serve(thread)
@@ -130,11 +130,11 @@ class Storage:
         return f"checkpoints/{operator}/checkpoint-{checkpoint_id}.hgc"
 
     def holds(self, checkpoint_id: int, *, savepoint: bool = False) -> bool:
-        """Whether its file is there."""
+        """Whether the checkpoint's file exists."""
         return self.file_of(checkpoint_id, savepoint=savepoint) in self.disk.files
 
     def choose(self) -> str:
-        """What the next driver is to start from: the newest, or now and then a file that the user names (H52)."""
+        """Choose the next driver's start: the newest checkpoint, or sometimes a file that the user names (H52)."""
         files = [
             f"{PROTOCOL}://{file}"
             for checkpoint_id in sorted(self.written)
@@ -144,7 +144,7 @@ class Storage:
         return self.random.choice(files) if files and self.random.random() < 0.1 else "latest"
 
     def newest(self) -> int:
-        """What a driver would start from that came now, -1 for nothing or if the user has to say. Nothing changes."""
+        """Return where a driver would start now, without changes; -1 for no checkpoint or if the user must name one."""
         files, folders = dict(self.disk.files), set(self.disk.folders)
         try:
             storage = CheckpointStorage(URL, options={"disk": self.disk})

@@ -1,4 +1,4 @@
-"""The story of a world that breaks the contract: told from a record, read by people, kept in a file."""
+"""The story of a world that breaks the contract: built from a record, printed for people, kept in a file."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RESTLESS = "H48: the world does not come to rest"
 
 @dataclass(frozen=True)
 class Story:
-    """One world, and how it broke the contract. ``steps``: how many it went.
+    """One world and its violation of the contract. ``steps``: how many steps it took.
 
-    ``endless``: it was stopped, because it did not come to rest; only what its record has is of interest.
+    ``endless``: it was stopped because it did not come to rest; only the steps in its record are of interest.
     """
 
     record: Record
@@ -38,11 +38,11 @@ class Story:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The lower, the better: how many steps matter, and how many draws are not tame."""
+        """The number of steps that matter, and of draws that are not tame; lower is better."""
         return (len(self.record.steps) if self.endless else self.steps), self.record.wild
 
     def text(self) -> str:
-        """The lines one below the other, each with its number, and what they lead to."""
+        """Return the numbered lines, followed by the violation."""
         digits = len(str(len(self.lines)))
         numbered = [f"{number:{digits}} {line}" for number, line in enumerate(self.lines, start=1)]
         indent = " " * (digits + 22)
@@ -57,7 +57,7 @@ def what_broke(error: Exception) -> str:
 
 
 def rule_of(error: Exception) -> str:
-    """Two stories with the same rule break the contract in the same way."""
+    """Return the rule that an error names. Two stories with the same rule break the contract in the same way."""
     if isinstance(error, Violation):
         rule = re.match(r"H\d+|(invariant|exactly once), \w+|[^:\d]*", str(error))
         return rule[0] if rule else ""
@@ -68,10 +68,10 @@ def rule_of(error: Exception) -> str:
 def tell(
     record: Record, beyond: Source | None = None, steps_max: float = inf, *, endless: bool = False
 ) -> tuple[World, Story | None]:
-    """Run the world of this record. No story if it keeps the contract, or is stopped after ``steps_max``.
+    """Run the world of this record. Return no story if it keeps the contract, or is stopped after ``steps_max``.
 
-    ``beyond``: who answers when the record is used up; by default everything is tame from there on.
-    ``endless``: to be stopped is what breaks the contract.
+    ``beyond``: the source after the end of the record; by default everything is tame from there on.
+    ``endless``: whether being stopped counts as a violation.
     """
     choices = RecordedChoices(record, beyond or tame(), steps_max)
     world, error = run_world(record.seed, record.eager, choices)
@@ -88,7 +88,7 @@ def tell(
 
 
 def tell_seed(seed: int, eager: float | None = None) -> tuple[World, Story | None]:
-    """The world of this seed, with all its draws written down."""
+    """Run the world of this seed and write down all its draws."""
     return tell(Record(seed, eager), seeded(seed))
 
 
@@ -96,7 +96,7 @@ def tell_seed(seed: int, eager: float | None = None) -> tuple[World, Story | Non
 
 
 def save(story: Story, path: Path) -> None:
-    """The record for the machine, and the story for a reader."""
+    """Save the record for the machine, and the story for a reader."""
     record = story.record
     steps = ",\n  ".join(json.dumps(step) for step in record.steps)
     head = {"version": VERSION, "rule": story.rule, "seed": record.seed, "eager": record.eager}
@@ -107,7 +107,7 @@ def save(story: Story, path: Path) -> None:
 
 
 def load(path: Path) -> Record:
-    """``ValueError``: not a record, or one of another version."""
+    """Load a record. ``ValueError``: not a record, or one of another version."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Chance from a record: what it gives back, and what it says when the record does not fit."""
+"""Chance from a record: the draws that it returns, and its answers when the record does not match."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.simulation.choices import (
 
 
 def draw_all(choices: Choices) -> list[float]:
-    """A few of each kind, over three steps."""
+    """Draw a few values of each kind, over three steps."""
     drawn: list[float] = []
     for _ in range(3):
         drawn += [choices.random(), choices.uniform(0.0, 2.0), choices.expovariate(10.0)]
@@ -81,7 +81,7 @@ def test_what_is_done_is_found_by_its_name() -> None:
     assert record.steps == ({"pick": ["jump 1"]},)
     assert pick(RecordedChoices(record, tame()), jump, walk, *options) is options[1]
     assert pick(RecordedChoices(record, tame()), walk, jump) is jump  # the last one of that name
-    assert pick(RecordedChoices(record, tame()), walk, walk) is walk  # nobody jumps any more
+    assert pick(RecordedChoices(record, tame()), walk, walk) is walk  # the action is no longer available
 
 
 @pytest.mark.parametrize("unfit", ["walk 0", 4, -1, 0.5, None])

@@ -1,4 +1,4 @@
-"""``python -m tests.simulation``: what it prints, what it ends with, and many worlds over several processes."""
+"""``python -m tests.simulation``: its output, its exit status, and many worlds over several processes."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_bad_arguments_are_refused(arguments: list[str], capsys: pytest.CaptureF
 
 
 def breaks_later(seed: int) -> Outcome:
-    """What a world may be: the even ones break, from 6 on."""
+    """Return an outcome for a seed: the even ones break, from 6 on."""
     return Outcome(seed, Totals(1, steps=seed), f"seed {seed}" if seed >= 6 and seed % 2 == 0 else "")
 
 
 def waits_at_odd_seeds(seed: int) -> Outcome:
-    """The odd worlds run for ever, from 7 on, and the others break from 6 on."""
+    """Wait indefinitely on odd seeds from 7 on; even seeds break from 6 on."""
     if seed >= 7 and seed % 2:
         signal.pause()
     return breaks_later(seed)
@@ -97,7 +97,7 @@ def dies(seed: int) -> Outcome:
 
 
 def quietly(_: str) -> None:
-    """Nobody reads along."""
+    """Ignore the progress."""
 
 
 @pytest.mark.parametrize("jobs", [1, 2, 3, 5])
@@ -113,9 +113,9 @@ def test_higher_seeds_are_not_waited_for() -> None:
 
 
 def three_waits_for_eight(way: Path, seed: int) -> Outcome:
-    """3 and 6 break a rule, and 3 is done later."""
+    """Break on seeds 3 and 6, and finish 3 later."""
     if seed in (3, 8):
-        way.open("r" if seed == 3 else "w").close()  # either waits until the other is there
+        way.open("r" if seed == 3 else "w").close()  # either waits for the other to open it
     return Outcome(seed, Totals(1), "broken" if seed in (3, 6) else "")
 
 
@@ -147,7 +147,7 @@ def test_an_interrupt_ends_everything_quietly() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        process.stdout.readline()  # the first progress: all processes are there
+        process.stdout.readline()  # the first progress: all processes are running
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate()
     assert process.returncode == 130

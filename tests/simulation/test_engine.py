@@ -1,4 +1,4 @@
-"""The pretended Spark does what Spark does."""
+"""The simulated Spark behaves as Spark does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Tame(Random):
-    """Nothing unusual happens, and the first of several things is taken, unless ``answers`` say which."""
+    """Picks the first option and avoids unusual events, unless ``answers`` say otherwise."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -51,7 +51,7 @@ class Tame(Random):
 
 @dataclass
 class Stage:
-    """One engine whose processes are names in a set; ``shuffles`` and ``reads`` shape its jobs."""
+    """An engine whose processes are names in a set; ``shuffles`` and ``reads`` shape its jobs."""
 
     partitions: int = 2
     copies: bool = True
@@ -79,18 +79,18 @@ class Stage:
         return self.engine.job
 
     def told(self, *kinds: type) -> list[Any]:
-        """The facts on the bus so far, of these kinds, of our own stages; they are taken off."""
+        """Take the facts of these kinds about our own stages off the bus."""
         facts = [fact for fact in self.engine.bus if not kinds or isinstance(fact, kinds)]
         self.engine.bus.clear()
         return [fact for fact in facts if getattr(fact, "stage_id", 0) < 10_000]
 
     def work(self) -> None:
-        """All that was put off is done, kills among it."""
+        """Carry out everything that was postponed, including kills."""
         while self.engine.kills:
             self.engine.carry_out_kill()
 
     def tasks(self) -> list[tuple[int, int, int]]:
-        """Stage attempt, partition and attempt number of what runs."""
+        """Return the stage attempt, partition and attempt number of each running task."""
         return [(task.stage_attempt, task.partition, task.attempt_number) for task in self.engine.running()]
 
 
@@ -169,7 +169,7 @@ def test_the_loser_of_two_copies_is_killed_even_if_it_ends_well() -> None:
 def test_after_a_fetch_failure_a_zombie_and_its_rival_have_one_number() -> None:
     stage = Stage(partitions=3)
     stage.start(reads=True)
-    stage.engine.exited(103, "")  # task 100 is of the stage before
+    stage.engine.exited(103, "")  # task 100 belongs to the stage before
     stage.told()
     accidents.fail_fetch(stage.engine)
     assert [type(fact) for fact in stage.told()] == [TaskEnded, StageCompleted]
@@ -365,7 +365,7 @@ def test_a_look_may_find_the_books_of_yesterday() -> None:
 
 
 def test_two_jobs_run_at_once() -> None:
-    # H55: it is for the ledger to refuse one
+    # H55: refusing one is the ledger's job
     stage = Stage(partitions=1)
     stage.start()
     stage.engine.start_rival()

@@ -1,4 +1,4 @@
-"""A world that breaks the contract becomes a short story that breaks the same rule, and the story can be kept."""
+"""A world that breaks the contract becomes a short story that breaks the same rule; the story can be saved."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.simulation.world import World
 
 STORIES = Path(__file__).parent / "stories"
 STEPS_MAX = 100
-"""Of a short story; the worlds that are broken here have some hundreds."""
+"""The limit for a short story; the worlds that are broken here have some hundreds."""
 
 
 def test_the_stories_that_were_kept_do_not_break_the_contract_any_more() -> None:
-    # Each file in stories/ was a violation once; its name says which.
+    # Each file in stories/ was once a violation; its name says which.
     broken = {path.stem: str(story.error) for path in sorted(STORIES.glob("*.json")) if (story := tell(load(path))[1])}
     assert not broken
 
@@ -35,7 +35,7 @@ def test_the_stories_that_were_kept_do_not_break_the_contract_any_more() -> None
 
 
 def break_reset_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reset names the next checkpoint, not the last one (H18)."""
+    """Make a reset name the next checkpoint, not the last one (H18)."""
     handle = BarrierTracker.handle
 
     def wrong(self: BarrierTracker, input: Any, now: float) -> list[Any]:
@@ -49,7 +49,7 @@ def break_reset_id(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def break_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some events reach the operator twice (H22)."""
+    """Let some events reach the operator twice (H22)."""
     handle_batch = SubtaskMachine.handle_batch
 
     def twice(self: SubtaskMachine, batch: Any, now: float) -> list[Any]:
@@ -61,7 +61,7 @@ def break_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def first_story(rule: str, eager: float | None = 0.1) -> Story:
-    """Of the first world that breaks this rule at some length."""
+    """Return the story of the first world that breaks this rule at some length."""
     for seed in range(500):
         _, story = tell_seed(seed, eager)
         if story is not None and story.rule == rule and story.steps > 2 * STEPS_MAX:
@@ -70,7 +70,7 @@ def first_story(rule: str, eager: float | None = 0.1) -> Story:
 
 
 def quietly(_: str) -> None:
-    """Nobody reads along."""
+    """Ignore the progress."""
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_seed_and_its_record_tell_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.long
 def test_a_world_without_an_end_becomes_a_short_one_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    # H48: where tasks crash, somebody does nothing, again and again.
+    # H48: if tasks crash, an actor repeatedly does nothing.
     actions = World.actions
     steps_max = 4000  # more than these worlds need
 

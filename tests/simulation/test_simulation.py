@@ -1,4 +1,4 @@
-"""The simulation as a test: fresh worlds each time. Whether its checkers can see is shown by ``tests/mutants``.
+"""The simulation as a test: fresh worlds each time. ``tests/mutants`` shows that its checkers detect violations.
 
 A failing run prints its seed; ``python -m tests.simulation --seed N`` replays it, and looks for its shortest story.
 """

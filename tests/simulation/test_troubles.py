@@ -1,4 +1,4 @@
-"""Networks that delay, cut and break, tasks in trouble; and everything that can happen does."""
+"""Tests slow, cut and broken networks and tasks in trouble, and that everything that can happen does."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_break_loses_the_end_of_what_is_under_way() -> None:
 
 # --- everything happens -------------------------------------------------------------------------------------------
 
-# What needs two ends at one moment is rarer than that; it is shown in test_engine.py.
+# Events that need two ends at one moment are rarer; test_engine.py covers them.
 HAPPENINGS = {
     "fact dropped",
     "fact doubled",
@@ -166,7 +166,7 @@ HAPPENINGS = {
 
 
 def an_unlucky_world(seed: int) -> World:
-    """Half of them with many checkpoints, half with copies of short tasks, which end at the same moment if they can."""
+    """Create a world: half with many checkpoints, half with copies of short tasks that end together if possible."""
     world = World(seed, eager=0.0 if seed % 2 else 0.1)
     world.faults = Faults(drop=0.01, double=0.01, break_connection=0.004, crash=0.02, lose_driver=0.0, budget=60)
     if seed % 2:

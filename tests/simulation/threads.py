@@ -1,7 +1,7 @@
-"""Worker threads whose every step on the file system is the world's to allow.
+"""Worker threads whose every file system operation waits for the world's permission.
 
 The product's storage blocks, so it runs in threads. Here each of them is a real thread that stops before each operation
-on the file system until the world answers it. One thread runs at a time, the world's own included, so a seed
+on the file system until the world answers it. Only one thread runs at a time, counting the world's own, so a seed
 decides everything.
 """
 
@@ -20,14 +20,14 @@ _current = threading.local()
 
 
 class ProcessDied(BaseException):
-    """The process of this thread is gone: nothing of it runs any more."""
+    """Ends a thread whose process has died, so that none of its code runs any more."""
 
 
 @dataclass
 class Operation:
-    """One step on the file system, as it is asked for. ``effect`` carries it out and returns the answer.
+    """One requested step on the file system. ``effect`` carries it out and returns the answer.
 
-    Or a wait for something else, ``until`` it is there or ``timeout_s`` seconds have passed.
+    Or a wait for something else, until ``until`` holds or ``timeout_s`` seconds have passed.
     """
 
     kind: str
@@ -38,13 +38,13 @@ class Operation:
 
 
 class SimulatedThread:
-    """``work`` runs as far as the world lets it. ``finished`` is called with its result or its error, in the world."""
+    """Runs ``work`` as far as the world lets it. ``finished`` is called with its result or error, in the world."""
 
     def __init__(self, work: Callable[[], Any], finished: Callable[[Any, BaseException | None], None]) -> None:
         self.operation: Operation | None = None
         self.over = False
-        self.hangs_until = 0.0  # the operation is not answered before, on the world's clock
-        self.decided: tuple[Any, BaseException | None] | None = None  # the answer that a hanging operation will get
+        self.hangs_until = 0.0  # the operation is not answered before this time on the world's clock
+        self.decided: tuple[Any, BaseException | None] | None = None  # the future answer of a hanging operation
         self._work = work
         self._finished = finished
         self._result: Any = None
@@ -60,13 +60,13 @@ class SimulatedThread:
     # --- in the world ---------------------------------------------------------------------------------------------
 
     def answer(self, result: Any, error: BaseException | None = None) -> None:
-        """Answer the operation that it waits for, and let it run up to the next one."""
+        """Answer the operation that the thread waits for, and let it run up to the next one."""
         self.operation, self.decided, self.hangs_until = None, None, 0.0
         self._answer = result, error
         self._let_run()
 
     def kill(self) -> None:
-        """Its process dies."""
+        """Kill the thread's process."""
         self._killed = True
         while not self.over:
             self._let_run()
@@ -101,19 +101,19 @@ class SimulatedThread:
         _current.thread = self
         try:
             self._result = self._work()
-        except BaseException as error:  # it is the caller's, wherever that is
+        except BaseException as error:  # it belongs to the caller, wherever that is
             self._error = error
         self.over = True
         self._back.release()
 
 
 def this_thread() -> SimulatedThread | None:
-    """The simulated thread that calls; None for the world itself."""
+    """Return the calling simulated thread, or None for the world itself."""
     return getattr(_current, "thread", None)
 
 
 class SimulatedLock:
-    """As ``threading.Lock``, for ``with``; a simulated thread that waits for it lets the world go on."""
+    """Stands in for ``threading.Lock``, for ``with``; a simulated thread that waits for it lets the world go on."""
 
     def __init__(self) -> None:
         self._held = False

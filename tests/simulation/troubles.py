@@ -1,4 +1,4 @@
-"""What troubles one task: an operator that raises or dawdles, a process that stands still, a slow or cut network."""
+"""The troubles of one task: an operator that raises or is slow, a frozen process, a slow or cut network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.simulation.network import Clock, Connection
 
 
 class Trap(Enum):
-    """In which of its methods the operator will raise."""
+    """The method in which the operator will raise."""
 
     OPEN = "open"
     EVENT = "handle_event"
@@ -27,11 +27,11 @@ class Trap(Enum):
 
 @dataclass
 class Troubles:
-    """Times are on the world's clock.
+    """The troubles; times are on the world's clock.
 
-    ``unresponsive``: it will never read again; ``becoming_unresponsive``: from when it awaits an event on.
+    ``unresponsive``: it will never read again; ``becoming_unresponsive``: as soon as it awaits an event.
     ``frozen_until``: the whole process stands still; ``stalled_until``: only the operator does, inside one of its
-    methods. ``latency_s`` and ``cut_until`` hold for all of its connections.
+    methods. ``latency_s`` and ``cut_until`` apply to all of its connections.
     """
 
     clock: Clock
@@ -42,7 +42,7 @@ class Troubles:
     frozen_until: float = 0.0
     stalled_until: float = 0.0
     trap: Trap | None = None
-    dawdled: int = -1  # the checkpoint whose snapshot was put off
+    dawdled: int = -1  # the checkpoint whose snapshot was postponed
 
     @property
     def frozen(self) -> bool:
@@ -53,13 +53,13 @@ class Troubles:
         return self.stalled_until > self.clock.now
 
     def burden(self, connection: Connection) -> None:
-        """A connection that was just made."""
+        """Apply the troubles to a new connection."""
         if self.latency_s or self.cut_until > self.clock.now:
             connection.clock = self.clock
             connection.latency_s = self.latency_s
             connection.cut_until = self.cut_until
 
     def next_relief(self, connection: Connection | None) -> float:
-        """When the first thing ends that the process waits for now; infinity if it waits for none."""
+        """Return when the first trouble ends that the process waits for now, or infinity."""
         times = [self.frozen_until, self.stalled_until, inf if connection is None else connection.arrives_at]
         return min(time for time in [*times, inf] if time > self.clock.now)

@@ -1,4 +1,4 @@
-"""What a task's operator has exchanged, key by key, and how it becomes the subtask's state."""
+"""The events that a task's operator has exchanged, by key, and the subtask state made of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.simulation.invariant import TAIL, Log, merge
 
 @dataclass
 class Work:
-    """``target``: how many events of each key are to be sent, and to come, until the task may finish.
+    """``target``: how many events of each key are to be sent and received before the task may finish.
 
-    ``expected`` are the events that are still to come at the start, ``submitted`` the events and requests of the
-    subtask's whole history (H32), ``loose`` the loss-tolerant events that came.
+    ``expected`` are the events still to come at the start, ``submitted`` the events and requests of the subtask's whole
+    history (H32), ``loose`` the loss-tolerant events that came.
     """
 
     task_attempt_id: int
@@ -46,7 +46,7 @@ class Work:
         self.record.up_sent.extend(held)
 
     def sendable(self) -> list[int]:
-        """The keys of which an event is still to be sent."""
+        """Return the keys that still have an event to send."""
         return [key for key, log in self.logs.items() if len(log.sent) < self.target]
 
     def state(self) -> bytes:
@@ -66,6 +66,6 @@ class Work:
         return all(len(log.sent) >= target and len(log.received) >= target for log in self.logs.values())
 
     def check_whole(self) -> None:
-        """The task ends well, so everything was exchanged, whether the engine will use it or not."""
+        """Check that a successful task exchanged everything, whether or not the engine uses its output."""
         for key, log in self.logs.items():
             check_whole(f"task {self.task_attempt_id}, key {key}", log.sent, log.received, self.target)

@@ -1,4 +1,4 @@
-"""One world: a seed decides how unkind it is, and in which order things happen."""
+"""One world: a seed decides how unkind it is, and the order of events."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEPS_MAX = 60_000
 SECONDS_MAX = 3_000.0
 CLOCK_S = 0.005
 """How late a timer may be."""
-JOBS_WANTED = 2  # that succeed
+JOBS_WANTED = 2  # jobs that must succeed
 JOBS_MAX = 6
 PATIENCE_S = 30.0
 
@@ -74,14 +74,14 @@ class World:
         self.random: Random = self.choices
         random = self.random
         self.now = 0.0
-        self.look_at = 0.0  # when timers are looked at next
+        self.look_at = 0.0  # when timers are checked next
         self.steps = 0
         self.story: list[str] = []
         self.records: dict[int, AttemptRecord] = {}
-        self.connections: list[Connection] = []  # that are not over for the server
+        self.connections: list[Connection] = []  # not over for the server
         self.processes: dict[int, Process] = {}
         self.living: list[Process] = []
-        self.barriers: list[tuple[int, BarrierArrived]] = []  # on their own way
+        self.barriers: list[tuple[int, BarrierArrived]] = []  # travelling separately
         self.figures = Totals(1)
         self.broken: Exception | None = None
         self.settings = settings = draw_settings(random)
@@ -101,14 +101,14 @@ class World:
             lose_driver=random.choice([0.0, 0.002, 0.005]),
             budget=random.choice([0, 3, 8, 15, 40]),
         )
-        self.grudge = random.choice([0.0, 0.01, 0.1])  # how likely more goes wrong while a checkpoint is in doubt
+        self.grudge = random.choice([0.0, 0.01, 0.1])  # how likely another fault is while a checkpoint is in doubt
         self.cuts = some_of(CUTS, random)
         self.fault_injectors = some_of(FAULT_INJECTORS, random)
         if settings.copies and settings.mode is RestoreMode.BATCH:
             self.fault_injectors = self.fault_injectors + [copy] * len(
                 self.fault_injectors
             )  # as in an engine that speculates
-        self.eager = random.choice([0.0, 0.004, 0.02, 0.05])  # how often somebody asks for a checkpoint
+        self.eager = random.choice([0.0, 0.004, 0.02, 0.05])  # how often a checkpoint is requested
         if eager is not None:
             self.eager = eager
         self.storage = Storage(random, lambda: self.now, self.befall_storage)
@@ -124,7 +124,7 @@ class World:
         )
 
     def start_application(self, application: Application, successor: Driver | None = None) -> None:
-        """``successor``: the driver, where it has begun to start already."""
+        """Start an application. ``successor``: its driver, if that has already begun to start."""
         self.drivers += 1
         self.tell(f"a driver starts: parallelism {application.parallelism}, restores {application.restore}")
         copies, barrier = self.settings.copies, self.settings.barrier_stage
@@ -138,7 +138,7 @@ class World:
             barrier,
             self.happen,
         )
-        self.engine.next_task = 1000 * self.drivers  # so that a number names one task
+        self.engine.next_task = 1000 * self.drivers  # so that a number identifies one task
         self.application = application
         self.asked_for = "" if application.restore == "latest" else application.restore
         if successor is None:
@@ -150,7 +150,7 @@ class World:
 
     @property
     def calm(self) -> bool:
-        """The faults are used up: from here on everything has to heal."""
+        """Whether the faults are used up: from now on, everything has to heal."""
         return self.faults.budget <= 0
 
     def tell(self, line: str) -> None:
@@ -159,7 +159,7 @@ class World:
     def happen(self, what: str) -> None:
         self.figures.happen(what)
         if what in ("fetch failure", "outdated look"):
-            # Where the fact of an end is lost, the task looks like a zombie or a copy that runs on.
+            # If the end of a task is lost, the task looks like a zombie or a copy that runs on.
             self.driver.coordinator.order.copies = True
 
     def befall_storage(self, what: str, which: str) -> None:
@@ -167,7 +167,7 @@ class World:
         self.figures.happen(what)
 
     def restores(self, checkpoint_id: int) -> None:
-        """What the driver that starts has restored."""
+        """Record the checkpoint that the starting driver has restored."""
         stored, application = self.storage.written[checkpoint_id], self.application
         application.become(stored)
         self.tell(f"checkpoint {checkpoint_id} of {stored.checkpoint.parallelism} is restored")
@@ -183,7 +183,7 @@ class World:
         return self.records.setdefault(task_attempt_id, AttemptRecord(f"task {task_attempt_id}"))
 
     def target(self, run_id: int) -> int:
-        """How many events of each key are exchanged when this run has ended well."""
+        """Return how many events of each key must be exchanged by the successful end of this run."""
         return self.targets[run_id]
 
     def target_of(self, task_attempt_id: int) -> int:
@@ -213,7 +213,7 @@ class World:
         self.engine.exited(task_attempt_id, failure)
 
     def check_told(self, checkpoint_id: int, *, completed: bool) -> None:
-        """A subtask hears how a checkpoint ended (H40, H45, H49)."""
+        """Check that the end of a checkpoint may be reported to a subtask (H40, H45, H49)."""
         monitor = self.driver.monitor
         truth = monitor.completed if completed else monitor.aborted
         demand(checkpoint_id in truth, f"H40: a subtask hears that {checkpoint_id} is over, completed: {completed}")
@@ -249,7 +249,7 @@ class World:
             self.asked_at_the_end = True
             self.driver.settle(PATIENCE_S)
             if self.random.random() < 0.5:
-                self.driver.request(savepoint=False)  # with nothing to take one of, or halted since the last failure
+                self.driver.request(savepoint=False)  # without a target, or halted since the last failure
             return False
         return True
 
@@ -281,7 +281,7 @@ class World:
             self.start_unscaled(self.driver.refused)
         if self.driver.failed is not None:
             self.tell(f"the driver does not start: {self.driver.failed}")
-            self.now += self.random.uniform(1.0, 5.0)  # the user tries again
+            self.now += self.random.uniform(1.0, 5.0)  # the user retries
             self.lose_driver(self.named if "name that file again" in str(self.driver.failed) else "")
         actions = self.actions(patient=False) or self.actions()
         if actions:
@@ -295,7 +295,7 @@ class World:
             self.now = self.look_at = max(self.now, deadline)
 
     def actions(self, *, patient: bool = True) -> list[Callable[[], None]]:
-        """What could happen next. Without patience, slow processes are passed over more often than not."""
+        """Return the possible next actions. Without patience, slow processes are usually skipped."""
         engine, random = self.engine, self.random
         if not engine.active and not self.user_waits and self.driver.operator is not None:
             self.user_waits = True
@@ -339,7 +339,7 @@ class World:
         self.driver.hear_fact(fact)
 
     def bring_barrier(self) -> None:
-        """A barrier that went its own way comes: any of them, once or twice, or never."""
+        """Deliver a separate barrier: any of them, once or twice, or never."""
         barrier = self.barriers.pop(self.random.randrange(len(self.barriers)))
         chance = self.random.random()
         if not self.calm and chance < 0.03:
@@ -374,7 +374,7 @@ class World:
     # --- the driver dies ---
 
     def lose_driver(self, restore: str = "") -> None:
-        """With it its tasks. Another one starts from what the storage has, or what is named (H52)."""
+        """Kill the driver and its tasks. Another one starts from the storage, or from the named file (H52)."""
         self.tell("the driver dies")
         self.user_waits = self.asked_at_the_end = False
         for process in self.living:
@@ -402,14 +402,14 @@ class World:
         return self.random.choice([self.application.parallelism, self.random.randint(1, PARALLELISM_MAX)])
 
     def take_over(self) -> None:
-        """The user starts another driver while this one lives: it claims the storage, and decides what to restore."""
+        """Start another driver while this one lives: it claims the storage and decides what to restore."""
         self.tell("a second driver begins to start")
         self.figures.happen("a second driver")
         restore = self.asked_for or "latest"
         self.successor = Driver(self, Application(self.settings, self.draw_parallelism(), restore), held=True)
 
     def go_on_beside(self) -> list[Callable[[], None]]:
-        """What the second driver could do; sooner or later the first one is ended for it."""
+        """Return the possible actions of the second driver, which sooner or later ends the first one."""
         successor = self.successor
         if successor is None:
             return []
@@ -424,7 +424,7 @@ class World:
         return actions
 
     def start_unscaled(self, refusal: LocalProtocolError) -> None:
-        """What is restored cannot be cut to this parallelism, so it goes on with its own (H52)."""
+        """Start with the restored parallelism, because the state cannot be cut to the requested one (H52)."""
         stored = self.storage.written[self.driver.session.read_id]
         parts = stored.checkpoint.subtask_states.values()
         demand(never_restored_since_rescale(parts), f"H52: {refusal}")
@@ -435,7 +435,7 @@ class World:
     # --- the end ---
 
     def check_results(self) -> None:
-        """The output that the engine uses for a job is that of whole subtasks."""
+        """Check that the output that the engine uses for a job is that of whole subtasks."""
         engine = self.engine
         if not engine.results.get(engine.job_id, False):
             return
@@ -445,7 +445,7 @@ class World:
                 check_whole(name, log.sent, log.received, self.target(engine.stage_id))
 
     def check_rest(self) -> None:
-        """Nothing is left, and nobody was left without an answer."""
+        """Check that nothing is left and every caller got an answer."""
         self.check_results()
         self.driver.check_rest()
         self.driver.close()
@@ -455,7 +455,7 @@ class World:
             demand(process.life is Life.GONE, f"H19: task {process.tid} waits for ever: {process.life}")
 
     def jobs_failed(self) -> int:
-        """Of the present engine; one that still runs will not succeed either."""
+        """How many jobs of the present engine failed; one that still runs will not succeed either."""
         return len(self.engine.jobs) - sum(self.engine.results.values())
 
     def totals(self) -> Totals:
@@ -465,10 +465,10 @@ class World:
 
 
 def run_world(seed: int, eager: float | None = None, choices: Choices | None = None) -> tuple[World, Exception | None]:
-    """Run one world; return it with what went wrong, if anything did. Any exception is a finding.
+    """Run one world; return it with the error, if there was one. Any exception is a finding.
 
-    ``eager``: how likely somebody asks for a checkpoint at each step, where the seed shall not decide.
-    ``choices``: all chance, instead of what follows from the seed.
+    ``eager``: how likely a checkpoint is requested at each step, instead of the seed's choice.
+    ``choices``: the source of all chance, instead of the seed.
     """
     world = World(seed, eager, choices)
     try:
