@@ -10,12 +10,14 @@ VIRTUAL_EMPTY_CHECKPOINT = -1
 
 @dataclass(frozen=True, slots=True, order=True)
 class ExecutionAttempt:
-    """One execution of one subtask (H1).
+    """One execution of one subtask.
 
     ``task_attempt_id`` is Spark's task id. It is unique in an application and the key of every map: Spark's own
     ``(stage, partition, attempt number)`` is not unique, because a zombie stage attempt may run at the same time as its
-    successor. ``attempt`` is the number that coordinators see; it increases with each attempt of a subtask (H2).
+    successor. ``attempt`` is the number that coordinators see; it increases with each attempt of a subtask.
     """
+
+    # H1, H2
 
     operator_id: str
     subtask: int

@@ -1,4 +1,4 @@
-"""Finds packages of others that stand where Headgate's own ``protocol`` or ``actors`` should be.
+"""Finds foreign packages in the place of Headgate's own ``protocol`` or ``actors``.
 
 Both names are general. Another distribution, or a file of the user's own, can come first on Python's path, on the
 driver or on a worker. Without this check the user would see "No module named 'protocol.errors'". It runs whenever

@@ -80,7 +80,7 @@ from protocol.machine import TimePassed
 
 
 class BarrierTrackerActor(DirectActor[TrackerMessage]):
-    """See the module."""
+    """Run one operator's ``BarrierTracker`` and carry out its effects; see the module."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
     def handle(self, context: ActorContext[TrackerMessage], message: TrackerMessage) -> None:
         now = context.clock.now()
         match message:
-            case SubtaskClosed() | GatewayDrained() | SubtaskAcknowledged():  # each subtask's, of every checkpoint
+            case SubtaskClosed() | GatewayDrained() | SubtaskAcknowledged():  # one per subtask and checkpoint
                 self._handle(context, message, now)
             case StartOperator(reply_to):
                 restored = self._config.restored
@@ -195,7 +195,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._handle(context, CheckpointTriggered(checkpoint_id, is_savepoint), now)
 
     def _take_decision(self, context: ActorContext[TrackerMessage], now: float, message: LedgerDecided) -> None:
-        """What the ledger decided, as it is, after what this actor itself has to do about it."""
+        """Act on a decision of the ledger, then give it to the machine unchanged."""
         decision = message.decision
         match decision:
             case RunStarted():
@@ -245,7 +245,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 case RestoreAttempt(attempt=attempt):
                     self._gateways.open(effect, self._accepting.pop(attempt.task_attempt_id))
                 case TriggerCheckpoint():
-                    pass  # after the other effects: it leads to new ones
+                    pass  # carried out after the other effects, because it leads to new ones
                 case _:
                     self._tell_coordinator(effect, callback_us)
 
@@ -261,7 +261,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._gateways.tell(attempt, CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
 
     def _tell_coordinator(self, effect: TrackerEffect, callback_us: int | None) -> None:
-        """The effect is the message that the coordinator handles."""
+        """Pass an effect on as the message that the coordinator handles."""
         tell = self._coordinator_ref.tell
         match effect:
             case SnapshotCoordinator():
@@ -271,7 +271,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 tell(effect)
             case SubtaskReady(attempt):
                 readiness = self._gateways.readiness(attempt)
-                if readiness is not None:  # else it finished while its readiness was withheld, and is not alive (H11)
+                if readiness is not None:  # otherwise it finished while its readiness was withheld (H11)
                     tell(readiness)
             case SubtaskFailed(attempt, reason):
                 why = f"{reason.kind.name.lower()}: {reason.text}"
@@ -283,7 +283,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case OperatorResetToCheckpoint():
                 self._failures.reset()
                 if problem := why_not_resettable(self._config.operator_id, self._coordinator):
-                    # Before the registration that led here is answered: so no attempt of the new run is ever ready.
+                    # This comes before the answer to the registration, so no attempt of the new run is ever ready.
                     self._failures.raise_failure(self._failures.resets, ResetNotSupported(problem), problem)
                 tell(effect)
             case RunEnded():
@@ -338,7 +338,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._requests.refused(checkpoint_id, reason, final_pending=self._machine.final_pending)
 
     def _answer_if_settled(self) -> None:
-        """The answer goes through the coordinator's mailbox, after all that it was sent.
+        """Answer ``AwaitSettled``, through the coordinator's mailbox: after everything that it was sent.
 
         While no attempt runs, the machine has a deadline exactly if a checkpoint is pending, waits, or is due.
         """

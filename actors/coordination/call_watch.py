@@ -1,7 +1,7 @@
 """Track the calls of one coordinator's methods, and report one that does not return (H70).
 
-A call that returns soon costs an entry in a list. One timer runs at most, and only while, or shortly after, a call is
-open: it looks whether one is due. So a busy coordinator pays for one timer in ``report_s``, and an idle one for none.
+A call that returns soon costs only an entry in a list. At most one timer runs, during a call or shortly after it, and
+checks whether a report is due. So a busy coordinator pays for one timer per ``report_s``, and an idle one for none.
 """
 
 from __future__ import annotations
@@ -71,10 +71,7 @@ class Call:
 
 
 class CallWatch:
-    """Of one operator's coordinator. Loop only.
-
-    It begins to watch with ``attach``.
-    """
+    """The open calls of one operator's coordinator. Watching begins with ``attach``. Loop only."""
 
     def __init__(self) -> None:
         self._report_s = 0.0

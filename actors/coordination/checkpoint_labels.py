@@ -1,15 +1,15 @@
 """Label an operator's checkpoints, so that a restore shows how far the work had come.
 
-A piece of work is one run. Checkpoints that begin before the run has ended well are labelled ``during``; those that
-begin later, starting with its final one, ``after``. So a restore that finds ``after`` finds all of the work, and no
-restore finds the output without the label, or the label without the output.
+A piece of work is one run. Checkpoints that begin before the run has succeeded are labelled ``during``. Those that
+begin later, from the final checkpoint on, are labelled ``after``. So a restore that finds ``after`` finds all of the
+work. No restore finds the output without the label, or the label without the output.
 """
 
 from __future__ import annotations
 
 
 class CheckpointLabels:
-    """The labels of one operator. ``restored`` is that of the checkpoint it starts from. Loop only."""
+    """The labels of one operator. ``restored`` is the label of the checkpoint that it starts from. Loop only."""
 
     def __init__(self, restored: str = "") -> None:
         self.completed = restored
@@ -21,7 +21,7 @@ class CheckpointLabels:
         self._of: dict[int, str] = {}
 
     def announce(self, during: str, after: str) -> None:
-        """The next run is a new piece of work, or another attempt at one that has not ended well."""
+        """The next run is a new piece of work, or another attempt at one that has failed."""
         self._now, self._during, self._after = during, during, after
         self.runs = 0
 

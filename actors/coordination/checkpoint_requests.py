@@ -1,4 +1,4 @@
-"""Which checkpoints of an operator have been triggered and not answered yet, since when, and who waits for them."""
+"""Record the triggered checkpoints of an operator that are not answered yet: since when, and who waits for them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ class _Request:
 
 
 class CheckpointRequests:
-    """One entry for each trigger, until it is answered by one of the four ways to end. Loop only.
+    """One entry for each trigger, until one of the four ways to end answers it. Loop only.
 
-    ``final_pending``, as an argument: a run has ended well, and no checkpoint that started after its end is complete.
-    ``uncommitted``: what failed last while that was so, whenever it had begun; empty when one completed since.
+    ``final_pending``, as an argument: a run has succeeded, and no checkpoint that started after its end is complete.
+    ``uncommitted``: why the last checkpoint failed while that was the case, whenever it began. It is empty once a later
+    one has completed.
     """
 
     def __init__(self, statistics: OperatorStatistics) -> None:
@@ -33,7 +34,7 @@ class CheckpointRequests:
         self.uncommitted = ""
 
     def savepoint_directory(self, checkpoint_id: int) -> str:
-        """Where a savepoint goes that is under way."""
+        """The directory of a savepoint that is in progress."""
         directory = self._open[checkpoint_id].savepoint_directory
         assert directory is not None
         return directory
@@ -48,7 +49,7 @@ class CheckpointRequests:
         self._open[checkpoint_id] = _Request(now, reply_to, savepoint_directory)
 
     def without_id(self, error: Exception, reply_to: Reply[int] | None, *, final_pending: bool) -> None:
-        """One was asked for or due, but no id could be had."""
+        """A checkpoint was requested or due, but no id was available."""
         reason = f"no checkpoint id: {type(error).__name__}: {error}"
         self._statistics.checkpoints_refused += 1
         if final_pending:
@@ -73,7 +74,10 @@ class CheckpointRequests:
             request.reply_to.answer(checkpoint_id)
 
     def aborted(self, checkpoint_id: int, reason: str, *, final_pending: bool, written: bool) -> None:
-        """``written``: its write had begun, so it may exist. Of a savepoint the requester must know that (H64)."""
+        """A checkpoint was aborted.
+
+        ``written``: its write had begun, so it may exist. The requester of a savepoint must know that (H64).
+        """
         self._statistics.checkpoints_aborted += 1
         self._statistics.last_abort_reason = reason
         directory = self._open[checkpoint_id].savepoint_directory

@@ -23,10 +23,11 @@ class _Write:
 
 
 class CheckpointWrites:
-    """Runs beside the tracker's actor; what became of a write comes back as a message. Loop only.
+    """Writes and discards checkpoints concurrently with the tracker's actor, which gets each outcome as a message.
 
-    A discard that fails is tried again, with growing delays, until it succeeds, the storage says that no try can
-    (``DiscardRefused``), its doubt ends in another way (``no_doubt``), or the actor ends. Nobody waits for it.
+    A discard that fails is tried again, with growing delays. That ends when it succeeds, when the storage says that no
+    try can succeed (``DiscardRefused``), when the doubt ends in another way (``no_doubt``), or when the actor ends.
+    Nothing waits for it. Loop only.
     """
 
     def __init__(self, context: ActorContext[TrackerMessage]) -> None:
@@ -35,7 +36,7 @@ class CheckpointWrites:
         self._in_doubt: set[int] = set()
 
     def __contains__(self, checkpoint_id: int) -> bool:
-        """Whether its write has begun, and nobody has decided yet what becomes of it."""
+        """Whether the write of this checkpoint has begun, and its fate is not decided yet."""
         return checkpoint_id in self._writes
 
     def start(
@@ -44,9 +45,9 @@ class CheckpointWrites:
         write: Callable[[CompletedCheckpoint], Awaitable[None]],
         discard: Discard | None,
     ) -> None:
-        """``CheckpointStored`` or ``CheckpointStoreFailed`` follows, unless it is taken back before.
+        """Begin the write. ``CheckpointStored`` or ``CheckpointStoreFailed`` follows, unless it is taken back first.
 
-        ``discard``: how to take away what it wrote; None where that may stay.
+        ``discard``: how to remove what it wrote; None if that may stay.
         """
         checkpoint_id = checkpoint.checkpoint_id
         work = self._context.run(
@@ -58,13 +59,13 @@ class CheckpointWrites:
         self._writes[checkpoint_id] = _Write(work, discard)
 
     def kept(self, checkpoint_id: int) -> None:
-        """It is durable, and stays."""
+        """The checkpoint is durable, and stays."""
         del self._writes[checkpoint_id]
 
     def take_back(self, checkpoint_id: int) -> None:
-        """Cancel the write, if it still runs, and have the checkpoint discarded; ``CheckpointDiscarded`` follows.
+        """Cancel the write if it still runs, and discard the checkpoint; ``CheckpointDiscarded`` follows.
 
-        What it began in a thread goes on: only the storage can tell whether the checkpoint still appears.
+        Work that the write began in a thread goes on. Only the storage knows whether the checkpoint still appears.
         """
         write = self._writes.pop(checkpoint_id)
         write.work.cancel()
@@ -73,7 +74,7 @@ class CheckpointWrites:
             self._context.run(self._discard, checkpoint_id, write.discard)
 
     def no_doubt(self, checkpoint_id: int) -> None:
-        """Its fate is known: a discard of it that fails is not tried again."""
+        """The checkpoint's fate is known, so a failed discard is not tried again."""
         self._in_doubt.discard(checkpoint_id)
 
     async def _discard(self, checkpoint_id: int, discard: Discard) -> None:

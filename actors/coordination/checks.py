@@ -1,4 +1,4 @@
-"""What can be said about a coordinator before it is started: mistakes in its class."""
+"""Find mistakes in a coordinator's class before the coordinator starts."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _MISTAKEN = {
 
 
 def handles_events(coordinator: OperatorCoordinator) -> bool:
-    """Whether the events of subtasks reach anybody: the coordinator, or the one that it hands them on to, overrides
-    ``handle_event_from_operator``.
+    """Whether the events of subtasks reach a handler.
+
+    They do if the coordinator, or the one to which it passes its calls, overrides ``handle_event_from_operator``.
     """
     if isinstance(coordinator, RecreateOnReset):
         inner = coordinator.current
@@ -35,9 +36,9 @@ def handles_events(coordinator: OperatorCoordinator) -> bool:
 def check_coordinator(coordinator: Any) -> None:
     """Check a coordinator, or the class of one, for what would fail or be ignored later.
 
-    Raises ``TypeError`` for anything else than an ``OperatorCoordinator``, for a method that must be ``async def`` and
-    is not, or is an async generator, and for a method whose name is unmistakably a misspelling of one of
-    ``OperatorCoordinator``. A name that is only similar is logged as a warning.
+    Raises ``TypeError`` for anything but an ``OperatorCoordinator``, for a method that must be ``async def`` and is a
+    plain function or an async generator, and for a method whose name clearly misspells one of ``OperatorCoordinator``.
+    A name that is only similar is logged as a warning.
     """
     if not issubclass(coordinator if isinstance(coordinator, type) else type(coordinator), OperatorCoordinator):
         raise TypeError(f"{coordinator!r} is not an OperatorCoordinator: derive its class from OperatorCoordinator")

@@ -1,4 +1,4 @@
-"""The awaitable that says what became of one event."""
+"""The awaitable that tells whether an event arrived."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protocol.errors import AttemptOver
 
 
 class Confirmation:
-    """What became of one event. Awaiting it returns when the event is in the operator's mailbox.
+    """The outcome of one event. Awaiting it returns when the event is in the operator's mailbox.
 
     It may be awaited many times, by many tasks, or not at all. Cancelling one that waits does not affect the event.
 
@@ -45,7 +45,7 @@ class Confirmation:
             raise self._error
 
     def done(self) -> bool:
-        """Whether it is known what became of the event."""
+        """Whether the outcome is known."""
         return self._done
 
     def confirmed(self) -> bool:
@@ -57,7 +57,7 @@ class Confirmation:
         return self._error
 
     def add_done_callback(self, callback: Callable[[Confirmation], object]) -> None:
-        """Call ``callback(self)`` on the event loop when it is known what became of the event; immediately if it is."""
+        """Call ``callback(self)`` on the event loop when the outcome is known; immediately if it already is."""
         if self._done:
             callback(self)
         else:

@@ -1,4 +1,4 @@
-"""What a gateway needs of a connection; the engine's server provides it."""
+"""The connection interface that a gateway uses; the engine's server implements it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ class AttemptConnection(Protocol):
     def connection_id(self) -> int: ...
 
     def send(self, message: Downward, *, at_once: bool = False) -> None:
-        """Queue a message; after close it is dropped (what is unconfirmed is sent again on the next connection).
+        """Queue a message. After close it is dropped; unconfirmed items are sent again on the next connection.
 
-        What is queued leaves at the end of this turn of the loop; ``at_once``: with this message, for nothing follows.
+        Queued messages leave at the end of this turn of the loop. ``at_once``: write immediately, because no further
+        message follows in this turn.
         """
         ...
 
     def close(self, *, flush: bool = True) -> None:
-        """Close after what is queued has left (``flush``), or at once. Idempotent."""
+        """Close: immediately, or with ``flush`` after the queued messages have left. Idempotent."""
         ...

@@ -62,7 +62,10 @@ PLACE_CHARS_MAX = 1000
 
 
 class CoordinatorActor(Actor[CoordinatorMessage]):
-    """See the module. ``report`` takes what the attempt ledger must hear; ``tracker_ref`` hears of snapshots."""
+    """Call the methods of one coordinator; see the module.
+
+    ``report`` passes inputs to the attempt ledger. ``tracker_ref`` is sent the snapshots.
+    """
 
     def __init__(
         self,
@@ -99,9 +102,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._resets = 0  # handled here; ``FailureLatch.resets`` are decided
         self._live: dict[int, ActorRef[GatewayMessage]] = {}
         self._failure: BaseException | None = None  # the first one since the reset
-        self._ended_well = False  # the last run did
-        self._failed_behind = ""  # what failed first after that (H71)
-        self._ignores_events = False  # nothing handles them
+        self._ended_well = False  # whether the last run succeeded
+        self._failed_behind = ""  # the first failure after that (H71)
+        self._ignores_events = False  # no method handles events
         self._told_unhandled: set[str] = set()  # one warning for each direction
 
     async def started(self, context: ActorContext[CoordinatorMessage]) -> None:
@@ -138,14 +141,14 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._watch.close()
 
     def _note_awaited(self, call: Call | None) -> None:
-        """Tell the attempts that wait for the coordinator what it waits for itself, or that this is over (H70)."""
+        """Tell the waiting attempts what the coordinator itself waits for, or that this wait is over (H70)."""
         if call is None:
             self._tracker_ref.tell(NoteAwaited("", 0.0, ""))
         else:
             self._tracker_ref.tell(NoteAwaited(call.name, self._watch.age_s(call), call.place[:PLACE_CHARS_MAX]))
 
     def outlives_cancellation(self, context: ActorContext[CoordinatorMessage]) -> bool:
-        """What a method left behind cancelled the coordinator's task. That is a failure of the job, like any other."""
+        """Fail the job if work that a method left behind cancelled the coordinator's task."""
         error = RuntimeError(
             "the coordinator's task was cancelled between two calls, by something that a method left open, such as an "
             "asyncio.timeout in an async generator"
@@ -156,7 +159,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
     def raise_global_failure(
         self, method: str, error: BaseException, context: ActorContext[CoordinatorMessage]
     ) -> None:
-        """The first cause counts until the reset (H7, H8)."""
+        """Fail the job; until the reset, only the first cause counts (H7, H8)."""
         error = true_cause(error)
         text = describe(error)
         if self._failure is None:
@@ -179,7 +182,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             return
         if self._failure is None:
             message.reply_to.answer(None)
-        else:  # fail_job within start: there is no job yet that could fail, nor a reset that would follow
+        else:  # fail_job within start: there is no job yet to fail, and no reset would follow
             message.reply_to.fail(as_exception("fail_job", self._failure))
 
     async def _handle_lifecycle(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
@@ -191,7 +194,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
                 self._statistics.ready += 1
                 ready = await self._guarded(context, "subtask_ready", user.subtask_ready, attempt.subtask, gateway)
                 self._ignores_events = not handles_events(user)
-                if ready:  # else the job fails; the operator must not begin without what it should have got (H66)
+                if ready:  # otherwise the job fails; the operator must not begin without those events (H66)
                     gateway_ref.tell_direct(ReadyAnnounced())
             case SubtaskFailed(attempt, reason):
                 self._live.pop(attempt.task_attempt_id, None)
@@ -289,7 +292,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             method = self._coordinator.handle_request
             answer = await call_user("handle_request", method, subtask, attempt.attempt, request)
             payload = encode_event(answer)
-        except Exception as failure:  # the asking task's trouble, as R97; the coordinator's state is its own
+        except Exception as failure:  # it fails only the request, as in R97; the coordinator answers for its own state
             error = describe(true_cause(failure))
             payload = traceback_text(failure).encode()
             context.log.warning("request failed", **_keys(attempt), error=error, exc_info=failure)
@@ -301,7 +304,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         message.gateway_ref.tell_direct(ItemTaken(message.seq))
 
     async def _handle_client_request(self, context: ActorContext[CoordinatorMessage], message: ClientRequest) -> None:
-        """What it raises is the asker's trouble alone (R97)."""
+        """Answer a client's request; an exception goes to the requester only (R97)."""
         self._statistics.client_requests += 1
         try:
             answer = await call_user("handle_client_request", self._coordinator.handle_client_request, message.request)
@@ -356,9 +359,9 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         call: Callable[..., Awaitable[None]],
         *args: Any,
     ) -> bool:
-        """Whether it went well; else it is a global failure.
+        """Call a method and return whether it succeeded; an exception is a global failure.
 
-        The call itself is inside the guard too: a method with the wrong arguments fails the job, not the driver.
+        The guard includes the call itself, so a method with the wrong arguments fails the job, not the driver.
         """
         try:
             await call_user(method, call, *args)

@@ -1,4 +1,4 @@
-"""What a coordinator is given to reach the world: ``CoordinatorContext`` over its actor's own context."""
+"""Implement ``CoordinatorContext`` with the context of the coordinator's actor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class ContextOfActor:
-    """``CoordinatorContext`` over the actor's own context."""
+    """``CoordinatorContext``, implemented with the actor's context."""
 
     def __init__(self, actor: CoordinatorActor, context: ActorContext[CoordinatorMessage]) -> None:
         self._actor = actor
@@ -105,14 +105,14 @@ class ContextOfActor:
 def _handle_error(
     caller: str, handler: Callable[[Any, Exception | None], Awaitable[None]], error: Exception
 ) -> CallHandler:
-    """An ordinary error is for the handler to judge; one that would end the program fails the job."""
+    """Give an ordinary error to the handler; one that would end the program fails the job."""
     if is_fatal(error):
         return failing(caller, error)
     return CallHandler(lambda: handler(None, error))
 
 
 def failing(caller: str, error: Exception) -> CallHandler:
-    """The message that makes a coordinator fail its job, in its turn."""
+    """The message that makes the coordinator fail its job when the message's turn comes."""
 
     async def fail() -> None:
         raise error

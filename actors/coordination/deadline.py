@@ -11,8 +11,8 @@ from protocol.machine import TimePassed
 class DeadlineTimer:
     """Sends the actor a ``TimePassed`` when its machine's deadline has come.
 
-    A deadline that moves later leaves the timer alone: it fires early once and is armed anew. So a machine whose
-    deadline moves with every message costs no timer for each.
+    If a deadline moves later, the timer stays as it is: it fires early once and is armed again. So a machine whose
+    deadline moves with every message does not need a timer per message.
     """
 
     __slots__ = ("_armed_for",)

@@ -1,4 +1,4 @@
-"""One global failure for all that fails between two resets of an operator (H7, H8, H15)."""
+"""Report at most one global failure between two resets of an operator (H7, H8, H15)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from protocol.attempts import GlobalFailureRaised, LedgerInput
 
 
 class FailureLatch:
-    """Shared by an operator's tracker and its coordinator: the first cause of either is reported, and latches.
+    """Shared by an operator's tracker and its coordinator: reports the first failure of either, and ignores the rest.
 
-    Resets are counted from 1; 0 is the time before the first. The tracker decides one a moment before the coordinator
-    hears of it, so each says after which reset it has failed. A failure of before a reset that is decided already
-    calls for nothing more. ``report`` and ``failed`` as in ``OperatorPorts``. Loop only.
+    Resets are counted from 1; 0 is the time before the first. The tracker decides on a reset slightly before the
+    coordinator receives it, so each reports a failure with the number of its last reset. A failure from before a reset
+    that is already decided is ignored. ``report`` and ``failed`` are as in ``OperatorPorts``. Loop only.
     """
 
     def __init__(
@@ -27,11 +27,11 @@ class FailureLatch:
 
     @property
     def latched(self) -> bool:
-        """Whether a failure was reported that no reset has followed yet."""
+        """Whether a failure was reported and no reset has followed it yet."""
         return self._latched
 
     def reset(self) -> None:
-        """A reset is decided."""
+        """Record that a reset is decided."""
         self._latched = False
         self.resets += 1
 

@@ -1,12 +1,11 @@
 """Keep a coordinator that was replaced from acting alongside its successor (G16).
 
-Each incarnation has a token, which a reset revokes. From then on, nothing that the incarnation does through its context
-or its gateways has an effect, however late: on the loop, in a thread, in a handler that was queued, or in a send that
-waited for room.
+Each incarnation has a token, which a reset revokes. After that, the incarnation has no effect through its context or
+its gateways, however late it acts: on the loop, in a thread, in a queued handler, or in a send that waited for room.
 
-Only the store stays open a little longer. A coordinator removes what it has put there in ``close``, and ``close`` comes
-after the reset. So writes to the store are refused after the incarnation has ended, or was given up, which is before
-the next one is created.
+Only the store stays writable a little longer. A coordinator cleans up its values there in ``close``, which comes after
+the reset. So writes to the store are refused once the incarnation has ended or was given up. That is before the next
+one is created.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ T = TypeVar("T")
 
 
 class FencingToken:
-    """One incarnation's right to act. ``revoked`` may be read by any thread; all else is loop-only."""
+    """One incarnation's right to act. Any thread may read ``revoked``; everything else is loop-only."""
 
     __slots__ = ("_scopes", "revoked")
 
@@ -41,17 +40,17 @@ class FencingToken:
         self._scopes: set[anyio.CancelScope] = set()
 
     def revoke(self) -> None:
-        """Take the right away permanently, and cancel what it guards."""
+        """Revoke the right permanently, and cancel the calls that it guards."""
         self.revoked = True
         for scope in tuple(self._scopes):
             scope.cancel()
 
     def is_revoked(self) -> bool:
-        """As ``revoked``, which another thread may change meanwhile."""
+        """Return ``revoked``, which another thread may change meanwhile."""
         return self.revoked
 
     async def guard(self, call: Callable[[], Awaitable[T]]) -> T | None:
-        """Return what ``call`` does; None, and ``call`` is cancelled, where the token is revoked before its end."""
+        """Return the result of ``call``. If the token is revoked first, cancel ``call`` and return None."""
         if self.revoked:
             return None
         with anyio.CancelScope() as scope:
@@ -64,7 +63,7 @@ class FencingToken:
 
 
 class FencedGateway:
-    """``SubtaskGateway`` for one incarnation. Once that is replaced, what it sends fails with ``AttemptOver``."""
+    """``SubtaskGateway`` for one incarnation. After that is replaced, its sends fail with ``AttemptOver``."""
 
     __slots__ = ("_gateway", "_token")
 
@@ -109,11 +108,11 @@ class FencedGateway:
 
 
 class FencedContext:
-    """``CoordinatorContext`` for one incarnation. Once that is replaced, each of its methods does nothing.
+    """``CoordinatorContext`` for one incarnation. After that is replaced, its methods do nothing.
 
     Handlers of the incarnation come after its ``start``, as everywhere: ``begun`` waits for that and tells whether it
-    was a success. Work in a thread that has begun goes on to its end, since nothing can stop a thread, and its
-    result is dropped; work that waits for a thread is not begun any more; a coroutine in the background is cancelled.
+    succeeded. After a replacement, work that runs in a thread finishes, since a thread cannot be stopped, and its
+    result is dropped. Work that still waits for a thread never begins. A coroutine in the background is cancelled.
     """
 
     def __init__(

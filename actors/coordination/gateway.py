@@ -76,7 +76,9 @@ TAKEN_EVERY = 64
 
 
 class GatewayActor(DirectActor[GatewayMessage]):
-    """See the module. ``registered`` is sent to the attempt when its first connection attaches.
+    """Run one ``GatewayMachine`` and carry out its effects; see the module.
+
+    ``registered`` is sent to the attempt when its first connection attaches.
 
     ``inject_barrier``: see ``OperatorConfig``; needed only for barriers that travel apart.
     """
@@ -240,7 +242,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
             self._connection = None
 
     def _carry_out(self, effects: Sequence[GatewayEffect], now: float, *, at_once: bool = False) -> None:
-        last_seq = 0  # of the batch: when this event is taken, all are
+        last_seq = 0  # the batch's last event: when it is taken, all are
         for effect in effects:
             kind = type(effect)
             if kind is SendToAttempt:

@@ -1,7 +1,7 @@
 """How a coordinator is given to an operator, and whether it can serve a second run (H68).
 
-A class or a factory is built anew for each reset, by ``RecreateOnReset``. An instance stays; so it must say itself, in
-``reset_to_checkpoint``, how it forgets the run before. One that does not serves one run, and no other.
+Given a class or a factory, ``RecreateOnReset`` builds a new coordinator for each reset. An instance stays, so its own
+``reset_to_checkpoint`` must forget the previous run. An instance without that method serves only one run.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from protocol.errors import HeadgateError
 __all__ = ["GivenCoordinator", "ResetNotSupported", "built_anew_or_kept", "why_not_resettable"]
 
 GivenCoordinator = OperatorCoordinator | Callable[[], OperatorCoordinator]
-"""An instance; or a class or a factory, which is called without arguments for each new coordinator."""
+"""An instance, or a class or factory that is called without arguments for each new coordinator."""
 
 
 class ResetNotSupported(HeadgateError):
-    """A second run of an operator whose coordinator is an instance that does not override ``reset_to_checkpoint``."""
+    """A second run needs a reset, but the coordinator is an instance that does not override ``reset_to_checkpoint``."""
 
 
 def built_anew_or_kept(given: GivenCoordinator) -> OperatorCoordinator:
     """The coordinator that serves all runs. Nothing is built yet: a class or factory is called when it starts.
 
-    Raises ``TypeError``, with the way out, for anything else, for a factory that is async or needs arguments, and for
-    what ``check_coordinator`` finds.
+    Raises ``TypeError``, with a fix, for anything else, for a factory that is async or needs arguments, and for a
+    mistake that ``check_coordinator`` finds.
     """
     if isinstance(given, OperatorCoordinator):
         check_coordinator(given)
@@ -52,19 +52,19 @@ def built_anew_or_kept(given: GivenCoordinator) -> OperatorCoordinator:
             " lambda: MyCoordinator(argument)"
         ) from None
     except ValueError:
-        pass  # written in C, and does not say what it takes
+        pass  # written in C, without a readable signature
     factory = _CheckedFactory(given)
     return RecreateOnReset(factory, name=factory.name)
 
 
 class _CheckedFactory:
-    """Calls the user's class or factory, and refuses what is not a new coordinator."""
+    """Calls the user's class or factory, and refuses a result that is not a new coordinator."""
 
     def __init__(self, given: Callable[[], OperatorCoordinator]) -> None:
         self.name = getattr(given, "__qualname__", type(given).__name__)
         self._given = given
         self._latest: object = None
-        self._checked = given if isinstance(given, type) else None  # the class of which mistakes were told already
+        self._checked = given if isinstance(given, type) else None  # the class that was already checked for mistakes
 
     def __call__(self) -> OperatorCoordinator:
         built: object = self._given()
@@ -84,7 +84,7 @@ class _CheckedFactory:
 
 
 def why_not_resettable(operator_id: str, coordinator: OperatorCoordinator) -> str:
-    """Why ``coordinator`` must not see a second run, with both ways out, or nothing."""
+    """Why ``coordinator`` cannot serve a second run, with both fixes; empty if it can."""
     method = coordinator.reset_to_checkpoint
     if getattr(method, "__func__", None) is not OperatorCoordinator.reset_to_checkpoint:
         return ""

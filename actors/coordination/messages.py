@@ -1,11 +1,11 @@
-"""What the actors of one operator say to one another.
+"""The messages between the actors of one operator.
 
-Inputs and effects of the machines travel as they are: ``SubtaskFailed`` is decided by the attempt ledger, taken and
-handed on by the barrier tracker, and handled by the coordinator's actor, which calls ``subtask_failed``. The messages
-below are the rest.
+Inputs and effects of the machines travel unchanged. For example, the attempt ledger decides ``SubtaskFailed``, the
+barrier tracker takes it and passes it on, and the coordinator's actor handles it and calls ``subtask_failed``. This
+module has the other messages.
 
-``callback_us`` is the moment, in microseconds since the epoch, at which the engine called back with the fact that a
-message comes from; None if no fact caused it. It is measured, never decided upon.
+``callback_us`` is the time, in microseconds since the epoch, at which the engine called back with the fact that caused
+a message; None if no fact caused it. It is only measured; no decision depends on it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SendEvent:
 
 @value
 class AttachConnection:
-    """A connection of the attempt is there; ``received_seq`` is None on the first one, else what the peer has."""
+    """A connection of the attempt is up. ``received_seq``: None on the first one, otherwise what the peer has."""
 
     connection: AttemptConnection
     received_seq: int | None
@@ -64,12 +64,12 @@ class ConnectionClosed:
 
 @value
 class Retire:
-    """The attempt is over and every event handed over before has been settled: the actor may go."""
+    """The attempt is over and all earlier events are settled: the actor may stop."""
 
 
 @value
 class NoteAwaited:
-    """For every attempt that has a gateway: what the coordinator is waiting in; see ``CoordinatorAwaited``."""
+    """Tell every attempt that has a gateway in which method the coordinator waits; see ``CoordinatorAwaited``."""
 
     call: str
     awaited_s: float
@@ -83,10 +83,10 @@ GatewayMessage = NoteAwaited | Retire | SendEvent | AttachConnection | MessagesA
 
 @value
 class StartCoordinator:
-    """The first message of all (H6); answered when ``start`` has returned, failed with what it raised.
+    """The first message of all (H6). It is answered when ``start`` has returned, or failed with its exception.
 
-    ``restored``: the id and state of the checkpoint that the application starts from; ``reset_to_checkpoint`` comes
-    before ``start`` then, and fails like it.
+    ``restored``: the id and state of the checkpoint that the application starts from. Then ``reset_to_checkpoint``
+    comes before ``start``, and its exception counts in the same way.
     """
 
     reply_to: Reply[None]
@@ -95,9 +95,11 @@ class StartCoordinator:
 
 @value
 class EventArrived:
-    """``report_taken``: tell the gateway that all events up to this one are taken. Not requested with each event: the
-    report goes through two mailboxes and to the task, and the next one says as much. ``sender``: the subtask that sent
-    it first, for an event out of a restored snapshot (H52).
+    """An event of an attempt, for the coordinator.
+
+    ``report_taken``: tell the gateway that all events up to this one are taken. This is not requested with each event,
+    because the report goes through two mailboxes and to the task, and the next one includes it. ``sender``: the subtask
+    that first sent an event of a restored snapshot (H52).
     """
 
     attempt: ExecutionAttempt
@@ -110,7 +112,7 @@ class EventArrived:
 
 @value
 class RequestArrived:
-    """A request out of a restored snapshot has a ``sender`` and no ``request_id``: no answer is awaited (H73)."""
+    """A request of an attempt. From a restored snapshot it has a ``sender``, but no ``request_id``: no answer (H73)."""
 
     attempt: ExecutionAttempt
     seq: int
@@ -124,7 +126,7 @@ class RequestArrived:
 class SubtaskReadyWithGateway:
     """``SubtaskReady``, with the gateway that the coordinator gets for the attempt.
 
-    ``events_sent``: where the count of the attempt's upward events goes on (H32).
+    ``events_sent``: where the count of the attempt's upward events continues (H32).
     """
 
     attempt: ExecutionAttempt
@@ -135,7 +137,7 @@ class SubtaskReadyWithGateway:
 
 @value
 class Timed:
-    """``message`` follows from a fact of Spark's, with which the engine called back at ``callback_us``."""
+    """A ``message`` caused by a fact of Spark's, with which the engine called back at ``callback_us``."""
 
     message: SubtaskFailed | SubtaskResetToCheckpoint | RunEnded
     callback_us: int
@@ -143,7 +145,7 @@ class Timed:
 
 @value
 class CallHandler:
-    """A continuation of the coordinator's own: a timer or the result of blocking work. ``caller`` names a failure."""
+    """A continuation of the coordinator: a timer or the result of blocking work. ``caller`` is named in a failure."""
 
     handler: Callable[[], Awaitable[None]]
     caller: str = "call handler"
@@ -153,12 +155,12 @@ class CallHandler:
 class Settled:
     """How the last run of an operator ended.
 
-    ``completed_id``: the last completed checkpoint, which a restart would restore; -1 for none. It also tells two runs
-    apart that failed with the same text.
-    ``uncommitted``: why the final checkpoint of the run that ended last failed, so that its last output is not
-    committed; empty when it completed or none was due.
-    ``failed``: with what the coordinator has failed since that run ended well, in streaming mode; else empty. It may
-    have failed to commit what is complete.
+    ``completed_id``: the last completed checkpoint, which a restart would restore; -1 for none. It also distinguishes
+    two runs that failed with the same text.
+    ``uncommitted``: why the final checkpoint of the last run failed, so that its last output is not committed; empty if
+    the checkpoint completed or none was due.
+    ``failed``: in streaming mode, the coordinator's failure since that run succeeded; otherwise empty. The coordinator
+    may have failed to commit a complete checkpoint.
     """
 
     completed_id: int
@@ -168,7 +170,7 @@ class Settled:
 
 @value
 class Flush:
-    """Answered with ``settled`` when all that was sent to the coordinator before has been handled."""
+    """Answered with ``settled`` when the coordinator has handled everything that was sent to it before."""
 
     reply_to: Reply[Settled]
     settled: Settled
@@ -176,9 +178,9 @@ class Flush:
 
 @value
 class ClientRequest:
-    """A request from the driver's side (R97), outside of every order with events and checkpoints.
+    """A request from the driver's side (R97), with no defined order relative to events and checkpoints.
 
-    Answered with what ``handle_client_request`` returns, failed with what it raises. The tracker hands it on.
+    It is answered with the result of ``handle_client_request``, or failed with its exception. The tracker passes it on.
     """
 
     request: Any
@@ -219,16 +221,16 @@ class LedgerDecided:
 
 @value
 class StartOperator:
-    """First message of a tracker: start the coordinator; answered as ``StartCoordinator`` is."""
+    """The first message of a tracker: start the coordinator. It is answered like ``StartCoordinator``."""
 
     reply_to: Reply[None]
 
 
 @value
 class RequestCheckpoint:
-    """Take a checkpoint; answered with its id once it is complete, failed with ``CheckpointFailed``.
+    """Take a checkpoint. Answered with its id once it is complete, or failed with ``CheckpointFailed``.
 
-    With ``savepoint_directory`` it is a savepoint: stored there, and no point that a reset restores (H49).
+    With ``savepoint_directory`` it is a savepoint: stored there, and never restored by a reset (H49).
     """
 
     reply_to: Reply[int]
@@ -237,10 +239,11 @@ class RequestCheckpoint:
 
 @value
 class AwaitSettled:
-    """Answered once no run is in progress, no checkpoint is pending or waits, the final one of the run included, and
-    the coordinator has handled all that was sent to it before.
+    """Answered once the operator is settled.
 
-    What the bridge has not received yet is not known here: ask it for the end of the runs first.
+    That is: no run is in progress, no checkpoint is pending or waiting, the final one of the run included, and the
+    coordinator has handled everything that was sent to it before. Facts that the bridge has not received yet are not
+    known here, so ask the bridge for the end of the runs first.
     """
 
     reply_to: Reply[Settled]
@@ -256,8 +259,10 @@ class LabelCheckpoints:
 
 @value
 class LabelledWork:
-    """``completed``: the label of the last completed checkpoint. ``runs``: how many have begun since
-    ``LabelCheckpoints``. ``failed``: the operator has failed, and no reset has followed yet.
+    """The state of labelled work.
+
+    ``completed``: the label of the last completed checkpoint. ``runs``: how many have begun since ``LabelCheckpoints``.
+    ``failed``: the operator has failed, and no reset has followed yet.
     """
 
     completed: str

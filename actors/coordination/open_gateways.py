@@ -52,7 +52,7 @@ class OpenGateways:
         self._open: dict[int, _Gateway] = {}
 
     def open(self, effect: RestoreAttempt, connection: AttemptConnection) -> None:
-        """The attempt is accepted: tell it what to restore, on the connection on which it registered."""
+        """The attempt is accepted: tell it on its connection what to restore."""
         context, attempt, limits = self._context, effect.attempt, self._config.gateway
         registered = Registered(
             attempt.task_attempt_id,

@@ -1,4 +1,4 @@
-"""How one operator is coordinated, and its doors to the engine's side."""
+"""The settings of one operator, and its interface to the engine's side."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RestoreMode
 
 UNBOUNDED = MailboxConfig(capacity=None)
-"""What the protocol itself bounds (H27) needs no second bound in the mailbox."""
+"""The protocol itself bounds these messages (H27), so the mailbox needs no second bound."""
 
 
 class DiscardRefused(HeadgateError):
-    """What ``OperatorPorts.discard`` raises if no further try can succeed: the checkpoint stays in doubt for good."""
+    """``OperatorPorts.discard`` cannot succeed by trying again: the checkpoint stays in doubt permanently."""
 
 
 BarrierInjector = Callable[[ExecutionAttempt, int, int], None]
@@ -35,21 +35,21 @@ METHOD_REPORT_S = 10.0
 
 
 def check_method_report(method_report_s: float) -> None:
-    """Raise ``ValueError`` for what is not a time after which a method can be reported."""
+    """Raise ``ValueError`` unless the value is a time after which a method can be reported."""
     if not 0 < method_report_s < inf:
         raise ValueError(f"method_report_s must be a positive number of seconds, not {method_report_s!r}")
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorConfig:
-    """How one operator is coordinated. Times in seconds.
+    """The settings of one operator. Times are in seconds.
 
-    ``restored`` is the checkpoint that this application starts from, of any parallelism (H52); the coordinator is
-    reset to it before ``start`` (H6). In batch mode there is none: ``ValueError``. With ``inject_barrier`` the
-    checkpoint barriers do not travel among the events: it is called on the event loop, once for each barrier, must
-    not block, and what it raises aborts the checkpoint. ``allow_fewer``: a run may have fewer partitions than subtasks.
-    A method of the coordinator that has been awaited for ``method_report_s`` is reported in the log, and again each
-    time that this time has doubled.
+    ``restored`` is the checkpoint that this application starts from, of any parallelism (H52). The coordinator is
+    reset to it before ``start`` (H6). In batch mode it raises ``ValueError``. With ``inject_barrier``, checkpoint
+    barriers do not travel among the events. It is called on the event loop, once for each barrier, and must not block;
+    an exception aborts the checkpoint. ``allow_fewer``: a run may have fewer partitions than subtasks. A method of the
+    coordinator that has been awaited for ``method_report_s`` is reported in the log, and again each time that this time
+    has doubled.
     """
 
     operator_id: str
@@ -73,32 +73,33 @@ class OperatorConfig:
 
 
 def _ignore(checkpoint_id: int) -> None:
-    """Nobody asks."""
+    """Do nothing: the default of a port that nothing uses."""
 
 
 async def knows_nothing(run_id: int) -> StageLook:
-    """An engine that cannot be asked: each run is taken to compute everything."""
+    """Answer for an engine that cannot be asked: assume that each run computes everything."""
     return StageLook()
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorPorts:
-    """The operator's doors to the engine's side. All are called on the event loop.
+    """The operator's interface to the engine's side. Everything is called on the event loop.
 
     ``report`` passes an input to the attempt ledger. ``gateway_opened`` and ``gateway_closed`` tell the router of
-    connections which actor serves an attempt, and until when. ``failed`` hears the first cause of each global failure.
+    connections which actor serves an attempt, and until when. ``failed`` is given the first cause of each global
+    failure.
 
-    ``store`` makes a checkpoint durable or raises; whatever it raises, the checkpoint may be there. ``discard`` comes
-    after ``store`` has failed or been cancelled: when it returns, no restart will restore the checkpoint, and that is
-    durable (H64). What it raises is logged, and it is called again later, except after ``DiscardRefused``.
-    ``completed`` is called for each completed checkpoint. ``store_savepoint`` writes one into the directory that
-    was asked for, and nothing discards it (H49). ``next_checkpoint_id`` returns an id that is higher
-    than each one before, for the life of the storage (H4); it must not block, and may raise. Of one operator several
-    ``store`` calls may be in progress concurrently (H43).
+    ``store`` makes a checkpoint durable or raises; after any exception, the checkpoint may still exist. ``discard``
+    comes after ``store`` has failed or been cancelled. When it returns, no restart will restore the checkpoint, and
+    that is durable (H64). If it raises, the exception is logged and it is called again later, except after
+    ``DiscardRefused``. ``completed`` is called for each completed checkpoint. ``store_savepoint`` writes one into the
+    requested directory, and nothing discards it (H49). ``next_checkpoint_id`` returns an id higher than every earlier
+    one, for the life of the storage (H4); it must not block, and may raise. Several ``store`` calls of one operator may
+    run concurrently (H43).
 
-    ``coordinator_store`` is the same one for all coordinators of an application. ``watch`` knows which methods of the
-    coordinator have not returned. ``look_at_run`` says which partitions the engine computes in a run, and what it has
-    kept of earlier ones; it may raise.
+    ``coordinator_store`` is shared by all coordinators of an application. ``watch`` knows which methods of the
+    coordinator have not returned. ``look_at_run`` returns which partitions the engine computes in a run, and what it
+    has kept of earlier ones; it may raise.
     """
 
     report: Callable[[LedgerInput], None]

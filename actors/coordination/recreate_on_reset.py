@@ -37,7 +37,7 @@ from protocol.attempts import FailureReason
 
 
 class _Incarnation:
-    """One coordinator of the user's, from before its creation until after its end."""
+    """One of the user's coordinators, from before its creation until after its end."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -45,12 +45,12 @@ class _Incarnation:
         self.token = FencingToken()
         self.store: CoordinatorStore | None = None
         self.coordinator: OperatorCoordinator | None = None
-        self.failure: Exception | None = None  # why it never came to take calls
+        self.failure: Exception | None = None  # why it never took calls
         self.begun = anyio.Event()  # started, or failed to
         self.ended = anyio.Event()  # closed, or given up
 
     @cached_property
-    def beginning(self) -> anyio.CancelScope:  # made on the loop, for the coordinator may be given from any thread
+    def beginning(self) -> anyio.CancelScope:  # made on the loop: the coordinator may come from any thread
         return anyio.CancelScope()
 
     @cached_property
@@ -59,7 +59,7 @@ class _Incarnation:
 
     @property
     def awaited(self) -> bool:
-        """Nothing of it exists yet."""
+        """The coordinator is not created yet."""
         return self.coordinator is None and not self.begun.is_set()
 
     async def takes_calls(self) -> bool:
@@ -67,7 +67,7 @@ class _Incarnation:
         return self.failure is None
 
     def end(self) -> None:
-        """Whatever it still does from here on does nothing."""
+        """From here on, the incarnation's actions have no effect."""
         self.token.revoke()
         if self.store is not None:
             self.store.revoke()
@@ -119,7 +119,7 @@ class RecreateOnReset(OperatorCoordinator):
         return self._current.coordinator
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        """Fence the current incarnation and return; what the new one needs is done in the background."""
+        """Fence the current incarnation and return; the new one is created in the background."""
         context, old = self._context, self._current
         if context is None or old.awaited:
             old.restore = (checkpoint_id, state)
@@ -134,15 +134,16 @@ class RecreateOnReset(OperatorCoordinator):
         """Close the current incarnation, whose start has been cancelled if it was in progress.
 
         An earlier one whose own ``close`` was never called, because its start was in progress, is closed before it. One
-        that is still closing is not waited for, and one that does not exist yet is never created (R105).
+        that is still closing is not waited for, and one that does not exist yet is never created.
         """
+        # R105
         self._closed = True
         current, interrupted = self._current, None
         try:
             for replaced in [one for one in self._unclosed if one is not current]:
                 try:
                     await self._close_one(replaced)
-                except asyncio.CancelledError as error:  # of this call: the others are closed all the same
+                except asyncio.CancelledError as error:  # of this call: the others are closed nevertheless
                     interrupted = error
                 except BaseException:
                     self._log_of(replaced).exception("close of a replaced coordinator failed")
@@ -155,7 +156,7 @@ class RecreateOnReset(OperatorCoordinator):
             raise interrupted
 
     async def _close_one(self, incarnation: _Incarnation) -> None:
-        """Call its ``close`` if it was created, and only once."""
+        """Close an incarnation if it was created, and only once."""
         if incarnation in self._unclosed:
             self._unclosed.remove(incarnation)
             assert incarnation.coordinator is not None
@@ -172,7 +173,7 @@ class RecreateOnReset(OperatorCoordinator):
         try:
             await self._begin(context, new)
         except Exception:
-            if not new.token.revoked:  # otherwise a reset came over it
+            if not new.token.revoked:  # otherwise a reset has overtaken it
                 raise
 
     async def _begin(self, context: CoordinatorContext, new: _Incarnation) -> None:
@@ -205,7 +206,7 @@ class RecreateOnReset(OperatorCoordinator):
             with old.closing:
                 await old.begun.wait()
                 await self._close_one(old)
-            if old in self._unclosed:  # it was given up in its start: it is closed all the same, and delays nobody
+            if old in self._unclosed:  # given up during its start: it is closed nevertheless, and delays nothing
                 await self._close_late(context, old)
         except Exception:
             log.exception("close of a replaced coordinator failed")
@@ -230,7 +231,7 @@ class RecreateOnReset(OperatorCoordinator):
         old.end()
 
     async def _over(self, incarnation: _Incarnation, result: None, error: Exception | None) -> None:
-        """In the coordinator's own order: a failure to begin is global, unless a reset came over it."""
+        """Report, in the coordinator's order, a failure to begin as global, unless a reset has overtaken it."""
         if error is not None and not incarnation.token.revoked:
             raise error
 
@@ -245,7 +246,7 @@ class RecreateOnReset(OperatorCoordinator):
         assert current.coordinator is not None
         return current.coordinator
 
-    # --- what is handed on ----------------------------------------------------------------------------------------
+    # --- delegated methods ----------------------------------------------------------------------------------------
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         await (await self._taking_calls()).handle_event_from_operator(subtask, attempt, event)

@@ -191,12 +191,12 @@ class SourceCoordinator(OperatorCoordinator):
         self._gateways: dict[int, dict[int, SubtaskGateway]] = {}
         self._known_readers: set[int] = set()
         self._no_more: set[int] = set()
-        self._recomputed: set[int] = set()  # its success may be kept in part, so it keeps its splits (H56)
+        self._recomputed: set[int] = set()  # Spark may keep a part of their success, so they keep their splits (H56)
         self._enumeration = CurrentEnumeration()
-        self._run_over = False  # and the first attempt of the next one is not ready
-        self._met_run = False  # it is known what the current run computes
+        self._run_over = False  # and no attempt of the next run is ready yet
+        self._met_run = False  # whether it is known what the current run computes
         self._recreated = False  # runs before this coordinator was built are unknown
-        self._broken: Exception | None = None  # the enumerator has raised it, or could not be built
+        self._broken: Exception | None = None  # raised by the enumerator or its factory
         self.splits_assigned = 0
         self.splits_given_back = 0
 
@@ -262,7 +262,7 @@ class SourceCoordinator(OperatorCoordinator):
         self._gateways.get(subtask, {}).pop(attempt, None)
         if reason.kind is FailureKind.REVOKED and self._context.mode is RestoreMode.BATCH:
             self._recomputed.add(subtask)
-            await self.signal_no_more_splits(subtask)  # to an attempt that may still run beside it, and to the next
+            await self.signal_no_more_splits(subtask)  # to a concurrent attempt, and to later ones
 
     async def subtask_reset(self, subtask: int, checkpoint_id: int) -> None:
         self._require_start("subtask_reset")
@@ -301,7 +301,7 @@ class SourceCoordinator(OperatorCoordinator):
             self._recreated = True
         elif not self._run_over or self._context.mode is not RestoreMode.BATCH:
             await self._begin_anew()
-        # Else the first ready attempt of the next run shows whether that goes on with the enumeration of this one.
+        # Otherwise, the first ready attempt of the next run shows whether that run continues this enumeration.
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
         self._require_start("run_ended")
@@ -311,7 +311,7 @@ class SourceCoordinator(OperatorCoordinator):
         self._gateways.clear()
 
     async def _meet_run(self) -> None:
-        """The first attempt of a run is ready: go on with the enumeration of the run before, or begin a new one."""
+        """The first attempt of a run is ready: continue the previous run's enumeration, or begin a new one."""
         look = await self._context.look_at_run()
         goes_on = self._enumeration.goes_on_in(look)
         if self._run_over:
@@ -322,7 +322,7 @@ class SourceCoordinator(OperatorCoordinator):
         self._run_over, self._met_run = False, True
 
     async def _go_on(self) -> None:
-        """As if the run before had not ended: what has not finished in it is reset."""
+        """Continue as if the previous run had not ended: reset the subtasks that have not finished in it."""
         if self._broken is not None:
             raise RuntimeError(
                 f"Spark computes only a part of the partitions again, but the split enumerator that knows the rest has"
@@ -341,7 +341,7 @@ class SourceCoordinator(OperatorCoordinator):
         await self._start_enumerator(self._restored)
 
     async def _ask(self, method: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Call the enumerator. One that has raised may be half changed, and is good for no further run."""
+        """Call the enumerator. After an exception its state may be inconsistent, so no further run uses it."""
         try:
             await method(*args)
         except Exception as error:
@@ -353,8 +353,11 @@ class SourceCoordinator(OperatorCoordinator):
 
     @property
     def enumerator(self) -> SplitEnumerator:
-        """The enumerator of this incarnation. Raises ``RuntimeError`` when there is none: before ``start``, after
-        ``close``, or when the last one could not be built."""
+        """The enumerator of this incarnation.
+
+        Raises ``RuntimeError`` if there is none: before ``start``, after ``close``, or if the last one could not be
+        built.
+        """
         if self._enumerator is None:
             self._require_start("enumerator")
             raise RuntimeError("the source coordinator has no enumerator: it is closed, or the last one was not built")
@@ -368,7 +371,7 @@ class SourceCoordinator(OperatorCoordinator):
             )
 
     async def _close_enumerator(self) -> None:
-        """Close each one once. A failure is logged: it must not stand in the way of the next one (R113)."""
+        """Close each one once. A failure is logged: it must not prevent the next one (R113)."""
         enumerator, self._enumerator = self._enumerator, None
         try:
             if enumerator is not None:
@@ -384,7 +387,7 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def _start_enumerator(self, state: bytes | None) -> None:
         try:
-            self._enumerator = self._build_checked(state)  # if this raises there is none, until a reset builds one
+            self._enumerator = self._build_checked(state)  # if this raises, none exists until a reset
             await self._enumerator.start(SplitEnumeratorContext(self, self._context))
         except Exception as error:
             self._broken = error
@@ -393,7 +396,7 @@ class SourceCoordinator(OperatorCoordinator):
 
 
 def _refuse_unknown_past(look: StageLook) -> None:
-    """For a coordinator that was built anew: what Spark has kept was read under another one, which is gone."""
+    """Raise if Spark has kept results of an earlier run, whose splits a newly built coordinator does not know."""
     if look.kept or (look.partition_count > len(look.partitions) and 0 not in look.partitions):
         raise RuntimeError(
             "Spark computes only a part of the partitions, beside those of an earlier action, but this coordinator was"

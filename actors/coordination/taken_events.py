@@ -14,8 +14,8 @@ class TakenEvents:
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}  # by task attempt id
-        self._latest: dict[int, int] = {}  # by subtask: the attempt that became ready, or spoke, last
-        self._handling: tuple[int, int] | None = None  # the subtask that the coordinator hears now, and the position
+        self._latest: dict[int, int] = {}  # by subtask: the attempt that last became ready or sent something
+        self._handling: tuple[int, int] | None = None  # the sender and position of the current event
 
     def begin(self, attempt: ExecutionAttempt, events_sent: int) -> None:
         """The attempt is ready; its history has ``events_sent`` events so far."""
@@ -23,13 +23,13 @@ class TakenEvents:
         self._latest[attempt.subtask] = attempt.task_attempt_id
 
     def take(self, attempt: ExecutionAttempt, sender: int) -> None:
-        """The coordinator takes one more, which comes in the name of subtask ``sender``."""
+        """The coordinator takes one more event, first sent by subtask ``sender``."""
         count = self._counts[attempt.task_attempt_id] = self._counts[attempt.task_attempt_id] + 1
         self._latest[attempt.subtask] = attempt.task_attempt_id
         self._handling = (sender, count)
 
     def taken(self) -> None:
-        """The coordinator has handled it."""
+        """The coordinator has handled the event."""
         self._handling = None
 
     def forget(self, attempt: ExecutionAttempt) -> None:
@@ -37,12 +37,12 @@ class TakenEvents:
         self._counts.pop(attempt.task_attempt_id, None)
 
     def clear(self) -> None:
-        """Everything is reset."""
+        """The whole operator is reset: forget all counts."""
         self._counts.clear()
         self._latest.clear()
 
     def position(self, subtask: int) -> int:
-        """The position of the event that is being handled in the name of ``subtask``, else of the last one taken."""
+        """The position of the event of ``subtask`` that is being handled; otherwise of the last one taken."""
         if self._handling is not None and self._handling[0] == subtask:
             return self._handling[1]
         return self._counts.get(self._latest.get(subtask, -1), 0)

@@ -1,6 +1,6 @@
 """Notices a coroutine that was created and never awaited, and says where.
 
-Python's own warning names the coroutine only. What was to be done has not been done, so this is logged as well.
+Python's own warning names only the coroutine. The log says where it was created, because its work was not done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = structlog.get_logger("headgate.coordinator")
 
 
 class AwaitCheck:
-    """An argument of the coroutine to be watched, which sets ``begun`` first. Once dropped without, it logs."""
+    """An argument of the watched coroutine, which sets ``begun`` first. If it is dropped before that, it logs."""
 
     __slots__ = ("_attempt", "begun")
 
@@ -29,7 +29,7 @@ class AwaitCheck:
 
     def __del__(self) -> None:
         if not self.begun:
-            frame = sys._getframe(1)  # mostly the statement that lacks the await
+            frame = sys._getframe(1)  # usually the statement that lacks the await
             log.warning(
                 "send_event never awaited",
                 operator_id=self._attempt.operator_id,

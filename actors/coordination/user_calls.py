@@ -1,4 +1,4 @@
-"""Calls of what users have written, and the tracebacks of what these raise."""
+"""Call users' methods, and format the tracebacks of their exceptions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TRACEBACK_BYTES_MAX = 8192
 
 
 async def call_user(method: str, call: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Call a method of the user's. Whatever it raises comes out as an ``Exception``, so it ends nothing else.
+    """Call a user's method. Whatever it raises leaves here as an ``Exception``, so it ends nothing else.
 
-    For what is not an ``Exception`` that is an ``ExitRaised`` which names ``method``; for the cancellation of something
-    that the method awaited, a ``RuntimeError``. The call itself is inside: wrong arguments raise here too. A call that
-    does not return is reported by the ``CallWatch`` of the coordinator.
+    Anything that is not an ``Exception`` becomes an ``ExitRaised`` that names ``method``. The cancellation of something
+    that the method awaited becomes a ``RuntimeError``. The call itself is included, so wrong arguments raise here too.
+    The coordinator's ``CallWatch`` reports a call that does not return.
     """
     watch = current_watch.get()
     open_call: Call | None = None
@@ -48,14 +48,14 @@ async def call_user(method: str, call: Callable[..., Awaitable[T]], *args: Any) 
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Whether ``error`` fails the job wherever it comes from, also where other exceptions are only reported."""
+    """Whether ``error`` always fails the job, even in methods whose other exceptions are only reported."""
     if type(error) is RuntimeError and isinstance(error.__cause__, asyncio.CancelledError):
         return True
     return isinstance(error, ExitRaised | MemoryError | RecursionError)
 
 
 def true_cause(error: BaseException) -> BaseException:
-    """What the user's code raised: the exception that an ``ExitRaised`` stands for."""
+    """The exception that the user's code raised; the cause of an ``ExitRaised``."""
     cause = error.__cause__
     if isinstance(error, ExitRaised) and cause is not None and not isinstance(cause, asyncio.CancelledError):
         return cause
@@ -63,7 +63,7 @@ def true_cause(error: BaseException) -> BaseException:
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback of ``error`` as text that can be encoded. Only the end of a long one: at most 8 KiB of UTF-8."""
+    """The traceback of ``error`` as text that can be encoded: its end, at most 8 KiB of UTF-8."""
     encoded = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
     if len(encoded) <= TRACEBACK_BYTES_MAX:
         return encoded.decode()

@@ -1,13 +1,13 @@
-"""What goes into the attempt ledger and what comes out of it.
+"""The inputs, decisions and requests of the attempt ledger.
 
-Two kinds of values come out. A *decision* is a fact about an operator, in the past tense. It is the very value that the
-operator's barrier tracker takes as its input, and several of them go on to the coordinator unchanged, so one name
-leads from the bridge to the user's method: ``SubtaskFailed`` to ``subtask_failed``. A *request* is an imperative for
-the bridge to carry out: answer a registration, kill a task, cancel a job, look at Spark's own records.
+The ledger returns two kinds of values. A *decision* is a fact about an operator, in the past tense. The operator's
+barrier tracker takes the same value as its input, and several go on to the coordinator unchanged. So one name leads
+from the bridge to the user's method: ``SubtaskFailed`` to ``subtask_failed``. A *request* is an imperative for the
+bridge to carry out: answer a registration, kill a task, cancel a job, query Spark's own records.
 
-The effects of one ``handle`` call are to be carried out in their order, and those of one call before those of
-the next. That order *is* H10: a failure stands before the reset that follows from it, the reset before the
-acceptance of the next attempt. ``KillTask``, ``CancelJobs`` and ``QueryStatus`` may run in the background.
+Carry out the effects of one ``handle`` call in their order, and those of one call before those of the next. That order
+*is* H10: a failure comes before the reset that follows from it, and the reset before the acceptance of the next
+attempt. ``KillTask``, ``CancelJobs`` and ``QueryStatus`` may run in the background.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protocol.wire.messages import RefusalCode, Register, RestoreMode
 
 @value
 class LedgerConfig:
-    """How long the ledger waits before it asks (H19), and how often a subtask may be killed (H69).
+    """How long Headgate waits for a fact before it asks Spark, and how often a subtask may be killed.
 
     All times are in seconds, on the clock of ``now``.
 
@@ -33,12 +33,12 @@ class LedgerConfig:
     lived for ``kills_forgotten_after_s`` starts the count again.
     """
 
-    heal_after_s: float = 5.0  # an undecided thing waits this long for its fact, then Spark's own records are asked
-    query_every_s: float = 2.0  # and again at this interval while it stays undecided
-    audit_every_s: float = 30.0  # a look without cause, for facts that nobody misses
-    conflict_wait_s: float = 1.0  # the job of a second run has started and the first one's has not ended
-    give_up_after_s: float = 60.0  # a registration that nothing decides is refused: nothing waits permanently
-    attempts_max: int | None = None
+    heal_after_s: float = 5.0  # how long an undecided thing waits for its fact before Spark is asked (H19)
+    query_every_s: float = 2.0  # how often Spark is asked again while it stays undecided
+    audit_every_s: float = 30.0  # how often Spark is asked without a cause, to find facts that nothing misses
+    conflict_wait_s: float = 1.0  # how long a second run whose job has started waits for the end of the first one's job
+    give_up_after_s: float = 60.0  # after this, an undecided registration is refused: nothing waits permanently
+    attempts_max: int | None = None  # H69
     kills_forgotten_after_s: float = 3600.0
 
     def __post_init__(self) -> None:
@@ -61,9 +61,9 @@ class LedgerConfig:
 
 @value
 class OperatorAdded:
-    """A coordinator stands ready for ``operator_id``.
+    """A coordinator is ready for ``operator_id``.
 
-    Refused (LocalProtocolError) if there is one already. ``allow_fewer``: a run may have fewer partitions than
+    Raises ``LocalProtocolError`` if there is one already. ``allow_fewer``: a run may have fewer partitions than
     subtasks.
     """
 
@@ -74,14 +74,14 @@ class OperatorAdded:
 
 @value
 class OperatorRemoved:
-    """The coordinator goes away; if a run of it is going on, that ends as failed. Unknown ids are ignored."""
+    """The coordinator is removed. A run in progress ends as failed. Unknown ids are ignored."""
 
     operator_id: str
 
 
 @value
 class RegistrationArrived:
-    """A task has said who it is. ``connection_id`` only comes back in the answer."""
+    """A task has registered. ``connection_id`` is only repeated in the answer."""
 
     connection_id: int
     message: Register
@@ -97,7 +97,7 @@ class OperatorOpened:
 
 @value
 class OperatorEnded:
-    """The task says that its operator has ended. ``failure`` is empty when it ended well."""
+    """The task says that its operator has ended. ``failure`` is empty if it succeeded."""
 
     operator_id: str
     task_attempt_id: int
@@ -106,7 +106,7 @@ class OperatorEnded:
 
 @value
 class ConnectionExpired:
-    """The connection broke and ``reconnect_timeout_s`` has gone by (H24)."""
+    """The connection broke, and did not come back within ``reconnect_timeout_s`` (H24)."""
 
     operator_id: str
     task_attempt_id: int
@@ -114,7 +114,7 @@ class ConnectionExpired:
 
 @value
 class AttemptCondemned:
-    """The framework gives this attempt up, say because an event was not confirmed in time (H25)."""
+    """Headgate gives this attempt up, for example because an event was not confirmed in time (H25)."""
 
     operator_id: str
     task_attempt_id: int
@@ -130,7 +130,7 @@ class GlobalFailureRaised:
 
 
 AttemptWord = OperatorOpened | OperatorEnded | ConnectionExpired | AttemptCondemned
-"""What comes from, or about, one attempt: the inputs that can be stale (H3)."""
+"""The inputs from, or about, one attempt. They can be stale (H3)."""
 
 LedgerInput = (
     OperatorAdded | OperatorRemoved | EngineFact | RegistrationArrived | AttemptWord | GlobalFailureRaised | TimePassed
@@ -141,7 +141,9 @@ LedgerInput = (
 
 
 class FailureKind(Enum):
-    """Why an attempt is over (H12)."""
+    """Why an attempt is over."""
+
+    # H12
 
     FAILED = "failed"
     KILLED = "killed"
@@ -153,7 +155,7 @@ class FailureKind(Enum):
     CONNECTION_LOST = "connection lost"
     GLOBAL_FAILURE = "global failure"
     RUN_ENDED = "run ended"
-    LOST_FACT = "lost fact"  # over, as we know from something else than its own end (H19)
+    LOST_FACT = "lost fact"  # over, as inferred from other facts than its own end (H19)
 
 
 @value
@@ -172,7 +174,7 @@ class FailureReason:
 
 @value
 class RunStarted:
-    """A new run of the operator begins; an ``OperatorReset`` stands before it if there was one before (H55)."""
+    """A new run of the operator begins. If it is not the first, an ``OperatorReset`` comes before it (H55)."""
 
     operator_id: str
     run_id: int
@@ -202,8 +204,8 @@ class SubtaskReady:
 class SubtaskFailed:
     """The attempt is over without success, or its success was revoked (H12, H17).
 
-    Its gateway ends first, then the coordinator is told (H14, H26). The attempt may never have been accepted; its
-    number is new then (H11).
+    Its gateway ends first, then the coordinator is told (H14, H26). If the attempt was never accepted, its number is
+    new (H11).
     """
 
     attempt: ExecutionAttempt
@@ -214,8 +216,8 @@ class SubtaskFailed:
 class SubtaskFinished:
     """Spark counts the attempt as a success, which can be revoked until the run ends (H17).
 
-    No method of the coordinator is called. What the attempt had said before counts, and what it says from here on is
-    stale (H3). Its final state comes on its own way, before or after this.
+    No method of the coordinator is called. Earlier messages of the attempt count, and later ones are stale (H3). Its
+    final state comes separately, before or after this.
     """
 
     attempt: ExecutionAttempt
@@ -223,7 +225,7 @@ class SubtaskFinished:
 
 @value
 class SubtaskReset:
-    """No attempt of the subtask is alive any more; the next one comes after this, and restores (H10, H13)."""
+    """No attempt of the subtask is alive any more. The next one is accepted after this, and restores (H10, H13)."""
 
     operator_id: str
     subtask: int
@@ -239,7 +241,7 @@ class OperatorReset:
 
 @value
 class RunEnded:
-    """The run is over: what is left of its gateways, finished ones too, ends silently (H57)."""
+    """The run is over: its remaining gateways, finished ones too, end silently (H57)."""
 
     operator_id: str
     run_id: int
@@ -257,7 +259,7 @@ Decision = (
     | OperatorReset
     | RunEnded
 )
-"""What the ledger has decided about one operator."""
+"""The ledger's decisions about one operator."""
 
 
 # --- requests -----------------------------------------------------------------------------------------------
@@ -265,7 +267,7 @@ Decision = (
 
 @value
 class RefuseRegistration:
-    """Answer with a refusal; the connection ends. No attempt of the coordinator comes from it."""
+    """Answer with a refusal and end the connection. The registration does not become an attempt."""
 
     connection_id: int
     task_attempt_id: int
@@ -275,7 +277,7 @@ class RefuseRegistration:
 
 @value
 class KillTask:
-    """Have Spark kill exactly this task attempt; it may be over already.
+    """Have Spark kill exactly this task attempt, which may already be over.
 
     ``count``: how many attempts of this subtask have been killed in this run, with this one, of at most ``limit``; 0
     for a kill that is not the attempt's fault and does not count (H69). ``attempt``: None if it was never accepted.
@@ -300,7 +302,7 @@ class CancelJobs:
 
 @value
 class QueryStatus:
-    """Look at Spark's own records; ``StatusReported`` brings the answer. If none comes, the ledger asks again."""
+    """Query Spark's own records. ``StatusReported`` is the answer; if none comes, the ledger asks again."""
 
     task_attempt_ids: frozenset[int]
     job_ids: frozenset[int]
@@ -308,10 +310,7 @@ class QueryStatus:
 
 @value
 class ReportStale:
-    """Something came from, or about, an attempt that is over or unknown; it was dropped.
-
-    Count and log it (H3).
-    """
+    """An input from, or about, an attempt that is over or unknown was dropped: count and log it (H3)."""
 
     what: str
     operator_id: str

@@ -64,10 +64,12 @@ class SubtaskSnapshot:
 
 @value
 class CompletedCheckpoint:
-    """A whole checkpoint. A subtask that is not in ``subtask_states`` took part as empty (H47).
+    """A complete checkpoint. A subtask that is missing in ``subtask_states`` took part without a state.
 
-    ``label`` is a short text of the caller that requested it, which is kept with it; the machine sets none.
+    ``label`` is a short text that the requester attached to it.
     """
+
+    # H47
 
     checkpoint_id: int
     parallelism: int

@@ -5,9 +5,9 @@ needs ``protocol``, ``spark_bridge.subtask`` and, if it writes files, ``spark_br
 because the archive comes first on the path of the executors, and a user's module that also imports the driver's half
 must find all of it. The archive is named after its content, so two releases in one application do not mix.
 
-What a task imports lies there compiled, too. A worker that is new, as behind every task that raised, has read nothing
-of it yet, and would compile it all: 50 of the 100 ms that it takes to import it. A Python of another minor version, or
-one that is told to check hashes, takes the source instead.
+The archive also contains the compiled modules that a task imports. A new worker, such as the one after every task that
+raised, would otherwise compile all of them: 50 of the 100 ms that the import takes. A Python of another minor version,
+or one that is told to check hashes, uses the source instead.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _shipped: weakref.WeakKeyDictionary[SparkContext, str] = weakref.WeakKeyDictiona
 def ship_packages(spark_context: SparkContext) -> None:
     """Add the archive to ``spark_context``, once in its life. Blocks for a few Py4J calls.
 
-    Does nothing where headgate itself was started from an archive (``--py-files``): then Spark has it
-    already. The file stays until this process ends, even after the sidecar is closed: Spark serves it from
-    where it lies, and an executor that starts later needs it as well, or none of its tasks could run.
+    Does nothing if headgate itself was started from an archive (``--py-files``), because Spark then already has it. The
+    file stays until this process ends, even after the sidecar is closed: Spark serves it from its place, and an
+    executor that starts later needs it to run any task.
     """
     with _lock:
         if spark_context in _shipped or not _ROOT.is_dir():
@@ -79,7 +79,7 @@ def write_archive(folder: Path) -> Path:
 
 
 def archive_contents() -> dict[str, bytes]:
-    """Name in the archive → source."""
+    """The sources of the archive, by their names in it."""
     contents = _sources(_ROOT, _PACKAGES)
     for package in _VENDORED_PACKAGES:
         for name, data in _sources(_folder_of(package), ("",)).items():
@@ -107,7 +107,7 @@ def _sources(root: Path, prefixes: tuple[str, ...]) -> dict[str, bytes]:
 
 
 def _folder_of(package: str) -> Path:
-    """Where ``package`` lies, without importing it: only ``protocol.wire.codec`` imports msgpack."""
+    """Find the folder of ``package`` without importing it: only ``protocol.wire.codec`` imports msgpack."""
     spec = importlib.util.find_spec(package)
     origin = spec.origin if spec is not None else None
     assert origin is not None, f"the driver itself cannot run without {package}"

@@ -131,24 +131,26 @@ class CheckpointStorage:
                     self._files.remove(f"{folder}/{name}")
 
     def reserve_ids(self, count: int, *, above: int = 0) -> range:
-        """The next ``count`` ids above ``above``, above all that were ever reserved here, and above all stored here.
+        """Reserve the next ``count`` ids: above ``above``, all ids ever reserved here, and all stored here.
 
-        Ids that are never used are lost, also after a crash (H4). Raises ``StorageFenced``.
+        Ids that are never used are lost, also after a crash. Raises ``StorageFenced``.
         """
+        # H4
         return self._claims.reserve(count, above)
 
     # --- writing --------------------------------------------------------------------------------------------------
 
     def store(self, operator_id: str, checkpoint: CompletedCheckpoint, options: WriteOptions = DEFAULT_WRITE) -> str:
-        """Write it durably and atomically, then delete what is no longer retained; returns its file.
+        """Write a checkpoint durably and atomically, delete those no longer retained, and return its file.
 
         The ``retained`` newest checkpoints up to ``options.completed_id`` are kept, so at least one always remains.
         Later ones may still be written or in doubt, so they stay too. ``options.permit`` is called just before the
         file gets its name.
 
         Raises ``StorageFenced`` if a later application has taken over. After any error, the file may exist or appear
-        later (H64). This method tries to discard it, but only a successful ``discard`` guarantees that.
+        later. This method tries to discard it, but only a successful ``discard`` guarantees that.
         """
+        # H64
         folder = operator_folder(operator_id)
         name = checkpoint_name(checkpoint.checkpoint_id)
         data = single_files.encoded(operator_id, checkpoint, options.mode)
@@ -180,11 +182,12 @@ class CheckpointStorage:
 
         When this returns, no restart with ``"latest"`` restores the checkpoint, even if a hanging write of it succeeds
         later. The marker is written before the claims are checked for the last time, so every application that takes
-        over later sees the marker (H64). A failure to delete the file is only logged.
+        over later sees the marker. A failure to delete the file is only logged.
 
         Raises ``StorageFenced``, and deletes nothing, if a later application has taken over, because that one may have
         restored this checkpoint. After any error, the checkpoint remains in doubt.
         """
+        # H64
         folder, name = operator_folder(operator_id), checkpoint_name(checkpoint_id)
         with self._choice(folder):
             self._claims.check()

@@ -174,7 +174,8 @@ class SubtaskContext:
     # --- used by the runner ---
 
     def open_operator(self, state: bytes | None) -> None:
-        """Have the operator restore ``state``, and tell the coordinator that it is open (H11)."""
+        """Have the operator restore ``state``, and tell the coordinator that it is open."""
+        # H11
         self._inside = "open"
         try:
             self._operator.open(self, state)
@@ -184,11 +185,12 @@ class SubtaskContext:
         self._channel.operator_opened(awaits_start=self._awaits_start)
 
     def wait_until_ready(self) -> None:
-        """Handle what the coordinator sends inside ``subtask_ready``, until that method has returned (H66).
+        """Handle what the coordinator sends inside ``subtask_ready``, until that method has returned.
 
         Raises:
             TimedOut: it did not return within ``ready_timeout_s``.
         """
+        # H66
         deadline = self._channel.now() + self._ready_timeout_s
         while self._awaits_start:
             if not self._channel.wait_for_item(max(0.0, deadline - self._channel.now())):
