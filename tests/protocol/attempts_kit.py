@@ -1,4 +1,4 @@
-"""Builders for tests of the attempt ledger: a playbook that feeds it and compares what it answers."""
+"""Helpers for tests of the attempt ledger: a playbook that feeds it inputs and checks its effects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from protocol.wire.messages import Register, RestoreMode
 
 
 def short(effect: LedgerEffect) -> str:
-    """An effect as one line that names only what tests are about."""
+    """Format an effect as one line with only the fields that the tests check."""
     match effect:
         case AttemptAccepted(attempt=a):
             return f"accept {a.subtask}#{a.attempt} task {a.task_attempt_id}"
@@ -64,7 +64,7 @@ def short(effect: LedgerEffect) -> str:
 
 
 class Playbook:
-    """Feeds one ledger, moves its clock, and keeps every effect. Invariants are checked after each step."""
+    """Feeds one ledger, advances its clock, and records every effect. It checks the invariants after each step."""
 
     def __init__(
         self, parallelism: int = 4, operators: Iterable[str] = ("words",), *, attempts_max: int | None = None
@@ -77,7 +77,7 @@ class Playbook:
             assert self.feed(OperatorAdded(operator_id, parallelism)) == []
 
     def feed(self, *inputs: LedgerInput) -> list[str]:
-        """Handles the inputs in turn; returns their effects in short form."""
+        """Handle the inputs in turn and return their effects in short form."""
         answers: list[LedgerEffect] = []
         for input in inputs:
             answers.extend(self.ledger.handle(input, self.now))
@@ -86,7 +86,7 @@ class Playbook:
         return [short(effect) for effect in answers]
 
     def wait(self, seconds: float) -> list[str]:
-        """Lets time go by, with ``TimePassed`` at each deadline that the ledger names."""
+        """Advance the clock, with ``TimePassed`` at each deadline of the ledger."""
         until = self.now + seconds
         answers: list[str] = []
         while (deadline := self.ledger.next_deadline()) is not None and deadline <= until:
@@ -101,7 +101,7 @@ class Playbook:
         return self.effects[-1]
 
     def ready(self, task: int, subtask: int, *, number: int = 0, run: int = 1) -> list[str]:
-        """A task comes up in the plainest way: started, registered, opened."""
+        """Bring up a task in the simplest way: started, registered, opened."""
         return self.feed(start(task, subtask, number=number, stage=run), reg(task, subtask, number=number, run=run)) + (
             self.feed(OperatorOpened("words", task))
         )

@@ -1,6 +1,4 @@
-"""A dialogue with one barrier tracker: what it is told, what it says. The tests of ``protocol.barrier_tracker`` read
-as such.
-"""
+"""A driver for one barrier tracker: the tests of ``protocol.barrier_tracker`` read as inputs and replies."""
 
 from __future__ import annotations
 
@@ -39,12 +37,12 @@ A2, B2 = attempt_of(0, 1), attempt_of(1, 1)
 
 
 def held_by(attempt: ExecutionAttempt) -> tuple[HeldEvent, ...]:
-    """What the valves hold in every acknowledgement of a ``Dialogue``."""
+    """The events that the valves hold in every acknowledgement of a ``Dialogue``."""
     return (HeldEvent(attempt.subtask, b"held"),)
 
 
 def snapshot_of(subtask: int, state: bytes, *held: bytes, events_sent: int = 0) -> SubtaskSnapshot:
-    """The usual part of a subtask: its own state, its own events."""
+    """The default checkpoint part of a subtask: its own state and its own events."""
     events = tuple(HeldEvent(subtask, payload) for payload in held)
     return SubtaskSnapshot((SubtaskState(subtask, state),), events, events_sent)
 
@@ -54,7 +52,7 @@ def accepted(attempt: ExecutionAttempt, mode: RestoreMode = RestoreMode.STREAMIN
 
 
 class Dialogue:
-    """A tracker that checks its invariants after every input, and a clock that stands until it is moved."""
+    """A tracker whose invariants are checked after every input, with a clock that only the test advances."""
 
     def __init__(
         self,
@@ -90,7 +88,7 @@ class Dialogue:
         return self
 
     def cut(self, checkpoint_id: int, *attempts: ExecutionAttempt, savepoint: bool = False) -> Dialogue:
-        """Up to the barriers."""
+        """Run a checkpoint up to the barriers."""
         self.close(checkpoint_id, *attempts, savepoint=savepoint)
         self.tell(CoordinatorSnapshotTaken(checkpoint_id, b"coordinator %d" % checkpoint_id))
         self.tell(*(GatewayDrained(attempt, checkpoint_id) for attempt in attempts))
@@ -107,7 +105,7 @@ class Dialogue:
         )
 
     def store(self, checkpoint_id: int, *attempts: ExecutionAttempt, savepoint: bool = False) -> Dialogue:
-        """Up to the durable write."""
+        """Run a checkpoint up to the durable write."""
         self.cut(checkpoint_id, *attempts, savepoint=savepoint).acknowledge(checkpoint_id, *attempts)
         return self
 
@@ -125,7 +123,7 @@ def kinds(effects: Sequence[TrackerEffect]) -> list[type]:
 
 
 def stored(effects: Sequence[TrackerEffect]) -> CompletedCheckpoint:
-    """The checkpoint whose durable write is all that was asked for."""
+    """The checkpoint of the only pending durable write."""
     [effect] = effects
     assert isinstance(effect, StoreCheckpoint)
     return effect.checkpoint

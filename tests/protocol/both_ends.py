@@ -1,8 +1,8 @@
-"""Both machines of an attempt and a channel that delays, breaks and reconnects, all of it from one seed.
+"""Both machines of an attempt and a channel that delays, breaks and reconnects, all driven by one seed.
 
-The channel is all that a real network may do to us: a connection carries frames in order, in bursts; it may
-die at any moment and take with it whatever is on the way, in both directions; the two sides learn of that at
-different times. Independent books on both sides say what must have arrived.
+The channel behaves as badly as a real network may. A connection carries frames in order and in bursts. It may die at
+any moment and lose everything in flight, in both directions. The two sides notice that at different times. Independent
+records on both sides say what must have arrived.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["ATTEMPT", "World"]
 
 ATTEMPT = ExecutionAttempt("words", 2, 1, 77)
 SENT_DOWN_MAX = 10
-"""How many events to the subtask may be unsettled; the machine leaves this bound to its shell (H27)."""
+"""The limit of unsettled events to the subtask; the machine leaves this limit to its shell (H27)."""
 
 
 class World:
-    """Both ends, the channel between them, and the books."""
+    """Both ends, the channel between them, and the records of what was sent."""
 
     def __init__(self, seed: int, held: tuple[HeldEvent, ...] = (), events_sent: int = 0) -> None:
-        """``held`` and ``events_sent`` are those of the snapshot that the attempt restores."""
+        """Start the attempt; ``held`` and ``events_sent`` come from the snapshot that it restores."""
         self.random = random.Random(seed)
         self.now = 0.0
         self.gateway = GatewayMachine(ATTEMPT, g.GatewayLimits(1e6, 1e6, upward_events_max=8, upward_bytes_max=200))
@@ -51,15 +51,15 @@ class World:
         self.reports: list[g.GatewayEffect] = []
         # The subtask's side.
         self.mailbox: deque[s.MailboxItem] = deque()
-        self.arrived: list[bytes] = []  # events that the mailbox has seen, in order
+        self.arrived: list[bytes] = []  # events that reached the mailbox, in order
         self.sent_up: list[bytes] = [event.payload for event in held]  # accepted by the subtask, in order
-        self.held = held  # what was restored
+        self.held = held  # restored events
         self.refused: list[str] = []
         self.next_up = 0
         self.next_request = 0
         self.ended: list[str] = []
 
-    # --- the shells, as small as they can be --------------------------------------------------------------
+    # --- minimal shells ---------------------------------------------------------------------------------
 
     def drive_gateway(self, input: g.GatewayInput) -> None:
         self.run_gateway(self.gateway.handle(input, self.now))
@@ -76,7 +76,7 @@ class World:
                         self.down.append(message)
                 case g.ConfirmEvent(event_id):
                     self.confirmed.append(event_id)
-                    # H23: confirmed means in the mailbox, at this very moment.
+                    # H23: a confirmed event is in the mailbox at this moment.
                     assert event_id < len(self.arrived), "confirmed before it arrived"
                 case g.FailEvent(event_id, _):
                     self.failed.append(event_id)
@@ -94,7 +94,7 @@ class World:
                     self.reports.append(effect)
 
     def check_restored(self, sender: int | None, *, is_request: bool) -> None:
-        """What is restored names the subtask that sent it first (H52), and a request stays one (H73)."""
+        """A restored item names the subtask that first sent it (H52), and a request stays a request (H73)."""
         place = len(self.heard)
         restored = self.held[place] if place < len(self.held) else None
         assert sender == (None if restored is None else restored.sender)
@@ -125,8 +125,7 @@ class World:
     # --- what can happen ----------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """The handshake: each tells the other what it has; an old connection is noticed to be gone at
-        last."""
+        """Shake hands: each side reports what it has received, and notices that its old connection is gone."""
         self.down.clear()
         self.up.clear()
         self.connected = True
@@ -135,7 +134,7 @@ class World:
         self.drive_subtask(ConnectionAttached(to_subtask))
 
     def lose(self) -> None:
-        """Everything on the way is lost; each side notices on its own, or only by the next connection."""
+        """Lose everything in flight. Each side notices by itself, or only at the next connection."""
         self.connected = False
         self.down.clear()
         self.up.clear()
@@ -183,7 +182,7 @@ class World:
             self.drive_gateway(g.AnswerSubmitted(self.to_answer.pop(0), "", b"answer"))
 
     def settle(self) -> None:
-        """Let everything that is on the way arrive, on a connection that holds."""
+        """Deliver everything in flight, on a connection that does not break."""
         self.connect()
         while self.down or self.up or self.to_take or self.to_answer:
             self.carry_down()
@@ -191,7 +190,7 @@ class World:
             self.take()
 
     def check_order(self) -> None:
-        """What has arrived is a beginning of what was sent, in both directions (H22, H30)."""
+        """Check that the received items are a prefix of the sent ones, in both directions (H22, H30)."""
         assert self.arrived == self.submitted[: len(self.arrived)]
         assert self.heard == self.sent_up[: len(self.heard)]
         assert self.confirmed == list(range(len(self.confirmed)))

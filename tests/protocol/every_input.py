@@ -1,12 +1,12 @@
-"""Walks through the states of a machine, and what must hold of every input in every state.
+"""Walks through the states of a machine, and the checks that apply to every input in every state.
 
-A ``Walk`` drives one machine by seeded dice: ``explore`` takes walks that are always the same, ``wander`` one whose
-seeds come from Hypothesis, so that it is another one each time and can be shrunk. ``step`` takes an input that mostly
-fits, ``probe`` gives copies of the machine every kind of input there is, with arguments that fit and with others.
+A ``Walk`` drives one machine with seeded random choices. ``explore`` takes the same walks every time. ``wander`` takes
+one walk whose seeds come from Hypothesis, so it differs each time and can be shrunk. ``step`` gives one input that
+mostly fits. ``probe`` gives copies of the machine every kind of input, with arguments that fit and with others.
 
-Whatever is given goes through ``give``, which holds what is common to all machines: an input is handled, and the state
-is a possible one, or it is refused by a documented error, and nothing has changed. What the table of the one machine
-says is up to ``judge``; which cells of it were met is written down in ``Seen``.
+Every input goes through ``give``, which verifies the rules common to all machines. Either the machine handles the input
+and reaches a valid state, or it raises a documented error and nothing has changed. ``judge`` checks the table of the
+particular machine. ``Seen`` records which cells of that table were reached.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ Cell = tuple[Any, ...]
 """A place in a table: its name, then row and column."""
 
 HUGE = 2**63
-"""One more than the wire carries."""
+"""One more than the largest number on the wire."""
 
 
 # --- a deep picture of a state ----------------------------------------------------------------------------
 
 
 def freeze(thing: object) -> Hashable:
-    """All that can be reached from ``thing``, as a value that compares. The order of dicts counts: behaviour may
-    depend on it.
+    """Return everything reachable from ``thing`` as a comparable value.
+
+    The order of dicts counts, because behaviour may depend on it.
     """
     kind: type = type(thing)
     if kind in _LEAVES or isinstance(thing, _NAMES):
@@ -77,12 +78,12 @@ _SETS = (set, frozenset)
 
 
 class Fields(tuple[tuple[str, Hashable], ...]):
-    """The attributes of a frozen object, by name."""
+    """Return the attributes of a frozen object by name."""
 
 
 @cache
 def _attributes(kind: Any) -> tuple[tuple[str, ...], bool]:
-    """The slots of a class, and whether its objects are values, which nobody can change."""
+    """Return the slots of a class, and whether its objects are immutable values."""
     names: list[str] = []
     for base in reversed(kind.__mro__):
         slots = base.__dict__.get("__slots__", ())
@@ -91,7 +92,7 @@ def _attributes(kind: Any) -> tuple[tuple[str, ...], bool]:
 
 
 def _is_plain(thing: object, names: tuple[str, ...]) -> bool:
-    """Whether a value is one to its last part, and equal to another one with equal parts."""
+    """Whether a value is immutable in all its parts, and equal to any value with equal parts."""
     try:
         hash(thing)
     except TypeError:
@@ -100,7 +101,7 @@ def _is_plain(thing: object, names: tuple[str, ...]) -> bool:
 
 
 def differences(before: Hashable, after: Hashable, but: Names = frozenset(), path: str = "") -> list[str]:
-    """Where two pictures differ, as paths with both values; attributes that are named in ``but`` do not count."""
+    """Return where two pictures differ, as paths with both values. Attributes named in ``but`` are ignored."""
     if before == after:
         return []
     if isinstance(before, Fields) and isinstance(after, Fields) and [n for n, _ in before] == [n for n, _ in after]:
@@ -114,7 +115,7 @@ def differences(before: Hashable, after: Hashable, but: Names = frozenset(), pat
 
 
 def members(union: Any) -> tuple[type, ...]:
-    """The classes of a union, those of the unions in it included."""
+    """Return the classes of a union, including those of nested unions."""
     return tuple(get_args(union))
 
 
@@ -123,7 +124,7 @@ def members(union: Any) -> tuple[type, ...]:
 
 @dataclass(frozen=True)
 class Given(Generic[InputT, EffectT]):
-    """One input, what came of it, and the pictures before and after."""
+    """One input, its result, and the pictures before and after."""
 
     input: InputT
     now: float
@@ -137,17 +138,17 @@ class Given(Generic[InputT, EffectT]):
         return [type(effect) for effect in self.effects]
 
     def changed(self, *but: str) -> list[str]:
-        """Where the state is another one than before, in anything but these attributes."""
+        """Return where the state changed, except in these attributes."""
         return differences(self.before, self.after, frozenset(but))
 
     def nothing(self, *but: str) -> bool:
-        """Handled, and without any consequence."""
+        """Whether the input was handled and had no effect."""
         return not self.effects and self.error is None and not self.changed(*but)
 
 
 @dataclass
 class Seen:
-    """What a number of walks have met, all together."""
+    """The cells, states and effects that a number of walks have reached together."""
 
     cells: Counter[Cell] = field(default_factory=Counter)
     effects: Counter[type] = field(default_factory=Counter)
@@ -157,16 +158,16 @@ class Seen:
 
 
 class Walk(ABC, Generic[InputT, EffectT]):
-    """One machine on its way. Subclasses say how it is built, what fits, and what its table says."""
+    """A walk of one machine. Subclasses say how it is built, which inputs fit, and what its table says."""
 
     kinds: ClassVar[tuple[type, ...]]
-    """What ``draw`` can make: the members of the input union, or of a union inside one of them."""
+    """The classes that ``draw`` can create: the members of the input union, or of a union inside one of them."""
     errors: ClassVar[tuple[type[ProtocolError], ...]]
-    """How an input is refused. Any other exception fails the test."""
+    """The errors that refuse an input. Any other exception fails the test."""
     remembered: ClassVar[dict[type[ProtocolError], Names]] = {}
-    """What a refusal leaves behind, by its documentation."""
+    """The attributes that a refusal may change, according to its documentation."""
     weights: ClassVar[dict[type, float]] = {}
-    """How often a step takes a kind, where it is not 1."""
+    """The weight of a kind of input in a step, if it is not 1."""
 
     def __init__(self, dice: Random, seen: Seen | None = None) -> None:
         self.dice = dice
@@ -179,41 +180,41 @@ class Walk(ABC, Generic[InputT, EffectT]):
 
     @abstractmethod
     def build(self) -> Machine[InputT, EffectT]:
-        """A machine before its first input. Its settings may be diced."""
+        """Create a machine before its first input. Its settings may be random."""
 
     @abstractmethod
     def draw(self, kind: type, fits: bool) -> InputT:
-        """An input of this kind. ``fits``: one that the present state can do something with, if there is any."""
+        """Draw an input of this kind. ``fits``: one that the present state can use, if there is any."""
 
     @abstractmethod
     def state(self) -> Hashable:
-        """The present state, as the tables look at it and somewhat finer."""
+        """Return the present state, as the tables see it and in slightly more detail."""
 
     @abstractmethod
     def cells(self, input: InputT) -> list[Cell]:
-        """The cells of the tables that this input meets in the present state."""
+        """Return the cells of the tables that this input reaches in the present state."""
 
     @abstractmethod
     def judge(self, cells: list[Cell], given: Given[InputT, EffectT]) -> None:
-        """Hold what came of the input against the tables."""
+        """Check the result of the input against the tables."""
 
     def follow(self) -> InputT | None:
-        """An input that leads on, to where dice alone seldom come."""
+        """Draw an input that leads to states which random choices seldom reach."""
         return None
 
     # --- inputs ---
 
     def perhaps(self, fits: bool) -> bool:
-        """Whether one of several arguments is to fit: where the input as a whole is not to, some still do."""
+        """Whether one of several arguments should fit. Some still do if the input as a whole should not."""
         return fits or self.dice.random() < 0.6
 
     def one_of(self, fitting: Iterable[ChoiceT], others: Iterable[ChoiceT], fits: bool) -> ChoiceT:
-        """Any of the fitting ones, or of the others; where there is none of the one sort, of the other."""
+        """Choose a fitting value or another one. If one group is empty, choose from the other."""
         good, bad = list(fitting), list(others)
         return self.dice.choice((good or bad) if fits else (bad or good))
 
     def give(self, input: InputT) -> Given[InputT, EffectT]:
-        """Give the machine one input, and hold what is common to all machines."""
+        """Give the machine one input, and check the rules common to all machines."""
         machine, before, due = self.machine, self.frozen, self.machine.next_deadline()
         cells = self.cells(input)
         error: ProtocolError | None = None
@@ -249,7 +250,7 @@ class Walk(ABC, Generic[InputT, EffectT]):
     # --- steps ---
 
     def step(self) -> None:
-        """One input, which fits more often than not, and leads on more often than that."""
+        """Give one input, which usually fits and even more often leads to a new state."""
         self.now += self.dice.choice((0.0, 0.0, 0.0, 0.1, 0.7))
         leading = self.follow() if self.dice.random() < 0.6 else None
         if leading is None:
@@ -258,7 +259,7 @@ class Walk(ABC, Generic[InputT, EffectT]):
         self.give(leading)
 
     def probe(self, rounds: int = 1) -> None:
-        """Give copies of the machine every kind of input, each fitting and not. The walk itself stays where it is."""
+        """Give copies of the machine every kind of input, each fitting and not. The walk itself does not move."""
         fork = self.fork()
         for _ in range(rounds):
             for kind in self.kinds:
@@ -268,14 +269,14 @@ class Walk(ABC, Generic[InputT, EffectT]):
                         fork = self.fork()
 
     def fork(self) -> Walk[InputT, EffectT]:
-        """The same walk with a machine and a history of its own."""
+        """Return a copy of the walk with a separate machine and history."""
         fork = copy.copy(self)
         fork.machine = pickle.loads(pickle.dumps(self.machine))  # copy.deepcopy takes five times as long
         fork.history = list(self.history)
         return fork
 
     def wait(self, rounds: int = 12) -> None:
-        """Let every moment come that the machine waits for; each passes, or ``give`` objects."""
+        """Advance to every deadline of the machine; ``give`` fails if one does not pass."""
         for _ in range(rounds):
             deadline = self.machine.next_deadline()
             if deadline is None:
@@ -287,7 +288,7 @@ class Walk(ABC, Generic[InputT, EffectT]):
         return self.draw(TimePassed, True)
 
     def replay(self) -> None:
-        """The same inputs once more, given to a machine that was built in the same way, have the same effects."""
+        """Check that the same inputs have the same effects on a machine built in the same way."""
         machine = self.at_first
         for given in self.history:
             effects: tuple[EffectT, ...] = ()
@@ -301,7 +302,7 @@ class Walk(ABC, Generic[InputT, EffectT]):
         assert freeze(machine) == freeze(self.machine)
 
     def story(self, last: InputT | None = None) -> str:
-        """What was given and what came, for the reader of a failure."""
+        """Return the inputs and effects as text for a failure message."""
         lines = [f"{type(self).__name__}, built as {self.at_first_settings()}"]
         for given in self.history:
             lines.append(f"{given.now:10.3f} <- {given.input!s:.200}")
@@ -310,15 +311,15 @@ class Walk(ABC, Generic[InputT, EffectT]):
         return "\n".join([*lines, f"{self.now:10.3f} <- {last!s:.200}"])
 
     def at_first_settings(self) -> str:
-        """How the machine was built, as far as it differs from walk to walk."""
+        """Return how the machine was built, as far as it differs between walks."""
         return "always"
 
 
 def explore(walk: type[Walk[Any, Any]], cells: Iterable[Cell], effects: Iterable[type]) -> Seen:
-    """Walks that are the same every time; every state that none of them has met before is probed.
+    """Take the same walks every time, and probe every state that none of them has reached before.
 
-    There are at least 15, and as many more as it takes until each of these cells and effects was met; after 150 the
-    test fails, and names those that were left out.
+    There are at least 15 walks, and more until each of these cells and effects was reached. After 150 the test fails
+    and names the missing ones.
     """
     seen, cells, effects = Seen(), set(cells), set(effects)
     for seed in range(150):
@@ -340,13 +341,13 @@ def explore(walk: type[Walk[Any, Any]], cells: Iterable[Cell], effects: Iterable
 
 
 WANDERINGS = st.lists(st.integers(0, 2**16), min_size=2, max_size=40)
-"""One number for the building of the machine, one for each step, one for what is tried at the end."""
+"""Draw one number for building the machine, one for each step, and one for the probe at the end."""
 
 
 def wander(walk: type[Walk[Any, Any]], numbers: list[int]) -> None:
-    """One walk, the probe of the state in which it ends, the moments that are left, and all of it once more.
+    """Take one walk, probe its last state, let the remaining deadlines pass, and repeat all of it.
 
-    Each step has its own number, so a failure shrinks to the steps that it needs.
+    Each step has its own number, so a failure shrinks to the necessary steps.
     """
     first, *steps, last = numbers
     wanderer = walk(Random(first))
@@ -360,7 +361,7 @@ def wander(walk: type[Walk[Any, Any]], numbers: list[int]) -> None:
 
 
 def tell(walk: type[Walk[Any, Any]], seeds: Iterable[int], steps: int) -> list[str]:
-    """All that some walks gave and got; equal in every process, whatever the order of its sets of strings."""
+    """Return all inputs and results of some walks: equal in every process, whatever the order of sets of strings."""
     told = []
     for seed in seeds:
         wanderer = walk(Random(seed))

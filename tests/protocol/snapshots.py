@@ -1,16 +1,16 @@
-"""A deep picture of a machine, to show that a refused input has changed nothing."""
+"""A deep picture of a machine, to show that a refused input changed nothing."""
 
 from __future__ import annotations
 
 from collections import deque
 from enum import Enum
 
-# What a refusal may leave behind: the submission that waits for ``RoomAvailable`` (H27). The dispatch table is code.
+# A refusal may leave the submission that waits for ``RoomAvailable`` (H27). The dispatch table is code.
 FORGIVEN = {"_refused", "_dispatch"}
 
 
 def snapshot(thing: object) -> object:
-    """The values of all slots, down to the last one, as something that compares by value."""
+    """Return the values of all slots, recursively, in a form that compares by value."""
     if isinstance(thing, dict):
         return {key: snapshot(value) for key, value in thing.items()}
     if isinstance(thing, list | tuple | deque):

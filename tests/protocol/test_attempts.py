@@ -1,6 +1,6 @@
-"""The attempt ledger, one test per sentence of the contract.
+"""The attempt ledger: one test per sentence of the contract.
 
-Tasks of one test have rising ids, as Spark gives them out. ``1#2`` is attempt 2 of subtask 1.
+The tasks of one test have increasing ids, as Spark assigns them. ``1#2`` is attempt 2 of subtask 1.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_a_zombie_of_an_earlier_stage_attempt_lives_beside_its_successor() -> No
 
 
 def test_a_registration_beside_a_live_attempt_waits_for_its_start_because_an_end_may_be_on_its_way() -> None:
-    book = a_running_attempt()  # H10: task 20 is of the next stage attempt, but that is not known yet
+    book = a_running_attempt()  # H10: task 20 belongs to the next stage attempt, but that is not known yet
     assert book.feed(reg(20, 1, number=0)) == []
     assert book.feed(end(10, 1, TaskOutcome.FETCH_FAILED)) == [
         "failed 1#0 FETCH_FAILED",
@@ -217,7 +217,7 @@ def a_streaming_attempt() -> Playbook:
 
 
 def test_in_streaming_mode_a_copy_takes_over_and_the_subtask_is_reset_first() -> None:
-    book = a_streaming_attempt()  # H13, H18: what the copy restores is what the coordinator was told
+    book = a_streaming_attempt()  # H13, H18: the copy restores the state that the coordinator was told of
     copy = book.feed(start(11, 1, number=1, speculative=True), reg(11, 1, number=1, mode=STREAMING))
     assert copy == ["kill 10", "failed 1#0 SUPERSEDED", "reset 1", "accept 1#1 task 11"]
     assert book.feed(opened(11)) == ["ready 1#1"]
@@ -274,14 +274,14 @@ def test_an_attempt_that_said_it_ended_well_is_not_condemned() -> None:
 
 
 def test_a_success_that_spark_counts_after_we_gave_up_the_attempt_fails_the_job() -> None:
-    book = a_running_attempt()  # the invariant: rather no result than a double one
+    book = a_running_attempt()  # the invariant: no result is better than one that counts twice
     book.feed(AttemptCondemned("words", 10, "late"))
     book.ready(11, 2)
     assert book.feed(end(10, 1, OK)) == ["failed 2#0 GLOBAL_FAILURE", "cancel [0]"]
 
 
 def test_a_success_of_a_superseded_attempt_after_the_winner_was_revoked_fails_the_job_too() -> None:
-    book = a_running_attempt()  # the invariant: we have told the coordinator that it is over
+    book = a_running_attempt()  # the invariant: the coordinator was told that it is over
     book.feed(stage(attempt=1), start(20, 1, stage_attempt=1), reg(20, 1))
     assert book.feed(end(10, 1, OK)) == ["finish 1#0", "kill 20", "failed 1#1 SUPERSEDED"]
     assert book.feed(end(10, 1, TaskOutcome.RESUBMITTED)) == ["failed 1#0 REVOKED", "reset 1"]
@@ -352,7 +352,7 @@ def test_a_lost_executor_does_not_fail_a_success_but_only_spark_can_revoke_it() 
 
 
 def test_an_attempt_that_ended_well_before_its_executor_was_lost_waits_for_spark() -> None:
-    book = a_running_attempt()  # H17: its success may have been counted just before
+    book = a_running_attempt()  # H17: Spark may have counted its success just before
     assert book.feed(goodbye(10), ExecutorLost("e1")) == []
     assert book.feed(end(10, 1, OK)) == ["finish 1#0"]
 
@@ -367,7 +367,7 @@ def test_a_plain_successor_shows_that_the_end_of_its_predecessor_was_dropped() -
 
 
 def test_a_lost_end_of_an_attempt_that_ended_well_counts_as_a_revoked_success() -> None:
-    book = a_running_attempt()  # H17, H56: the same splits to the same subtask are right in either case
+    book = a_running_attempt()  # H17, H56: the same splits for the same subtask are correct in either case
     book.feed(goodbye(10), start(11, 1, number=1))
     assert book.feed(reg(11, 1, number=1)) == ["failed 1#0 REVOKED", "reset 1", "accept 1#1 task 11"]
 
@@ -400,7 +400,7 @@ def test_each_answer_of_the_engine_decides(old: TaskState, answers: list[str]) -
 
 
 def test_a_task_that_long_outlives_a_success_is_a_rerun_not_a_copy() -> None:
-    book = a_running_attempt()  # H17, H19: Spark kills mere copies within seconds
+    book = a_running_attempt()  # H17, H19: Spark kills redundant copies within seconds
     book.feed(reg(11, 1, number=1), end(10, 1, OK))
     book.wait(4.9)
     assert book.feed(StatusReported({}, {11: TaskState.RUNNING})) == []
@@ -463,7 +463,7 @@ def test_a_stage_that_completed_brings_a_look_soon() -> None:
 
 
 def test_an_attempt_that_the_engine_does_not_know_is_left_alone_unless_a_successor_waits() -> None:
-    book = a_running_attempt()  # H19: its books drop things, too
+    book = a_running_attempt()  # H19: Spark's own records lose facts, too
     book.wait(30)
     assert book.feed(StatusReported({}, {10: TaskState.UNKNOWN})) == []
 
@@ -611,7 +611,7 @@ def test_two_runs_at_the_same_time_are_refused_with_the_fix() -> None:
 
 
 def test_a_registration_that_waited_for_another_run_does_not_end_its_own() -> None:
-    book = a_running_attempt()  # H55; found by simulation: its run, whose jobs were not known, was ended under it
+    book = a_running_attempt()  # H55; found by simulation: its run, whose jobs were not known, ended while it ran
     assert book.feed(reg(20, 1, run=2), reg(21, 1, number=1, run=2)) == []
     book.feed(end(10, 1, OK))
     assert book.feed(job_end())[-2:] == ["start run 2", "accept 1#1 task 20"]
@@ -631,7 +631,7 @@ def test_a_success_revoked_after_a_global_failure_resets_no_subtask() -> None:
 
 
 def test_a_global_failure_of_a_run_whose_job_is_not_known_kills_its_tasks() -> None:
-    book = Playbook()  # H48; found by simulation: a deaf task held up a job that nobody could cancel
+    book = Playbook()  # H48; found by simulation: an unresponsive task delayed a job that could not be cancelled
     book.feed(reg(10, 1), opened(10))
     assert book.feed(GlobalFailureRaised("words", "fail_job")) == ["kill 10", "failed 1#0 GLOBAL_FAILURE"]
     assert book.feed(reg(11, 1, number=1)) == ["refuse task 11 COORDINATOR_FAILED"]
@@ -675,7 +675,7 @@ def test_a_look_without_an_answer_is_repeated_soon() -> None:
 
 
 def test_a_job_that_has_just_started_is_not_asked_about_yet() -> None:
-    book = a_running_attempt()  # H19: Spark's own books lag behind the bus, too
+    book = a_running_attempt()  # H19: Spark's own records are later than the bus, too
     book.feed(end(10, 1, OK), job(1, (2,)), reg(20, 1, run=2))
     assert book.wait(1) == ["query tasks [20] jobs []"]
 
@@ -845,7 +845,7 @@ def test_fewer_partitions_are_accepted_if_allowed() -> None:  # H58
 
 def test_a_stage_that_runs_some_of_enough_partitions_is_accepted() -> None:  # H58
     book = Playbook(parallelism=4)
-    book.feed(job(), stage(tasks=1, partitions=4))  # take(1), or output of which Spark has kept the rest
+    book.feed(job(), stage(tasks=1, partitions=4))  # take(1), or an output of which Spark has kept the rest
     assert book.feed(reg(10, 2)) == ["start run 1", "accept 2#0 task 10"]
     assert book.feed(stage(attempt=1, tasks=1, partitions=4)) == []  # a retry of the stage
 
@@ -929,7 +929,7 @@ def test_a_kill_names_the_reason() -> None:
 
 
 def test_a_task_that_was_launched_beside_a_zombie_does_not_revoke_its_success() -> None:
-    book = a_running_attempt()  # H17: by the order of the facts it is no rerun (found by the simulation, seed 1022)
+    book = a_running_attempt()  # H17: by the order of the facts it is not a rerun (found by the simulation, seed 1022)
     book.feed(stage(attempt=1), start(20, 1, stage_attempt=1), goodbye(10), end(10, 1, OK))
     assert book.feed(reg(20, 1)) == []
     assert book.feed(job_end()) == ["end run 1 well", "refuse task 20 ATTEMPT_OVER"]

@@ -1,4 +1,4 @@
-"""Attempts that the framework itself kills are counted: no sequence of kills goes on for ever (H69)."""
+"""The ledger counts the attempts that the framework kills, so that no sequence of kills is endless (H69)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def silent(task: int, why: str = "event 7 was not confirmed") -> AttemptCondemne
 def kill_next(
     book: Playbook, number: int, *, run: int = 1, subtask: int = 1, mode: int = RestoreMode.BATCH
 ) -> list[str]:
-    """The attempt ``number`` of a subtask comes up, is silent, and is killed by Spark."""
+    """Start attempt ``number`` of a subtask, keep it silent, and let Spark kill it."""
     task = run * 100 + subtask * 10 + number
     book.feed(start(task, subtask, number=number, stage=run), reg(task, subtask, number=number, run=run, mode=mode))
     book.feed(opened(task))
@@ -106,7 +106,7 @@ def test_lost_connections_count_like_confirmation_timeouts() -> None:
 
 
 def test_a_connection_that_is_lost_while_the_registration_is_held_does_not_count() -> None:
-    book = a_run(attempts_max=1)  # H69: such a task fails by itself, and Spark counts that
+    book = a_run(attempts_max=1)  # H69: such a task fails by itself, and Spark counts the failure
     book.ready(10, 1)
     assert book.feed(reg(11, 1, number=1)) == []
     gone = book.feed(ConnectionExpired("words", 11))
@@ -115,7 +115,7 @@ def test_a_connection_that_is_lost_while_the_registration_is_held_does_not_count
 
 
 def test_a_copy_that_spark_kills_before_it_was_accepted_does_not_count() -> None:
-    book = a_run(attempts_max=1)  # H69: it lost to a success; its connection may be gone before Spark's fact comes
+    book = a_run(attempts_max=1)  # H69: it lost to a success; its connection may be gone before Spark reports that
     book.ready(10, 1)
     book.feed(reg(11, 1, number=1), goodbye(10), end(10, 1, OK))
     assert book.feed(ConnectionExpired("words", 11))[:2] == ["kill 11", "refuse task 11 ATTEMPT_OVER"]
@@ -149,7 +149,7 @@ def test_an_attempt_that_spark_does_not_know_and_a_later_one_displaces_counts() 
 
 
 def test_a_copy_that_lost_to_a_success_does_not_count() -> None:
-    book = a_run(attempts_max=1)  # H69: the kill is not its fault
+    book = a_run(attempts_max=1)  # H69: it did not cause the kill
     book.ready(10, 1)
     book.feed(start(11, 1, number=1, speculative=True), reg(11, 1, number=1))
     book.feed(goodbye(10))
@@ -181,7 +181,7 @@ def test_the_next_run_starts_the_count_again() -> None:
 
 
 def test_a_success_in_between_does_not_start_the_count_again() -> None:
-    book = a_run()  # H69: as in Spark; a subtask whose success is revoked again and again could be killed for ever
+    book = a_run()  # H69: as in Spark; otherwise a subtask with repeated revocations could be killed without end
     for number in range(2):
         kill_next(book, number)
     book.ready(30, 1, number=2)
@@ -200,7 +200,7 @@ def test_a_barrier_stage_that_is_run_again_keeps_its_counts() -> None:
 
 @pytest.mark.parametrize("mode", [STREAMING, RestoreMode.BATCH])
 def test_rare_kills_are_forgotten_in_streaming_mode_only(mode: RestoreMode) -> None:
-    book = a_run(attempts_max=2)  # H69: a stream goes on from its checkpoint; a batch would begin again for ever
+    book = a_run(attempts_max=2)  # H69: a stream goes on from its checkpoint; a batch would start over without end
     ends = []
     for number in range(5):
         task = 10 + number

@@ -1,4 +1,4 @@
-"""The fact that a job has started was lost: what ends its run (H19, H57)."""
+"""How a run ends if the fact that its job started was lost (H19, H57)."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_an_unknown_job_that_ends_well_does_not_end_a_run_whose_stage_failed() -
 
 
 def test_a_run_with_a_task_that_never_reported_does_not_count_as_complete() -> None:
-    """H19, H55. Found by the simulation: the facts of a job's start and of one task's were lost, the other tasks had
-    ended well, and when a second job came, the coordinator was told that the first one had succeeded."""
+    """H19, H55. Found by the simulation: a job's start fact and one task's facts were lost. The other tasks had
+    succeeded. When a second job came, the ledger told the coordinator that the first one had succeeded."""
     book = Playbook()
     book.feed(stage(tasks=2))
     book.ready(10, 1)

@@ -1,4 +1,4 @@
-"""The table of an attempt's life, cell by cell, and the walk of an input through the ledger (H3, H12)."""
+"""The table of an attempt's life, cell by cell, and the path of an input through the ledger (H3, H12)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STOPS_MAX = 15
 
 
 def a_book_in(state: AttemptState) -> Playbook:
-    """A run of two subtasks in which the attempt of task 10 is in this state."""
+    """Create a run of two subtasks in which the attempt of task 10 is in this state."""
     book = Playbook(2)
     book.feed(job(), stage(tasks=2, partitions=2), start(11, 1), reg(11, 1), start(TASK, 0), reg(TASK, 0))
     match state:
@@ -100,9 +100,9 @@ def test_the_package_documents_the_table_that_it_uses() -> None:
 
 
 def stops_of(book: Playbook, input: LedgerInput) -> list[str]:
-    """The functions of ``protocol`` that one input enters, each when it is first entered.
+    """Return the functions of ``protocol`` that one input enters, in the order of their first entry.
 
-    A comprehension is part of the function in which it stands.
+    A comprehension counts as part of its function.
     """
     stops: list[str] = []
     folder = str(Path(protocol.__file__).parent)

@@ -1,4 +1,4 @@
-"""The barrier tracker, one sentence of the contract a test: one checkpoint, who takes part in it, what is restored."""
+"""The barrier tracker, one test per sentence of the contract: one checkpoint, its participants, and its restore."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_one_checkpoint_takes_its_steps_in_the_order_of_the_contract() -> None:
 
 
 def test_a_drain_that_is_reported_before_the_coordinators_snapshot_counts() -> None:
-    # H42: the gateways close inside the coordinator's own order; their word may come first.
+    # H42: the gateways close within the coordinator's call order; their reports may come first.
     dialogue = Dialogue().run(A, B).close(1, A, B)
     assert dialogue.tell(GatewayDrained(A, 1), GatewayDrained(B, 1)) == []
     assert dialogue.tell(CoordinatorSnapshotTaken(1, b"c")) == [SendBarrier(A, 1), SendBarrier(B, 1)]
@@ -140,7 +140,7 @@ def test_an_operator_that_ends_during_a_checkpoint_takes_part_with_its_final_sta
 
 
 def test_a_finished_attempt_is_waited_for_until_its_final_state_has_come() -> None:
-    # H47: the engine's word and the subtask's own come on different ways.
+    # H47: the engine's report and the subtask's own arrive on different paths.
     dialogue = Dialogue(1).run(A)
     dialogue.tell(SubtaskFinished(A))
     assert dialogue.tell(CheckpointTriggered(1)) == []
@@ -148,7 +148,7 @@ def test_a_finished_attempt_is_waited_for_until_its_final_state_has_come() -> No
 
 
 def test_a_checkpoint_without_any_running_subtask_needs_only_the_coordinator() -> None:
-    # H47: nobody else.
+    # H47: no other attempt.
     dialogue = Dialogue()
     assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
     assert dialogue.tell(CoordinatorSnapshotTaken(1, b"c")) == [StoreCheckpoint(CompletedCheckpoint(1, 2, b"c", {}))]
@@ -165,7 +165,7 @@ def test_a_checkpoint_after_a_good_run_takes_the_final_states() -> None:
 
 
 def test_an_attempt_that_becomes_ready_during_the_closing_is_announced_after_the_snapshot() -> None:
-    # The invariant: before the cut, an event between it and the coordinator would be in one half only.
+    # The invariant: an event between it and the coordinator before the cut would be in one half only.
     dialogue = Dialogue().run(A)
     dialogue.tell(accepted(B), CheckpointTriggered(1))
     assert dialogue.tell(SubtaskReady(B)) == []
@@ -173,7 +173,7 @@ def test_an_attempt_that_becomes_ready_during_the_closing_is_announced_after_the
 
 
 def test_an_attempt_that_becomes_ready_after_the_closing_is_announced_immediately() -> None:
-    # The coordinator's own order keeps it behind the snapshot.
+    # The coordinator's call order keeps it after the snapshot.
     dialogue = Dialogue().run(A)
     dialogue.tell(accepted(B))
     dialogue.close(1, A)
@@ -189,7 +189,7 @@ def test_an_attempt_that_dies_while_it_is_withheld_is_never_announced_ready() ->
 
 
 def test_a_withheld_attempt_is_announced_when_the_checkpoint_is_aborted() -> None:
-    # H48: nothing waits for ever.
+    # H48: no wait is unlimited.
     dialogue = Dialogue(tolerated_failures=5).run(A)
     dialogue.tell(accepted(B), CheckpointTriggered(1), SubtaskReady(B))
     assert kinds(dialogue.wait(10)) == [NotifyCheckpointAborted, SubtaskReady]
@@ -217,7 +217,7 @@ def test_in_streaming_mode_a_retry_restores_the_last_completed_checkpoint() -> N
 
 
 def test_a_reset_never_names_a_checkpoint_that_the_coordinator_was_not_told_is_complete() -> None:
-    # H18 (FLINK-20290): it is written already, but the failure came first.
+    # H18 (FLINK-20290): it is already written, but the failure came first.
     dialogue = Dialogue().run(A, B)
     dialogue.complete(1, A, B)
     dialogue.cut(2, A, B)
@@ -245,7 +245,7 @@ def test_a_new_application_restores_what_it_was_given() -> None:
     assert dialogue.tell(accepted(B)) == [RestoreAttempt(B, 4, (), (), 0)]
 
 
-# --- what is passed on -----------------------------------------------------------------------------------
+# --- forwarding ------------------------------------------------------------------------------------------
 
 
 def test_facts_pass_through_in_their_order() -> None:

@@ -1,4 +1,4 @@
-"""How a checkpoint is given up, and how one waits for another (H16, H43 to H45)."""
+"""How a checkpoint is aborted, and how one waits for another (H16, H43 to H45)."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_an_acknowledgement_of_another_attempt_is_ignored() -> None:
 
 
 def test_an_acknowledgement_before_its_barrier_aborts() -> None:
-    # H40: whatever that snapshot holds, it is not what the cut asks for.
+    # H40: whatever that snapshot holds, it is not a snapshot of the cut.
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
     assert kinds(dialogue.acknowledge(1, A)) == [NotifyCheckpointAborted]
 
@@ -184,7 +184,7 @@ def test_one_that_completes_ends_the_row_of_failures() -> None:
 
 
 def test_a_failed_attempt_does_not_count_as_a_failed_checkpoint() -> None:
-    # H45: it has its own failover; it must not fail the job for it.
+    # H45: it has its own failover, so it must not fail the job.
     dialogue = Dialogue(tolerated_failures=0).run(A, B).close(1, A)
     assert kinds(dialogue.tell(SubtaskFailed(A, FAILED))) == [NotifyCheckpointAborted, SubtaskFailed]
 
@@ -246,7 +246,7 @@ def test_a_request_does_not_wait_permanently() -> None:
 
 
 def test_a_copy_that_dies_leaves_no_reset_due() -> None:
-    # H13: another attempt of the subtask lives on.
+    # H13: another attempt of the subtask is still alive.
     dialogue = Dialogue().run(A, B, A2)
     dialogue.tell(SubtaskFailed(A, FailureReason(FailureKind.SUPERSEDED, "")))
     assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(A2, 1), CloseSubtask(B, 1)]

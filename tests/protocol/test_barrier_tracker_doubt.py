@@ -1,4 +1,4 @@
-"""Aborted checkpoints that a restart may still restore, and when the doubt ends (H64)."""
+"""Aborted checkpoints that a restart may still restore, and when they stop being in doubt (H64)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both halves of a checkpoint are of one cut (H32); a subtask with copies has no half (H13)."""
+"""Both halves of a checkpoint belong to one cut (H32); a subtask with copies has no half (H13)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_final_state_of_after_the_cut_is_compared_when_it_comes() -> None:
 
 
 def test_a_subtask_at_rest_takes_part_with_its_restored_part_unchanged() -> None:
-    # H32, H47, H52: several states and a position of its own; nobody has sent anything since.
+    # H32, H47, H52: several states and a position per state; nothing has been sent since.
     restored = CompletedCheckpoint(
         4, 3, b"c", {subtask: snapshot_of(subtask, b"%d" % subtask, b"h", events_sent=7) for subtask in range(3)}
     )
@@ -108,7 +108,7 @@ def test_a_subtask_at_rest_takes_part_with_its_restored_part_unchanged() -> None
 
 
 def test_a_second_live_attempt_aborts_pending_checkpoints() -> None:
-    # H13: whose snapshot would count? It is no failure of the checkpoint (H45).
+    # H13: it is undecided whose snapshot would count. The checkpoint does not fail (H45).
     dialogue = Dialogue(tolerated_failures=0).run(A, B).cut(1, A, B)
     assert dialogue.tell(accepted(A2)) == [
         NotifyCheckpointAborted(1, "subtask 0 has 2 attempts at once"),
@@ -126,7 +126,7 @@ def test_while_a_subtask_has_two_attempts_no_checkpoint_starts() -> None:
 
 
 def test_an_attempt_next_to_a_finished_one_hinders_nothing() -> None:
-    # H13, H47: the final state is the subtask's.
+    # H13, H47: the final state belongs to the subtask.
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     dialogue.close(1, B)

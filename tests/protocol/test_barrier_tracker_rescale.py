@@ -70,7 +70,7 @@ def test_with_the_same_parallelism_nothing_changes() -> None:
 
 
 def test_what_was_never_restored_is_handed_on() -> None:
-    # H52: subtask 1 was at rest with two states while the others went on.
+    # H52: subtask 1 was idle with two states while the others went on.
     once = rescaled(checkpoint_of(4, 0, 1, 2, 3), 2)
     again = CompletedCheckpoint(9, 2, b"c", {0: snapshot_of(0, b"new"), 1: once.subtask_states[1]})
     assert rescaled(again, 1).subtask_states[0].states == (

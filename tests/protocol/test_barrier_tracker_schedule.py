@@ -1,4 +1,4 @@
-"""Checkpoints that are due by themselves: by the interval, and behind a run that ended well."""
+"""Scheduled checkpoints: by the interval, and after a run that succeeded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DUE = [TriggerCheckpoint()]
 
 
 def test_one_is_due_every_interval_from_the_first_attempt_that_is_ready() -> None:
-    # Issue 3; H4: the machine asks for an id, it mints none.
+    # Issue 3; H4: the machine asks for an id, it does not generate one.
     dialogue = Dialogue(interval_s=3.0)
     assert dialogue.wait(50.0) == []
     dialogue.tell(accepted(A))
@@ -61,7 +61,7 @@ def test_without_an_interval_none_is_due() -> None:
 
 
 def test_one_that_is_due_is_asked_for_once() -> None:
-    # H43: while an id is being had for it, and while it is pending or waits.
+    # H43: while its id is requested, and while it is pending or waits.
     dialogue = Dialogue(interval_s=3.0).run(A)
     assert dialogue.wait(3.0) == DUE
     assert dialogue.wait(3.0) == []
@@ -169,7 +169,7 @@ def test_a_meaningless_config_is_refused(wrong: dict[str, float]) -> None:
         CheckpointConfig(**wrong)  # type: ignore[arg-type]
 
 
-# --- behind a run that ended well -------------------------------------------------------------------------
+# --- after a run that succeeded --------------------------------------------------------------------------
 
 
 def a_finished_run(**how: int) -> Dialogue:
@@ -214,7 +214,7 @@ def test_what_is_pending_is_aborted_and_the_final_one_follows() -> None:
 
 
 def test_the_final_one_waits_for_a_settled_one_which_does_not_replace_it() -> None:
-    # H43, H57: the one that is being stored began before the last output.
+    # H43, H57: the checkpoint that is being stored began before the last output.
     dialogue = Dialogue(1).run(A).store(1, A)
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     assert kinds(dialogue.tell(RunEnded("words", 7, True))) == [RunEnded]
@@ -244,7 +244,7 @@ def test_a_savepoint_is_not_a_final_checkpoint() -> None:
 
 
 def test_a_final_one_that_fails_is_tried_again_after_the_pause() -> None:
-    # H45: as long as failures are tolerated.
+    # H45: while failures are tolerated.
     dialogue = a_finished_run(tolerated_failures=1, min_pause_s=2)
     dialogue.tell(RunEnded("words", 7, True), CheckpointTriggered(1), CoordinatorSnapshotTaken(1, b"c"))
     assert kinds(dialogue.tell(CheckpointStoreFailed(1, "disk full")))[0] is NotifyCheckpointAborted
@@ -258,8 +258,8 @@ def test_a_final_one_that_fails_is_tried_again_after_the_pause() -> None:
 
 
 def test_a_global_failure_too_late_for_its_run_does_not_keep_its_output_uncommitted() -> None:
-    """H45: the last checkpoint of the run failed once too often, and Spark had ended the job well already. No final one
-    began, and nobody was told that the last output is not committed. Found by the simulation."""
+    """H45. Found by the simulation: the run's last checkpoint exceeded the failure limit after Spark had ended the job
+    well. No final checkpoint began, and no caller was told that the last output is not committed."""
     dialogue = Dialogue(1, tolerated_failures=0).run(A).store(1, A)
     assert kinds(dialogue.tell(CheckpointStoreFailed(1, "disk full")))[-1] is RaiseGlobalFailure
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
@@ -270,7 +270,7 @@ def test_a_global_failure_too_late_for_its_run_does_not_keep_its_output_uncommit
 
 
 def test_a_final_one_for_which_no_id_comes_is_asked_for_as_often_as_failures_are_tolerated() -> None:
-    # H48: whoever waits for the end of the run waits no longer.
+    # H48: callers that wait for the end of the run stop waiting.
     dialogue = a_finished_run(tolerated_failures=1)
     dialogue.tell(RunEnded("words", 7, True))
     assert dialogue.wait(10.0) == DUE

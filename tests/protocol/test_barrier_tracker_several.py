@@ -1,4 +1,4 @@
-"""Several checkpoints at once (H43), savepoints among them (H49)."""
+"""Several concurrent checkpoints (H43), including savepoints (H49)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_as_many_as_allowed_run_at_the_same_time_and_one_more_waits() -> None:
 
 
 def test_the_coordinator_is_asked_for_one_snapshot_after_the_other() -> None:
-    # H43: a cut cannot lie before the cut of a lower one.
+    # H43: a cut cannot come before the cut of a lower checkpoint.
     dialogue = several(3).run(A).close(1, A)
     assert dialogue.tell(CheckpointTriggered(2), SubtaskClosed(A, 2)) == [CloseSubtask(A, 2)]
     assert dialogue.tell(CheckpointTriggered(3), SubtaskClosed(A, 3)) == [CloseSubtask(A, 3)]
@@ -80,7 +80,7 @@ def test_a_cut_that_failed_lets_the_next_one_be_asked_for() -> None:
 
 
 def test_each_takes_its_own_reports() -> None:
-    # H44: by id, never "the last one".
+    # H44: by id, never "the latest".
     dialogue = several().run(A, B).cut(1, A, B).cut(2, A, B)
     assert dialogue.acknowledge(1, A) == []
     assert dialogue.acknowledge(2, B) == []
@@ -103,7 +103,7 @@ def test_an_abort_of_one_leaves_the_others_alone() -> None:
 
 @pytest.mark.parametrize("lower_is", [Phase.ACKNOWLEDGING, Phase.STORING])
 def test_one_that_completes_subsumes_the_lower_ones(lower_is: Phase) -> None:
-    # H43: completions rise, so a lower one cannot complete any more; it is no failure (H45).
+    # H43: completed ids increase, so a lower one cannot complete any more; this is not a failure (H45).
     dialogue = several().run(A, B).cut(1, A, B).store(2, A, B)
     if lower_is is Phase.STORING:
         dialogue.acknowledge(1, A, B)
@@ -151,7 +151,7 @@ def test_one_that_waits_for_its_turn_says_so_when_its_time_is_over() -> None:
 
 
 def test_an_attempt_is_withheld_until_every_one_without_it_has_asked_for_its_snapshot() -> None:
-    # The invariant: whatever passes between it and the coordinator is behind both cuts.
+    # The invariant: everything between it and the coordinator comes after both cuts.
     dialogue = several().run(A)
     dialogue.tell(accepted(B), CheckpointTriggered(1), CheckpointTriggered(2))
     assert dialogue.tell(SubtaskReady(B)) == []
@@ -160,7 +160,7 @@ def test_an_attempt_is_withheld_until_every_one_without_it_has_asked_for_its_sna
 
 
 def test_a_withheld_attempt_takes_part_in_the_next_one() -> None:
-    # H47: nothing was exchanged with it yet, but what it sends once it is known is before the cut of 2.
+    # H47: nothing was exchanged with it yet, but its first events come before the cut of 2.
     dialogue = several().run(A)
     dialogue.tell(accepted(B), CheckpointTriggered(1), SubtaskReady(B))
     assert dialogue.tell(CheckpointTriggered(2)) == [CloseSubtask(A, 2), CloseSubtask(B, 2)]
@@ -190,7 +190,7 @@ def test_a_final_state_is_the_part_in_each_of_them() -> None:
     ],
 )
 def test_what_concerns_the_attempts_aborts_all_that_is_pending_first(cause: TrackerInput, told: type) -> None:
-    # H16: both sides know it before they hear of the rest; none of it is a failure of a checkpoint (H45).
+    # H16: both sides know the abort before they learn the rest; no checkpoint fails by it (H45).
     dialogue = several(3).run(A, B).store(1, A, B).close(2, A, B).close(3)
     effects = dialogue.tell(cause)
     assert kinds(effects) == [
@@ -217,7 +217,7 @@ def test_failures_in_a_row_are_counted_over_all_of_them() -> None:
 
 
 def test_a_reset_never_overtakes_a_completion() -> None:
-    # H18 (FLINK-20290): the lower one is told; the higher one is durable, but was not told.
+    # H18 (FLINK-20290): the lower one was announced; the higher one is durable, but was not announced.
     dialogue = several().run(A, B).store(1, A, B).store(2, A, B)
     assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
     dialogue.tell(SubtaskFailed(A, FAILED))
@@ -255,7 +255,7 @@ def test_a_savepoint_reopens_everything_and_completes_nothing() -> None:
 
 
 def test_a_savepoint_that_fails_is_aborted_on_both_sides_but_counts_for_nothing() -> None:
-    # H45, H49: the one who asked is told, and decides.
+    # H45, H49: the caller that requested it is told, and decides.
     dialogue = Dialogue(tolerated_failures=0).run(A, B).store(1, A, B, savepoint=True)
     assert dialogue.tell(CheckpointStoreFailed(1, "disk full")) == [
         NotifyCheckpointAborted(1, "storage: disk full"),

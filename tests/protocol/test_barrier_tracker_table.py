@@ -1,4 +1,4 @@
-"""The table of what may be said about a checkpoint in which phase, cell by cell (H40, H44)."""
+"""The table of valid inputs in each phase of a checkpoint, cell by cell (H40, H44)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORDS: list[TrackerInput] = [
 
 
 def dialogue_in(phase: Phase) -> Dialogue:
-    """Checkpoint 1 in this phase, which waits for B if it waits for a subtask."""
+    """Bring checkpoint 1 into this phase. It waits for B if it waits for a subtask."""
     dialogue = Dialogue(tolerated_failures=9).run(A, B)
     match phase:
         case Phase.CLOSING:

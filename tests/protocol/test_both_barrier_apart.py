@@ -1,4 +1,4 @@
-"""A checkpoint barrier that travels apart from the items: both ends, and what the two of them may rely on."""
+"""A checkpoint barrier that travels apart from the items: both ends, and what each may rely on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def arrive(subtask: SubtaskMachine, checkpoint_id: int, events_before: int) -> l
 
 
 def test_the_gateway_hands_the_barrier_over_instead_of_sending_it() -> None:
-    # H23, H40: with the last item that it belongs behind
+    # H23, H40: with the last item that must precede it
     gateway = a_wide_gateway()
     submit(gateway, 1, 2)
     cut(gateway, 5)
@@ -63,7 +63,7 @@ def test_the_gateway_hands_the_barrier_over_instead_of_sending_it() -> None:
 
 
 def test_the_gateway_names_a_loss_tolerant_event_that_is_still_under_way() -> None:
-    # H23, H28: the drain does not wait for it, but the barrier belongs behind it
+    # H23, H28: the drain does not wait for it, but the barrier must follow it
     gateway = a_wide_gateway()
     gateway.handle(EventSubmitted(1, b"1", loss_tolerant=True), 1.0)
     cut(gateway, 5)

@@ -1,4 +1,4 @@
-"""Exactly once and in order, both ways, over a channel that breaks whenever it likes; see ``both_ends``."""
+"""Exactly once and in order, both ways, over a channel that breaks at any time; see ``both_ends``."""
 
 from __future__ import annotations
 

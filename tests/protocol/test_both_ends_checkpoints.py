@@ -1,12 +1,13 @@
-"""The invariant of the contract, checked over random runs of both machines, a breaking channel and
-checkpoints.
+"""The contract's invariant, checked over random runs of both machines with a breaking channel and checkpoints.
 
-Take any checkpoint that was acknowledged, and compare both ends: downward, the subtask's state holds exactly
-the events that the coordinator had submitted at its cut; upward, what the coordinator had heard at its cut,
-followed by what the subtask's snapshot holds, is exactly what the subtask had sent at its snapshot, and its count
-of what had left is the coordinator's count of what had come (H32). Up to three checkpoints are open at a time; some
-are aborted at a random moment, some declined, some are savepoints, and when a later one completes, those before
-it are subsumed. Some barriers come apart from the items, at any later moment, twice, or to nobody.
+The tests compare both ends at each acknowledged checkpoint. Downward, the subtask's state holds exactly the events that
+the coordinator had submitted at its cut. Upward, the events that the coordinator had received at its cut, followed
+by those in the subtask's snapshot, are exactly the events that the subtask had sent at its snapshot. The subtask's
+count of sent events equals the coordinator's count of received ones (H32).
+
+Up to three checkpoints are open at a time. Some are aborted at a random moment, some are declined, and some are
+savepoints. A later one that completes subsumes those before it. Some barriers travel apart from the items: they arrive
+at any later moment, twice, or at no subtask.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Pending:
 
 @dataclass
 class Stored:
-    """A checkpoint that both sides have taken part in."""
+    """A checkpoint in which both sides took part."""
 
     heard: int
     submitted: int
@@ -45,7 +46,7 @@ class Stored:
 
 
 class CheckpointedWorld(World):
-    """A world whose operator reads its mailbox, and with a driver of checkpoints."""
+    """A world whose operator reads its mailbox and whose driver takes checkpoints."""
 
     def __init__(self, seed: int, held: tuple[HeldEvent, ...] = (), events_sent: int = 0, concurrent: int = 2) -> None:
         super().__init__(seed, held, events_sent)
@@ -56,7 +57,7 @@ class CheckpointedWorld(World):
         self.next_checkpoint = 1
         self.stored: list[Stored] = []
         self.told: list[s.MailboxItem] = []
-        self.barriers_apart: list[g.InjectBarrier] = []  # on their own way
+        self.barriers_apart: list[g.InjectBarrier] = []  # in flight apart from the items
         self.savepoints: set[int] = set()
 
     def read_mailbox(self) -> None:
@@ -113,7 +114,7 @@ class CheckpointedWorld(World):
         self.drive_gateway(g.CheckpointOver(checkpoint_id, outcome))
 
     def carry_barrier(self) -> None:
-        """A barrier comes on its own way: late, out of order, or a second time."""
+        """Deliver a barrier apart from the items: late, out of order, or a second time."""
         if self.barriers_apart:
             barrier = self.random.choice(self.barriers_apart)
             if self.random.random() < 0.7:
@@ -121,7 +122,7 @@ class CheckpointedWorld(World):
             self.drive_subtask(s.BarrierArrived(barrier.checkpoint_id, barrier.events_before))
 
     def may_cut(self, checkpoint_id: int) -> bool:
-        """The coordinator takes its snapshots one after the other."""
+        """Take the coordinator's snapshots one after the other."""
         return all("cut" not in self.pending[other].steps for other in self.pending if other < checkpoint_id)
 
     def hear_reports(self) -> None:
@@ -175,7 +176,7 @@ def run(world: CheckpointedWorld, steps: int) -> CheckpointedWorld:
 
 
 def settle(world: CheckpointedWorld) -> None:
-    """Give up what is pending and let everything arrive."""
+    """Abort every pending checkpoint and deliver everything in flight."""
     world.hear_reports()
     for checkpoint_id in list(world.pending):
         world.end(checkpoint_id, g.CheckpointOutcome.ABORTED)
@@ -216,7 +217,7 @@ def test_an_attempt_restored_from_any_checkpoint_loses_and_doubles_nothing(seed:
 
 
 def test_both_sides_hear_of_every_end_but_that_of_a_savepoint() -> None:
-    # H45, H49: told to the operator too, whatever has become of its barrier
+    # H45, H49: the operator is told, too, whatever happened to its barrier
     savepoints: set[int] = set()
     for seed in range(20):
         world = run(CheckpointedWorld(seed), 600)

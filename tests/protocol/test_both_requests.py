@@ -1,4 +1,4 @@
-"""H33: requests and answers obey the rules of events, at both ends, during checkpoints and across a restore."""
+"""Requests and answers obey the rules of events, at both ends, during checkpoints and across a restore (H33)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_request_that_has_left_counts_as_an_event_does() -> None:
 
 
 def test_an_answer_given_behind_the_cut_waits_for_the_acknowledgement() -> None:
-    # H41: it belongs behind the checkpoint, like an event
+    # H41: it comes after the checkpoint, like an event
     gateway = a_wide_gateway()
     hear_up(gateway, RequestMessage(7, 1, 4, b"?"))
     cut(gateway, 5)
@@ -70,7 +70,7 @@ def test_a_held_answer_of_an_attempt_that_is_over_is_dropped_with_it() -> None:
 
 
 def test_a_restored_request_comes_back_as_a_request_of_the_subtask_that_asked() -> None:
-    # H73, H31, H52: nobody waits for the answer, since the attempt that waited is over
+    # H73, H31, H52: no task waits for the answer, since the attempt that waited is over
     world = World(1, (HeldEvent(6, b"!"), HeldEvent(6, b"?", is_request=True), HeldEvent(2, b".")))
     world.connect()
     world.drive_subtask(s.OperatorOpened())
@@ -97,8 +97,9 @@ def test_a_restored_request_that_has_not_left_is_a_request_in_the_next_snapshot(
 
 
 def test_a_whole_checkpoint_over_an_open_request() -> None:
-    """Asked before the checkpoint, answered behind its cut: the answer leaves only behind the snapshot, and the
-    request is before the checkpoint on both sides (H32, H41)."""
+    """A request comes before the checkpoint and its answer after the cut.
+
+    The answer leaves only after the snapshot, and the request is before the checkpoint on both sides (H32, H41)."""
     world = World(1)
     world.connect()
     world.drive_subtask(s.OperatorOpened())

@@ -1,4 +1,4 @@
-"""H49: a savepoint completes nothing, and everything that was closed for it opens all the same."""
+"""A savepoint completes nothing, and everything that was closed for it still opens (H49)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""H43: the tables of the two valves, each over every order in which three checkpoints can open."""
+"""The tables of the two valves, each over every order in which three checkpoints can open (H43)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def barriers(effects: list[GatewayEffect]) -> list[int]:
 
 
 def a_gateway_at_three_barriers() -> GatewayMachine:
-    """Cut for 5, 6 and 7 with nothing sent between the cuts, so that all three barriers could leave."""
+    """Cut for 5, 6 and 7 and send nothing between the cuts, so that all three barriers could leave."""
     gateway = down.a_wide_gateway()
     for checkpoint_id in (5, 6, 7):
         down.cut(gateway, checkpoint_id)
@@ -50,7 +50,7 @@ def a_gateway_at_three_barriers() -> GatewayMachine:
 
 
 def acknowledge(gateway: GatewayMachine, seq: int, checkpoint_id: int) -> list[int]:
-    """The payloads of what leaves on this acknowledgement."""
+    """Return the payloads of the events that this acknowledgement releases."""
     effects = hear_up(gateway, CheckpointAcknowledged(7, seq, checkpoint_id, b"", (), 0))
     assert effects[0] == ReportAcknowledged(checkpoint_id, b"", (), 0)
     return down.ids(sent_down(effects))
@@ -81,7 +81,7 @@ def test_downward_an_event_leaves_when_its_own_and_all_lower_ones_are_open(
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_downward_acknowledgements_open_each_their_own_in_any_order(order: tuple[int, ...]) -> None:
-    # H41, H43: what comes behind all three cuts waits for all three acknowledgements of this subtask, and no other's
+    # H41, H43: events after all three cuts wait for all three acknowledgements of this subtask, and no other's
     gateway = a_gateway_at_three_barriers()
     down.submit(gateway, 1, 2)
     assert acknowledge(gateway, 1, order[0]) == []
@@ -117,11 +117,11 @@ def test_downward_an_acknowledgement_of_another_attempt_opens_nothing() -> None:
 
 
 def test_a_checkpoint_is_known_from_its_request_and_the_higher_one_may_be_over_first() -> None:
-    # H43, H44: 6 was given up before its cut came; 5 goes on
+    # H43, H44: 6 was aborted before its cut came; 5 goes on
     gateway = down.a_wide_gateway()
     down.cut(gateway, 5)
     down.submit(gateway, 1)
-    assert down.cut(gateway, 6) == []  # what 5 holds is to be confirmed first
+    assert down.cut(gateway, 6) == []  # the events that 5 holds must be confirmed first
     assert down.over(gateway, 6) == []
     assert gateway.handle(CutReached(6), 1.0) == []
     assert gateway.statistics().closed_for == (5,)
@@ -161,7 +161,7 @@ def test_upward_whatever_ends_a_checkpoint_opens_it_alone(
 
 
 def test_upward_nothing_leaves_at_a_snapshot_while_another_checkpoint_is_closed() -> None:
-    # H43: it would reach the coordinator behind its own snapshot 6, and be in no snapshot of ours
+    # H43: it would reach the coordinator after its snapshot 6, and be in none of the subtask's snapshots
     subtask = up.a_closed_subtask(5, 6)
     up.send(subtask, b"a")
     hear_down(subtask, BarrierMessage(7, 3, 5, 0))

@@ -1,4 +1,4 @@
-"""A checkpoint as bytes: what goes in comes out, and nothing else is taken for one (H50)."""
+"""A checkpoint as bytes: it survives a round trip, and no other bytes are accepted as one (H50)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def either_msgpack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 def sealed(body: bytes, *, version: int = 1, claimed: int | None = None) -> bytes:
-    """A file with this body whose checksum fits, as a forger or another release would write it."""
+    """Return a file with this body and a valid checksum, as a forger or another release would write it."""
     length = len(body) if claimed is None else claimed
     head = b"\x89HGC\r\n\x1a\n" + version.to_bytes(4, "big") + length.to_bytes(8, "big")
     return head + body + sha256(head + body).digest()
@@ -113,7 +113,7 @@ def test_only_a_held_request_takes_the_third_format_so_earlier_releases_read_the
     assert decode_checkpoint(data) == stored
 
 
-def test_a_held_item_of_an_earlier_format_is_an_event() -> None:  # H73: it cannot be told from a request
+def test_a_held_item_of_an_earlier_format_is_an_event() -> None:  # H73: it cannot be distinguished from a request
     for version, label in ((1, ()), (2, ("batch 3",))):
         data = sealed(body_of(*HEADER, 1, 0, 12, 0, 1, 4, b"\xc0", *label), version=version)
         assert decode_checkpoint(data).checkpoint.subtask_states[0].held == (HeldEvent(4, b"\xc0", is_request=False),)
@@ -238,7 +238,7 @@ def with_checkpoint(**changes: Any) -> StoredCheckpoint:
         with_checkpoint(coordinator_state=None),
         with_checkpoint(coordinator_state=bytearray(b"x")),
         with_checkpoint(label="\ud800"),
-        with_checkpoint(parallelism=2),  # a part of subtask 2 is there
+        with_checkpoint(parallelism=2),  # a part of subtask 2 is present
         with_checkpoint(subtask_states={0: SubtaskSnapshot(events_sent=-1)}),
         with_checkpoint(subtask_states={0: SubtaskSnapshot(states=(SubtaskState(0, "text"),))}),  # type: ignore[arg-type]
         with_checkpoint(subtask_states={0: SubtaskSnapshot(held=(HeldEvent(2**63, b""),))}),

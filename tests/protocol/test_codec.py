@@ -1,4 +1,4 @@
-"""Messages and events as bytes: what goes in comes out, and nothing else comes in (H21, H60, H62)."""
+"""Messages and events as bytes: they survive a round trip, and nothing else is decoded (H21, H60, H62)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ A_REGISTERED = next(message for message in SAMPLES if isinstance(message, Regist
 
 @pytest.fixture(params=["c", "python"])
 def either_msgpack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both of msgpack's implementations: where no wheel fits, an executor runs the one in pure Python."""
+    """Use both of msgpack's implementations: if no wheel fits, an executor runs the one in pure Python."""
     if request.param == "python":
         monkeypatch.setattr(codec, "_pack", lambda value: msgpack.fallback.Packer().pack(value))
         monkeypatch.setattr(codec, "_unpack", msgpack.fallback.unpackb)
@@ -196,7 +196,7 @@ def test_a_field_of_another_type_is_refused_by_name(message: Message) -> None:  
                 decoded = decode_message(packed(*changed))
             except RemoteProtocolError as error:
                 refused += f"{type(message).__name__}.{field.name} " in str(error)
-            else:  # then it was of the right type after all
+            else:  # then the value had the right type after all
                 assert getattr(decoded, field.name) == other
                 refused += type(other) in (str, bytes, float, int, bool)
         assert refused == len(others)
@@ -221,7 +221,7 @@ def test_the_fixed_layout_refuses_numbers_out_of_range_too() -> None:
 
 
 def test_a_word_of_the_length_of_the_fixed_layout_need_not_have_it() -> None:
-    """Signed integers of 64 bit take as many bytes."""
+    """Signed 64-bit integers take as many bytes."""
     body = bytes((0x94, 35)) + b"".join(b"\xd3" + number.to_bytes(8, "big", signed=True) for number in (7, 8, -1))
     assert len(body) == codec._WORD_BODY.size
     assert decode_message(body) == CloseForCheckpoint(7, 8, -1)
@@ -276,7 +276,7 @@ def test_what_is_over_a_bound_neither_leaves_nor_arrives(message: Message) -> No
         encode_message(message, SMALL)
     values = [getattr(message, field.name) for field in fields(message)]
     tag = BY_KIND[type(message)][0]
-    if type(message) is not Finished:  # its frame is what is too large
+    if type(message) is not Finished:  # its frame is too large
         with pytest.raises(RemoteProtocolError, match="must have"):
             decode_message(packed(tag, *values), SMALL)
 
@@ -454,7 +454,7 @@ def test_a_claimed_count_or_length_takes_no_memory(header: bytes) -> None:  # H6
         b"\xc1",
         b"\x01\x02",  # two values
         b"\x92\x01",  # one is missing
-        b"\xa1\xff",  # no UTF-8
+        b"\xa1\xff",  # not UTF-8
         b"\x81\x90\x01",  # a list as a key
         msgpack.packb(msgpack.Timestamp(1)),
         msgpack.packb(msgpack.ExtType(5, b"x")),

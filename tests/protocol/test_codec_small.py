@@ -1,7 +1,7 @@
-"""A message of at most 1 KiB is decoded in one go, and means what it means value by value, or is not decoded so.
+"""A message of at most 1 KiB decodes in one go to the same result as value by value, or falls back to the latter.
 
-Whatever is wrong with it, the second way says: so what the first one accepts, the second one must accept as well, as
-exactly the same, and of what it leaves alone nothing is lost (H60, H62).
+The second way reports every error. So the second way must accept exactly what the first one accepts, with the same
+result, and nothing is lost of the messages that the first one declines (H60, H62).
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ in_both = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, H
 
 
 def compare(body: bytes) -> Message | None:
-    """Both ways agree about ``body``, whatever the bounds are; return what the first one makes of it under the usual
-    ones."""
+    """Check that both ways agree on ``body`` under all limits; return the first one's result under the usual limits."""
     with about_input(body):
         for limits in LIMITS:
             in_one_go = codec._decode_small(body, limits)
@@ -51,7 +50,7 @@ def outcome(decode: Any, body: bytes, limits: WireLimits) -> str:
 
 
 def exactly(message: Message) -> str:
-    """Its type, and the values and types of its fields: 1, 1.0, True and an enumeration's member are not the same."""
+    """Return its type, and the values and types of its fields: 1, 1.0, True and an enumeration's member all differ."""
     return repr(message)
 
 
@@ -109,7 +108,7 @@ fields = st.one_of(scalars, pairs, st.dictionaries(st.one_of(integers, st.text()
 @in_both
 @given(st.data())
 def test_fields_of_any_kind_are_judged_alike(data: st.DataObject) -> None:
-    # H62: a bool is no number, a whole float is none, and so on, for both
+    # H62: for both ways, a bool is not a number, a whole float is not an integer, and so on
     tag: Any = data.draw(
         st.one_of(st.sampled_from(sorted(BY_TAG)), st.sampled_from([True, 1.0, "1", b"\x01", None, []]))
     )
@@ -141,7 +140,7 @@ def test_arbitrary_bytes_are_judged_alike(body: bytes) -> None:
 @pytest.mark.parametrize("odd", mutations.ODD_VALUES, ids=bytes.hex)
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
 def test_an_odd_value_in_any_place_is_judged_alike(message: Message, odd: bytes) -> None:
-    # H62: what Python reads in a way of its own, and what msgpack allows and no message has
+    # H62: bytes that Python reads in its own way, and bytes that msgpack allows but no message contains
     values = msgpack.unpackb(body_of(message), strict_map_key=False)
     rows = [msgpack.packb(value) for value in values]
     for place in range(len(rows)):
@@ -160,7 +159,7 @@ def test_what_is_no_list_is_no_message_whatever_its_entries_are(body: object) ->
 
 
 def of_size(size: int) -> tuple[CheckpointAcknowledged, bytes]:
-    """An acknowledgement whose body takes so many bytes, some hundreds at least."""
+    """Return an acknowledgement whose body takes this many bytes, at least some hundreds."""
     empty = CheckpointAcknowledged(7, 4, 5, bytes(300), (), 12)
     message = CheckpointAcknowledged(7, 4, 5, bytes(300 + size - len(body_of(empty))), (), 12)
     body = body_of(message)
@@ -172,7 +171,7 @@ def of_size(size: int) -> tuple[CheckpointAcknowledged, bytes]:
 def test_no_more_than_a_kibibyte_is_decoded_in_one_go(
     size: int, in_one_go: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # H62: a larger one could make lists of what it claims, not of what it holds
+    # H62: a larger one could allocate lists of the claimed length, not of the length that it holds
     message, body = of_size(size)
     seen: list[bytes] = []
     decode_small = codec._decode_small

@@ -1,4 +1,4 @@
-"""What the walks over every input have found, each as the shortest story that shows it."""
+"""Bugs that the walks over every input found, each as the shortest sequence that shows it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.protocol.attempts_kit import Playbook, end, job, reg
 
 @pytest.mark.parametrize("since", [0.1, 0.3, 33.1, 1e6 / 3])
 def test_what_waits_is_refused_at_the_very_moment_that_the_ledger_names(since: float) -> None:
-    # H19: a shell on a clock that stands still between two moments would wait for that moment for ever.
+    # H19: a shell whose clock stands still between two moments would never reach that moment.
     playbook = Playbook()
     playbook.now = since
     playbook.feed(job(0, (1,)), reg(1, 0), job(1, (2,)))
@@ -36,7 +36,7 @@ def test_what_waits_is_refused_at_the_very_moment_that_the_ledger_names(since: f
 
 @pytest.mark.parametrize("partition", [-1, 4])
 def test_the_death_of_a_task_without_a_place_is_no_news_of_any_subtask(partition: int) -> None:
-    # H11: Spark's own default for a partition that it does not know is -1.
+    # H11: Spark uses -1 for a partition that it does not know.
     playbook = Playbook(parallelism=4)
     playbook.feed(job(), reg(1, 0))
     assert playbook.feed(end(2, partition)) == []
@@ -52,7 +52,7 @@ def test_what_is_no_input_at_all_is_refused(machine: AttemptLedger | BarrierTrac
     "snapshot", [{"open": {"a": [1]}}, {"open": {0: "ab"}}, {"open": {}, "by_checkpoint": {"1": {}}}]
 )
 def test_split_assignments_that_no_snapshot_can_hold_are_refused(snapshot: dict[str, Any]) -> None:
-    # H56: else the ids would meet ids of another type, at the next checkpoint.
+    # H56: otherwise the ids would meet ids of another type at the next checkpoint.
     with pytest.raises(LocalProtocolError, match="not a snapshot"):
         SplitAssignmentTracker.restore(snapshot)
 
@@ -64,13 +64,13 @@ def test_a_subtask_without_splits_is_none_after_a_restore() -> None:
 
 
 def test_a_history_that_is_a_list_is_no_snapshot() -> None:
-    # H56: it was an IndexError, which names nothing.
+    # H56: it used to be an IndexError, which explains nothing.
     with pytest.raises(LocalProtocolError, match="not a snapshot of split assignments"):
         SplitAssignmentTracker.restore({"open": {}, "by_checkpoint": [1]})
 
 
 def test_cuts_come_in_the_order_of_the_ids_also_when_the_higher_one_is_over() -> None:
-    # H43: else what was held for the higher one stands ahead of what may leave, and the lower one drains never.
+    # H43: otherwise events held for the higher one block events that may leave, and the lower one never drains.
     gateway = GatewayMachine(ExecutionAttempt("words", 2, 1, 7), g.GatewayLimits())
     for input in (
         g.ConnectionAttached(0),

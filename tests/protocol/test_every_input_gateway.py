@@ -35,9 +35,9 @@ ITEMS = members(m.UpItem)
 PAYLOAD = (m.EventMessage, m.RequestMessage, m.RestoredEventMessage, m.RestoredRequestMessage)
 OF_CHECKPOINT = (m.ClosedForCheckpoint, m.CheckpointAcknowledged, m.CheckpointDeclined)
 ABOUT_CHECKPOINT = (g.CutReached, g.BarrierRequested, g.CheckpointOver, *OF_CHECKPOINT)
-HEARD = "_heard_at"  # every message of a connection is a sign of life, a refused one too (H69)
-STREAM = ("_untaken", "received_seq", "untaken_bytes", "_confirm_sent", HEARD)  # what a dropped item moves all the same
-WHAT_CAME = ("_inbound", "_confirm_sent", HEARD)  # what waited for readiness, and is over, may be dropped with it
+HEARD = "_heard_at"  # every message of a connection is a sign of life, even a refused one (H69)
+STREAM = ("_untaken", "received_seq", "untaken_bytes", "_confirm_sent", HEARD)  # change even if an item is dropped
+WHAT_CAME = ("_inbound", "_confirm_sent", HEARD)  # finished items that waited for readiness may be dropped
 
 GatewayGiven = Given[g.GatewayInput, g.GatewayEffect]
 
@@ -166,7 +166,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         return m.Opened(task, seq, dice.random() < 0.5)
 
     def follow(self) -> g.GatewayInput | None:
-        """The next step of a life that has a checkpoint under way most of the time."""
+        """Draw the next step of an attempt that usually has a checkpoint in progress."""
         if self.machine.state is GatewayState.OVER:
             return None
         if self.machine.state is GatewayState.DETACHED:
@@ -197,7 +197,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         return self.machine.state, inbound._peer, inbound._ready, phases, waits
 
     def is_news(self, message: m.UpMessage) -> bool:
-        """Whether it is the next item, on this connection, and there is room for it."""
+        """Whether it is the next item on this connection, and there is room for it."""
         if not isinstance(message, m.UpItem) or message.task_attempt_id != 7:
             return False
         inbound = self.machine._inbound
@@ -235,7 +235,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         for cell in cells:
             match cell:
                 case ("state", state, kind):
-                    assert state is not GatewayState.OVER or self.machine.state is GatewayState.OVER  # for ever
+                    assert state is not GatewayState.OVER or self.machine.state is GatewayState.OVER  # permanently
                     self.judge_state(LEGAL[kind][list(GatewayState).index(state)], given)
                 case ("message", GatewayState.ATTACHED, kind) if kind in (m.Register, m.Resume):
                     own = isinstance(given.input, g.MessageReceived) and given.input.message.task_attempt_id == 7
@@ -263,11 +263,11 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
                 assert not given.changed(*(WHAT_CAME if self.waited else STREAM))
 
     def started(self) -> tuple[str, ...]:
-        """What the first input of any kind changes: it starts the clock."""
+        """The attributes that the first input of any kind changes, because it starts the clock."""
         return () if any(given.error is None for given in self.history) else ("stopped_at",)
 
     def judge_item(self, peer: Peer, ready: bool, kind: type, given: GatewayGiven) -> None:
-        """The table at the top of ``protocol.gateway.inbound``, for an item that comes for the first time."""
+        """Check the table at the top of ``protocol.gateway.inbound``, for an item that arrives for the first time."""
         assert given.error is None
         refused = g.RefuseMessage in given.kinds
         waits = g.DeliverEvent not in given.kinds and g.DeliverRequest not in given.kinds
@@ -287,7 +287,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             assert (g.ReportFinished in given.kinds) or not (ready or badly)
 
     def judge_checkpoint(self, phase: GatewayPhase | None, kind: type, given: GatewayGiven) -> None:
-        """The phases of a checkpoint at ``protocol.gateway.outbound``, and what an unknown id may do: nothing (H44)."""
+        """Check the phases of a checkpoint at ``protocol.gateway.outbound``. An unknown id changes nothing (H44)."""
         refused = given.kinds[:1] == [g.RefuseMessage]
         if phase is None:
             assert refused if kind in OF_CHECKPOINT else given.nothing(*self.started())
@@ -307,7 +307,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             assert given.changed()
 
     def judge_events(self, given: GatewayGiven) -> None:
-        """Every accepted event is confirmed or failed, once (H21, H26); a loss-tolerant one may expire before (H72)."""
+        """Check that every accepted event is confirmed or failed, once (H21, H26), or expires first if it may (H72)."""
         if isinstance(given.input, g.EventSubmitted) and given.error is None:
             self.open_events.add(given.input.event_id)
             if given.input.loss_tolerant:
@@ -316,7 +316,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             if isinstance(effect, g.ConfirmEvent | g.FailEvent):
                 self.open_events.remove(effect.event_id)
                 self.tolerated.discard(effect.event_id)
-            elif isinstance(effect, g.ExpireEvent):  # H28: nothing else comes of it
+            elif isinstance(effect, g.ExpireEvent):  # H28: it has no other effect
                 self.tolerated.remove(effect.event_id)
                 assert isinstance(given.input, g.TimePassed)
                 assert set(given.kinds) == {g.ExpireEvent}
@@ -328,7 +328,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             assert not sent or self.machine.next_deadline() is not None
 
     def judge_requests(self, cells: list[Cell], given: GatewayGiven) -> None:
-        """A request can be answered once, and not before it has come (H33)."""
+        """Check that a request is answered at most once, and only after it has arrived (H33)."""
         input = given.input
         came = any(cell[0] == "item" and cell[1] is not Peer.FINISHED for cell in cells)
         if came and isinstance(input, g.MessageReceived) and isinstance(input.message, m.RequestMessage):
@@ -338,7 +338,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
             self.open_requests.discard(input.request_id)
 
     def judge_ids(self, given: GatewayGiven) -> None:
-        """Nothing is said of a checkpoint that is over (H44), and at most one ``Confirm`` leaves."""
+        """Check that no effect concerns a finished checkpoint (H44), and that at most one ``Confirm`` leaves."""
         known = {*self.phases(), getattr(given.input, "checkpoint_id", None)}
         confirms = 0
         for effect in given.effects:
@@ -359,7 +359,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
         self.probe_batch()
 
     def probe_batch(self) -> None:
-        """A batch is its messages one by one, but for the confirmations, up to the one that breaks the protocol."""
+        """A batch equals its single messages, except the confirmations, up to the one that breaks the protocol."""
         one_by_one, whole = self.fork(), self.fork()
         messages: list[m.UpMessage] = []
         apart: list[g.GatewayEffect] = []
@@ -380,7 +380,7 @@ class GatewayWalk(Walk[g.GatewayInput, g.GatewayEffect]):
 
 
 def silent(effects: list[g.GatewayEffect]) -> list[g.GatewayEffect]:
-    """All but the confirmations, and what ends a batch."""
+    """Return all effects but the confirmations, and the effect that ends a batch."""
     return [
         effect
         for effect in effects

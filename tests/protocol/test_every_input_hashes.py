@@ -1,4 +1,4 @@
-"""The same history has the same effects in every process, whatever seed its sets of strings are hashed with."""
+"""The same history has the same effects in every process, whatever the hash seed of its strings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAM = "from tests.protocol.test_every_input_hashes import told; print(told()
 
 @cache
 def told() -> str:
-    """Every input, effect and error of a few walks of each machine, a line each."""
+    """Return every input, effect and error of a few walks of each machine, one per line."""
     return "\n".join(line for walk in WALKS for line in tell(walk, range(5), 20))
 
 

@@ -23,11 +23,11 @@ from tests.protocol.every_input import HUGE, WANDERINGS, Cell, Given, Walk, expl
 
 OPERATOR, OTHER, PARALLELISM = "words", "other", 2
 WORDS = members(AttemptWord)
-SCRATCH = frozenset({"_out", "_now", "out", "now"})  # means nothing between two calls
+SCRATCH = frozenset({"_out", "_now", "out", "now"})  # has no meaning between two calls
 
 LedgerGiven = Given[a.LedgerInput, a.LedgerEffect]
 
-# The table of the package: in which state which of these leads where. What is missing is stale, and changes nothing.
+# The table of the package: from which state which input leads where. A missing pair is stale, and changes nothing.
 _ALIVE_ROW: dict[str, AttemptState] = {
     "well": AttemptState.ENDING,
     "badly": AttemptState.OVER,
@@ -79,7 +79,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         fork.waiting, fork.said = set(self.waiting), dict(self.said)
         return fork
 
-    # --- what is there ---
+    # --- the present state ---
 
     @property
     def operator(self) -> OperatorRecord | None:
@@ -106,7 +106,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         return [task for stage in self.machine._engine.stages.values() for task in stage.tasks.values()]
 
     def stages(self) -> list[int]:
-        """Those of the jobs that go on, as far as they are known."""
+        """Return the running jobs, as far as they are known."""
         return sorted({stage for stages in self.machine._engine.job_stages.values() for stage in stages})
 
     # --- what fits ---
@@ -216,11 +216,11 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
 
     @staticmethod
     def place(task: TaskRecord, stage_attempt: int) -> tuple[int, int, int, int, int]:
-        """What both facts about a task begin with."""
+        """Draw the common first fields of both facts about a task."""
         return task.task_attempt_id, task.stage_id, stage_attempt, task.partition, task.attempt_number
 
     def new_task(self) -> TaskRecord:
-        """Of a stage that goes on, mostly of a partition that nobody runs."""
+        """Draw a task of a running stage, mostly of a partition that no task runs."""
         self.tasks += 1
         stage = self.dice.choice([*self.stages()[-2:], *([8] if self.dice.random() < 0.1 else [])] or [2])
         alive = {entry.attempt.subtask for entry in self.entries() if entry.alive}
@@ -234,7 +234,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         return TaskRecord(dice.choice((-1, HUGE)), dice.choice((-1, 2, 99)), dice.choice((0, -1, HUGE)), 0)
 
     def follow(self) -> a.LedgerInput | None:
-        """The next step of a run."""
+        """Draw the next step of a run."""
         if self.operator is None:
             return self.draw(a.OperatorAdded, True)
         if not self.stages():
@@ -301,7 +301,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         self.judge_answers(given)
         for effect in given.effects:
             self.judge_life(effect)
-        if isinstance(given.input, a.OperatorRemoved):  # another one of the name begins with number 0
+        if isinstance(given.input, a.OperatorRemoved):  # another run of the same name begins with number 0
             name = given.input.operator_id
             self.said = {attempt: said for attempt, said in self.said.items() if attempt.operator_id != name}
 
@@ -317,15 +317,15 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
             assert (task in killed) == (column in ("ConnectionExpired", "AttemptCondemned"))
         elif not isinstance(given.input, f.TaskEnded):  # H3
             assert given.kinds[0] is a.ReportStale
-            # A look that is due looks about at any input, and may find nothing to ask.
+            # A due look happens at any input, and may find nothing to ask.
             assert len(given.effects) > 1 or not given.changed(*SCRATCH, "look_at", "asked_again_at")
         elif state is not AttemptState.OVER and a.AttemptAccepted not in given.kinds:
-            # Where it is the end's place on the bus that shows a waiting task to be a rerun, that one is accepted.
+            # If the end's place on the bus shows that a waiting task is a rerun, the task is accepted.
             entry = self.entry(task)
             assert entry is None or entry.attempt not in [getattr(effect, "attempt", None) for effect in given.effects]
 
     def judge_answers(self, given: LedgerGiven) -> None:
-        """Each registration is answered, once; nothing waits behind its last moment (H19)."""
+        """Check that each registration is answered once, and that none waits past its deadline (H19)."""
         if isinstance(given.input, a.RegistrationArrived) and given.error is None:
             self.waiting.add(given.input.connection_id)
         for effect in given.effects:
@@ -335,7 +335,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
         assert len(self.waiting) == held
 
     def judge_life(self, effect: a.LedgerEffect) -> None:
-        """Accepted, ready, then finished or failed, a success revocable; the reset when nobody is left (H10, H13)."""
+        """Check the order: accepted, ready, finished or failed or revoked; a reset after the last (H10, H13)."""
         said = self.said
         match effect:
             case a.AttemptAccepted(attempt=attempt):
@@ -360,7 +360,7 @@ class LedgerWalk(Walk[a.LedgerInput, a.LedgerEffect]):
                     said[one] = "failed"
 
     def probe(self, rounds: int = 1) -> None:
-        """Besides, all that can be said of one attempt in each state."""
+        """Also visit all inputs about one attempt in each state."""
         super().probe(rounds)
         by_state = {entry.state: entry.attempt for entry in self.entries()}
         for state, attempt in by_state.items():

@@ -46,7 +46,7 @@ def a_handshake(ours: type[Handshake]) -> Handshake:
 
 
 def words_of(peer: Handshake, own_hello: bytes) -> tuple[bytes, bytes]:
-    """The hello and the proof of a peer that may be another one than it should."""
+    """Return the hello and the proof of a peer, which may be a wrong one."""
     if isinstance(peer, ClientHandshake):
         hello = peer.initial_bytes()
         return hello, peer.receive(own_hello)
@@ -55,7 +55,7 @@ def words_of(peer: Handshake, own_hello: bytes) -> tuple[bytes, bytes]:
 
 
 def a_handshake_in(ours: type[Handshake], state: HandshakeState) -> tuple[Handshake, bytes, bytes]:
-    """An end that waits for this, and the right hello and proof of its peer."""
+    """Return an end that waits for this, and the correct hello and proof of its peer."""
     end = a_handshake(ours)
     hello, proof = words_of(a_peer(ours), a_handshake(ours)._hello)
     if state in (HandshakeState.PROOF, HandshakeState.DONE):
@@ -133,7 +133,7 @@ def test_each_cell_of_the_handshake_leads_where_it_says(
         assert end.state is target
         assert type(raised) is (error or type(None))
         if error is not None and state is HandshakeState.PROOF:
-            assert answers == b""  # a stranger learns nothing
+            assert answers == b""  # an unauthenticated peer learns nothing
         if end.done:
             assert (end.trailing_data + data) == (b"more" if what.endswith("more") else b"")
 
@@ -141,7 +141,7 @@ def test_each_cell_of_the_handshake_leads_where_it_says(
 @pytest.mark.parametrize("ours", [ClientHandshake, ServerHandshake])
 @pytest.mark.parametrize("data", [b"", b"x", b"HDGT", bytes(100)])
 def test_a_handshake_that_is_over_takes_nothing_more(ours: type[Handshake], data: bytes) -> None:
-    # H61: it fails again in the same way, or says that these bytes are none of its own
+    # H61: it fails again in the same way, or says that it does not expect these bytes
     for state, error in ((HandshakeState.FAILED, HandshakeFailed), (HandshakeState.DONE, ValueError)):
         end, _, _ = a_handshake_in(ours, state)
         before = freeze(end)
@@ -166,7 +166,7 @@ FRAME_PARTS = {
 @settings(max_examples=200, print_blob=True)
 @given(st.lists(st.sampled_from(sorted(FRAME_PARTS)), max_size=8), st.lists(st.integers(1, 9), max_size=20))
 def test_a_decoder_in_any_state_takes_any_bytes_or_is_broken_for_good(parts: list[str], cuts: list[int]) -> None:
-    # H60, H62: against the plainest reading of the same bytes
+    # H60, H62: compare with the simplest reading of the same bytes
     stream = b"".join(FRAME_PARTS[part] for part in parts)
     bodies, rest, broken = read_frames(stream, 20)
     decoder, received, raised = FrameDecoder(20), list[bytes](), False
@@ -180,7 +180,7 @@ def test_a_decoder_in_any_state_takes_any_bytes_or_is_broken_for_good(parts: lis
             raised = True
         left = left[size:]
     assert raised == broken
-    assert received == bodies[: len(received)]  # those of the portion that breaks it are dropped with it
+    assert received == bodies[: len(received)]  # the frames of the chunk that breaks it are dropped with it
     if raised:
         before = freeze(decoder)
         for data in FRAME_PARTS.values():
@@ -215,7 +215,7 @@ def test_a_stream_and_its_reader_lose_and_double_nothing_whatever_numbers_are_na
     # H22, H24, H27, H30
     out: OutgoingStream[int] = OutgoingStream()
     came = IncomingStream()
-    kept: list[tuple[int, int | None]] = []  # the model: what is sent and not confirmed
+    kept: list[tuple[int, int | None]] = []  # the model: items that are sent and not confirmed
     untaken: list[tuple[int, int]] = []
     for number in numbers:
         dice = Random(number)
@@ -251,7 +251,7 @@ def test_a_stream_and_its_reader_lose_and_double_nothing_whatever_numbers_are_na
                 assert named > expected
             else:
                 assert new == (named == expected)
-            assert freeze(came) == there  # looking at a number changes nothing
+            assert freeze(came) == there  # reading a number changes nothing
             if dice.random() < 0.7:
                 came.advance(size := dice.choice((None, 0, 5)))
                 untaken += [] if size is None else [(came.received_seq, size)]
@@ -276,7 +276,7 @@ def test_a_stream_and_its_reader_lose_and_double_nothing_whatever_numbers_are_na
 @settings(max_examples=150, print_blob=True)
 @given(st.lists(st.integers(0, 2**16), max_size=30))
 def test_split_assignments_survive_every_input_and_a_snapshot_in_every_state(numbers: list[int]) -> None:
-    # H4, H56: an id that does not rise is refused unchanged; the one restored behaves as the one that was saved
+    # H4, H56: an id that does not increase is refused without a change; a restored tracker behaves as the saved one
     tracker: SplitAssignmentTracker[int] = SplitAssignmentTracker()
     newest = -1
     for number in numbers:
@@ -311,7 +311,7 @@ def test_split_assignments_survive_every_input_and_a_snapshot_in_every_state(num
 
 
 def snapshots(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Values that are nearly snapshots."""
+    """Return values that are nearly snapshots."""
     assignments = st.dictionaries(
         st.integers(-1, 3) | st.text(max_size=1), st.lists(inner, max_size=3) | inner, max_size=3
     )

@@ -32,7 +32,7 @@ ITEMS = members(m.DownItem)
 ENDS = (m.CheckpointCompleted, m.CheckpointAborted, m.SavepointTaken)
 LAST = (m.AttemptEnded, m.Refused)
 ABOUT_CHECKPOINT = (m.CloseForCheckpoint, m.BarrierMessage, *ENDS, s.BarrierArrived, s.SnapshotTaken, s.SnapshotRefused)
-STREAM = ("_untaken", "received_seq", "untaken_bytes", "_confirm_sent")  # what a dropped item moves all the same
+STREAM = ("_untaken", "received_seq", "untaken_bytes", "_confirm_sent")  # these change even if an item is dropped
 
 SubtaskGiven = Given[s.SubtaskInput, s.SubtaskEffect]
 
@@ -149,7 +149,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         return ends[kind](task, seq, self.checkpoint(fits, *SubtaskPhase))
 
     def follow(self) -> s.SubtaskInput | None:
-        """The next step of a life that has a checkpoint under way most of the time."""
+        """Draw the next step of an attempt that usually has a checkpoint in progress."""
         machine, outbound = self.machine, self.machine._outbound
         if machine.state is SubtaskStatus.OVER:
             return None
@@ -206,7 +206,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         for cell in cells:
             match cell:
                 case ("state", state, kind):
-                    assert state is not SubtaskStatus.OVER or self.machine.state is SubtaskStatus.OVER  # for ever
+                    assert state is not SubtaskStatus.OVER or self.machine.state is SubtaskStatus.OVER  # permanently
                     self.judge_state(LEGAL[kind][list(SubtaskStatus).index(state)], given)
                 case ("stranger", _):
                     assert given.kinds == [s.RefuseMessage]
@@ -220,7 +220,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         self.judge_effects(given)
 
     def started(self) -> tuple[str, ...]:
-        """What the first input of any kind changes: it starts the clock."""
+        """The attributes that the first input of any kind changes, because it starts the clock."""
         return () if any(given.error is None for given in self.history) else ("_detached_at",)
 
     def judge_state(self, reaction: Reaction, given: SubtaskGiven) -> None:
@@ -240,7 +240,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
                 assert given.error is None or isinstance(given.error, RemoteProtocolError) == remote
 
     def judge_message(self, state: SubtaskStatus, attached: bool, kind: type, given: SubtaskGiven) -> None:
-        if not attached:  # H3: only what the present connection brings counts
+        if not attached:  # H3: only input from the present connection counts
             assert given.kinds == [s.RefuseMessage]
             assert not given.changed(*self.started())
         elif kind in (m.Registered, m.Resumed):
@@ -250,7 +250,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
             assert self.machine.state is SubtaskStatus.OVER
 
     def judge_item_after_finish(self, kind: type, given: SubtaskGiven) -> None:
-        """Nobody reads the mailbox, so nothing that belongs there is confirmed (H23); valves close (H47)."""
+        """Check an attempt whose mailbox is not read: no mailbox item is confirmed (H23), and valves close (H47)."""
         assert given.error is None
         assert s.PutInMailbox not in given.kinds
         if kind in (m.EventMessage, m.AnswerMessage):
@@ -264,7 +264,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
             assert not given.changed(*STREAM)
 
     def judge_checkpoint(self, phase: SubtaskPhase | None, kind: type, given: SubtaskGiven) -> None:
-        """The phases of a checkpoint at ``protocol.subtask.outbound``, and what an unknown id may do: nothing (H44)."""
+        """Check the phases of a checkpoint at ``protocol.subtask.outbound``. An unknown id changes nothing (H44)."""
         local, remote = isinstance(given.error, LocalProtocolError), isinstance(given.error, RemoteProtocolError)
         if kind is m.CloseForCheckpoint:
             assert remote or phase is None
@@ -284,11 +284,11 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
             items = [effect.item for effect in given.effects if isinstance(effect, s.PutInMailbox)]
             told = any(isinstance(item, s.MailboxCompleted | s.MailboxAborted) for item in items)
             assert told == (phase is not None and kind is not m.SavepointTaken)  # H49
-            # As an item of the stream it may still be the one that a barrier waited for.
+            # As an item of the stream, it may still be the one that a barrier waited for.
             assert phase is not None or not given.changed(*STREAM, "_apart", "_checkpoints")
 
     def judge_effects(self, given: SubtaskGiven) -> None:
-        """Every request is resolved once; nothing goes out once the attempt is over (H3, H26, H33)."""
+        """Check that every request is resolved once, and nothing is sent after the attempt's end (H3, H26, H33)."""
         if isinstance(given.input, s.RequestSubmitted) and given.error is None:
             self.asked.add(given.input.request_id)
         self.room_owed = self.room_owed or isinstance(given.error, GatewayFull)
@@ -297,7 +297,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
             match effect:
                 case s.ResolveRequest(request_id, _, _):
                     self.asked.remove(request_id)
-                case s.RoomAvailable():  # H27: once for each refusal, or row of them
+                case s.RoomAvailable():  # H27: once for each refusal, or consecutive refusals
                     assert self.room_owed
                     self.room_owed = False
                 case s.EndAttempt(_):
@@ -312,7 +312,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
                     assert self.machine._outbound.attached
         assert confirms <= 1
         if self.machine.state is SubtaskStatus.FINISHED:
-            self.asked.clear()  # nobody waits any more
+            self.asked.clear()  # no caller waits any more
         if self.machine.state is SubtaskStatus.OVER:
             assert not self.asked
 
@@ -323,7 +323,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
         self.probe_batch()
 
     def probe_batch(self) -> None:
-        """A batch is its messages one by one, but for the confirmations, up to the one that breaks the protocol."""
+        """A batch equals its single messages, except the confirmations, up to the one that breaks the protocol."""
         one_by_one, whole = self.fork(), self.fork()
         messages: list[m.DownMessage] = []
         apart: list[s.SubtaskEffect] = []
@@ -346,7 +346,7 @@ class SubtaskWalk(Walk[s.SubtaskInput, s.SubtaskEffect]):
 
 
 def silent(effects: list[s.SubtaskEffect]) -> list[s.SubtaskEffect]:
-    """All but the confirmations, and what ends a batch."""
+    """Return all effects but the confirmations, and the effect that ends a batch."""
     return [
         effect
         for effect in effects

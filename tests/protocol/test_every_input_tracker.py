@@ -72,11 +72,11 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
         return list(self.machine._attempts.by_task.values())
 
     def gone(self) -> list[ExecutionAttempt]:
-        """Attempts that nothing may be said of: one that is over, and a stranger."""
+        """Return attempts that no input may name: one that is over, and an unknown one."""
         return [STRANGER, *(ExecutionAttempt("words", 0, 0, task) for task in sorted(self.over)[-1:])]
 
     def in_turn(self, kind: type) -> Iterator[tuple[ExecutionAttempt, int]]:
-        """Who may say a word of this kind, about which checkpoint."""
+        """Return which attempts may send an input of this kind, and about which checkpoint."""
         for n, pending in self.machine._under_way.pending.items():
             if LEGAL[kind][list(b.Phase).index(pending.phase)] is Verdict.ACT:
                 for part in pending.parts.values():
@@ -147,7 +147,7 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
         return b.SubtaskAcknowledged(attempt, n, b"s", (HeldEvent(attempt.subtask, b"h"),), self.sent_by(attempt))
 
     def sent_by(self, attempt: ExecutionAttempt) -> int:
-        """As many events as it restored, which is what the coordinator has taken; seldom another number."""
+        """Draw the number of restored events, which the coordinator has taken; rarely another number."""
         known = self.machine._attempts.get(attempt)
         return (known.events_restored if known else 0) + (self.dice.random() < 0.05)
 
@@ -178,7 +178,7 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
         return self.machine._mode
 
     def follow(self) -> b.TrackerInput | None:
-        """The next step of a run that takes checkpoints."""
+        """Draw the next step of a run that takes checkpoints."""
         known = self.known()
         ready = [one for one in known if one.ready]
         steps: list[type] = [] if len(known) >= PARALLELISM else [a.AttemptAccepted]
@@ -231,7 +231,7 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
         return [("word", phase, kind)]
 
     def standing(self, input: Any) -> Hashable:
-        """How the attempt of an input stands: whether it is known, and whether the input repeats what is known."""
+        """Return whether the attempt of an input is known, and whether the input repeats a known fact."""
         known = self.machine._attempts.by_task.get(input.attempt.task_attempt_id)
         if known is None or not isinstance(input, NEWS):
             return type(input), known is not None
@@ -278,7 +278,7 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
             assert b.NotifyCheckpointAborted in given.kinds
 
     def judge_order(self, given: TrackerGiven) -> None:
-        """What is pending is aborted before anybody hears of the failure (H16)."""
+        """Check that pending checkpoints are aborted before the failure is announced (H16)."""
         tells = (
             a.SubtaskFailed,
             b.SubtaskResetToCheckpoint,
@@ -292,7 +292,7 @@ class TrackerWalk(Walk[b.TrackerInput, b.TrackerEffect]):
             assert not (told and isinstance(effect, b.NotifyCheckpointAborted)), "aborted behind the news"
 
     def judge_names(self, given: TrackerGiven) -> None:
-        """No effect is about a checkpoint or an attempt that is over (H3, H44)."""
+        """Check that no effect concerns a checkpoint or an attempt that is over (H3, H44)."""
         input: Any = given.input
         if isinstance(input, a.SubtaskFailed):
             self.over.add(input.attempt.task_attempt_id)
@@ -359,8 +359,8 @@ def test_no_cell_of_the_trackers_table_is_left_out() -> None:
     assert not UNREACHABLE & seen.cells.keys()
 
 
-# While a checkpoint stores, every part is settled, so each word of a subtask repeats one or comes from a stranger; and
-# the part of one that drains has closed.
+# While a checkpoint is being stored, every part is settled, so each message of a subtask repeats one or comes from an
+# unknown attempt. The part of a draining subtask has closed.
 UNREACHABLE = {
     *(("word", b.Phase.STORING, kind) for kind in SUBTASK_WORDS),
     *(("word", phase, b.SubtaskClosed) for phase in b.Phase if phase not in (b.Phase.IDLE, b.Phase.CLOSING)),

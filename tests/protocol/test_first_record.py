@@ -1,4 +1,4 @@
-"""H66: what the coordinator sends inside ``subtask_ready`` is in the mailbox before the word to begin."""
+"""Events that the coordinator sends inside ``subtask_ready`` are in the mailbox before the signal to begin (H66)."""
 
 from __future__ import annotations
 

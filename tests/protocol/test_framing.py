@@ -1,4 +1,4 @@
-"""Cutting a byte stream into frames, every length judged before memory is taken (H60, H62)."""
+"""Cutting a byte stream into frames: every length is checked before memory is allocated (H60, H62)."""
 
 from __future__ import annotations
 

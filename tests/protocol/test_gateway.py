@@ -1,4 +1,4 @@
-"""The gateway without checkpoints: sending, confirming, reconnecting, hearing, ending."""
+"""The gateway without checkpoints: sending, confirming, reconnecting, receiving, ending."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_the_confirm_clock_stands_still_while_the_reconnect_clock_runs() -> None
     assert gateway.next_deadline() == 34.0
     gateway.handle(EventSubmitted(2, b"b"), 10.0)
     gateway.handle(ConnectionAttached(0), 24.0)
-    assert gateway.next_deadline() == 31.0  # three seconds had gone by before the break
+    assert gateway.next_deadline() == 31.0  # three seconds had passed before the break
     hear(gateway, Confirm(7, 1), 25.0)
     assert gateway.next_deadline() == 34.0  # the second one has had a connection since 24
     hear(gateway, Confirm(7, 2), 26.0)
@@ -245,8 +245,8 @@ def test_a_peer_that_stays_away_too_long_ends_its_attempt() -> None:
 
 
 def test_a_peer_that_said_goodbye_may_stay_away_for_long_and_is_confirmed_when_it_comes_back() -> None:
-    """H24, H48: given up after its goodbye, it waited for ever for the confirmation. Found by the simulation: the
-    network is cut for longer than the reconnect timeout just behind the goodbye."""
+    """H24, H48. Found by the simulation: just after the goodbye, the network is cut for longer than the reconnect
+    timeout. The attempt, given up after its goodbye, waited for the confirmation without end."""
     gateway = a_gateway()
     hear(gateway, Opened(7, 1))
     gateway.handle(EventSubmitted(1, b"late"), 0.0)
@@ -349,7 +349,7 @@ def test_a_held_loss_tolerant_event_has_its_time_from_the_moment_it_leaves() -> 
 
 
 def test_a_loss_tolerant_event_expires_though_its_peer_has_said_goodbye() -> None:
-    # H72: nothing but the wait for the event ends, so the peer's own end is not touched
+    # H72: only the wait for the event ends, so the peer's own end is not affected
     gateway = a_gateway()
     gateway.handle(EventSubmitted(1, b"a", loss_tolerant=True), 1.0)
     gateway.handle(EventSubmitted(2, b"b"), 1.0)
@@ -524,7 +524,7 @@ def a_busy_gateway(size: int) -> GatewayMachine:
 
 
 def test_a_peer_with_more_open_requests_than_its_window_is_at_fault() -> None:
-    # H27, H33: an answer is never refused, so what can ask for one is bounded
+    # H27, H33: an answer is never refused, so requests are bounded
     gateway = a_gateway()
     for seq in (1, 2, 3):
         hear(gateway, RequestMessage(7, seq, seq, b"?"))
@@ -613,7 +613,7 @@ def test_a_batch_stops_at_the_message_that_breaks_the_protocol_and_keeps_what_ca
 
 
 def test_a_new_connection_starts_with_what_was_taken_meanwhile() -> None:
-    # H24, H30: the handshake named what was taken before; more may have been taken since
+    # H24, H30: the handshake named the items taken before it; more may have been taken since
     gateway = a_gateway()
     hear(gateway, EventMessage(7, 1, b"a"))
     gateway.handle(ConnectionLost(), 1.0)

@@ -58,7 +58,7 @@ def a_wide_gateway() -> GatewayMachine:
 
 
 def submit(gateway: GatewayMachine, *event_ids: int) -> list[int]:
-    """Submit events whose payload is their id; return the ids of those that left at once."""
+    """Submit events whose payload is their id; return the ids of those that left immediately."""
     left: list[object] = []
     for event_id in event_ids:
         left += sent(gateway.handle(EventSubmitted(event_id, b"%d" % event_id), 1.0))
@@ -200,7 +200,7 @@ def test_the_peers_report_of_its_closing_comes_behind_what_it_sent_before() -> N
 
 
 def test_a_closing_waits_behind_events_that_the_coordinator_may_not_hear_yet() -> None:
-    # H10, H40: else the coordinator's snapshot could come before an event that the subtask has let go of
+    # H10, H40: otherwise the coordinator's snapshot could precede an event that the subtask has released
     gateway = a_gateway(WIDE, ready=False)
     gateway.handle(CloseRequested(5), 1.0)
     assert hear(gateway, EventMessage(7, 1, b"restored")) == []
@@ -240,7 +240,7 @@ def test_unknown_checkpoints_change_nothing() -> None:
 
 
 def test_a_cut_that_comes_after_the_abort_closes_nothing() -> None:
-    # H44, R35: the coordinator was still at its snapshot when the checkpoint was given up
+    # H44, R35: the coordinator was still taking its snapshot when the checkpoint was aborted
     gateway = a_wide_gateway()
     gateway.handle(CloseRequested(5), 1.0)
     gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
@@ -336,7 +336,7 @@ def test_held_events_of_a_dead_attempt_fail_with_it() -> None:
 
 
 def a_gateway_closed_twice() -> GatewayMachine:
-    """Closed for 5, then for 6; events 1 and 2 held for 5, events 3 and 4 for 6."""
+    """Return a gateway closed for 5, then for 6, with events 1 and 2 held for 5, and events 3 and 4 for 6."""
     gateway = a_wide_gateway()
     cut(gateway, 5)
     submit(gateway, 1, 2)

@@ -1,8 +1,8 @@
-"""What concerns a checkpoint is confirmed with the next thing that leaves: no later, once, and never alone.
+"""Checkpoint items are confirmed with the next message that leaves: no later, once, and never alone.
 
-Nobody waits for such a confirmation: a connection that breaks before it has left is resumed behind the word all the
-same (H24). What somebody waits for, events, requests, answers and the goodbye, is confirmed at once, as is a
-duplicate, whose sender may have lost the confirmation.
+No peer waits for such a confirmation: if the connection breaks before it leaves, the next one still resumes after the
+confirmed item (H24). Peers do wait for the confirmation of events, requests, answers and the completion message, so it
+leaves immediately. So does that of a duplicate, whose sender may have lost the confirmation.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ ENDS = {COMPLETED: CheckpointCompleted, ABORTED: CheckpointAborted, g.Checkpoint
 
 
 def told(subtask: SubtaskMachine, message: DownMessage) -> list[object]:
-    """What the subtask sends when it is told this."""
+    """Return the messages that the subtask sends when it receives these."""
     return subtasks.sent(subtasks.hear(subtask, message))
 
 
 def done(subtask: SubtaskMachine, input: s.SubtaskInput) -> list[object]:
-    """What the subtask sends when this happens."""
+    """Return the messages that the subtask sends on this input."""
     effects = subtasks.sent(subtask.handle(input, 1.0))
     subtask.check_invariants()
     return effects
 
 
 def a_subtask_at_its_barrier() -> SubtaskMachine:
-    """Closed for 5, with its barrier, which is item 2; ``Closed`` was item 2, and is not confirmed."""
+    """Close for 5 and receive its barrier, which is item 2; ``Closed`` was item 2, and is not confirmed."""
     subtask = a_closed_subtask(5)
     assert told(subtask, BarrierMessage(7, 2, 5, 0)) == []
     return subtask
@@ -117,7 +117,7 @@ def test_an_end_that_opens_the_valve_is_confirmed_behind_what_leaves(
 
 @pytest.mark.parametrize("last", [EventMessage(7, 3, b"e"), CloseForCheckpoint(7, 2, 6)])
 def test_any_other_confirmation_takes_the_words_with_it(last: DownMessage) -> None:
-    # H23: that of an event leaves at once, and that of a close with its answer
+    # H23: an event's confirmation leaves immediately, and that of a close leaves with its answer
     subtask = a_subtask_at_its_barrier() if isinstance(last, EventMessage) else a_closed_subtask(5)
     *_, confirm = told(subtask, last)
     assert confirm == Confirm(7, subtask.resume_seq)
@@ -134,7 +134,7 @@ def test_a_batch_of_words_alone_is_confirmed_by_nobody_and_one_with_an_event_at_
 
 @pytest.mark.parametrize("word", [CloseForCheckpoint(7, 1, 5), BarrierMessage(7, 2, 5, 0), CheckpointAborted(7, 3, 5)])
 def test_a_duplicate_is_confirmed_at_once_however_often_it_comes(word: DownMessage) -> None:
-    # H22, H24: the first time too, though the word itself still waits for its confirmation
+    # H22, H24: the first time too, although the item itself still waits for its confirmation
     subtask = a_subtask_at_its_barrier()
     told(subtask, CheckpointAborted(7, 3, 5))
     assert told(subtask, word) == [Confirm(7, 3)]
@@ -178,19 +178,19 @@ def test_events_that_leave_for_the_window_confirm_nothing_twice() -> None:
 
 
 def heard(gateway: GatewayMachine, message: UpMessage) -> list[object]:
-    """What the gateway sends when it hears this."""
+    """Return the messages that the gateway sends when it receives these."""
     return gateways.sent(gateways.hear(gateway, message))
 
 
 def given(gateway: GatewayMachine, input: g.GatewayInput) -> list[object]:
-    """What the gateway sends when this is asked of it."""
+    """Return the messages that the gateway sends on this request."""
     effects = gateways.sent(gateway.handle(input, 1.0))
     gateway.check_invariants()
     return effects
 
 
 def a_gateway_that_heard_of_the_close() -> GatewayMachine:
-    """Item 1 of the subtask: that it has closed for 5."""
+    """Receive item 1 of the subtask: it has closed for 5."""
     gateway = a_wide_gateway()
     assert given(gateway, g.CloseRequested(5)) == [CloseForCheckpoint(7, 1, 5)]
     assert heard(gateway, ClosedForCheckpoint(7, 1, 5)) == []
@@ -224,7 +224,7 @@ def test_or_with_the_close_for_the_next_one() -> None:
 
 
 def test_a_barrier_apart_takes_no_confirmation_with_it() -> None:
-    # H23, H30: it leaves on a way of its own
+    # H23, H30: it leaves on a separate path
     gateway = a_gateway_that_heard_of_the_close()
     given(gateway, g.CutReached(5))
     assert given(gateway, g.BarrierRequested(5, apart=True)) == []
@@ -274,7 +274,7 @@ def test_a_drain_needs_the_confirmations_of_events_and_of_no_word() -> None:
 
 @pytest.mark.parametrize("message", [EventMessage(7, 2, b"e"), RequestMessage(7, 2, 1, b"?")])
 def test_an_event_that_comes_has_the_word_before_it_confirmed(message: UpMessage) -> None:
-    # H27, H30: the event itself is, when it is taken
+    # H27, H30: the event itself is confirmed when it is taken
     gateway = a_gateway_that_heard_of_the_close()
     assert heard(gateway, message) == [Confirm(7, 1)]
     assert given(gateway, g.ItemTaken(2)) == [Confirm(7, 2)]
@@ -357,7 +357,7 @@ def test_what_a_peer_says_behind_its_goodbye_is_confirmed_at_once() -> None:
 
 
 class WatchedWorld(World):
-    """Notes what each input made either end send, and what the two ends were told of checkpoints."""
+    """Records what either end sends on each input, and the checkpoint messages of both ends."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -398,7 +398,7 @@ def an_open_world(seed: int) -> WatchedWorld:
 def checkpoint(
     world: WatchedWorld, checkpoint_id: int, outcome: g.CheckpointOutcome, between: Callable[[], None]
 ) -> None:
-    """A whole checkpoint; ``between`` comes between any two of its steps."""
+    """Run a whole checkpoint, with a call of ``between`` between any two of its steps."""
     between()
     world.drive_gateway(g.CloseRequested(checkpoint_id))
     between()
@@ -463,7 +463,7 @@ def test_however_often_the_connection_breaks_each_word_comes_once(seed: int) -> 
 
 
 def test_a_goodbye_that_crosses_a_checkpoint_is_heard_whole() -> None:
-    # H47, H48: the close and its end are under way to a task that has just said goodbye
+    # H47, H48: the close and its end are in flight to a task that has just sent its completion message
     world = an_open_world(1)
     world.drive_gateway(g.CloseRequested(5))
     world.drive_gateway(g.CheckpointOver(5, ABORTED))

@@ -1,4 +1,4 @@
-"""Mistakes in classes of the user's: found in a class and in an instance of it, and nothing found where all is well."""
+"""Mistakes in user classes are found in a class and in an instance of it; correct classes have none."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class AllIsWell(OperatorCoordinator):
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None: ...
 
     async def subtasks_ready(self, first: int, second: int) -> None:
-        """Resembles a method that is there."""
+        """Resembles an existing method."""
 
     async def handle_client_requests(self) -> None:
         """Takes other arguments."""
@@ -113,7 +113,7 @@ class AllIsWell(OperatorCoordinator):
 
 class WellSource(SourceCoordinator):
     def attempt(self, subtask: int) -> list[int]:
-        """Like one of the source coordinator's own methods, which is nobody's to override."""
+        """Has the name of a source coordinator's own method, which no class may override."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""H15: after a global failure the run starts again, as its strategy says."""
+"""After a global failure, the run starts again according to its strategy (H15)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from protocol.restart import NO_RESTART, ExponentialDelay, FixedDelay, RestartBa
 
 
 def delays(strategy: RestartStrategy, runs: list[float]) -> list[float | None]:
-    """What a job hears that runs for so many seconds each time before it fails."""
+    """Return the decisions for a job that runs for this many seconds each time before it fails."""
     backoff, now, heard = RestartBackoff(strategy), 100.0, []
     for lasted_s in runs:
         backoff.begun(now)

@@ -61,7 +61,7 @@ def test_an_aborted_checkpoint_does_not_keep_its_splits() -> None:  # R121
     tracker.on_checkpoint(1)
     tracker.on_checkpoint_complete(1)
     tracker.record(0, ["b"])
-    tracker.on_checkpoint(2)  # aborted: nobody tells the tracker
+    tracker.on_checkpoint(2)  # aborted: the tracker is not told
     tracker.record(0, ["c"])
     assert tracker.get_and_remove(0, 1) == ["b", "c"]
 

@@ -1,4 +1,4 @@
-"""The ordered stream by itself."""
+"""The ordered stream on its own."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_confirmation_of_what_was_never_sent_is_the_peers_fault_and_changes_no
 
 
 def test_a_peer_cannot_resume_before_what_it_has_confirmed() -> None:
-    # What is confirmed is gone here: such a peer could only ever see a hole.
+    # Confirmed items are gone here, so such a peer could only ever see a gap.
     stream = a_stream_of(4)
     stream.confirm(3)
     with pytest.raises(RemoteProtocolError, match="resumes after item 2"):

@@ -53,8 +53,9 @@ LIMITS = SubtaskLimits(window_events=3, window_bytes=100, reconnect_timeout_s=30
 def a_subtask(
     held: tuple[bytes, ...] = (), limits: SubtaskLimits = LIMITS, connected: bool = True, opened: bool = True
 ) -> SubtaskMachine:
-    """An attempt of task 7, subtask 2; when it is opened, ``Opened`` has been confirmed. ``held``: sent by subtask 5
-    at first."""
+    """Return an attempt of task 7, subtask 2. If it is open, ``Opened`` was confirmed.
+
+    ``held``: events first sent by subtask 5."""
     subtask = SubtaskMachine(7, 2, limits, tuple(HeldEvent(5, payload) for payload in held))
     if connected:
         subtask.handle(ConnectionAttached(0), 0.0)
@@ -290,7 +291,7 @@ def test_an_operator_does_not_end_well_while_something_that_it_sent_waits() -> N
 
 
 def test_a_failed_operator_takes_with_it_what_waited() -> None:
-    # The attempt is reset to a snapshot that has its own events in it.
+    # The attempt is reset to a snapshot that contains its own events.
     subtask = a_subtask((b"1", b"2", b"3", b"4"), opened=False)
     assert sent(subtask.handle(OperatorFinished("ValueError", b""), 1.0)) == [Finished(7, 4, "ValueError", b"", 3)]
 
@@ -301,7 +302,7 @@ def test_an_operator_that_was_never_opened_cannot_have_ended_well() -> None:
 
 
 def test_an_event_that_comes_after_the_end_of_the_operator_is_never_confirmed() -> None:
-    # H23: nobody will handle it, so it must fail at its sender (H26)
+    # H23: no operator will handle it, so it must fail at its sender (H26)
     subtask = a_subtask()
     hear(subtask, EventMessage(7, 1, b"a"))
     subtask.handle(OperatorFinished("", b""), 1.0)

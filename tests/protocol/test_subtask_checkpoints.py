@@ -1,4 +1,4 @@
-"""The upward valve: closing, snapshots with what is held, aborts, and two checkpoints at a time."""
+"""The upward valve: closing, snapshots with held events, aborts, and two checkpoints at a time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ WIDE = SubtaskLimits(100, 10_000, 30)
 
 
 def a_closed_subtask(*checkpoint_ids: int) -> SubtaskMachine:
-    """Open, and then closed for these; the items of the coordinator are numbered from 1."""
+    """Return a subtask that opened and then closed for these; the coordinator's items are numbered from 1."""
     subtask = a_subtask(limits=WIDE)
     for seq, checkpoint_id in enumerate(checkpoint_ids, start=1):
         hear(subtask, CloseForCheckpoint(7, seq, checkpoint_id))
@@ -65,7 +65,7 @@ def events(effects: list[SubtaskEffect]) -> list[bytes]:
 
 
 def take_snapshot(subtask: SubtaskMachine, checkpoint_id: int) -> tuple[tuple[bytes, ...], list[bytes]]:
-    """What the acknowledgement carries, and what leaves behind it."""
+    """Return the payloads in the acknowledgement, and the messages that leave after it."""
     effects = subtask.handle(SnapshotTaken(checkpoint_id, b"s"), 1.0)
     subtask.check_invariants()
     first = sent(effects)[0]
@@ -245,7 +245,7 @@ def test_restored_events_that_have_not_left_are_in_the_next_snapshot() -> None:
 
 
 def test_an_operator_cannot_end_well_while_the_valve_holds_what_it_sent() -> None:
-    # H31: what is held is in no snapshot yet, and the goodbye must not overtake it
+    # H31: held events are not in a snapshot yet, and the completion message must not overtake them
     subtask = a_closed_subtask(5)
     send(subtask, b"a")
     assert not subtask.may_finish
@@ -254,7 +254,7 @@ def test_an_operator_cannot_end_well_while_the_valve_holds_what_it_sent() -> Non
 
 
 def test_an_operator_that_has_nothing_held_ends_in_the_middle_of_a_checkpoint() -> None:
-    # H47: its final state is its part in the checkpoint
+    # H47: its final state is its part of the checkpoint
     subtask = a_closed_subtask(5)
     assert sent(subtask.handle(OperatorFinished("", b"s"), 1.0)) == [Finished(7, 3, "", b"s", 0)]
     assert sent(hear(subtask, BarrierMessage(7, 2, 5, 0))) == []

@@ -1,4 +1,4 @@
-"""What a snapshot carries: positions (H32), names (H52), and no more than a frame (H62)."""
+"""The content of a snapshot: positions (H32), names (H52), and no more than a frame (H62)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TIGHT = SubtaskLimits(100, 10_000, 30, snapshot_bytes_max=200, held_events_max=4
 def a_restored_subtask(
     held: tuple[HeldEvent, ...] = (), events_sent: int = 0, limits: SubtaskLimits = WIDE
 ) -> SubtaskMachine:
-    """Task 7 of subtask 2, connected and opened."""
+    """Return task 7 of subtask 2, connected and open."""
     subtask = SubtaskMachine(7, 2, limits, held, events_sent)
     subtask.handle(ConnectionAttached(0), 0.0)
     subtask.handle(OperatorOpened(), 0.0)
@@ -82,7 +82,7 @@ def test_a_snapshot_counts_what_has_left_and_not_what_is_held() -> None:
 
 
 def test_the_count_goes_on_where_the_restored_history_ended() -> None:
-    # H32: the restored events leave now for the first time
+    # H32: the restored events leave here for the first time
     held = (HeldEvent(2, b"r1"), HeldEvent(2, b"r2"))
     subtask = a_restored_subtask(held, events_sent=40)
     send(subtask, b"new")
@@ -163,7 +163,7 @@ def test_state_and_held_events_have_to_fit_together() -> None:
 
 
 def test_what_just_fits_passes_the_codec() -> None:
-    # H62: the bound counts what the held events take beside their payloads
+    # H62: the limit includes the overhead of held events beyond their payloads
     wire = WireLimits(
         frame_bytes_max=70_000, event_bytes_max=100, text_chars_max=100, held_events_max=DEFAULT_LIMITS.held_events_max
     )
@@ -185,7 +185,7 @@ def send_all(subtask: SubtaskMachine, count: int) -> None:
 
 
 def test_a_closed_valve_holds_no_more_than_half_a_snapshot_and_tells_when_there_is_room() -> None:
-    # H27, H62: however wide the window is, or the operator's own events would leave no room for its state
+    # H27, H62: whatever the window size; otherwise the operator's events would leave no room for its state
     subtask = a_subtask_at_its_barrier()
     send(subtask, bytes(50))
     before = snapshot(subtask)
@@ -207,7 +207,7 @@ def test_a_closed_valve_holds_no_more_events_than_a_snapshot_may_carry() -> None
 
 
 def test_one_event_larger_than_half_a_snapshot_is_held_alone() -> None:
-    # H27, H48: nobody waits for ever
+    # H27, H48: no wait is unlimited
     subtask = a_subtask_at_its_barrier()
     assert send(subtask, bytes(150)) == []
     assert isinstance(take(subtask), CheckpointAcknowledged)
@@ -240,7 +240,7 @@ def send_in_snapshot(subtask: SubtaskMachine, payload: bytes) -> list[SubtaskEff
 
 
 def test_an_event_of_the_snapshot_is_in_that_very_snapshot_however_full_the_valve_is() -> None:
-    # H31, H48: room would come only behind the snapshot that sends it
+    # H31, H48: room would come only after the snapshot that sends it
     subtask = a_subtask_at_its_barrier(SubtaskLimits(3, 10_000, 30))
     send(subtask, b"1", b"2", b"3")
     with pytest.raises(GatewayFull):
@@ -250,7 +250,7 @@ def test_an_event_of_the_snapshot_is_in_that_very_snapshot_however_full_the_valv
     answer = sent(effects)[0]
     assert isinstance(answer, CheckpointAcknowledged)
     assert [held.payload for held in answer.held] == [b"1", b"2", b"3", b"files"]
-    assert events(effects) == [b"1", b"2", b"3"]  # the window of the peer holds (H27)
+    assert events(effects) == [b"1", b"2", b"3"]  # the peer's window still applies (H27)
     subtask.check_invariants()
     with pytest.raises(GatewayFull):
         subtask.handle(EventSubmitted(b"4"), 1.0)
