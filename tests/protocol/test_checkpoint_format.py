@@ -221,7 +221,7 @@ def test_what_a_body_claims_takes_no_memory_before_it_is_there(claim: bytes) -> 
 def test_a_file_over_the_bound_is_refused_both_ways() -> None:  # H50
     data = encode_checkpoint(SMALL)
     assert len(encode_checkpoint(SMALL, bytes_max=len(data))) == len(data)
-    with pytest.raises(LocalProtocolError, match=r"takes \d+ bytes, at most"):
+    with pytest.raises(LocalProtocolError, match=r"takes \d+ bytes, and at most"):
         encode_checkpoint(SMALL, bytes_max=len(data) - 1)
     with pytest.raises(CheckpointCorrupt, match="exceeds the limit"):
         decode_checkpoint(data, bytes_max=len(data) - 1)

@@ -202,11 +202,11 @@ def test_the_rule_of_any_other_error_is_its_place() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no record"),
+        ("", "not a record of a world"),
         ("[]", "version 1"),
         ('{"version": 2, "seed": 1, "eager": null, "steps": []}', "version 1"),
         ('{"version": 1, "seed": "1", "eager": null, "steps": []}', "needs a seed"),
-        ('{"version": 1, "seed": 1, "eager": null, "steps": [7]}', "no step"),
+        ('{"version": 1, "seed": 1, "eager": null, "steps": [7]}', "7 is not a step"),
         ('{"version": 1, "seed": 1, "eager": null, "steps": [{"strike": [[]]}]}', "can be drawn"),
     ],
 )
