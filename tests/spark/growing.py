@@ -1,4 +1,4 @@
-"""A source whose splits are found as they are read: a tree of numbers, of which only the root is known at the start."""
+"""A source whose splits are found as they are read: a tree of numbers, of which only the root is known at first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def children_of(node: int) -> list[int]:
 
 
 class TreeEnumerator(SplitEnumerator):
-    """No more follows once every node that is known has been read; until then whoever has nothing to read waits."""
+    """No splits remain once every known node has been read; until then a reader with nothing to read waits."""
 
     def __init__(self) -> None:
         self.context: SplitEnumeratorContext
@@ -56,7 +56,7 @@ class TreeEnumerator(SplitEnumerator):
 
 
 class TreeSource(SourceCoordinator):
-    """``built`` holds every enumerator so far."""
+    """``built`` holds every enumerator made so far."""
 
     def __init__(self) -> None:
         self.built: list[TreeEnumerator] = []
@@ -68,7 +68,7 @@ class TreeSource(SourceCoordinator):
 
 
 class TreeReader(SplitReader):
-    """Yields each node after it has told which nodes are below it."""
+    """Reports the nodes below each node, then yields the node."""
 
     def read_split(self, split: int) -> Iterator[int]:
         self.context.send_event([split, children_of(split)])

@@ -1,4 +1,4 @@
-"""What a sidecar may leave behind, and a check that it does not."""
+"""Check that a sidecar leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import Any
 
 from pyspark import SparkContext
 
-SETTLE_S = 60.0  # a thread that has been told to end may take a moment to do so
+SETTLE_S = 60.0  # a thread that was told to end may take a moment
 LISTENING = "0A"
 
 
 def sockets() -> dict[str, str]:
     """This process's TCP sockets, inode -> local address, remote address and state; Spark's own are left out.
 
-    Py4J keeps one connection for each thread that ever spoke to the JVM, until the thread is collected; the JVM keeps
-    one to the accumulators of the driver, and some to a callback server that runs, as one does from the first
-    ``foreachBatch`` on.
+    Py4J keeps one connection for each thread that ever called the JVM, until the thread is collected. The JVM keeps
+    one to the accumulators of the driver, and some to a running callback server, which the first ``foreachBatch``
+    starts.
     """
     open_inodes = set()
     for entry in os.scandir("/proc/self/fd"):
         try:
             target = os.readlink(entry.path)
-        except FileNotFoundError:  # the one that the scan itself has used
+        except FileNotFoundError:  # the socket that this scan used
             continue
         if target.startswith("socket:["):
             open_inodes.add(target[len("socket:[") : -1])
@@ -60,7 +60,7 @@ def threads() -> set[threading.Thread]:
 def listeners(context: SparkContext) -> list[str]:
     """The class names of Headgate's listeners on Spark's bus: the Java one, and proxies of Python ones.
 
-    Spark adds listeners of its own as it goes.
+    Spark adds its own listeners over time.
     """
     java_context: Any = context._jsc
     names = (str(listener.getClass().getName()) for listener in java_context.sc().listenerBus().listeners())
@@ -68,7 +68,7 @@ def listeners(context: SparkContext) -> list[str]:
 
 
 def jvm_threads() -> list[str]:
-    """Headgate's threads in the driver's JVM; Spark names some of its own after the path of the worker's Python."""
+    """Headgate's threads in the driver's JVM; some of Spark's are named after the path of the worker's Python."""
     jvm: Any = SparkContext._jvm
     stacks = jvm.java.lang.Thread.getAllStackTraces().keySet()
     return [name for thread in stacks if (name := str(thread.getName())).startswith("headgate-")]
@@ -76,16 +76,16 @@ def jvm_threads() -> list[str]:
 
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Fails where the block leaves a thread or a socket, or a listener or a thread in the driver's JVM.
+    """Fail if the block leaves a thread or a socket, or a listener or a thread in the driver's JVM.
 
-    If the SparkContext of before still runs, it must also be able to run a plain job.
+    If the earlier SparkContext still runs, it must also be able to run a plain job.
     """
     context = SparkContext._active_spark_context
     threads_before, sockets_before = threads(), sockets()
     yield
     deadline = time.monotonic() + SETTLE_S
     for thread in threads() - threads_before:
-        if not thread.name.startswith(("Thread-", "pydevd")):  # Spark's and Py4J's own, for as long as they like
+        if not thread.name.startswith(("Thread-", "pydevd")):  # Spark's and Py4J's threads may stay
             thread.join(max(0.0, deadline - time.monotonic()))
             assert not thread.is_alive(), f"left behind: {thread}"
     gc.collect()

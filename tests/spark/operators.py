@@ -11,7 +11,7 @@ from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 
 
 class Listening(SubtaskOperator):
-    """Yields every event until it is told to stop, and answers each with itself."""
+    """Yields every event until it is told to stop, and echoes each event."""
 
     def __init__(self) -> None:
         self.context: SubtaskContext
@@ -32,7 +32,7 @@ class Listening(SubtaskOperator):
             case "freeze":
                 os.kill(os.getpid(), signal.SIGSTOP)
             case ["compute", int(count)]:
-                sum(range(count))  # one call in C, which holds the interpreter lock from its beginning to its end
+                sum(range(count))  # one call in C, which holds the interpreter lock throughout
                 self.context.send_event(["echo", "computed"])
             case _:
                 self.received.append(event)

@@ -13,7 +13,7 @@ from tests.spark.cluster import ROOT
 
 
 class Program:
-    """A Python program in a session of its own, whose progress is read line by line."""
+    """Runs a Python program in a separate session and reads its progress line by line."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -63,7 +63,7 @@ class Program:
 
 
 def wait_until_nobody_is_left(program: Program) -> None:
-    """The JVM ends when the pipe from its Python closes, a moment after that has gone."""
+    """The JVM ends when the pipe from its Python process closes, a moment after that process ends."""
     nobody = threading.Event()
     for _ in range(100):
         if not program.left_behind():

@@ -1,6 +1,6 @@
 """Short jobs that all succeed: tasks that raise or die once, iterators left early, events for tasks that have ended.
 
-After the marker nothing may be written to standard error: Spark's own log is off, so what comes there is ours.
+After the marker nothing may be written to standard error: Spark's log is off, so any output there is Headgate's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ JOBS = 20
 
 
 class Talkative(OperatorCoordinator):
-    """Says as much as it can to attempts that are about to end, and answers late."""
+    """Sends as much as it can to attempts that are about to end, and answers late."""
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         pass
@@ -46,7 +46,7 @@ class Talkative(OperatorCoordinator):
 
 
 class Ends(SubtaskOperator):
-    """Ends in a way of its own in its first attempt."""
+    """Ends its first attempt in the given way."""
 
     def __init__(self, how: str) -> None:
         self.how = how

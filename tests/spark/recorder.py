@@ -1,4 +1,4 @@
-"""A coordinator that writes down what it is told, in order, and lets a test wait for it."""
+"""A coordinator that records its calls in order, and lets a test wait for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Callback = tuple[Any, ...]
 
 
 class Recorder(OperatorCoordinator):
-    """``story`` holds ``("ready", subtask, attempt)`` and the like. ``wait_for`` may be called from any thread."""
+    """Records its calls in ``story``, such as ``("ready", subtask, attempt)``. ``wait_for`` is for any thread."""
 
     def __init__(self) -> None:
         self.story: list[Callback] = []
@@ -36,7 +36,7 @@ class Recorder(OperatorCoordinator):
                 raise AssertionError(f"did not happen within {timeout_s:g} s; the story so far: {self.story}")
 
     def of_subtask(self, subtask: int, *names: str) -> list[Callback]:
-        """The lifecycle of one subtask, without its events unless they are asked for."""
+        """The lifecycle of one subtask; events only on request."""
         wanted = names or ("ready", "failed", "reset")
         return [callback for callback in self.story if callback[0] in wanted and callback[1] == subtask]
 

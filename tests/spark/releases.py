@@ -1,4 +1,4 @@
-"""What differs between the supported releases of PySpark, as far as the tests see it. The product needs none of it."""
+"""Differences between the supported releases of PySpark that matter to the tests. The product needs none of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from py4j.protocol import Py4JError
 from pyspark import __version__ as VERSION
 
 LEAVES_SOCKETS = VERSION.startswith("4.1.")
-"""It leaves it to the garbage collector to close its own sockets."""
+"""This release leaves it to the garbage collector to close PySpark's sockets."""
 
 RAISED_BY_CTRL_C: type[BaseException] = Py4JError if VERSION.startswith("4.1.") else KeyboardInterrupt
-"""What an action raises that a Ctrl-C ends: up to 4.1, Spark's handler fails at speaking to the JVM and raises that."""
+"""What an action ended by Ctrl-C raises: up to 4.1, Spark's handler fails to reach the JVM and raises that error."""

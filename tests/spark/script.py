@@ -1,4 +1,4 @@
-"""A coordinator that sends each attempt what a script has for it."""
+"""A coordinator that sends each attempt the events that a script lists for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.spark.recorder import Recorder
 
 
 class Script(Recorder):
-    """Sends each attempt of each subtask what the script has for it, as soon as it is ready."""
+    """Sends each attempt of each subtask its events from the script as soon as it is ready."""
 
     def __init__(self, script: dict[tuple[int, int], list[Any]], otherwise: list[Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checkpoints on real Spark: when they are taken, how they fail, what is restored from them and where."""
+"""Checkpoints on real Spark: when they are taken, how they fail, and what is restored from them and where."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def action_of(spark: SparkSession, handle: Any, parallelism: int, *args: Any) ->
 
 @contextmanager
 def running(action: Callable[[], Any]) -> Iterator[list[Any]]:
-    """The action on a thread of its own; what it returned, or raised, is there when the block is left."""
+    """Run the action on another thread; its result or exception is there when the block is left."""
     outcome: list[Any] = []
 
     def call() -> None:
@@ -66,7 +66,7 @@ def completed(count: int) -> Callable[[list[tuple[Any, ...]]], bool]:
 
 
 def test_checkpoints_are_taken_at_their_interval_and_once_more_at_the_end(spark: SparkSession) -> None:
-    """H40, H47: while the tasks run one after the other, and one behind a good run, which holds its final states."""
+    """H40, H47: they are taken while the tasks run in turn; one after a successful run holds its final states."""
     coordinator = CountingCoordinator()
     with Sidecar(spark) as sidecar:
         every = CheckpointConfig(interval_s=0.05)
@@ -102,8 +102,8 @@ def test_a_batch_operator_has_no_last_checkpoint(spark: SparkSession) -> None:
 
 
 def test_a_computing_task_closes_its_valve_immediately_and_snapshots_later(spark: SparkSession, tmp_path: Path) -> None:
-    """H31, H40, H41: the coordinator's snapshot comes while the task still computes, what it sends is held, and an
-    event to a subtask that has acknowledged already is delivered, although the other one has not.
+    """H31, H40, H41: the coordinator's snapshot is taken while the task still computes, and events that it sends are
+    held. An event to a subtask that has already acknowledged is delivered, although the other one has not.
     """
     coordinator = CountingCoordinator()
     with Sidecar(spark) as sidecar:
@@ -171,12 +171,12 @@ def test_a_declined_checkpoint_fails_with_the_subtasks_reason(
             coordinator.wait_until_seen(0, 2)
             coordinator.stop_all()
     assert outcome == [[(0, 2)]]
-    assert coordinator.named("complete") == [("complete", coordinator.story[-2][1])]  # the one behind the run
+    assert coordinator.named("complete") == [("complete", coordinator.story[-2][1])]  # the one after the run
     assert coordinator.named("aborted") == [("aborted", 1)]
 
 
 def test_a_checkpoint_that_takes_too_long_names_who_is_late(spark: SparkSession, tmp_path: Path) -> None:
-    """H45, H48: the timeout aborts it, the reason says which subtask has not acknowledged, and the next one works."""
+    """H45, H48: the timeout aborts it, the reason names the subtask that is late, and the next one works."""
     coordinator = CountingCoordinator()
     config = CheckpointConfig(timeout_s=1.0, tolerated_failures=1)
     with Sidecar(spark) as sidecar:
@@ -194,7 +194,7 @@ def test_a_checkpoint_that_takes_too_long_names_who_is_late(spark: SparkSession,
 
 
 def test_too_many_failures_in_a_row_fail_the_job(spark: SparkSession) -> None:
-    """H45: consecutive failures are counted, and one more than is tolerated is a global failure."""
+    """H45: consecutive failures are counted, and one more than the limit is a global failure."""
     coordinator = CountingCoordinator()
     config = CheckpointConfig(interval_s=0.02, tolerated_failures=2)
     with Sidecar(spark) as sidecar:
@@ -211,7 +211,7 @@ def test_too_many_failures_in_a_row_fail_the_job(spark: SparkSession) -> None:
 
 
 def test_a_new_application_continues_from_the_storage(spark: SparkSession, tmp_path: Path) -> None:
-    """H4, H6, H52: reset before start, subtasks at their registration; ids go on to rise."""
+    """H4, H6, H52: reset before start, subtasks at their registration; checkpoint ids keep increasing."""
     config = SidecarConfig(storage=tmp_path / "checkpoints")
     first = CountingCoordinator()
     with Sidecar(spark, config) as sidecar:
@@ -221,7 +221,7 @@ def test_a_new_application_continues_from_the_storage(spark: SparkSession, tmp_p
             first.send_numbers(0, 5)
             first.wait_until_seen(0, 5)
             first_id = sidecar.checkpoint()
-            first.send_numbers(0, 2)  # of these nobody will know
+            first.send_numbers(0, 2)  # these are lost
             first.wait_until_seen(0, 7)
             sidecar.release("op")
     assert isinstance(outcome[0], Exception)
@@ -245,14 +245,14 @@ def test_a_new_application_continues_from_the_storage(spark: SparkSession, tmp_p
 
 
 class Summing(Counting):
-    """Knows how to put the states of several subtasks together."""
+    """Can merge the states of several subtasks."""
 
     def merge_states(self, states: dict[int, bytes]) -> bytes:
         return encode_event(sum(decode_event(state) for state in states.values()))
 
 
 def test_a_new_application_with_another_parallelism(spark: SparkSession, tmp_path: Path) -> None:
-    """H52: each old subtask's part goes to one new subtask; where several meet, the operator puts them together."""
+    """H52: each old subtask's state goes to one new subtask; if one gets several, the operator merges them."""
     config = SidecarConfig(storage=tmp_path)
     first = CountingCoordinator()
     with Sidecar(spark, config) as sidecar:
@@ -274,7 +274,7 @@ def test_a_new_application_with_another_parallelism(spark: SparkSession, tmp_pat
 
 
 def test_a_savepoint_is_separate_and_can_be_started_from(spark: SparkSession, tmp_path: Path) -> None:
-    """H49: it completes nothing, no retry falls back to it, everything reopens; a new application may start from it."""
+    """H49: it completes no output and no retry restores it; everything reopens; a new application may start from it."""
     savepoints = tmp_path / "savepoints"
     first = CountingCoordinator()
     with Sidecar(spark) as sidecar:
@@ -303,7 +303,7 @@ def test_a_savepoint_is_separate_and_can_be_started_from(spark: SparkSession, tm
 
 
 def test_a_damaged_checkpoint_is_an_error_unless_an_older_one_is_allowed(spark: SparkSession, tmp_path: Path) -> None:
-    """H50, H51: the error names the file and the setting; of the older ones as many are kept as the setting says."""
+    """H50, H51: the error names the file and the setting; the setting says how many older ones are kept."""
     coordinator = CountingCoordinator()
     with Sidecar(spark, SidecarConfig(storage=tmp_path, retained_checkpoints=1)) as sidecar:
         handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
@@ -311,7 +311,7 @@ def test_a_damaged_checkpoint_is_an_error_unless_an_older_one_is_allowed(spark: 
             coordinator.wait_for(ready(1))
             ids = [sidecar.checkpoint() for _ in range(3)]
             coordinator.stop_all()
-    older, newest = sorted(tmp_path.rglob("*.hgc"))  # the retained one, and the newest, which counts for nothing
+    older, newest = sorted(tmp_path.rglob("*.hgc"))  # the retained one and the newest, which does not count
     newest.write_bytes(newest.read_bytes()[:-1])
 
     with Sidecar(spark, SidecarConfig(storage=tmp_path)) as sidecar:
@@ -325,7 +325,7 @@ def test_a_damaged_checkpoint_is_an_error_unless_an_older_one_is_allowed(spark: 
 
 
 def test_an_application_whose_storage_was_taken_over_ends(spark: SparkSession, tmp_path: Path) -> None:
-    """H4, H50: the later application goes on; the earlier one completes nothing more and takes no more tasks."""
+    """H4, H50: the later application continues; the earlier one completes no more checkpoints and takes no tasks."""
     coordinator = CountingCoordinator()
     with Sidecar(spark, SidecarConfig(storage=tmp_path)) as sidecar:
         handle = sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING, checkpoint=TOLERANT)
@@ -376,7 +376,7 @@ def test_a_failed_job_is_run_again_from_its_last_checkpoint(spark: SparkSession)
 
 @pytest.mark.long
 def test_a_job_that_keeps_failing_is_given_up(spark: SparkSession) -> None:
-    """H15: after n restarts the last cause is told."""
+    """H15: after n restarts the last cause is raised."""
     starts: list[int] = []
     coordinator = CountingCoordinator()
 
@@ -401,7 +401,7 @@ class RaisingAtOnce(Counting):
 
 
 def test_a_bug_in_the_users_driver_code_is_not_retried(spark: SparkSession) -> None:
-    """A restart mends runs of tasks, not the action's own code."""
+    """A restart repairs failed runs, but not errors in the action itself."""
     starts: list[int] = []
 
     def action() -> None:
@@ -416,7 +416,7 @@ def test_a_bug_in_the_users_driver_code_is_not_retried(spark: SparkSession) -> N
 
 
 async def test_on_the_callers_loop_the_action_runs_in_a_thread(spark: SparkSession) -> None:
-    """H15: the same in an ``async with``: restarts, and the checkpoint behind the run."""
+    """H15: the same in an ``async with``: restarts, and the checkpoint after the run."""
     coordinator = CountingCoordinator()
     async with Sidecar(spark) as sidecar:
         handle = await sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)
@@ -447,7 +447,7 @@ def ran_again(story: list[tuple[Any, ...]]) -> bool:
 
 
 async def test_cancelling_an_awaited_run_leaves_no_job_behind(spark: SparkSession) -> None:
-    """H48, H57: the runs fail with a reason, and nothing is started again."""
+    """H48, H57: the runs fail with a reason, and nothing is restarted."""
     coordinator = CountingCoordinator()
     async with Sidecar(spark) as sidecar:
         handle = await sidecar.coordinate("op", coordinator, parallelism=1, mode=STREAMING)

@@ -1,4 +1,4 @@
-"""The cluster that other tests stand on: two hosts, and one of them can go and come back."""
+"""The cluster that other tests use: two hosts, one of which can be lost and come back."""
 
 from __future__ import annotations
 

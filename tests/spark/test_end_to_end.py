@@ -1,4 +1,4 @@
-"""The whole house on real Spark: what coordinators are told when tasks start, fail, die and are retried."""
+"""The whole system on real Spark: what coordinators are told when tasks start, fail, die and are retried."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_exception_in_a_task_resets_its_subtask_and_no_other(spark: SparkSess
 
 
 def test_a_killed_worker_process_resets_its_subtask(spark: SparkSession) -> None:
-    """H12: SIGKILL, so the task itself says nothing; Spark's fact or the closed socket does."""
+    """H12: SIGKILL, so the task itself reports nothing; Spark's fact or the closed socket does."""
     script = Script({(0, 0): ["die"]}, ["hello", "stop"])
 
     results = run(spark, script)
@@ -131,7 +131,7 @@ def test_a_lost_executor_fails_its_attempts_and_they_are_retried(spark_on: Spark
 
 
 class KillsExecutor(Listening):
-    """Kills the JVM that started its worker when it is told to."""
+    """Kills the JVM that started its worker, on request."""
 
     def handle_event(self, event: Any) -> None:
         if event == "die with executor":

@@ -1,4 +1,4 @@
-"""What a coordinator sends inside ``subtask_ready`` holds for the first record (H66)."""
+"""What a coordinator sends inside ``subtask_ready`` applies from the first record on (H66)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORDS = 2000
 
 
 class RuleBook(OperatorCoordinator):
-    """Takes its time, and waits for the confirmation of its last rule."""
+    """Works slowly, and waits for the confirmation of its last rule."""
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
         """There is no state."""
@@ -36,7 +36,7 @@ class RuleBook(OperatorCoordinator):
 
 
 class Careless(RuleBook):
-    """Does not mind whether a rule arrives."""
+    """Works whether or not a rule arrives."""
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         await gateway.send_event("rule")

@@ -1,4 +1,4 @@
-"""Two operators of one sidecar, each in the action of its own thread: neither sees what becomes of the other (H65)."""
+"""Two operators of one sidecar, each in its own thread's action: neither is affected by failures of the other (H65)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.spark
 PATIENCE_S = 60.0
 QUICKLY = FixedDelay(restarts_max=2, delay_s=0.0)
 IMPATIENT = SidecarConfig(settle_timeout_s=10.0)
-"""A wait for a neighbour's end shows soon, as ``NotSettled``."""
+"""With this limit, a wait for the neighbour's end fails soon, as ``NotSettled``."""
 
 ESCAPES: list[BaseException] = [
     SystemExit(3),
@@ -40,7 +40,7 @@ ESCAPES: list[BaseException] = [
 
 
 class Asking(SubtaskOperator):
-    """Asks one question, and yields the answer."""
+    """Asks one question and yields the answer."""
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
@@ -51,7 +51,7 @@ class Asking(SubtaskOperator):
 
 
 class Answering(OperatorCoordinator):
-    """Answers each question, and counts its runs."""
+    """Answers each question and counts its runs."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -83,7 +83,7 @@ class Neighbour(Answering):
 
 
 class Failing(Neighbour):
-    """Fails each of its runs, but the one that begins after ``over``."""
+    """Fails every run except the one that begins after ``over``."""
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> Any:
         if not self.over.is_set():
@@ -109,14 +109,14 @@ class Hanging(Neighbour):
 
 
 class SlowToCommit(Neighbour):
-    """Its run is over long before its last output is committed."""
+    """Commits its last output long after its run has ended."""
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         await self._wait()
 
 
 class Finished(Neighbour):
-    """Has nothing to do any more."""
+    """Has nothing left to do."""
 
     async def run_ended(self, run_id: int, succeeded: bool, reason: str) -> None:
         await super().run_ended(run_id, succeeded, reason)
@@ -129,7 +129,7 @@ def action_of(spark: SparkSession, handle: Any) -> Callable[[], list[Any]]:
 
 
 class Counted:
-    """A healthy action, which waits in its middle until the neighbour is in its state."""
+    """A healthy action that waits halfway until the neighbour is in its state."""
 
     def __init__(self, action: Callable[[], list[Any]], reached: threading.Event) -> None:
         self._action = action
@@ -146,7 +146,7 @@ class Counted:
     ("kind", "mode"),
     [
         *product((Failing, Hanging, Finished), RestoreMode),
-        (SlowToCommit, RestoreMode.STREAMING),  # in batch mode nothing is committed
+        (SlowToCommit, RestoreMode.STREAMING),  # batch mode commits nothing
     ],
     ids=lambda value: value.name.lower() if isinstance(value, RestoreMode) else value.__name__,
 )
@@ -209,7 +209,7 @@ def test_a_failure_beyond_restarts_ends_only_its_own_action(spark: SparkSession)
 
 
 def test_a_job_of_another_thread_without_run_affects_no_action(spark: SparkSession) -> None:  # H65
-    """Its failure restarts no action, and its end is not waited for."""
+    """Its failure does not restart an action, and its end is not awaited."""
     failing, hanging, healthy = Failing(), Hanging(), Answering()
     with Sidecar(spark, IMPATIENT) as sidecar:
         its_action = action_of(spark, sidecar.coordinate("failing", failing, parallelism=1))
@@ -263,7 +263,7 @@ async def test_a_cancelled_run_leaves_the_job_of_another_run_alone(spark: SparkS
 
 
 class FailsOnce(Answering):
-    """Fails its first run after the last answer, when the job may have ended well already."""
+    """Fails its first run after the last answer, when the job may have succeeded already."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +278,7 @@ class FailsOnce(Answering):
 
 @pytest.mark.parametrize("thread", [InheritableThread, threading.Thread])
 def test_an_action_owns_what_its_own_threads_run(spark: SparkSession, thread: type[threading.Thread]) -> None:
-    """Whether or not they inherit what Spark keeps for a thread: a failure is followed by a restart."""
+    """A failure is followed by a restart, whether or not threads inherit Spark's properties."""
     coordinator = FailsOnce()
     with Sidecar(spark, IMPATIENT) as sidecar:
         action = action_of(spark, sidecar.coordinate("op", coordinator, parallelism=1))
@@ -310,7 +310,7 @@ def test_operators_that_are_named_are_those_of_the_action(spark: SparkSession) -
         def swallow() -> list[Any]:
             calls.append(1)
             result = healthy_action()
-            worker = Action(action)  # a thread that does not inherit, and an action of this thread besides
+            worker = Action(action)  # a thread that does not inherit, and an action of this thread alongside it
             try:
                 result += worker.result()
             except Exception as error:

@@ -1,4 +1,4 @@
-"""H71: whoever leaves a sidecar learns that the last output is not committed."""
+"""H71: leaving a sidecar raises if the last output is not committed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Copying(SubtaskOperator):
 
 
 class Committing(OperatorCoordinator):
-    """Loses the storage when its run has ended, or cannot commit what is complete."""
+    """Loses the storage when its run has ended, or fails to commit a completed checkpoint."""
 
     def __init__(self, fault: str, storage: Path) -> None:
         self._fault = fault

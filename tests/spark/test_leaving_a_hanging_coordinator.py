@@ -1,6 +1,6 @@
-"""A sidecar is left, also by Ctrl-C, while user code hangs: within its limits, and the code that hangs is named (H70).
+"""A sidecar is left, also by Ctrl-C, while user code hangs: within its limits, and the hanging code is named (H70).
 
-``settle_timeout_s`` is so long that a test which waits for it fails by its own time limit.
+``settle_timeout_s`` is long enough that a test which waits for it fails by its own time limit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _leaves_nothing(spark: SparkSession) -> Iterator[None]:
 
 
 class Asking(SubtaskOperator):
-    """Sends an event, and asks, in this order; then it ends."""
+    """Sends an event, asks a question, and then ends."""
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
@@ -98,7 +98,7 @@ METHODS = [
 
 
 class Hanging(OperatorCoordinator):
-    """Hangs in one of its methods. ``hangs`` is set once it does; ``release`` ends what nothing else can end."""
+    """Hangs in one of its methods. ``hangs`` is set once it does; ``release`` ends the hang when nothing else can."""
 
     def __init__(self, method: str, how: Callable[[threading.Event], Awaitable[None]], *, press: bool) -> None:
         self.method = method
@@ -145,7 +145,7 @@ class Hanging(OperatorCoordinator):
 
 
 def enter_and_leave(spark: SparkSession, coordinator: Hanging) -> list[Action]:
-    """A ``with`` block that is left as soon as the coordinator hangs; or by the Ctrl-C that it presses then."""
+    """A ``with`` block that is left as soon as the coordinator hangs, or by the Ctrl-C that it then raises."""
     actions: list[Action] = []
     with Sidecar(spark, CONFIG) as sidecar:
         if coordinator.method == "start":
@@ -191,7 +191,7 @@ def test_a_sidecar_is_left_while_a_method_hangs(
             if left_by == "ctrl-c":
                 with pytest.raises(KeyboardInterrupt):
                     enter_and_leave(spark, coordinator)
-            elif method in AFTER_THE_RUN:  # what it has to do for the last output is not done (H71)
+            elif method in AFTER_THE_RUN:  # its last output is not committed (H71)
                 with pytest.raises(OutputNotCommitted, match=rf"the coordinator has been in {method}\("):
                     enter_and_leave(spark, coordinator)
             else:

@@ -1,4 +1,4 @@
-"""The relay on a real Spark: what it says of a job, and what it can have Spark do."""
+"""The relay on a real Spark: what it reports about a job, and which commands Spark carries out for it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def our_listeners(spark: SparkSession) -> list[str]:
 
 
 def fail_one_and_hang_one(rows: Iterable[int]) -> Iterable[int]:
-    """The first attempt of partition 1 raises, that of partition 2 hangs until somebody kills it."""
+    """The first attempt of partition 1 raises; that of partition 2 hangs until it is killed."""
     context = TaskContext.get()
     assert context is not None
     if context.attemptNumber() == 0 and context.partitionId() == 1:
@@ -90,7 +90,7 @@ def in_a_thread(function: Callable[..., T], *arguments: Any) -> asyncio.Future[T
 
 @pytest.mark.parametrize("kind", ["jvm", "py4j"])
 async def test_a_job_with_a_failure_and_a_kill_is_reported_attempt_by_attempt(spark: SparkSession, kind: str) -> None:
-    # spark-facts 16: exactly the attempt that was named is killed, and another one takes its place.
+    # spark-facts 16: exactly the named attempt is killed, and another one takes its place.
     async with a_relay(spark, kind=kind) as (relay, log):
         job = in_a_thread(run_three_tasks, spark.sparkContext)
         hanging = await log.wait_for(TaskStarted, lambda fact: fact.partition == 2)
@@ -100,7 +100,7 @@ async def test_a_job_with_a_failure_and_a_kill_is_reported_attempt_by_attempt(sp
 
         [started] = log.of(JobStarted)
         assert ended == JobEnded(started.job_id, succeeded=True)
-        # Among them, now and then, of a worker that Spark itself has just lost; a job of before may end late, too.
+        # Facts may include a worker that Spark itself has just lost; an earlier job may also end late.
         ends = [fact for fact in log.of(TaskEnded) if fact.stage_id in started.stage_ids]
         killed = [fact for fact in ends if fact.outcome is TaskOutcome.KILLED]
         assert [(fact.task_attempt_id, fact.reason) for fact in killed] == [(hanging.task_attempt_id, "it went deaf")]
@@ -149,7 +149,7 @@ async def test_a_lost_executor_is_reported_and_its_tasks_end_with_it(spark_on: S
 
 
 def burn(fuse: str, rows: Iterable[Any]) -> Iterable[Any]:
-    """Whoever removes the fuse takes its executor with it: the parent of the daemon that forked this worker."""
+    """Removing the fuse kills the executor: the parent of the daemon that forked this worker."""
     with contextlib.suppress(FileNotFoundError):
         os.remove(fuse)
         daemon = os.getppid()
@@ -170,7 +170,7 @@ async def test_a_query_of_spark_reports_what_runs_and_what_has_ended(spark: Spar
         status = await relay.query_status(frozenset({task.task_attempt_id, 10**12}), frozenset({job_id, 10**6}))
         assert status.jobs == {job_id: True, 10**6: False}
         assert status.tasks == {task.task_attempt_id: TaskState.RUNNING, 10**12: TaskState.UNKNOWN}
-        # The bus may have dropped the start of the job, so it is told once more.
+        # The bus may have dropped the start of the job, so post it once more.
         await log.wait_until(lambda: len(log.of(JobStarted)) == 2)
         assert len(set(log.of(JobStarted))) == 1
 
@@ -204,7 +204,7 @@ async def test_a_sidecar_that_does_not_read_costs_facts_and_they_are_counted(spa
     async with a_relay(spark, buffer_capacity=1) as (relay, log):
         tasks = 8
         await in_a_thread(one_row_each, spark.sparkContext, tasks)
-        # Every event that the relay cares for was told or counted: the job, its stage and its tasks, twice each.
+        # Every event that the relay handles was relayed or counted: the job, its stage and its tasks, twice each.
         await log.wait_until(lambda: told(log) + relay.statistics.dropped == 2 * tasks + 4)
         assert relay.statistics.dropped == sum(fact.count for fact in log.of(FactsDropped))
 
@@ -237,7 +237,7 @@ async def test_without_janino_the_py4j_listener_takes_over(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(janino_relay, "source", lambda: "this is no Java")
-    monkeypatch.setattr(janino_relay, "_compiled", {})  # as in a JVM that no relay was opened in before
+    monkeypatch.setattr(janino_relay, "_compiled", {})  # as in a JVM where no relay was ever opened
     with structlog.testing.capture_logs() as lines:
         async with a_relay(spark) as (relay, log):
             assert relay.kind == "py4j"

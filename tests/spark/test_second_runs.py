@@ -1,4 +1,4 @@
-"""Several actions over one operator: no run sees the state of the run before it by accident (H68)."""
+"""Several actions over one operator: no run accidentally sees the state of the run before it (H68)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOTH_WAYS_OUT = r"pass the class or a factory, .* or override reset_to_checkpoin
 
 
 class Queue(OperatorCoordinator):
-    """Hands out each item once. Nothing says how to forget that."""
+    """Hands out each item once, and has no method to reset that."""
 
     def __init__(self) -> None:
         self.items = list(ITEMS)
@@ -45,7 +45,7 @@ class FillsUpAgain(Queue):
 
 
 class BreaksOnce(Queue):
-    """Fails the first run in which it is asked for a sixth item."""
+    """Fails the first run that asks for a sixth item."""
 
     broken = False
 
@@ -183,7 +183,7 @@ def test_an_action_that_takes_partitions_one_after_the_other_reads_each_split_on
 
 
 class BreaksInTheMiddle(TreeSource):
-    """Fails the job when it is told of the tenth node, in each of the first two runs."""
+    """Fails the job when the tenth node is reported, in each of the first two runs."""
 
     broken = 0
 

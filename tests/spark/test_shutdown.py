@@ -1,4 +1,4 @@
-"""Leaving the sidecar in every state of the world: nothing stays, nothing hangs, and what raised is what is raised."""
+"""Leave the sidecar in every possible state: nothing stays, nothing hangs, and the original exception is raised."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CLOSED = "the sidecar was closed while this job was running"
 @pytest.fixture(autouse=True)
 def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     if "spark" in request.fixturenames:
-        request.getfixturevalue("spark")  # Spark's own threads come before the count
+        request.getfixturevalue("spark")  # start Spark's own threads before the count
     with nothing_left():
         yield
 
@@ -94,7 +94,7 @@ def test_the_methods_of_a_sidecar_that_is_not_entered_say_so(spark: SparkSession
     for call in calls:
         with pytest.raises(SidecarNotRunning, match="enter it with `with Sidecar"):
             call()
-    assert handle.statistics()["attempts"] == 0  # figures may be read afterwards
+    assert handle.statistics()["attempts"] == 0  # statistics may be read afterwards
 
 
 async def test_the_methods_of_a_closed_runtime_say_so(spark: SparkSession) -> None:
@@ -139,7 +139,7 @@ async def test_the_same_on_the_callers_loop(spark: SparkSession) -> None:
 
 
 async def test_a_cancelled_sidecar_ends_its_job_too(spark: SparkSession) -> None:
-    # An outer scope takes the actors with it at once, so the sidecar itself must have the job cancelled.
+    # An outer scope cancels the actors immediately, so the sidecar itself must cancel the job.
     coordinator = Script({}, ["hello"])
     with anyio.CancelScope() as scope:
         async with Sidecar(spark) as sidecar:
@@ -222,7 +222,7 @@ def test_spark_may_stop_under_a_running_job(spark_on: SparkOn) -> None:
 
 
 class Interrupts(Recorder):
-    """Presses Ctrl-C from within one of its methods, and then takes its time."""
+    """Raises Ctrl-C from within one of its methods, and then hangs."""
 
     def __init__(self, method: str) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ def test_ctrl_c_while_the_sidecar_is_entered(spark: SparkSession, monkeypatch: p
     with pytest.raises(KeyboardInterrupt):
         sidecar.__enter__()
     monkeypatch.undo()
-    with sidecar:  # and it can be entered after all
+    with sidecar:  # and it can still be entered
         pass
 
 
@@ -325,7 +325,7 @@ def test_ctrl_c_while_the_jvm_starts_leaves_no_jvm_behind() -> None:
 
 
 def test_an_error_of_py4j_after_ctrl_c_becomes_a_keyboard_interrupt() -> None:
-    # Py4J tidies up inside its handler of a KeyboardInterrupt, and now and then fails at it.
+    # Py4J cleans up in its KeyboardInterrupt handler, and sometimes fails.
     job_failed = JobFailed(Py4JNetworkError("Answer from Java side is empty"))
     assert not was_interrupted(job_failed)
     job_failed.__cause__ = Py4JNetworkError("Answer from Java side is empty")

@@ -1,4 +1,4 @@
-"""The two-phase sink on real Spark: what Spark itself reads from the directory, whatever died on the way."""
+"""The two-phase sink on real Spark: what Spark reads from the directory after each kind of failure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS = sorted(f"row {number}" for number in range(RECORDS))
 
 
 class Troubled(FileSinkOperator):
-    """In the middle of its partition it waits for a completed checkpoint, writes on, and then dies, the first time."""
+    """In its first attempt it waits halfway for a completed checkpoint, writes on, and then dies."""
 
     def __init__(self, url: str, folder: str, trouble: str) -> None:
         super().__init__(url, suffix=".txt")
@@ -94,7 +94,7 @@ def rows_that_spark_reads(spark: SparkSession, tmp_path: Path) -> list[str]:
 def test_spark_reads_every_row_once_whatever_happens_to_the_tasks(
     spark: SparkSession, tmp_path: Path, trouble: str
 ) -> None:
-    """H18, H31, H40, H47: what lay behind the restored checkpoint is written again; the final one commits the rest."""
+    """H18, H31, H40, H47: rows after the restored checkpoint are written again; the final one commits the rest."""
     coordinator = FileSinkCoordinator(str(tmp_path / "out"))
     write_all(spark, tmp_path, trouble, coordinator)
     assert rows_that_spark_reads(spark, tmp_path) == ROWS

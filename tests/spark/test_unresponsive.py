@@ -1,4 +1,4 @@
-"""Tasks whose native code holds Python's interpreter lock: their process lives, but nothing of it can answer."""
+"""Tasks whose native code holds Python's interpreter lock: their process lives, but cannot respond."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]  # up to six attempts, each of which Spark has to kill
 
-FAILURES_MAX = 3  # of the master that the fixture starts
+FAILURES_MAX = 3  # set by the master of the fixture
 FOR_EVER = 10**18
 FOR_SECONDS = 3 * 10**8
 IMPATIENT = GatewayLimits(confirm_timeout_s=1.0)
 
 
 class Pressing(Script):
-    """Has each attempt compute, and sends it events meanwhile. ``cured``: from the first reset on, it does not."""
+    """Has each attempt compute, and sends it events meanwhile. ``cured``: after the first reset none computes."""
 
     def __init__(self, count: int, *, cured: bool = False) -> None:
         super().__init__({}, [])
@@ -71,7 +71,7 @@ def check_text(text: str) -> None:
 
 
 def test_a_task_that_is_killed_again_and_again_fails_the_job_with_its_cause(spark: SparkSession) -> None:
-    """H69: Spark counts no kill, so Headgate does; the limit is that of the master."""
+    """H69: Spark does not count kills, so Headgate does; the limit is that of the master."""
     script = Pressing(FOR_EVER)
     with structlog.testing.capture_logs() as lines, Sidecar(spark, SidecarConfig(gateway=IMPATIENT)) as sidecar:
         handle = sidecar.coordinate("op", script, parallelism=1)
@@ -108,7 +108,7 @@ def test_a_run_that_fails_for_its_kills_is_restarted_with_a_new_count(spark: Spa
 
 
 def test_an_operator_with_a_longer_limit_computes_undisturbed(spark: SparkSession) -> None:
-    """H69: the limit is each operator's own; below it a native computation costs nothing but the wait."""
+    """H69: the limit is set per operator; below it a native computation costs nothing but the wait."""
     script = Pressing(FOR_SECONDS)
     patient = GatewayLimits(confirm_timeout_s=300.0)
     with Sidecar(spark, SidecarConfig(gateway=IMPATIENT)) as sidecar:

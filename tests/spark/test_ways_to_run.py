@@ -1,4 +1,4 @@
-"""Every way in which Spark takes a subtask: RDDs, DataFrames, barrier stages, both relays, both kinds of sidecar."""
+"""Every way in which Spark runs a subtask: RDDs, DataFrames, barrier stages, both relays, both kinds of sidecar."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_dataframe_takes_a_subtask(spark: SparkSession, method: str, operator:
 
 
 class Reporting(SplitReader):
-    """Tells the coordinator what it read, for there is no output."""
+    """Reports what it read to the coordinator, because there is no output."""
 
     def read_split(self, split: int) -> None:
         self.context.send_event(split)
@@ -78,7 +78,7 @@ class Reporting(SplitReader):
 
 @pytest.mark.parametrize("of", ["rdd", "dataframe"])
 def test_foreach_partition_takes_a_subtask(spark: SparkSession, of: str) -> None:
-    """The task ends only when the coordinator has taken all that it sent."""
+    """The task ends only after the coordinator has received all that it sent."""
     seen: list[int] = []
 
     class Listens(StaticSplitEnumerator):
@@ -102,7 +102,7 @@ def test_a_barrier_stage_takes_a_subtask(spark: SparkSession) -> None:
 
 
 class FirstLifeFails(Recorder):
-    """Lets a subtask raise once all are ready, and all of them end after the reset."""
+    """Lets a subtask raise once all are ready, and ends all of them after the reset."""
 
     async def subtask_ready(self, subtask: int, gateway: Any) -> None:
         await super().subtask_ready(subtask, gateway)
@@ -116,7 +116,7 @@ class FirstLifeFails(Recorder):
 def test_one_failed_task_of_a_barrier_stage_is_a_global_failover(spark: SparkSession) -> None:
     """H15: every live attempt is reported failed, then one reset of the coordinator, and no reset of a subtask.
 
-    A shuffle follows, for Spark retries a barrier stage only where it has committed nothing of it yet.
+    A shuffle follows, because Spark retries a barrier stage only if none of it is committed yet.
     """
     script = FirstLifeFails()
     with Sidecar(spark) as sidecar:
@@ -149,7 +149,7 @@ class Asking(SubtaskOperator):
 
 
 def test_an_abandoned_iterator_ends_cleanly(spark: SparkSession) -> None:
-    """take(1) draws one row and leaves; the next action finds everything ready for it."""
+    """take(1) reads one row and abandons the task; the next action still runs normally."""
     with Sidecar(spark) as sidecar:
         squares = sidecar.coordinate("squares", source(), parallelism=2)
         rdd = spark.sparkContext.parallelize(range(2), 2).mapPartitions(squares.subtask(Squares))
@@ -184,7 +184,7 @@ async def test_the_sidecar_runs_on_the_callers_loop_too_and_again_after_it_was_l
 
 
 def test_the_sidecar_runs_on_a_loop_of_uvloop_too(spark: SparkSession) -> None:
-    """Its transports are asyncio's by their methods, not by their class."""
+    """Its transports have asyncio's methods, but not its class."""
 
     async def squares_of() -> tuple[str, list[int]]:
         async with Sidecar(spark) as sidecar:
@@ -199,7 +199,7 @@ def test_the_sidecar_runs_on_a_loop_of_uvloop_too(spark: SparkSession) -> None:
 
 
 def test_one_checkpoint_covers_both_directions(spark: SparkSession) -> None:
-    """H40: traffic both ways, then a checkpoint by hand, then traffic again; nothing lost, nothing doubled."""
+    """H40: traffic both ways, a manual checkpoint, then traffic again; nothing lost, nothing duplicated."""
     script = Script({}, ["before"])
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", script, parallelism=2)
@@ -255,7 +255,7 @@ class Counting(SubtaskOperator):
 def test_a_retry_restores_according_to_its_mode(
     spark: SparkSession, mode: RestoreMode, restored: tuple[int, int]
 ) -> None:
-    """H18: where Spark owns the output a retry restarts from nothing, else from the last completed checkpoint."""
+    """H18: if Spark owns the output a retry restarts from scratch, else from the last completed checkpoint."""
     script = Script({(0, 0): ["one", "two"]}, [])
     with Sidecar(spark) as sidecar:
         handle = sidecar.coordinate("op", script, parallelism=1, mode=mode)

@@ -1,6 +1,6 @@
-"""Wrong use, one way after the other, on a real Spark: each is told in words that name the cause, and none hangs.
+"""Every kind of wrong use, on a real Spark: each error names its cause, and nothing hangs.
 
-After every one of these tests the driver is as it was before: no thread, no socket, no listener, and Spark works.
+After each of these tests the driver is as it was before: no thread, socket or listener is left, and Spark works.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _leaves_nothing(spark: SparkSession) -> Iterator[None]:
 
 
 class RaisesIn(Script):
-    """Raises in one of its methods; once, so that a later run can be good."""
+    """Raises in one of its methods, only once, so that a later run can succeed."""
 
     def __init__(self, method: str) -> None:
         super().__init__({(0, 0): ["raise"]} if method in ("subtask_failed", "subtask_reset") else {}, ["hello"])
@@ -109,7 +109,7 @@ def test_a_coordinator_that_raises_in_start_is_closed_and_the_cause_reported(spa
             sidecar.coordinate("op", coordinator, parallelism=1)
         assert isinstance(raised.value.__cause__, LookupError)
         assert coordinator.story == [("start",), ("close",)]
-        coordinator = RaisesIn("")  # the name is free again
+        coordinator = RaisesIn("")  # the name is available again
         handle = sidecar.coordinate("op", coordinator, parallelism=1)
         coordinator._otherwise = ["stop"]
         assert one_task_each(spark, 1).mapPartitions(handle.subtask(Listening)).count() == 1
@@ -147,7 +147,7 @@ def test_a_coordinator_that_raises_in_a_checkpoint_fails_the_action(spark: Spark
         if method == "checkpoint_coordinator":
             assert "no luck in checkpoint_coordinator" in what_the_user_reads(lambda: sidecar.checkpoint("op"))
         else:
-            assert sidecar.checkpoint("op") == 1  # it was written before anybody was told
+            assert sidecar.checkpoint("op") == 1  # it was written before any subtask was notified
         assert f"no luck in {method}" in what_the_user_reads(action.result)
         assert isinstance(handle.failure, LookupError)
 
@@ -231,7 +231,7 @@ def test_an_operator_that_raises_fails_the_action_after_its_retries(spark: Spark
         handle = sidecar.coordinate("op", coordinator, parallelism=1)
         text = what_the_user_reads(one_task_each(spark, 1).mapPartitions(handle.subtask(Fragile, where)).collect)
         assert f"ArithmeticError: no sum in {where}" in text
-        assert handle.failure is None  # the coordinator has done nothing wrong
+        assert handle.failure is None  # the coordinator is not at fault
         coordinator.wait_for(lambda story: ("run_ended", False) in story)
         assert [callback[3] for callback in coordinator.named("failed")] == ["FAILED"] * 3
         fine = one_task_each(spark, 1).mapPartitions(handle.subtask(Fragile, "nowhere"))
@@ -315,7 +315,7 @@ def test_a_subtask_that_is_called_by_hand_says_what_it_is_for(spark: SparkSessio
 
 
 class NamesOnly(SplitReader):
-    """Has an ``__init__`` of its own, and does not call that of ``SplitReader``."""
+    """Has its own ``__init__``, and does not call that of ``SplitReader``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -397,7 +397,7 @@ def test_a_failed_request_shows_the_task_where_the_coordinator_raised(spark: Spa
 
 
 class HandlesNoEvents(SubtaskOperator):
-    """What ``subtask_ready`` sends has come before ``process`` begins; nothing here looks at it."""
+    """Never reads the events of ``subtask_ready``, which have arrived before ``process`` begins."""
 
     def process(self, records: Iterator[Any]) -> Iterator[Any]:
         yield "done"
@@ -582,7 +582,7 @@ def test_a_port_in_use_is_reported_with_its_number(spark: SparkSession) -> None:
         sidecar = Sidecar(spark, SidecarConfig(port=port))
         with pytest.raises(ServerStartError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
             sidecar.__enter__()
-    with sidecar:  # the port is free now, and the same object serves
+    with sidecar:  # the port is free now, and the same object works again
         assert sidecar.address == ("127.0.0.1", port)
 
 
@@ -619,14 +619,14 @@ def test_unauthenticated_peers_are_refused_while_a_job_runs(spark: SparkSession)
         for words in (b"GET / HTTP/1.1\r\n\r\n", struct.pack(">I", 0xFFFFFFFF) * 1000, os.urandom(4096), b""):
             with socket.create_connection(sidecar.address, timeout=30) as stranger:
                 stranger.sendall(words)
-                assert read_to_the_end(stranger) < 200  # it is told little
+                assert read_to_the_end(stranger) < 200  # the reply reveals little
         coordinator.say(["and", "stop"])
         assert [received for _, _, received in action.result()] == [["hello", "and"]]
     assert [callback[0] for callback in coordinator.named("ready", "failed", "reset")] == ["ready"]
 
 
 def read_to_the_end(stranger: socket.socket) -> int:
-    """How many bytes the other side says before it hangs up."""
+    """How many bytes the peer sends before it closes the connection."""
     total = 0
     try:
         while data := stranger.recv(65536):
@@ -658,7 +658,7 @@ def test_a_missing_worker_python_is_reported_before_any_task(
 
 def test_a_worker_python_without_msgpack_is_reported_before_any_task(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:  # spark-facts 21: PYSPARK_PYTHON is not set, so Spark would take the python3 of the PATH
+) -> None:  # spark-facts 21: PYSPARK_PYTHON is not set, so Spark would use the python3 of the PATH
     bare = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
     with pytest.raises(SidecarError, match=r"lacks what a subtask needs \(.*msgpack.*\): set PYSPARK_PYTHON="):

@@ -170,8 +170,7 @@ def test_a_connection_reset_in_the_middle_of_a_frame_is_reestablished(bench: Ben
 
 
 def test_a_task_with_a_permanently_lost_connection_is_failed_and_killed(bench: Bench) -> None:
-    """H12, H24: the task lives, unaware of the cut; Spark kills it and starts another; other subtasks are not
-    affected."""
+    """H12, H24: the task lives, unaware of the cut; Spark kills it and starts another; no other subtask is affected."""
     script = Script({}, ["hello"])
     with listening_to(bench.spark) as heard:
         with a_job(bench, script, Listening, gateway=SHORT) as job:

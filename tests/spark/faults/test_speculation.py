@@ -87,8 +87,7 @@ def answers(director: Director, life: Life) -> list[Any]:
 
 @pytest.mark.parametrize(("winner", "loser"), [(ORIGINAL, COPY), (COPY, ORIGINAL)])
 def test_one_of_two_attempts_wins(spark: SparkSession, winner: Life, loser: Life) -> None:
-    """H12, H13: each attempt receives only its own events; the loser is superseded, and its subtask is not failed
-    over."""
+    """H12, H13: each attempt receives only its own events; the loser is superseded, its subtask is not failed over."""
     with a_subtask_and_its_copy(spark) as (director, heard, action):
         director.tell(winner, "you win", "stop")
         results = sorted(action.result())

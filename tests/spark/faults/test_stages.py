@@ -163,8 +163,7 @@ def numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
 
 
 def test_a_success_is_revoked_while_its_stage_runs(bench: Bench, tmp_path: Path) -> None:
-    """H17, H56: Resubmitted. It gets the same splits again, in the same order; splits of a plain failure go to any
-    subtask."""
+    """H17, H56: Resubmitted. It gets the same splits again, in order; splits of a plain failure go to any subtask."""
     splits = range(12)
     source = NotingSource(splits)
     wait_for_executors(bench.spark, bench.cluster.hosts)

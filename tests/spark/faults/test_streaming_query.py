@@ -87,7 +87,8 @@ def test_each_batch_is_one_run_with_one_checkpoint_that_names_it(spark: SparkSes
 
 def test_a_batch_whose_task_fails_too_often(spark: SparkSession, stream: Stream) -> None:
     """The task's exception reaches the code that waits for the query; the next query begins where the batch before
-    ended, on both sides (H55)."""
+    ended, on both sides (H55).
+    """
     stream.feed(2)
     trouble = stream.tell("raise", 1, 0)
     with application(spark, stream) as it:
@@ -228,8 +229,7 @@ def test_the_driver_is_killed_in_a_batch(spark: SparkSession, stream: Stream, mo
 
 
 def test_the_checkpoint_location_is_older_than_the_storage(spark: SparkSession, stream: Stream) -> None:
-    """Refused, because the later output is committed. Once that is removed, the query continues from the named
-    checkpoint."""
+    """Refused, because the later output is committed. Once that is removed, the named checkpoint may be used."""
     stream.feed()
     with application(spark, stream) as it:
         it.run()

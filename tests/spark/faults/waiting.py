@@ -26,8 +26,7 @@ def scheduler(spark: SparkSession) -> Any:
 
 
 def wait_for_executors(spark: SparkSession, hosts: Iterable[str]) -> None:
-    """Wait until the scheduler has an executor on each of these hosts, the first one or one that Spark has brought
-    back."""
+    """Wait until the scheduler has an executor on each of these hosts, original or replacement."""
     known = scheduler(spark)
     for host in hosts:
         wait_until(lambda host=host: bool(known.hasExecutorsAliveOnHost(host)), f"an executor on {host}")  # type: ignore[misc]
