@@ -11,7 +11,7 @@ from spark_bridge.driver.actions import names_of
 
 
 class Story(RunningJobs):
-    """What the bridge tells, in short."""
+    """A short form of the bridge's notices."""
 
     def start(self, operator_id: str, run_id: int, action_id: str = "") -> None:
         self.registered(run_id, action_id)
@@ -129,7 +129,7 @@ def test_tasks_that_never_run_do_not_fill_the_records() -> None:
         story.registered(run_id, "a")
     story.begin_action("a", None)
     story.note(RunStarted("old", 0))
-    assert story.operators_of("a") == {"old"}  # it is forgotten, and belongs to one that has no other
+    assert story.operators_of("a") == {"old"}  # it is forgotten, and belongs to an action that has no other
     story.note(RunStarted("new", ACTIONS_KEPT))
     assert story.operators_of("a") == {"new"}
 

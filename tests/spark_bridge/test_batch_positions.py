@@ -1,4 +1,4 @@
-"""Which micro-batch may run, given the last completed checkpoint: every case, and what is said of those refused."""
+"""Which micro-batch may run, given the last completed checkpoint: every case, and the errors for refused ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""No row is lost or doubled, whatever the storage answers and whenever the driver dies: real storage, sink and actors.
+"""No row is lost or duplicated, whatever the storage answers and whenever the driver dies.
 
-One subtask writes thirty rows, ten for each checkpoint, and the second checkpoint gets into doubt (H64).
+Storage, sink and actors are real. One subtask writes thirty rows, ten for each checkpoint, and the second checkpoint
+gets into doubt (H64).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class SinkTask(Task):
         self.writer = SinkWriter(self.output, name="words", subtask=0, attempt=number, after=after)
 
     def write(self) -> None:
-        """The rows up to the next checkpoint."""
+        """Write the rows up to the next checkpoint."""
         for row in ROWS[self.position : self.position + 10]:
             self.writer.write(row)
         self.position = min(self.position + 10, len(ROWS))
@@ -96,7 +97,7 @@ class Driver(World):
         self.storage.store_savepoint(directory, "words", checkpoint)
 
     async def begin(self) -> None:
-        """The next attempt of the only subtask runs."""
+        """Run the next attempt of the only subtask."""
         (task,) = await self.running(0)
         assert isinstance(task, SinkTask)
         self.task = task
@@ -110,7 +111,7 @@ class Driver(World):
 
 @asynccontextmanager
 async def a_driver(place: Path, *, savepoint: str = "", allow_older: bool = False) -> AsyncIterator[Driver]:
-    """An application starts, restores what there is, and ends."""
+    """Start an application that restores what it finds, and end it."""
     storage = CheckpointStorage(f"hooked://{place}/checkpoints")
     storage.prepare()
     ids = storage.reserve_ids(10)
@@ -132,7 +133,7 @@ async def a_driver(place: Path, *, savepoint: str = "", allow_older: bool = Fals
 
 
 class Storm:
-    """The storage answers nothing from the moment at which the second checkpoint has its name."""
+    """The storage stops answering once the second checkpoint has its name."""
 
     def __init__(self) -> None:
         self.on = False
@@ -169,7 +170,7 @@ READERS = pytest.mark.parametrize("reader", [False, True], ids=["nobody-reads", 
 
 @READERS
 async def test_no_row_is_lost_if_the_storage_is_lost_right_after_the_rename(place: Path, reader: bool) -> None:
-    """H64: the checkpoint and the job fail, one reset, the driver ends; the next driver restores it all the same."""
+    """H64: the checkpoint and the job fail, one reset, the driver ends; the next driver restores it nevertheless."""
     async with a_driver(place) as driver:
         await write_the_rest(driver, until=10)
         taken = take(place, reader)
@@ -222,7 +223,7 @@ async def test_no_row_is_lost_if_an_executor_dies_during_the_write_and_then_the_
 
 @READERS
 async def test_what_was_kept_for_a_checkpoint_in_doubt_goes_when_it_is_discarded(place: Path, reader: bool) -> None:
-    """H64: the storage answers again; the driver goes on, and its successor restores the checkpoint before."""
+    """H64: the storage answers again; the driver continues, and its successor restores the checkpoint before."""
     async with a_driver(place) as driver:
         await write_the_rest(driver, until=10)
         taken = take(place, reader)
@@ -261,7 +262,7 @@ async def test_what_was_kept_for_a_checkpoint_in_doubt_goes_when_a_later_one_com
 @READERS
 @pytest.mark.parametrize("moment", ["pipe_file", "mv", "moved", "void", "after"])
 async def test_no_row_is_lost_if_a_successor_takes_over_during_a_write(moment: str, place: Path, reader: bool) -> None:
-    """H64: the fencing window. The earlier driver fails over before it ends; the later one has restored by then."""
+    """H64: the fencing window. The earlier driver fails over before it ends; by then the later one has restored."""
     chosen: list[CompletedCheckpoint | None] = []
 
     def choose() -> None:
@@ -310,7 +311,7 @@ async def test_a_savepoint_whose_files_are_gone_is_refused(place: Path) -> None:
         driver.task.write()
         driver.checkpoint(str(place / "saved"))
         await driver.settle()
-        driver.fail(driver.task)  # what was sealed for the savepoint dies: no checkpoint covers it
+        driver.fail(driver.task)  # files sealed for the savepoint are discarded: no checkpoint covers them
         await driver.settle()
         await driver.stop()
     (file,) = (place / "saved").iterdir()

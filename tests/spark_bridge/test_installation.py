@@ -1,4 +1,4 @@
-"""``python -m headgate version`` and ``check``: what they print, and what they advise."""
+"""``python -m headgate version`` and ``check``: their output and advice."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PING = 4
 
 
 class FakeJvm:
-    """Speaks the listener's side of the connection."""
+    """Plays the listener's side of the connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -35,7 +35,7 @@ class FakeJvm:
         handshake = ClientHandshake(secret, b"n" * 32)
         jvm.writer.write(handshake.initial_bytes())
         try:
-            for part_bytes in (38, 32):  # the challenge, the proof; what follows is for next_command
+            for part_bytes in (38, 32):  # the challenge, the proof; the rest is for next_command
                 jvm.writer.write(handshake.receive(await jvm.reader.readexactly(part_bytes)))
         except asyncio.IncompleteReadError:
             jvm.writer.close()
@@ -57,7 +57,7 @@ class FakeJvm:
         self.tell(0, record(10, struct.pack(">q?", request_id, not problem), text(problem)))
 
     async def hung_up(self) -> bool:
-        """Waits until the sidecar closes the connection; whatever it still says is read away."""
+        """Wait until the sidecar closes the connection; discard whatever it still sends."""
         try:
             while await self.reader.read(1000):
                 pass
@@ -68,7 +68,7 @@ class FakeJvm:
 
 
 class Sidecar:
-    """A server, what it delivered, and the connections to close."""
+    """A server, the facts it delivered, and the connections to close."""
 
     def __init__(self, command_timeout_s: float, reconnect_timeout_s: float) -> None:
         self.log = FactsLog()

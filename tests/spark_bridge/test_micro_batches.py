@@ -1,4 +1,4 @@
-"""Micro-batches on real actors and a storage in memory, without Spark: nothing here runs a task."""
+"""Micro-batches on real actors and a storage in memory, without Spark: no task runs here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class World:
         self.running = running
 
     async def run(self, batch_id: int, query_id: str = QUERY, *, adopt: bool = False) -> bool:
-        """A batch with nothing for the operator; whether it was run."""
+        """Run a batch that has nothing for the operator; return whether it ran."""
         batch = MicroBatch("words", query_id, batch_id)
         operator = await self.batches.begin(batch, adopt)
         if operator is not None:
@@ -50,7 +50,7 @@ class World:
 async def a_world(
     *labels: str, mode: RestoreMode = RestoreMode.STREAMING, coordinator: OperatorCoordinator | None = None
 ) -> AsyncIterator[World]:
-    """An operator "words" that starts from a storage with checkpoints of these labels."""
+    """An operator "words" that starts from a storage with checkpoints with these labels."""
     storage, no_relay, running = MemoryStorage(retained=9), None, RunningJobs()
     for checkpoint_id, label in zip(storage.reserve_ids(len(labels) + 1), labels, strict=False):
         storage.store("words", CompletedCheckpoint(checkpoint_id, 1, b"state", label=label))

@@ -23,7 +23,7 @@ from spark_bridge.storage import MemoryStorage, Storage, StorageSession
 
 @asynccontextmanager
 async def running_operators(storage: Storage) -> AsyncIterator[Operators]:
-    """As in a sidecar, but nobody asks Spark for anything."""
+    """Operators as in a sidecar, but without requests to Spark."""
     no_relay: Any = None
     async with StorageSession(storage) as session, ActorSystem("test") as system:
         bridge = system.spawn(lambda: BridgeActor(LedgerConfig(), lambda: no_relay), name="bridge")
@@ -36,8 +36,9 @@ def streaming(operator_id: str, parallelism: int) -> OperatorConfig:
 
 @pytest.mark.asyncio
 async def test_a_checkpoint_that_cannot_be_cut_once_more_refuses_its_operator_and_no_other() -> None:
-    """H52: it used to end the whole sidecar. Found by the simulation: a driver dies, another starts with another
-    parallelism and completes a checkpoint before each subtask has restored, dies, and a third changes it again."""
+    """H52: it used to end the whole sidecar. Found by the simulation: a driver dies; another starts with another
+    parallelism, completes a checkpoint before each subtask has restored, and dies; a third changes it again.
+    """
     storage = MemoryStorage()
     both = {
         0: SubtaskSnapshot((SubtaskState(0, b"a"), SubtaskState(1, b"b"))),

@@ -1,4 +1,4 @@
-"""The relay that takes the place of one that is lost while it is in use. How one is chosen: test_relay.py of spark."""
+"""The relay that replaces one lost during use. For how one is chosen, see test_relay.py of spark."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_bridge.bridge.relay.opening import _WithFallback
 
 
 class StandIn:
-    """Its commands wait until it is lost; one that ``obeys`` performs them at once."""
+    """Its commands wait until it is lost; one that ``obeys`` performs them immediately."""
 
     def __init__(self, kind: str, *, obeys: bool = False, refuses: bool = False) -> None:
         self.kind = kind
@@ -50,7 +50,7 @@ class StandIn:
 
 
 class Two:
-    """A first and a second relay, and what their owner is told."""
+    """A first and a second relay, and the notices of their owner."""
 
     def __init__(self, *, second_refuses: bool = False) -> None:
         self.first = StandIn("first")
@@ -65,14 +65,14 @@ class Two:
         return self.first
 
     def lose_the_first(self) -> None:
-        """In the order of the real one: first what waits fails, then its owner is told."""
+        """Fail in the order of the real one: first the pending commands, then the notice to its owner."""
         error = RelayStopped("it did not come back")
         self.first.lost.set_exception(error)
         self._first_is_lost(error)
 
 
 async def test_a_command_to_a_lost_relay_is_sent_to_the_other() -> None:
-    # H19: neither a command nor the look that it needs now is lost with it.
+    # H19: neither a command nor the query that it needs now is lost with it.
     two = Two()
     await two.relay.start()
     killing = asyncio.get_running_loop().create_task(two.relay.kill_task(7, "deaf"))

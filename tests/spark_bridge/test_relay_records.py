@@ -1,4 +1,4 @@
-"""Relay records become facts, or an error; nothing in between."""
+"""A relay record becomes facts or an error, nothing in between."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_every_outcome_has_a_code() -> None:
         (record(6, struct.pack(">qiiiiB", 9, 11, 1, 5, 2, 7), text("")), "task outcome: 7"),
         (record(2, struct.pack(">iB", 7, 2), text("")), "invalid flag: 2"),
         (record(7, b"\x00\x01\xff", text("")), "codec can't decode"),
-        (record(1, struct.pack(">iI", 7, 2**32 - 1)), "runs past the end"),  # H62: before memory is taken
+        (record(1, struct.pack(">iI", 7, 2**32 - 1)), "runs past the end"),  # H62: before memory is allocated
     ],
 )
 def test_an_invalid_record_is_refused_with_its_reason(raw: bytes, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""H15: which failures are followed by another start of the action, and when it is given up."""
+"""H15: which failures restart the action, and when it is given up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_bridge.storage import StorageFenced
 
 
 class Runs:
-    """Stands in for a sidecar: what has failed and what is not committed is set by the test."""
+    """Stands in for a sidecar: the test sets what has failed and what is not committed."""
 
     def __init__(self) -> None:
         self.failed = 0
@@ -48,7 +48,7 @@ async def test_a_successful_action_is_done_when_its_output_is_committed() -> Non
 
 
 async def test_output_that_could_not_be_committed_is_produced_again() -> None:
-    # H40, H45: rows that no completed checkpoint covers do not exist for a reader
+    # H40, H45: readers do not see rows that no completed checkpoint covers
     runs = Runs()
     restarter = Restarter(runs, FixedDelay(restarts_max=1, delay_s=0.25))
     await restarter.begin()
@@ -61,7 +61,7 @@ async def test_output_that_could_not_be_committed_is_produced_again() -> None:
 
 
 async def test_a_coordinator_that_failed_after_a_successful_run_is_a_failure() -> None:
-    # H7: an exception in notify_checkpoint_complete of the final checkpoint, say
+    # H7: for example an exception in notify_checkpoint_complete of the final checkpoint
     runs = Runs()
     restarter = Restarter(runs, FixedDelay(restarts_max=0))
     await restarter.begin()
@@ -97,7 +97,7 @@ async def test_a_failed_run_is_started_again_until_it_is_given_up() -> None:
 
 
 async def test_a_fenced_application_is_not_restarted() -> None:
-    # H50: a later application has taken the storage over; two must not go on from the same checkpoint
+    # H50: a later application has taken the storage over; two must not continue from the same checkpoint
     runs = Runs()
     restarter = Restarter(runs, FixedDelay(restarts_max=None))
     await restarter.begin()

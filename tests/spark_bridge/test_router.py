@@ -1,4 +1,4 @@
-"""Which gateway hears what a connection says: the router between the server and the actors."""
+"""The router between the server and the actors: which gateway gets the messages of a connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIRM = Confirm(10, 1)
 
 
 class Told:
-    """In place of an actor: what it was told, in order."""
+    """Stands in for an actor: records its calls in order."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -28,7 +28,7 @@ class Told:
 
 
 class Line:
-    """In place of a connection."""
+    """Stands in for a connection."""
 
     def __init__(self, connection_id: int) -> None:
         self.connection_id = connection_id
@@ -48,7 +48,7 @@ class Line:
 
 
 class Scene:
-    """A router with its bridge, one gateway, and lines to speak on."""
+    """A router with its bridge, one gateway, and connections to send on."""
 
     def __init__(self, *, takes_over: bool = False) -> None:
         self.router = ConnectionRouter(takes_over=takes_over)
@@ -170,7 +170,7 @@ def test_a_resume_of_an_ended_attempt_is_refused() -> None:  # H20
 
 
 def test_messages_after_a_refused_resume_are_dropped() -> None:  # H62
-    # Each of thousands in one read was refused inside the one before it, until Python's stack was at its end.
+    # Each of thousands in one read used to be refused inside the one before it, until Python's stack overflowed.
     scene = Scene()
     line = scene.line(1)
     scene.say(line, *[Resume(99, "words", 0)] * 5000, REGISTER)

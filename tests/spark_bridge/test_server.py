@@ -1,4 +1,4 @@
-"""The server over real TCP on loopback: honest peers, strangers, and what becomes of each (H24, H61, H62, H63)."""
+"""The server over real TCP on loopback: honest peers, unauthenticated peers, and how each ends (H24, H61, H62, H63)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = ServerConfig(authenticate_timeout_s=30.0, close_timeout_s=30.0)
 
 
 class Recorder:
-    """A handler that writes down what it is told, and can be waited on."""
+    """A handler that records its calls and lets a test wait for them."""
 
     def __init__(self) -> None:
         self.connections: list[Connection] = []
@@ -102,7 +102,7 @@ class Peer:
         return self.received.pop(0)
 
     async def until_closed(self) -> bytes:
-        """What came before the end; a reset is an end too."""
+        """Return what came before the end; a reset is an end, too."""
         data = b""
         with suppress(ConnectionError):
             while portion := await self.read_some():
@@ -139,7 +139,7 @@ class House:
         return peer
 
     async def is_well(self) -> bool:
-        """An honest task can still come in and be heard."""
+        """Check that an honest task can still connect and send."""
         peer = await self.a_task()
         await peer.send(Confirm(4711, 1))
         await self.handler.until(lambda: Confirm(4711, 1) in self.handler.messages)
@@ -227,7 +227,7 @@ async def test_an_immediate_message_leaves_together_with_the_queue(
         monkeypatch.setattr(connection._transport, "write", written.append)
         connection.send(Confirm(7, 1))
         connection.send(Confirm(7, 2), at_once=True)
-        assert len(written) == 1  # before the loop has turned
+        assert len(written) == 1  # before the loop has run again
         connection.send(Confirm(7, 3), at_once=True)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -305,7 +305,7 @@ async def test_close_lets_everything_that_was_sent_leave_first() -> None:
 
 
 async def test_the_last_message_arrives_although_the_peer_is_still_sending() -> None:
-    # Closing a socket with unread bytes would reset it, and the word could be lost.
+    # Closing a socket with unread bytes would reset it, and the last message could be lost.
     def dismiss(connection: Connection, messages: list[UpMessage]) -> None:
         connection.send(AttemptEnded(7, "stop"))
         connection.close()
@@ -404,7 +404,7 @@ async def test_garbage_is_refused_with_one_line_and_affects_no_other_peer(garbag
             stranger = await house.a_stranger()
             stranger.writer.write(garbage)
             answer = await stranger.until_closed()
-        assert len(answer) <= 38  # a challenge at most, never a proof
+        assert len(answer) <= 38  # at most a challenge, never a proof
         assert [line["event"] for line in lines] == ["connection refused"]
         assert lines[0]["why"]
         assert len(house.handler.connections) == 1

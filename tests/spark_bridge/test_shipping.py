@@ -1,4 +1,4 @@
-"""The archive for the executors holds what a task needs."""
+"""The archive for the executors contains what a task needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark import SparkContext
 from spark_bridge.driver.shipping import archive_contents, ship_packages, write_archive
 from spark_bridge.subtask.bootstrap import VENDORED
 
-# What a worker has beside the archive: the standard library. `-S` leaves out site-packages.
+# A worker has the archive and the standard library. `-S` leaves out site-packages.
 BARE_PYTHON = [sys.executable, "-S", "-c"]
 
 
@@ -113,7 +113,7 @@ def test_the_archive_is_compressed_and_contains_no_tests_of_dependencies(tmp_pat
 
 
 def test_without_fsspec_the_error_names_the_fix(tmp_path: Path) -> None:
-    """And what was found in the archive before, msgpack, is still found afterwards."""
+    """And what the archive provided before, msgpack, is still importable afterwards."""
     with zipfile.ZipFile(write_archive(tmp_path)) as content:
         names = [name for name in content.namelist() if not name.startswith(f"{VENDORED}/fsspec/")]
         content.extractall(tmp_path / "bare", names)
@@ -141,12 +141,12 @@ def test_without_any_msgpack_the_error_names_the_python_and_the_fix(tmp_path: Pa
 
 
 class _Context:
-    """As much of a SparkContext as shipping touches."""
+    """The part of a SparkContext that shipping uses."""
 
     def __init__(self) -> None:
         self.added: list[str] = []
 
-    def addPyFile(self, path: str) -> None:  # the name is pyspark's
+    def addPyFile(self, path: str) -> None:  # pyspark's name
         self.added.append(path)
 
 

@@ -1,4 +1,4 @@
-"""What is asked of Spark again when it fails (H19), on actors with a virtual clock."""
+"""Commands to Spark are repeated if they fail (H19), on actors with a virtual clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, Kil
 
 
 class Spark:
-    """A relay whose commands fail as often as they are told to. The one thing that no real Spark does on demand."""
+    """A relay whose commands fail as often as a test requests: a real Spark does not do that on demand."""
 
     def __init__(self, *errors: RelayError) -> None:
         self.errors = list(errors)
@@ -36,7 +36,7 @@ class Spark:
 
 
 class Asker(Actor[Any]):
-    """As much of the bridge as has to do with commands."""
+    """The part of the bridge that commands concern."""
 
     def __init__(self, spark: Spark) -> None:
         self.commands = SparkCommands(lambda: cast(Relay, spark))
@@ -59,7 +59,7 @@ async def asked_of(spark: Spark, effect: KillTask | CancelJobs | QueryStatus, *,
 
 @pytest.mark.asyncio
 async def test_a_failed_kill_is_repeated_until_spark_accepts_it() -> None:
-    """H19, H25: a deaf task was never killed when one answer of the relay was lost. Found by the simulation."""
+    """H19, H25: an unresponsive task was never killed if one answer of the relay was lost. Found by the simulation."""
     spark = Spark(RelayError("no answer"), RelayError("no answer"))
     assert await asked_of(spark, KillTask(7, "deaf"), within_s=3600.0) == ["kill 7: deaf"] * 3
 

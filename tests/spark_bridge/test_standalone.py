@@ -1,4 +1,4 @@
-"""The sidecar's own process without Spark: its arguments, its secret, and what drivers may ask it."""
+"""The separate sidecar process without Spark: its arguments, its secret, and the requests of drivers."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def answer(method: str, argument: Any) -> Any:
 
 
 async def asked(method: str, argument: Any = None, *, secret: bytes = SECRET, timeout_s: float = 30.0) -> Any:
-    """Over a real connection to a server of its own."""
+    """Over a real connection to a separate server."""
     outcome: list[Any] = []
     async with anyio.create_task_group() as tasks:
         port = await tasks.start(serve_control, answer, SECRET, "127.0.0.1", 0)
@@ -122,7 +122,7 @@ async def asked(method: str, argument: Any = None, *, secret: bytes = SECRET, ti
         )
         try:
             outcome.append(await asyncio.to_thread(question))
-        except (SidecarError, CheckpointFailed) as error:  # out of the group it would come in a group of its own
+        except (SidecarError, CheckpointFailed) as error:  # outside the group it would come in a separate group
             outcome.append(error)
         tasks.cancel_scope.cancel()
     if isinstance(outcome[0], Exception):

@@ -1,4 +1,4 @@
-"""Which runs of a dead sidecar its successor lets go on (H15, H17)."""
+"""Which runs of a dead sidecar its successor lets continue (H15, H17)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The function that Spark ships: what it carries, and which task it says that it is."""
+"""The function that Spark ships: what it carries, and which task it claims to be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A filesystem that breaks when it is told to, and what the sink's tests look at."""
+"""A filesystem that fails on request, and helpers to read what the sink wrote."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ fsspec.register_implementation("breaking", BreakingFileSystem, clobber=True)
 
 
 def new_url() -> str:
-    """The URL of an empty directory on the breaking filesystem, which is whole again."""
+    """Reset the breaking filesystem and return the URL of an empty directory on it."""
     BreakingFileSystem.on_operation = None
     BreakingFileSystem.store.clear()
     return f"breaking://out{next(_roots)}"
 
 
 def files_under(url: str) -> dict[str, bytes]:
-    """Everything that lies there, the staging directory included: path below ``url`` → content."""
+    """All files under ``url``, the staging directory included: relative path → content."""
     filesystem, root = fsspec.core.url_to_fs(url)
     return {path.removeprefix(f"{root}/"): filesystem.cat_file(path) for path in sorted(filesystem.find(root))}
 
 
 def visible(url: str) -> dict[str, bytes]:
-    """What a reader sees who passes over names with a leading dot, as Spark, Hive and ``glob`` do."""
+    """The files that a reader sees which ignores names with a leading dot, as Spark, Hive and ``glob`` do."""
     return {
         path: content for path, content in files_under(url).items() if not any(p[0] in "._" for p in path.split("/"))
     }
@@ -85,7 +85,7 @@ def staged(url: str) -> list[str]:
 
 
 def take_visible(url: str) -> dict[str, bytes]:
-    """What a reader gets who deletes what it has read."""
+    """Return what a reader sees, and delete it, as a reader may do."""
     files = visible(url)
     filesystem, root = fsspec.core.url_to_fs(url)
     for path in files:
@@ -94,14 +94,14 @@ def take_visible(url: str) -> dict[str, bytes]:
 
 
 def delete_staged(url: str) -> None:
-    """Somebody tidies up where he must not."""
+    """Delete the staged files, as a careless user may do."""
     filesystem, root = fsspec.core.url_to_fs(url)
     for path in staged(url):
         filesystem.rm_file(f"{root}/{path}")
 
 
 def rows_of(files: dict[str, bytes]) -> list[str]:
-    """Their rows, in the order of the files' names. Fails if one is not whole."""
+    """The rows of these files, in the order of the files' names. Fails if a row is incomplete."""
     content = b"".join(content for _, content in sorted(files.items()))
     assert not content or content.endswith(b"\n"), content
     return content.decode().splitlines()
@@ -109,7 +109,7 @@ def rows_of(files: dict[str, bytes]) -> list[str]:
 
 @dataclass
 class DriverContext:
-    """As much of a ``CoordinatorContext`` as the sink uses."""
+    """The part of a ``CoordinatorContext`` that the sink uses."""
 
     operator_id: str = "out"
     mode: RestoreMode = RestoreMode.STREAMING
@@ -130,7 +130,7 @@ def as_driver(context: DriverContext) -> CoordinatorContext:
 
 @dataclass
 class TaskContext:
-    """As much of a ``SubtaskContext`` as the sink uses; keeps what is sent."""
+    """The part of a ``SubtaskContext`` that the sink uses; keeps what is sent."""
 
     operator_id: str = "out"
     subtask: int = 0

@@ -1,4 +1,4 @@
-"""What becomes visible, and when: writer and committer step by step."""
+"""What becomes visible and when: writer and committer step by step."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Task:
 
 
 async def test_rows_become_visible_when_their_checkpoint_completes_and_not_before(url: str) -> None:
-    """H40: neither when they are sealed, nor when the list arrives, nor at the next cut."""
+    """H40: not when they are sealed, nor when the list arrives, nor at the next cut."""
     committer = await a_committer(url)
     committer.snapshot(1)
     event = Task(url).seal("a", 1)
@@ -78,7 +78,7 @@ async def test_rows_become_visible_when_their_checkpoint_completes_and_not_befor
 
 
 async def test_a_list_that_arrives_after_the_completion_is_published_immediately(url: str) -> None:
-    """H31: it left when the subtask had acknowledged, and may have been slow."""
+    """H31: the subtask sent it before it acknowledged, but it may arrive late."""
     committer = await a_committer(url)
     event = Task(url).seal("a", 1)
     await committer.complete(1)
@@ -96,7 +96,7 @@ async def test_rows_of_an_aborted_checkpoint_come_with_the_next_one(url: str) ->
 
 
 async def test_the_last_rows_of_an_operator_wait_for_the_next_cut(url: str) -> None:
-    """H47: a checkpoint whose cut lay before them does not cover them, though it completes later."""
+    """H47: a checkpoint whose cut lay before them does not cover them, although it completes later."""
     committer = await a_committer(url)
     committer.snapshot(1)
     await committer.sealed(0, 0, Task(url).seal("a"))
@@ -108,7 +108,7 @@ async def test_the_last_rows_of_an_operator_wait_for_the_next_cut(url: str) -> N
 
 
 async def test_a_new_driver_publishes_what_the_old_one_had_no_time_for(url: str) -> None:
-    """H52: from the state, and from a list that the subtask held; doing it once more changes nothing."""
+    """H52: from the state, and from a list that the subtask held; a second restore changes nothing."""
     old = await a_committer(url)
     await old.sealed(0, 0, Task(url).seal("a", 1))
     state = old.snapshot(2)
@@ -121,7 +121,7 @@ async def test_a_new_driver_publishes_what_the_old_one_had_no_time_for(url: str)
 
 
 async def test_a_held_list_keeps_its_sender_through_another_parallelism(url: str) -> None:
-    """H52: subtask 5 of before is nobody now; its list comes through subtask 1 and is not lost with it."""
+    """H52: subtask 5 no longer exists; its list comes through subtask 1 and is not lost with it."""
     held = [Task(url, subtask=subtask, after=0).seal(str(subtask)) for subtask in (1, 5)]
     committer = await a_committer(url, (3, None))
     for subtask, event in zip((1, 5), held, strict=True):
@@ -145,7 +145,7 @@ async def test_published_files_that_a_reader_took_away_are_not_missed_after_a_re
 
 
 async def test_a_sealed_file_that_another_program_deletes_is_an_error(url: str) -> None:
-    """H7: it was never published, so its rows are lost; nobody may take that for success."""
+    """H7: it was never published, so its rows are lost; that must not count as success."""
     committer = await a_committer(url)
     event = Task(url).seal("a", 1)
     await committer.sealed(0, 0, event)
@@ -156,7 +156,7 @@ async def test_a_sealed_file_that_another_program_deletes_is_an_error(url: str) 
 
 @pytest.mark.parametrize("restored", [False, True], ids=["at-once", "after-a-restore"])
 async def test_a_lost_file_is_never_mistaken_for_one_that_a_reader_took(restored: bool, url: str) -> None:
-    """H64: not by a new driver either, and not after a failed try: the journal does not claim what was not there."""
+    """H64: not even by a new driver, or after a failed try: the journal does not claim files that never existed."""
     committer = await a_committer(url)
     await committer.sealed(0, 0, Task(url).seal("a", 1))
     await committer.sealed(1, 0, Task(url, subtask=1).seal("b", 1))
@@ -213,7 +213,7 @@ async def test_a_driver_that_dies_between_the_journal_and_the_move_loses_nothing
 
 @pytest.mark.parametrize("ends", ["discarded", "completed", "restored"])
 async def test_nothing_is_deleted_while_a_checkpoint_is_in_doubt(ends: str, url: str) -> None:
-    """H64: neither by the reset of a subtask, nor by that of the job, nor by a sweep."""
+    """H64: not by the reset of a subtask, nor of the job, nor by a sweep."""
     context = DriverContext()
     committer = await a_committer(url, context=context)
     await committer.complete(1)
@@ -233,7 +233,7 @@ async def test_nothing_is_deleted_while_a_checkpoint_is_in_doubt(ends: str, url:
         context.checkpoints_in_doubt = frozenset()
         await committer.discarded(2)
         assert staged(url) == []
-    elif ends == "completed":  # a coordinator that does not hand on the discard
+    elif ends == "completed":  # a coordinator that does not pass on the discard
         await committer.complete(3)
         assert staged(url) == []
     else:
@@ -252,10 +252,10 @@ async def test_a_checkpoint_in_doubt_above_the_completed_one_keeps_its_files(url
 
 
 async def test_a_reset_deletes_what_the_dead_attempt_wrote_and_nothing_else(url: str) -> None:
-    """H13, H18: listed or not, sealed or open; not what the checkpoint covers, nor its successor's."""
+    """H13, H18: listed or not, sealed or open; but not what the checkpoint covers, nor its successor's parts."""
     committer = await a_committer(url)
     covered, lost = Task(url), Task(url)
-    await committer.complete(1)  # covers what `covered` sealed, though its list is still to come
+    await committer.complete(1)  # covers what `covered` sealed, although its list has not arrived yet
     covered.writer.write("covered")
     covered.writer.seal(1)
     other, successor = Task(url, subtask=1, after=1), Task(url, attempt=1, after=1)
@@ -276,7 +276,7 @@ async def test_a_reset_deletes_what_the_dead_attempt_wrote_and_nothing_else(url:
 
 
 async def test_files_of_a_copy_that_failed_while_another_attempt_ran_never_appear(url: str) -> None:
-    """H13: there is no reset, for the other attempt goes on; the two have written the same rows."""
+    """H13: there is no reset, because the other attempt goes on; both have written the same rows."""
     committer = await a_committer(url)
     first, copy = Task(url), Task(url, attempt=1)
     await committer.sealed(0, 0, first.seal("row", 1))  # 1 is aborted, the copy begins
@@ -302,7 +302,7 @@ async def test_a_new_run_forgets_what_the_old_one_listed_after_the_checkpoint(ur
 
 
 async def test_a_start_deletes_the_parts_of_dead_drivers_that_no_list_can_name(url: str) -> None:
-    """Begun behind the restored checkpoint: dead. Begun before it: a subtask may hold the list."""
+    """Started after the restored checkpoint: dead. Started before it: a subtask may hold the list."""
     Task(url, after=1).writer.write("dead")
     dead = Task(url, after=2).seal("dead", 3)
     held = Task(url, after=1).seal("held", 2)
@@ -317,7 +317,7 @@ async def test_a_start_deletes_the_parts_of_dead_drivers_that_no_list_can_name(u
 
 
 async def test_after_a_good_end_and_its_checkpoint_nothing_is_left_but_a_new_runs_parts(url: str) -> None:
-    """H57: a list can be held by nobody then."""
+    """H57: by then no subtask can hold a list."""
     committer = await a_committer(url)
     Task(url).seal("sealed by an attempt that was killed", 1)
     await committer.complete(1)
@@ -348,7 +348,7 @@ async def test_a_run_that_continues_after_all_is_not_cleaned_up_like_an_ended_on
 
 
 async def test_batch_mode_is_refused(url: str) -> None:
-    """Spark keeps a task's output there, and runs the whole task again: no checkpoint owns the rows."""
+    """Spark keeps a task's output there and runs the whole task again: no checkpoint owns the rows."""
     with pytest.raises(SinkMisused, match=r"batch mode.*RestoreMode\.STREAMING"):
         await SinkCommitter(url).start(a_driver(mode=RestoreMode.BATCH))
 
@@ -364,7 +364,7 @@ async def test_the_state_of_another_sink_or_directory_is_refused(url: str) -> No
 
 
 async def test_two_sinks_in_one_directory_leave_each_other_alone(url: str) -> None:
-    """Also where one has ended and cleans up."""
+    """Also if one of them has ended and cleans up."""
     one = await a_committer(url, context=a_driver(operator_id="a/b"))
     event = Task(url, operator_id="a/b").seal("one", 1)
     two = await a_committer(url, context=a_driver(operator_id="two"))
@@ -398,7 +398,7 @@ async def test_a_filesystem_that_fails_for_a_moment_is_retried() -> None:
 
 
 async def test_a_filesystem_that_keeps_failing_is_a_clear_error_and_nothing_is_lost() -> None:
-    """H7: the error leaves the coordinator; the restore that follows publishes."""
+    """H7: the coordinator raises the error; the restore that follows publishes."""
     url = new_url()
     committer = await a_committer(url)
     event = Task(url).seal("a", 1)
@@ -466,7 +466,7 @@ async def test_a_reader_that_looks_constantly_sees_only_whole_files(tmp_path: Pa
 async def test_what_is_published_is_on_the_disk_before_the_next_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next state no longer lists it, so a power cut must not bring it back to the staging directory."""
+    """The next state no longer lists it, so a power failure must not move it back to the staging directory."""
     url = str(tmp_path / "out")
     committer = await a_committer(url)
     await committer.sealed(0, 0, Task(url).seal("a", 1))
@@ -496,7 +496,7 @@ async def test_the_staging_directory_is_deleted_only_when_it_is_empty(
     await committer.close()
     assert len(visible(url)) == 1
     (journal,) = (tmp_path / "out" / ".headgate-out").iterdir()
-    assert is_journal(journal.name)  # a restored checkpoint may list what it names
+    assert is_journal(journal.name)  # a restored checkpoint may list the staged files
 
 
 async def test_a_file_where_the_directory_should_be_fails_the_start(tmp_path: Path) -> None:

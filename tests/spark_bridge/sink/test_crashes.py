@@ -1,4 +1,4 @@
-"""Exactly once through crashes at every moment: the model of ``world`` driven through all of them, and at random."""
+"""Exactly-once output through crashes at every moment: the model of ``world``, exhaustively and at random."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark_bridge.sink.world import World
 
 @pytest.fixture(autouse=True)
 def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of short works on files: handing each to a thread takes ten times as long as doing it."""
+    """Run file operations in the event loop: for thousands of short ones, threads take ten times as long."""
 
     async def run_here(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)
@@ -37,7 +37,7 @@ SCRIPT: list[Step] = [
     lambda world: world.deliver(0),
     lambda world: world.store(),
     lambda world: world.notify(),
-    lambda world: world.deliver(1),  # the list comes behind the completion
+    lambda world: world.deliver(1),  # the list arrives after the completion
     lambda world: world.write(1),
     lambda world: world.cut(),  # 2 is aborted when one of two has sealed for it
     lambda world: world.snapshot(0),
@@ -54,7 +54,7 @@ SCRIPT: list[Step] = [
     lambda world: world.write(0),
     lambda world: world.cut(),  # 4 completes
     lambda world: world.write(0),
-    lambda world: world.finish(0),  # its last part is sealed for no checkpoint, and its list is held by 4
+    lambda world: world.finish(0),  # its last part is not sealed for a checkpoint, and its list is held by 4
     lambda world: world.write(1),
     lambda world: world.snapshot(1),
     lambda world: world.snapshot(0),
@@ -101,7 +101,7 @@ LATER: dict[str, list[Step]] = {
 
 
 class Crash(Exception):
-    """The process that did this is no more."""
+    """Stands for the death of the process."""
 
 
 async def take(world: World, step: Step) -> None:
@@ -113,7 +113,7 @@ async def take(world: World, step: Step) -> None:
 
 @pytest.mark.parametrize("trouble", TROUBLES)
 async def test_a_fault_between_any_two_steps_neither_loses_nor_repeats_a_row(trouble: str) -> None:
-    """H18, H31, H47: with the driver dying right behind it, and with a reader who takes everything away."""
+    """H18, H31, H47: also if the driver dies right after it, or a reader takes all files away."""
     for moment in range(len(SCRIPT) + 1):
         for then in (TROUBLES["nothing"], TROUBLES["the driver dies"], World.read):
             world = World(new_url())
@@ -127,7 +127,7 @@ async def test_a_fault_between_any_two_steps_neither_loses_nor_repeats_a_row(tro
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("write", WRITES)
 async def test_whatever_a_storage_answers_no_row_is_lost_or_repeated(write: str, trouble: str) -> None:  # H64
-    """A checkpoint of which the answer is wrong, then trouble, then what becomes of the checkpoint; and a reader."""
+    """A checkpoint with a wrong answer, then trouble, then the checkpoint's real outcome; and a reader."""
     stores = [place for place, step in enumerate(SCRIPT) if "store" in step.__code__.co_names]
     assert len(stores) == 4
     for place in stores:
@@ -144,14 +144,15 @@ async def test_whatever_a_storage_answers_no_row_is_lost_or_repeated(write: str,
 
 IN_DOUBT = next(place for place, step in enumerate(SCRIPT) if "store" in step.__code__.co_names)
 SCRIPT_IN_DOUBT = [*SCRIPT[:IN_DOUBT], *WRITES["fails, and the checkpoint is there"], *SCRIPT[IN_DOUBT + 1 :]]
-"""The first checkpoint is in doubt until another one completes."""
+"""A script whose first checkpoint is in doubt until another one completes."""
 SCRIPT_IN_DOUBT.insert(IN_DOUBT + 1, TROUBLES["the job fails"])
 
 
 async def run_until_operation(script: list[Step], number: int, *, reads: bool) -> tuple[World, str]:
-    """Run the script on a filesystem that breaks at its change ``number``; returns what it was, "" for none.
+    """Run the script on a filesystem that breaks at its change ``number``; return the kind of that change, "" for
+    none.
 
-    ``reads``: a reader takes each file as soon as it is moved to where readers look.
+    ``reads``: a reader takes each file as soon as it becomes visible.
     """
     world = World(new_url())
     seen: list[str] = []
@@ -159,7 +160,7 @@ async def run_until_operation(script: list[Step], number: int, *, reads: bool) -
     def count(what: str, path: str) -> None:
         seen.append(what)
         if reads and what == "after remove":
-            BreakingFileSystem.on_operation = None  # what the reader does is not the sink's
+            BreakingFileSystem.on_operation = None  # the reader's own changes do not count
             world.read()
             BreakingFileSystem.on_operation = count
         if len(seen) == number:
@@ -189,7 +190,7 @@ async def run_until_operation(script: list[Step], number: int, *, reads: bool) -
 async def test_a_crash_at_any_change_of_the_filesystem_neither_loses_nor_repeats_a_row(
     script: list[Step], reads: bool
 ) -> None:  # H64
-    """Between the copy and the removal too, where publishing is not one step; the whole application starts again."""
+    """Also between the copy and the removal, if publishing takes two steps; the whole application starts again."""
     kinds = set()
     number = 0
     while True:

@@ -38,7 +38,7 @@ def test_other_names_are_not_parts(name: str) -> None:
 
 
 def test_the_files_of_a_subtask_sort_in_the_order_of_their_rows() -> None:
-    """By epoch, a later attempt behind an earlier one, then by number."""
+    """By epoch, then by attempt, then by number."""
     parts = [
         PartName(0, -1, 0, "f" * 16, 0),
         PartName(0, -1, 0, "f" * 16, 1),
@@ -63,7 +63,7 @@ def test_a_list_survives_the_codec_unchanged() -> None:
 
 
 def test_no_sealed_file_makes_no_event_and_many_make_several() -> None:
-    """Each must fit the bound of an event (H62)."""
+    """Each must fit the size limit of an event (H62)."""
     assert list(sealed_events("out", PLACE, [])) == []
     files = [a_file(number) for number in range(2500)]
     events = list(sealed_events("out", PLACE, files))

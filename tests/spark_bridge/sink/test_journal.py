@@ -1,4 +1,4 @@
-"""What was published is known even if the files are gone (H64)."""
+"""The journal records what was published, even after the files are gone (H64)."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.spark_bridge.sink.kit import TaskContext, a_driver, as_context, rows_
 
 
 class Json(FileSinkOperator):
-    """Records that are no lines."""
+    """Records that are not lines."""
 
     def encode(self, record: Any) -> bytes | str:
         return json.dumps(record)
@@ -31,7 +31,7 @@ def opened(operator: FileSinkOperator, state: bytes | None = None, **fields: Any
 
 
 def until(operator: FileSinkOperator, records: Iterable[Any], count: int) -> None:
-    """Let it take ``count`` records and then ask for one more."""
+    """Let it take ``count`` records and request one more."""
 
     class Enough(Exception):
         pass
@@ -48,7 +48,7 @@ def until(operator: FileSinkOperator, records: Iterable[Any], count: int) -> Non
 
 
 async def test_lines_appear_checkpoint_by_checkpoint_and_the_rest_with_the_final_one(tmp_path: Path) -> None:
-    """H40, H47: a coordinator that does nothing else, and an operator that writes what it is given."""
+    """H40, H47: a coordinator without other duties, and an operator that writes the records it is given."""
     url = str(tmp_path / "out")
     coordinator, operator = FileSinkCoordinator(url), FileSinkOperator(url, suffix=".txt")
     await coordinator.start(a_driver())
@@ -75,7 +75,7 @@ async def test_lines_appear_checkpoint_by_checkpoint_and_the_rest_with_the_final
 
 
 async def test_a_retried_attempt_goes_on_behind_what_the_checkpoint_covers(tmp_path: Path) -> None:
-    """H10, H18: what the dead one wrote behind it is gone, and written again by its successor."""
+    """H10, H18: the rows that the dead attempt wrote after it are deleted, and its successor writes them again."""
     url = str(tmp_path / "out")
     coordinator, operator = FileSinkCoordinator(url), FileSinkOperator(url)
     await coordinator.start(a_driver())
@@ -92,7 +92,7 @@ async def test_a_retried_attempt_goes_on_behind_what_the_checkpoint_covers(tmp_p
     successor = FileSinkOperator(url)
     context = opened(successor, state, attempt=1, checkpoint_id=1)
     until(successor, "abcd", 1)
-    assert successor.snapshot_state(2) == state  # still passing over what was written before
+    assert successor.snapshot_state(2) == state  # still skipping the rows that were written before
     successor.process(iter("abcd"))
     successor.snapshot_state(3)
     await coordinator.handle_event_from_operator(0, 1, context.sent.pop())
@@ -151,7 +151,7 @@ def test_a_number_of_records_means_nothing_with_other_partitions(tmp_path: Path)
 
 
 def test_the_position_is_one_in_a_micro_batch(tmp_path: Path) -> None:
-    """A checkpoint of an earlier batch passes no record over, of whatever parallelism it is."""
+    """A checkpoint of an earlier batch never makes a record be skipped, whatever its parallelism."""
     operator = FileSinkOperator(str(tmp_path), batch_id=4)
     opened(operator)
     operator.process(iter(["a", "b"]))

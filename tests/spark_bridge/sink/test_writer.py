@@ -1,4 +1,4 @@
-"""What a task writes, on a plain path, a file URL and in memory."""
+"""The files that a task writes on a plain path, a file URL and in memory."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_part_that_is_large_enough_is_ended_and_the_next_begun(url: str) -> No
 
 
 def test_two_writers_of_the_same_attempt_number_never_share_a_name(url: str) -> None:
-    """Attempts are counted from 0 again in the next application, which may restore nothing."""
+    """Attempt numbers start at 0 again in the next application, which may restore nothing."""
     names = []
     for _ in range(2):
         writer = a_writer(url)
@@ -113,7 +113,7 @@ def test_a_line_feed_inside_a_line_would_make_two_rows_of_one(url: str) -> None:
 
 
 def test_a_writer_whose_write_failed_seals_nothing_more() -> None:
-    """Its part may end in the middle of a row; an operator that swallows the error must not publish that."""
+    """Its part may end in the middle of a row; an operator that swallows the error must not publish the part."""
     url = new_url()
     writer = a_writer(url)
 
@@ -158,7 +158,7 @@ def test_invalid_settings_are_refused(settings: dict[str, Any], tmp_path: Path) 
 
 
 def test_sealed_rows_are_on_the_disk_before_they_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A power cut behind the durable checkpoint must not take them away: first the file, then its name."""
+    """A power failure after the durable checkpoint must not lose the parts: sync first the file, then its name."""
     synced: list[str] = []
     monkeypatch.setattr(
         "os.fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").resolve().name)

@@ -1,12 +1,12 @@
-"""A small model of an operator with a sink: real writer and committer, and what the protocol promises around them.
+"""A small model of an operator with a sink: real writer and committer, and the guarantees of the protocol around them.
 
-What is modelled: the valves (what a subtask sends between the close and its snapshot is held and is part of it, H31),
+The model covers the valves (what a subtask sends between the close and its snapshot is held and is part of it, H31),
 checkpoints from the cut to the completion, their abort, attempts that fail, copies, global failures, and drivers that
 die. Rows are ``subtask:number``; a subtask's position is the number of its next row.
 
-What a storage says of a write need not be true: a checkpoint that is reported as failed may be there, or appear later.
-It is *in doubt* until its discard succeeds or a later one completes (H64), and a new driver starts from the newest
-that is there.
+A storage's answer to a write may be wrong: a checkpoint that is reported as failed may exist, or appear later. It is
+*in doubt* until its discard succeeds or a later one completes (H64). A new driver starts from the newest checkpoint
+that exists.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Checkpoint:
 
 
 class Attempt:
-    """One life of a subtask: its writer, and its end of the channel up."""
+    """One attempt of a subtask: its writer, and its end of the upward channel."""
 
     def __init__(self, url: str, subtask: int, attempt: int, restored: Checkpoint) -> None:
         part = restored.parts[subtask]
@@ -75,7 +75,7 @@ class Attempt:
 
 
 class Written(Enum):
-    """How far the storage has come with a checkpoint."""
+    """How far the write of a checkpoint has come."""
 
     NOT_BEGUN = "not begun"
     UNDER_WAY = "under way"
@@ -84,7 +84,7 @@ class Written(Enum):
 
 @dataclass
 class Pending:
-    """``there``: a new driver would find it."""
+    """A checkpoint that has not completed. ``there``: a new driver would find it."""
 
     checkpoint_id: int
     state: bytes
@@ -101,7 +101,7 @@ class Pending:
 
 
 class World:
-    """One application after the other over one directory. The methods are the steps; each leaves a lawful state."""
+    """Consecutive applications over one directory. Each method is a step and leaves a valid state."""
 
     def __init__(self, url: str, *, subtasks: int = 2, rows: int = 6) -> None:
         self.url = url
@@ -116,9 +116,9 @@ class World:
         self.taken_away: dict[str, bytes] = {}
 
     async def boot(self) -> None:
-        """A driver starts, and with it everything else, from the newest checkpoint that is there.
+        """Start a driver, and everything else with it, from the newest checkpoint that exists.
 
-        What its predecessor was writing, and is not there by now, will never count.
+        Whatever its predecessor was writing never counts if it is not there by now.
         """
         newest = self._newest()
         if newest is not None:
@@ -141,19 +141,19 @@ class World:
                 attempt.write()
 
     async def deliver(self, subtask: int, most: int = 100) -> None:
-        """The coordinator takes what is on its way."""
+        """The coordinator receives events that are in transit."""
         for attempt in self.attempts[subtask]:
             for _ in range(min(most, len(attempt.channel) if attempt.closed_for is None else 0)):
                 await self.committer.sealed(subtask, attempt.number, attempt.channel.popleft())
 
     async def finish(self, subtask: int) -> None:
-        """The last list is sent, and where nothing is closed the goodbye follows; a copy is killed."""
+        """Send the last list and, unless a valve is closed, the completion message; a copy is killed."""
         attempt, *others = self.attempts[subtask]
         if attempt.finished or attempt.position < self.rows:
             return
         attempt.seal()
         if attempt.closed_for is not None:
-            return  # the list is held, and the goodbye waits
+            return  # the list is held, and the completion message waits
         await self.deliver(subtask)
         attempt.finished = True
         for other in others:
@@ -161,9 +161,9 @@ class World:
         self.attempts[subtask] = [attempt]
 
     async def fail(self, subtask: int, *, told_first: bool = False) -> None:
-        """Every attempt of the subtask dies (a success is revoked), and a new one begins before the reset is told.
+        """Every attempt of the subtask dies (a success is revoked), and a new one begins before the reset is reported.
 
-        ``told_first``: whether the coordinator hears of a durable checkpoint before the failure, or behind it.
+        ``told_first``: whether the coordinator is notified of a durable checkpoint before or after the failure.
         """
         if told_first:
             await self.notify()
@@ -174,7 +174,7 @@ class World:
         await self.committer.subtask_reset(subtask, self.completed.checkpoint_id)
 
     async def copy(self, subtask: int) -> None:
-        """A second attempt beside the first; nothing pending survives that."""
+        """Start a second attempt beside the first; this aborts any pending checkpoint."""
         if len(self.attempts[subtask]) == 1 and not self.attempts[subtask][0].finished:
             await self._notify_or_abort()
             self.attempts[subtask].append(self._begin(subtask))
@@ -186,7 +186,7 @@ class World:
             self.committer.subtask_failed(subtask, lost.number)
 
     async def fail_job(self) -> None:
-        """A global failure: everything goes back under the same driver; only who lives is reported failed (H15)."""
+        """A global failure: the same driver rolls everything back; only live attempts are reported failed (H15)."""
         for attempts in self.attempts.values():
             self._report_failed([attempt for attempt in attempts if not attempt.finished])
         await self._notify_or_abort()
@@ -198,7 +198,7 @@ class World:
     # --- checkpoints --------------------------------------------------------------------------------------
 
     async def cut(self, deliver_most: int = 100) -> None:
-        """Close, then the coordinator's snapshot. What was not taken before is held."""
+        """Close the valves, then take the coordinator's snapshot. Undelivered events are held."""
         if self.pending is not None or any(len(attempts) > 1 for attempts in self.attempts.values()):
             return
         checkpoint_id, self.next_id = self.next_id, self.next_id + 1
@@ -218,24 +218,24 @@ class World:
             self.pending.parts[subtask] = attempt.snapshot(self.pending.checkpoint_id)
 
     def store(self) -> None:
-        """Everybody has acknowledged: the checkpoint is written, and the storage says so."""
+        """Every subtask has acknowledged: the checkpoint is written, and the storage reports that."""
         if self._begin_write():
             assert self.pending is not None
             self.pending.written, self.pending.there = Written.TOLD, True
 
     async def store_and_fail(self, *, there: bool) -> None:
-        """The storage reports a failure. ``there``: the checkpoint is durable all the same, or else may be later."""
+        """The storage reports a failure. ``there``: the checkpoint is durable even so; otherwise it may be later."""
         if self._begin_write():
             assert self.pending is not None
             self.pending.there = there
             await self.abort()
 
     def hang(self) -> None:
-        """The write takes long; nobody has an answer."""
+        """The write takes long and has not been answered."""
         self._begin_write()
 
     def appear(self, which: int = 0) -> None:
-        """A write that was given up, or has no answer, is carried out after all."""
+        """A write that was given up, or has no answer, takes effect after all."""
         open_ones = [one for one in self._unanswered() if not one.there]
         if open_ones:
             open_ones[which % len(open_ones)].there = True
@@ -246,7 +246,7 @@ class World:
             await self._discarded(sorted(self.in_doubt)[which % len(self.in_doubt)])
 
     async def notify(self) -> None:
-        """Tell the coordinator of what is reported as durable; what was in doubt before it is so no more."""
+        """Tell the coordinator about a checkpoint reported as durable; earlier ones are then no longer in doubt."""
         if (pending := self.pending) is not None and pending.told:
             await self.committer.complete(pending.checkpoint_id)
             self.completed, self.pending = pending.checkpoint(), None
@@ -254,7 +254,7 @@ class World:
                 await self._discarded(checkpoint_id)
 
     async def abort(self) -> None:
-        """Give up what is not reported as durable yet; if its write has begun, it is in doubt."""
+        """Give up a checkpoint that is not reported as durable yet; if its write has begun, it is in doubt."""
         if (pending := self.pending) is None or pending.told:
             return
         self.pending = None
@@ -266,7 +266,7 @@ class World:
                 attempt.closed_for = None
 
     async def end(self) -> None:
-        """Every subtask ends well, the run too, and a final checkpoint completes."""
+        """Every subtask and the run end successfully, and a final checkpoint completes."""
         await self.abort()
         await self.notify()
         for subtask in self.subtasks:
@@ -281,13 +281,13 @@ class World:
         await self.committer.close()
 
     def read(self) -> None:
-        """A reader takes away what it sees."""
+        """A reader takes away all visible files."""
         self.taken_away |= take_visible(self.url)
 
     # --- what must hold -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """No visible row twice, none that a restore would write again."""
+        """No row is visible twice, or is both visible and due to be written again after a restore."""
         rows = rows_of(self.taken_away) + rows_of(visible(self.url))
         assert len(set(rows)) == len(rows), f"doubled: {rows}"
         durable = self._newest() or self.completed
@@ -296,7 +296,7 @@ class World:
             assert number < durable.parts[subtask].position, f"{row} is visible too early"
 
     def check_end(self) -> None:
-        """Every row once, each subtask's in order, nothing left behind."""
+        """Every row is visible once, each subtask's in order, and nothing else is left."""
         files = self.taken_away | visible(self.url)
         assert rows_of(files) == [f"{s}:{number:03d}" for s in self.subtasks for number in range(self.rows)]
         assert staged(self.url) == []
@@ -309,12 +309,12 @@ class World:
         return attempt
 
     def _unanswered(self) -> list[Pending]:
-        """What is being written, or was when it was given up."""
+        """The checkpoints whose write has no answer yet, or was given up."""
         pending = [] if self.pending is None or self.pending.written is Written.NOT_BEGUN else [self.pending]
         return [*self.in_doubt.values(), *pending]
 
     def _newest(self) -> Pending | None:
-        """What a new driver would start from; None for what is complete."""
+        """The checkpoint that a new driver would start from; None for the completed one."""
         there = [one for one in self._unanswered() if one.there]
         return max(there, key=lambda one: one.checkpoint_id, default=None)
 
@@ -335,6 +335,6 @@ class World:
             self.committer.subtask_failed(attempt.subtask, attempt.number)
 
     async def _notify_or_abort(self) -> None:
-        """Before a reset, what is reported as durable is told, and what is not is aborted (H16, H18)."""
+        """Before a reset, notify a checkpoint reported as durable, and abort any other (H16, H18)."""
         await self.notify()
         await self.abort()

@@ -14,7 +14,7 @@ from spark_bridge.storage import CheckpointStorage
 
 
 def a_checkpoint(checkpoint_id: int, *, state: bytes = b"state") -> CompletedCheckpoint:
-    """A small one with a held event; subtask 1 of 2 took part as empty (H47)."""
+    """A small checkpoint with a held event; subtask 1 of 2 took part as empty (H47)."""
     part = SubtaskSnapshot((SubtaskState(0, state),), (HeldEvent(0, b"\xc0"),), 3)
     return CompletedCheckpoint(checkpoint_id, 2, f"coordinator {checkpoint_id}".encode(), {0: part})
 
@@ -26,7 +26,7 @@ def a_prepared_storage(url: str | Path, **settings: Any) -> CheckpointStorage:
 
 
 def a_storage_with(url: str | Path, count: int, **settings: Any) -> tuple[CheckpointStorage, list[int]]:
-    """A prepared storage with so many checkpoints of the operator "words", and their ids."""
+    """A prepared storage with this many checkpoints of the operator "words", and their ids."""
     storage = a_prepared_storage(url, **settings)
     ids = list(storage.reserve_ids(count))
     for checkpoint_id in ids:
@@ -35,9 +35,9 @@ def a_storage_with(url: str | Path, count: int, **settings: Any) -> tuple[Checkp
 
 
 class HookedFileSystem(LocalFileSystem):  # type: ignore[misc]
-    """The local filesystem as one of a kind that is not known to be local; ``hook`` sees each call before it is done.
+    """The local filesystem, disguised as one that is not known to be local; ``hook`` is called before each call.
 
-    It hears the name of the call and its path, and may raise; a move it hears of twice, as ``mv`` and ``moved``.
+    It gets the name of the call and its path, and may raise; it is called twice for a move, as ``mv`` and ``moved``.
     """
 
     protocol = "hooked"

@@ -16,7 +16,7 @@ fsspec.register_implementation("hooked", HookedFileSystem, clobber=True)
 
 @pytest.fixture(params=["local", "memory", "hooked"])
 def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty place, on filesystems of three kinds."""
+    """An empty directory on each of three kinds of filesystem."""
     HookedFileSystem.hook = staticmethod(lambda call, path: None)
     yield {"local": str(tmp_path / "checkpoints"), "memory": "memory://checkpoints"}.get(
         request.param, f"hooked://{tmp_path}/checkpoints"
@@ -27,7 +27,7 @@ def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def hooked_url(tmp_path: Path) -> Iterator[str]:
-    """An empty place whose calls go through ``HookedFileSystem.hook``."""
+    """An empty directory whose calls go through ``HookedFileSystem.hook``."""
     HookedFileSystem.hook = staticmethod(lambda call, path: None)
     yield f"hooked://{tmp_path}/checkpoints"
     HookedFileSystem.hook = staticmethod(lambda call, path: None)

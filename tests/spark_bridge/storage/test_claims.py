@@ -1,4 +1,4 @@
-"""Ids that never come again (H4), and two applications on one directory."""
+"""Checkpoint ids are never reused (H4), and two applications may share a directory."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_applications_that_start_at_the_same_moment_never_share_an_id(tmp_path: 
     for thread in threads:
         thread.join()
     assert len(seen) == len(set(seen))
-    assert len(fenced) <= 5  # one of them, the last, is fenced by nobody
+    assert len(fenced) <= 5  # the last of them is not fenced
 
 
 def test_ids_reserved_during_a_takeover_are_not_assigned_again(hooked_url: str) -> None:  # H4

@@ -1,4 +1,4 @@
-"""``python -m headgate checkpoints``: what a person sees of a directory."""
+"""``python -m headgate checkpoints``: what it prints about a directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A damaged checkpoint is never restored as if it were whole (H50)."""
+"""A damaged checkpoint is never restored as if it were intact (H50)."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_unknown_files_are_left_alone(two: tuple[Path, Path]) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_writer_that_is_killed_leaves_only_whole_checkpoints(seed: int, tmp_path: Path) -> None:  # H4, H50, H51
-    """A real process that stores checkpoint after checkpoint; it dies while it writes, as often as not."""
+    """A real process that stores one checkpoint after another; about half of the time it dies during a write."""
     print(f"seed {seed}")
     dice = random.Random(seed)
     acknowledged: list[int] = []
@@ -160,7 +160,7 @@ def test_a_writer_that_is_killed_leaves_only_whole_checkpoints(seed: int, tmp_pa
 
 
 def stored_until_killed(root: Path, *, after: int, turns: int) -> list[int]:
-    """Run a writer, kill it so many checkpoints and so many empty turns later; the ids that it said were stored."""
+    """Run a writer and kill it after this many checkpoints and idle turns; return the ids it reported as stored."""
     command = [sys.executable, "-m", "tests.spark_bridge.storage.writer", str(root)]
     lines: list[bytes] = []
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as writer:

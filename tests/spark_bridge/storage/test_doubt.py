@@ -1,4 +1,4 @@
-"""Checkpoints whose outcome is not known: what a storage promises of them, and which one a restart restores (H64)."""
+"""Checkpoints with an unknown outcome: what a storage guarantees for them, and which one a restart restores (H64)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def restored(storage: CheckpointStorage) -> int:
 
 
 def appear(storage: CheckpointStorage, checkpoint_id: int, of: int) -> None:
-    """A rename that the filesystem has queued is done, whoever is still alive; here with the bytes of another one."""
+    """Complete a rename that the filesystem had queued, whichever process is alive; with another checkpoint's bytes."""
     folder = Path(storage.url.removeprefix("hooked://")) / "words"
     (folder / f"checkpoint-{checkpoint_id}.hgc").write_bytes((folder / f"checkpoint-{of}.hgc").read_bytes())
 
@@ -174,8 +174,8 @@ def test_a_write_that_succeeds_after_its_successor_restored_is_permanently_void(
 
 @pytest.mark.parametrize("discards", [True, False], ids=["discards", "only-writes"])
 def test_at_whatever_step_a_later_application_takes_over_both_agree(discards: bool, hooked_url: str) -> None:  # H64
-    """The earlier one writes a checkpoint, is told that it failed after the rename, and discards it. At one of the
-    calls of the filesystem on the way the later one takes over and restores; then the earlier one goes on.
+    """The earlier one writes a checkpoint, gets an error after the rename, and discards it. At one of these filesystem
+    calls the later one takes over and restores; then the earlier one goes on.
     """
     steps = 0
     for step in range(100):
@@ -217,8 +217,10 @@ def test_at_whatever_step_a_later_application_takes_over_both_agree(discards: bo
 
 
 def discard_beside_a_restore(url: str) -> tuple[bool, int]:
-    """A later application has read what it restores, and recorded nothing yet, when the earlier one's discard, whose
-    first look at the claims was before, writes its marker. Say whether that is durable then, and what is restored.
+    """Interleave a discard with a restore; return whether the discard is durable then, and what is restored.
+
+    The earlier application looks at the claims and is about to write its marker. By then the later one has read what
+    it restores, but has recorded nothing yet.
     """
     earlier, _ = a_storage_with(url, 1)
     (in_doubt,) = earlier.reserve_ids(1)
@@ -316,7 +318,7 @@ def test_an_older_replacement_is_what_later_restarts_restore(tmp_path: Path) -> 
     storage = a_prepared_storage(tmp_path)
     (first,) = storage.reserve_ids(1)
     assert storage.restore_latest("words", first=first, allow_older=True) == a_checkpoint(whole)
-    file.write_bytes(good)  # somebody finds a copy
+    file.write_bytes(good)  # a copy turns up
     assert restored(a_prepared_storage(tmp_path)) == whole
 
 
@@ -369,7 +371,7 @@ def test_lost_claims_do_not_bring_back_an_id_or_an_epoch_that_a_marker_names(tmp
 
 
 async def test_an_operator_that_is_coordinated_again_continues_from_what_it_restores(storage: Storage) -> None:  # H64
-    """In one application: the first life leaves one in doubt that appears when the second has begun."""
+    """In one application: the first attempt leaves a checkpoint in doubt, which appears when the second has begun."""
     async with StorageSession(storage) as session:
         port = session.port("words", RestoreMode.STREAMING)
         assert await port.restore_latest() is None

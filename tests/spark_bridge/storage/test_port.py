@@ -1,4 +1,4 @@
-"""Storage as the event loop sees it: ids at once, a discard after the store that it overtakes."""
+"""Storage as the event loop sees it: ids immediately, and a discard after the store that it overtakes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 
 class Stopped:
-    """A filesystem call that waits in its thread until it is let go."""
+    """A filesystem call that waits in its thread until it is released."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -48,7 +48,7 @@ class Stopped:
 
 @contextmanager
 def stopped_at(call: str) -> Iterator[Stopped]:
-    """The first such call waits; the threads are let go in any case."""
+    """Block the first such call; the threads are released in any case."""
     stop = Stopped()
 
     def hook(called: str, path: str) -> None:
@@ -270,7 +270,7 @@ def test_memory_keeps_the_last_completed_one_too() -> None:  # H51
 
 
 async def test_ids_pass_over_a_checkpoint_of_another_storage(storage: Storage) -> None:
-    # H4: whoever starts from a savepoint of another storage gives out higher ids than it has
+    # H4: an application that starts from a savepoint of another storage uses ids higher than the savepoint's
     async with StorageSession(storage, block_ids=4) as session:
         assert session.next_checkpoint_id() == 1
         await session.pass_over(2)

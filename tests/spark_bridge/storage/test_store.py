@@ -1,4 +1,4 @@
-"""Checkpoints in a directory: written whole, read whole, kept as long as they are needed (H50, H51, H52)."""
+"""Checkpoints in a directory: written completely, read completely, kept as long as they are needed (H50, H51, H52)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_operators_are_kept_apart_whatever_they_are_called(any_url: str) -> None
 
 def test_the_newest_are_retained(any_url: str) -> None:  # H51
     storage, ids = a_storage_with(any_url, 10, retained=2)
-    assert ids_of(storage) == ids[-3:]  # two, and the newest, which may yet be given up
+    assert ids_of(storage) == ids[-3:]  # two, and the newest, which may still be given up
 
 
 def test_the_last_completed_one_stays_when_all_pending_ones_are_given_up(any_url: str) -> None:  # H51

@@ -1,6 +1,6 @@
 """A process that stores checkpoints until it is killed: ``python -m tests.spark_bridge.storage.writer DIR``.
 
-Says "stored ID" of each once it is.
+It prints "stored ID" for each one after the write.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from spark_bridge.storage import CheckpointStorage
 
 
 def state_of(checkpoint_id: int) -> bytes:
-    """Large enough for a kill to fall into the write of it."""
+    """Large enough for a kill to interrupt its write."""
     return checkpoint_id.to_bytes(8, "big") * 50_000
 
 

@@ -21,7 +21,7 @@ def open_sockets() -> int:
         try:
             count += os.readlink(f"/proc/self/fd/{name}").startswith(kinds)
         except OSError:
-            continue  # the one that listed the folder
+            continue  # the descriptor that listed the folder
     return count
 
 
@@ -32,7 +32,7 @@ def nothing_survives_the_test() -> Iterator[None]:
     gc.collect()
     left_behind = attached.attached_keys()
     for attempt in tuple(attached._process.attached.values()):
-        attempt.close()  # or the next test would fail as well
+        attempt.close()  # otherwise the next test would fail as well
     assert left_behind == []
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith(("headgate-", "task-"))] == []
     assert open_sockets() == sockets

@@ -9,7 +9,7 @@ from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 
 
 class Recorder(SubtaskOperator):
-    """Yields each record, and every call that it gets, in their order.
+    """Yields each record, and every call that it receives, in order.
 
     It does not wait for the coordinator's ``subtask_ready``: the peer of these tests numbers its items by hand.
     """
@@ -68,7 +68,7 @@ class EventSource(Recorder):
 
 
 class Calling(Recorder):
-    """Runs a function of the test's instead of ``process``; yields what it returns."""
+    """Runs a function of the test instead of ``process``; yields its result."""
 
     def __init__(self, body: Callable[[SubtaskContext], Any]) -> None:
         super().__init__()

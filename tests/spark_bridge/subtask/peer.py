@@ -1,7 +1,7 @@
-"""A sidecar by hand: real TCP, real handshake, real frames; each test says what it answers and when.
+"""A scripted sidecar: real TCP, real handshake, real frames; each test decides what it answers and when.
 
-The peer runs on the test's own thread, the task on another, so every test reads as a dialogue. Each wait has
-a deadline and fails the test when it passes.
+The peer runs on the test's own thread, the task on another, so every test reads as a dialogue. Each wait has a
+deadline and fails the test when it passes.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ class PeerConnection:
         return message
 
     def next_item(self, kind: type[MessageT]) -> MessageT:
-        """The next message that is no confirmation."""
+        """Return the next message that is not a confirmation."""
         while isinstance(message := self.receive(), Confirm):
             pass
         assert isinstance(message, kind), f"expected {kind.__name__}, got {message}"
         return message
 
     def confirmed(self, seq: int) -> None:
-        """Read up to the confirmation of ``seq``; nothing but confirmations may come before it."""
+        """Read up to the confirmation of ``seq``; only confirmations may come before it."""
         while (confirm := self.expect(Confirm)).seq < seq:
             pass
         assert confirm.seq == seq
 
     def expect_end(self) -> None:
-        """The task closes its side; confirmations may still come."""
+        """Wait until the task closes its side; confirmations may still come."""
         while True:
             if self._messages:
                 assert isinstance(self.receive(), Confirm)
@@ -91,7 +91,7 @@ class PeerConnection:
         return EventMessage(TASK_ID, seq, encode_event(value))
 
     def finish(self) -> Finished:
-        """The task says goodbye, and is heard."""
+        """Receive the task's completion message and confirm it."""
         finished = self.expect(Finished)
         self.send(Confirm(finished.task_attempt_id, finished.seq))
         return finished
@@ -131,7 +131,7 @@ class Peer:
             "register_timeout_s": PATIENCE_S,
             "send_timeout_s": PATIENCE_S,
             "finish_timeout_s": PATIENCE_S,
-            "kill_wait_s": 0.0,  # nobody kills here
+            "kill_wait_s": 0.0,  # kills are not needed here
         }
         return TaskEndpoint(**(fields | changes))
 
@@ -139,7 +139,7 @@ class Peer:
         self._listener.close()
 
     def change_secret(self, secret: bytes) -> None:
-        """From now on this is another sidecar."""
+        """Become another sidecar from now on."""
         self._secret = secret
 
     def accept_raw(self) -> socket.socket:
@@ -149,7 +149,7 @@ class Peer:
         return sock
 
     def accept(self) -> PeerConnection:
-        """Take one connection and authenticate it. Raises what the handshake raises."""
+        """Accept one connection and authenticate it. Raises the error of a failed handshake."""
         sock = self.accept_raw()
         try:
             handshake = ServerHandshake(self._secret, os.urandom(32))
@@ -167,7 +167,7 @@ class Peer:
         return connection
 
     def take_task(self, **changes: Any) -> PeerConnection:
-        """Accept, register and hear that the operator is open."""
+        """Accept, register, and receive the message that the operator is open."""
         connection = self.accept()
         register = connection.expect(Register)
         connection.send(registered(register.task_attempt_id, **changes))
@@ -176,7 +176,7 @@ class Peer:
         return connection
 
     def resume(self, received_seq: int) -> tuple[PeerConnection, Resume]:
-        """Accept a connection that resumes; say that ``received_seq`` items had arrived here."""
+        """Accept a connection that resumes; report that ``received_seq`` items had arrived here."""
         connection = self.accept()
         resume = connection.expect(Resume)
         connection.send(Resumed(resume.task_attempt_id, received_seq))
@@ -199,7 +199,7 @@ def registered(task_attempt_id: int = TASK_ID, **changes: Any) -> Registered:
 
 
 class RunningTask:
-    """A task on a thread of its own, its outputs and its end; join it by ``outputs()`` or ``error()``."""
+    """A task on a separate thread, with its outputs and its end; join it by ``outputs()`` or ``error()``."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class RunningTask:
         limit: int | None = None,
         body: Callable[[], Iterator[Any]] | None = None,
     ) -> None:
-        """``body`` replaces the one task by anything else that runs on the thread and yields outputs."""
+        """``body`` replaces the task by any other function that runs on the thread and yields outputs."""
         self._end: queue.Queue[tuple[list[Any], BaseException | None]] = queue.Queue()
         identity = TaskIdentity(task_attempt_id=task_attempt_id, subtask=2, run_id=5, attempt_number=1)
 

@@ -1,4 +1,4 @@
-"""What the attempts of one Python worker share, and what none may leave to the next (H57; spark-facts 18)."""
+"""What the attempts of one Python worker share, and what they must not leave behind (H57; spark-facts 18)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_next_task_of_a_worker_ends_what_the_last_one_left_behind() -> None:
 
     def worker() -> Iterator[Any]:
         first = run_subtask(Recorder, peer.endpoint(), _identity(1), [1, 2, 3])
-        kept.append(first)  # as a traceback might, or a cache of the user's
+        kept.append(first)  # as a traceback or a cache of the user's might
         yield next(first)
         yield from run_subtask(lambda: Calling(lambda context: attached_keys()), peer.endpoint(), _identity(2), [])
 
@@ -86,7 +86,7 @@ def test_the_next_task_of_a_worker_ends_what_the_last_one_left_behind() -> None:
             next(kept[0])
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns of what is tested here
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns about what is tested here
 def test_a_forked_child_lets_go_without_a_word() -> None:
     def body(context: SubtaskContext) -> int:
         child = os.fork()
@@ -108,7 +108,7 @@ def test_a_forked_child_lets_go_without_a_word() -> None:
     with Peer() as peer:
         task = RunningTask(lambda: Calling(body), peer.endpoint())
         connection = peer.take_task()
-        connection.finish()  # and no broken connection in between
+        connection.finish()  # without a broken connection in between
         assert task.outputs() == [0]
 
 
@@ -129,7 +129,7 @@ def test_a_generator_in_a_cycle_is_ended_by_the_garbage_collector() -> None:  # 
         assert task.outputs() == [1, []]
 
 
-def test_the_garbage_collector_may_end_a_task_on_any_thread() -> None:  # H57: then without a goodbye
+def test_the_garbage_collector_may_end_a_task_on_any_thread() -> None:  # H57: in that case without a completion message
     def worker() -> Iterator[Any]:
         left = [run_subtask(Recorder, peer.endpoint(), _identity(1), [1, 2])]
         yield next(left[0])

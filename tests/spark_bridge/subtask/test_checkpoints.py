@@ -1,4 +1,4 @@
-"""Checkpoints as a task lives through them: while it computes, inside its snapshot, and when it is restored."""
+"""Checkpoints in a task: while it computes, inside its snapshot, and at its restore."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def close_for(connection: PeerConnection, seq: int, checkpoint_id: int) -> None:
 
 
 def put_into_mailbox(connection: PeerConnection, *words: BarrierMessage | AnswerMessage | End) -> None:
-    """What concerns a checkpoint is confirmed later, but the second time it comes at once (H22)."""
+    """Items of a checkpoint are confirmed later, but a resent one is confirmed immediately (H22)."""
     connection.send(*words, words[-1])
     connection.confirmed(words[-1].seq)
 
@@ -121,7 +121,7 @@ def test_a_task_that_computes_holds_what_it_sends_behind_the_close() -> None:  #
 
 
 class Sealing(EventSource):
-    """Sends the files that it has sealed from inside its snapshot, as a two-phase sink does."""
+    """Sends its sealed files from inside its snapshot, as a two-phase sink does."""
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
         self.context.send_event(["sealed", checkpoint_id])
@@ -130,7 +130,7 @@ class Sealing(EventSource):
 
 @pytest.mark.parametrize("window_events", [1000, 1])
 def test_an_event_sent_inside_the_snapshot_is_in_that_very_snapshot(window_events: int) -> None:
-    """H31: also where the window is full of held events already, which leave only behind this snapshot (H48)."""
+    """H31: also if the window is already full of held events, which leave only after this snapshot (H48)."""
 
     class Telling(Sealing):
         def handle_event(self, event: Any) -> None:
@@ -346,7 +346,7 @@ def test_a_final_state_that_fits_no_frame_ends_the_attempt_badly_on_both_sides()
 
 
 def test_an_answer_that_lies_ahead_of_a_barrier_is_in_the_snapshot_of_that_barrier() -> None:
-    """H33, H41: even if the task was taking another snapshot when both came."""
+    """H33, H41: even if the task was taking another snapshot when both arrived."""
     snapshotting, go_on = threading.Event(), threading.Event()
 
     class Asking(Recorder):

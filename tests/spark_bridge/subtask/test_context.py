@@ -1,4 +1,4 @@
-"""What an operator can do (H21, H27, H33)."""
+"""The operations that an operator's context offers (H21, H27, H33)."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ WAITING = CoordinatorAwaited(TASK_ID, "handle_request(subtask=1, attempt=0)", 29
 
 def test_a_request_that_times_out_says_what_the_coordinator_waits_for() -> None:  # H70
     def body(context: SubtaskContext) -> Any:
-        context.wait_for_event()  # the note is here too
+        context.wait_for_event()  # the note is also here
         with pytest.raises(TimedOut) as raised:
             context.request("first", timeout_s=0.05)
         return str(raised.value)

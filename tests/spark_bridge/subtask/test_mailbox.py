@@ -1,4 +1,4 @@
-"""The mailbox by itself, and what its bound does to the wire (H27)."""
+"""The mailbox alone, and what its limit does to the connection (H27)."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def test_a_full_mailbox_stops_the_reading_until_half_of_it_is_handled() -> None:
     with Peer() as peer:
         task = RunningTask(lambda: Calling(body), peer.endpoint(mailbox_events_max=4))
         connection = peer.take_task()
-        for first in range(1, 2001, 200):  # far more than one read takes, and than the mailbox holds
+        for first in range(1, 2001, 200):  # far more than one read takes, or the mailbox holds
             connection.send(*(connection.event(seq, "x" * 2000) for seq in range(first, first + 200)))
             if first == 1:
-                assert connection.expect(Confirm).seq < 200  # and now it does not read on
+                assert connection.expect(Confirm).seq < 200  # now it stops reading
                 go_on.set()
         connection.confirmed(2000)
         connection.finish()

@@ -1,6 +1,6 @@
-"""A task that waits again and again reads its socket by itself; the I/O thread is there when it does something else.
+"""A task that waits repeatedly reads its socket itself; the I/O thread reads while the task does something else.
 
-First all of it, against a peer; then ``OwnReads`` alone, on a pair of sockets.
+First the whole task against a peer; then ``OwnReads`` alone, on a pair of sockets.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from spark_bridge.subtask.own_reads import OwnReads
 from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
 from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask
 
-NEVER_S = 3 * PATIENCE_S  # the peer gives up before
+NEVER_S = 3 * PATIENCE_S  # the peer gives up earlier
 SPIN_S = 0.0002
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task reads by itself in every wait, and does not give the reading back for want of news.
+    """Let a task read its socket in every wait, and never give the socket back for lack of data.
 
-    So whatever has to get it out of such a wait must wake it: it does not come to see by chance.
+    Anything that must end such a wait therefore has to wake the task: it never notices by chance.
     """
     monkeypatch.setattr(OwnReads, "are_worthwhile", True)
     monkeypatch.setattr(own_reads, "IDLE_S", NEVER_S)
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    """Look again and again: nobody announces who reads."""
+    """Poll: a change of reader is not announced."""
     deadline = time.monotonic() + PATIENCE_S
     between_looks = threading.Event()
     while not condition():
@@ -59,7 +59,7 @@ def reads_of(operator: Recorder) -> OwnReads:
 
 
 def until_it_reads_itself(operator: Recorder) -> None:
-    """It has handled all, waits by itself, and the I/O thread has looked since then: it has let go of the socket."""
+    """Wait until it has handled all items, waits in its own read, and the I/O thread has released the socket since."""
     channel, reads = operator.context._channel, reads_of(operator)
 
     def it_does() -> bool:
@@ -70,7 +70,7 @@ def until_it_reads_itself(operator: Recorder) -> None:
 
 
 def begin(peer: Peer, operator: Recorder, **changes: Any) -> tuple[RunningTask, PeerConnection]:
-    """A task that has had an event, which was the first item, and waits by itself for the next one."""
+    """Start a task that has received one event, its first item, and now reads its socket to wait for the next one."""
     task = RunningTask(lambda: operator, peer.endpoint(**changes))
     connection = peer.take_task()
     send(connection, 1, "first")
@@ -79,7 +79,7 @@ def begin(peer: Peer, operator: Recorder, **changes: Any) -> tuple[RunningTask, 
 
 
 def send(connection: PeerConnection, seq: int, value: Any) -> None:
-    """One event, and hear that it lies in the mailbox."""
+    """Send one event, and wait for the confirmation that it is in the mailbox."""
     connection.send(connection.event(seq, value))
     connection.confirmed(seq)
 
@@ -90,7 +90,7 @@ def end(connection: PeerConnection, seq: int) -> None:
 
 
 class Echoing(EventSource):
-    """Sends each event back, so that the peer goes on when the task is about to wait."""
+    """Echoes each event, so that the peer goes on when the task is about to wait."""
 
     def handle_event(self, event: Any) -> None:
         super().handle_event(event)
@@ -98,7 +98,7 @@ class Echoing(EventSource):
 
 
 class Computing(EventSource):
-    """At the event ``"compute"`` it does nothing but ``compute``."""
+    """Runs ``compute`` at the event ``"compute"``."""
 
     def __init__(self, compute: Callable[[], Any]) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def test_it_does_not_need_the_io_thread_meanwhile(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("eager")
 def test_what_comes_all_at_once_arrives_in_order_each_once(monkeypatch: pytest.MonkeyPatch) -> None:  # H22
-    monkeypatch.setattr(channel, "WATCH_S", 0.0)  # reading goes from hand to hand as often as it can
+    monkeypatch.setattr(channel, "WATCH_S", 0.0)  # the reader changes as often as possible
     operator = EventSource()
     with Peer() as peer:
         task, connection = begin(peer, operator)
@@ -216,7 +216,7 @@ def test_a_mailbox_that_fills_while_it_computes_stops_the_reading() -> None:  # 
     with Peer() as peer:
         task, connection = begin(peer, operator, mailbox_events_max=4)
         send(connection, 2, "compute")
-        for first in range(3, 2003, 200):  # far more than one read takes, and than the mailbox holds
+        for first in range(3, 2003, 200):  # far more than one read takes, or the mailbox holds
             connection.send(*(connection.event(seq, "x" * 2000) for seq in range(first, first + 200)))
             if first == 3:
                 assert connection.expect(Confirm).seq < 200
@@ -229,7 +229,7 @@ def test_a_mailbox_that_fills_while_it_computes_stops_the_reading() -> None:  # 
     assert operator.context.statistics.events_received == 2003
 
 
-# --- what it waits for by itself --------------------------------------------------------------------------
+# --- what the task waits for in its own reads ------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("eager")
@@ -589,7 +589,7 @@ def test_the_next_socket_takes_the_place_of_the_last_one(reads: OwnReads, pair: 
     other, far = socket.socketpair()
     with other, far:
         reads.begin(other)
-        assert not reads.wait(0.001)  # though the last one has something
+        assert not reads.wait(0.001)  # although the last one has something to send
         far.send(b"b")
         assert reads.wait(None)
     reads.begin(here)

@@ -1,4 +1,4 @@
-"""A task that reads its socket itself, and how its connection ends: found by breaking it."""
+"""How the connection of a task that reads its own socket ends; the cases were found by breaking connections."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.spark_bridge.subtask.peer import Peer, RunningTask
 from tests.spark_bridge.subtask.test_own_reads import begin, eager, send, until, until_it_reads_itself  # noqa: F401
 
 ANSWER_AFTER_S = 0.05
-"""The distance of a slow network; each of its steps is far within ``connect_timeout_s``."""
+"""The latency of a slow network; each handshake step is far below ``connect_timeout_s``."""
 
 
 @pytest.mark.usefixtures("eager")
 def test_after_a_break_that_the_io_thread_sees_first_a_distant_sidecar_can_be_reached() -> None:  # H24
-    """Reconnecting has its own time, not the millisecond in which a task that reads itself is looked at."""
+    """Reconnecting has its own timeout, not the millisecond after which a self-reading task is checked."""
     operator = EventSource()
     with Peer() as peer:
         task = RunningTask(lambda: operator, peer.endpoint())
@@ -27,7 +27,7 @@ def test_after_a_break_that_the_io_thread_sees_first_a_distant_sidecar_can_be_re
         send(first, 1, "first")
         until_it_reads_itself(operator)
         channel, reads = operator.context._channel, operator.context._channel._own_reads
-        reads._poller.unregister(reads._registered)  # only so that the I/O thread is sure to be the first
+        reads._poller.unregister(reads._registered)  # only to make the I/O thread notice first
         waits = reads._waits
         reads.wake()
         until(lambda: reads.waiting and reads._waits > waits, "it waits again")
@@ -35,19 +35,19 @@ def test_after_a_break_that_the_io_thread_sees_first_a_distant_sidecar_can_be_re
         assert connection is not None
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
         for _ in range(4):
-            operator.context.send_event("x" * 3_000_000)  # by another thread of the task
+            operator.context.send_event("x" * 3_000_000)  # from another thread of the task
         assert channel._wire.has_outgoing
         until_it_reads_itself(operator)
         first.close()
         given_up = 0
         for _ in range(20):
             sock = peer.accept_raw()
-            assert not reads.active  # for there is nothing to read
-            reads._registered = -1  # the next connection's socket is looked at again
+            assert not reads.active  # because there is nothing to read
+            reads._registered = -1  # check the next connection's socket again
             sock.settimeout(ANSWER_AFTER_S)
             try:
-                if sock.recv(65536):  # the first word of the handshake
-                    sock.recv(65536)  # it can only wait now, or give up
+                if sock.recv(65536):  # the first message of the handshake
+                    sock.recv(65536)  # now it can only wait or give up
                 given_up += 1
             except TimeoutError:
                 break
@@ -69,7 +69,7 @@ def test_after_a_break_that_the_io_thread_sees_first_a_distant_sidecar_can_be_re
 
 
 def test_whoever_only_waits_for_a_moment_does_not_take_the_reading_over() -> None:
-    """That a deadline is short says nothing of when something comes."""
+    """A short deadline says nothing about when data will come."""
 
     def body(context: SubtaskContext) -> int:
         return sum(context.wait_for_event(timeout_s=0.001) for _ in range(20))
@@ -79,12 +79,12 @@ def test_whoever_only_waits_for_a_moment_does_not_take_the_reading_over() -> Non
         task = RunningTask(lambda: operator, peer.endpoint())
         peer.take_task().finish()
         assert task.outputs() == [0]
-    assert operator.context._channel._own_reads._waits <= 2  # the confirmations of Opened and of Finished are news
+    assert operator.context._channel._own_reads._waits <= 2  # the confirmations of Opened and of Finished count as data
 
 
 @pytest.mark.usefixtures("eager")
 def test_what_breaks_the_protocol_is_counted_once() -> None:  # H48
-    """Though the task's thread has seen it, and the I/O thread reads what lies behind it."""
+    """Although the task's thread has seen it, and the I/O thread reads the bytes after it."""
     operator = EventSource()
     with Peer() as peer:
         task, connection = begin(peer, operator)

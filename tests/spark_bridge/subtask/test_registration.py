@@ -1,4 +1,4 @@
-"""No start: each cause has its own clear error, within seconds, and leaves nothing behind (H48)."""
+"""A task that cannot start raises a clear error for each cause, within seconds, and leaves nothing behind (H48)."""
 
 from __future__ import annotations
 

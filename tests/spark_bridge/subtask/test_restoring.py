@@ -1,4 +1,4 @@
-"""What a task restores: nothing, one state, or several of another parallelism (H52)."""
+"""The state that a task restores: none, one, or several of another parallelism (H52)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_merged_state_that_is_not_bytes_is_an_error_that_says_so() -> None:  #
         assert isinstance(task.error(), TypeError)
 
 
-def test_an_operator_may_send_while_it_opens() -> None:  # H11, H32: counted on from the restored history
+def test_an_operator_may_send_while_it_opens() -> None:  # H11, H32: counting continues from the restored history
     class Greeting(Recorder):
         def open(self, context: SubtaskContext, state: bytes | None) -> None:
             super().open(context, state)

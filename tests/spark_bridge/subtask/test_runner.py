@@ -1,4 +1,4 @@
-"""One task from its first word to its last, against a peer that plays the sidecar."""
+"""One task from its first message to its last, against a peer that plays the sidecar."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_an_event_is_confirmed_while_the_task_computes() -> None:  # H23: the ma
         def process(self, records: Iterator[Any]) -> Iterator[Any]:
             turns = 0
             while not stop.is_set():
-                turns += 1  # pure Python, and not one look at the mailbox
+                turns += 1  # pure Python, without a look at the mailbox
             yield self.calls[1:]
 
     with Peer() as peer:
@@ -150,7 +150,7 @@ def test_an_event_is_confirmed_while_the_task_computes() -> None:  # H23: the ma
 
 
 def test_a_task_that_passes_between_records_takes_what_has_come_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H23, spark-facts 23: it need not wait until the I/O thread gets its turn, which here never reads."""
+    """H23, spark-facts 23: it need not wait for the I/O thread to run, which never reads here."""
     monkeypatch.setattr(SubtaskChannel, "interests", 0)
     operator = Recorder()
 
@@ -283,7 +283,7 @@ def test_the_end_of_the_attempt_wakes_a_waiting_task() -> None:  # H26; spark-fa
     assert "superseded by attempt 4" in str(error)
 
 
-def test_an_attempt_that_is_over_takes_no_more_events_and_no_goodbye() -> None:  # spark-facts 16: deaf and mute
+def test_an_attempt_that_is_over_takes_no_more_events_and_no_goodbye() -> None:  # spark-facts 16: unresponsive, ignored
     ended = threading.Event()
 
     def body(context: SubtaskContext) -> None:
@@ -465,7 +465,7 @@ def test_a_checkpoint_between_the_outputs_of_one_record_waits_unless_allowed(all
         connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
         connection.next_item(ClosedForCheckpoint)
         barrier = BarrierMessage(TASK_ID, 2, 6, 0)
-        connection.send(barrier, barrier)  # a duplicate is confirmed at once
+        connection.send(barrier, barrier)  # a duplicate is confirmed immediately
         connection.confirmed(2)
         barrier_sent.set()
         connection.next_item(CheckpointAcknowledged)
