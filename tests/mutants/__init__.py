@@ -1,5 +1,5 @@
-"""Bugs on purpose: each a named change of one line of the product, and proof that the hunters see it.
+"""Deliberate bugs: each is a named change of one line of the product, which the hunters must detect.
 
-``python -m tests.mutants`` changes the product, one mutant at a time and never on the disk, and lets the simulation and
-the exploration run on it until one of their checkers objects. ``--list`` says what there is, ``NAME`` hunts one mutant.
+``python -m tests.mutants`` changes the product in memory, one mutant at a time, and runs the simulation and the
+exploration on it until one of their checkers objects. ``--list`` lists the mutants, ``NAME`` hunts one of them.
 """

@@ -72,7 +72,7 @@ def tell_story(mutant: Mutant, seed: int) -> int:
 
 
 def hunt_all(mutants: Sequence[Mutant], budget: Budget, jobs: int, file: Path | None) -> int:
-    """Exit status 1 when one survives that nobody has argued for."""
+    """Hunt all mutants; return exit status 1 if one survives without an argument."""
     began = time.monotonic()
     found: dict[str, Finding] = {}
 
@@ -85,7 +85,7 @@ def hunt_all(mutants: Sequence[Mutant], budget: Budget, jobs: int, file: Path | 
         print(f"{len(found)}/{len(mutants)} {time.monotonic() - began:.0f} s, hunting {names}", flush=True)
 
     for mutant in mutants:
-        mutant.diff()  # whether it fits, before the hunt begins
+        mutant.diff()  # check that it matches before the hunt begins
     run(mutants, budget, jobs, ended, progress)
     print(table(mutants, found))
     if file is not None:

@@ -1,4 +1,4 @@
-"""Mutants of the attempt ledger: who is alive, who is ready, what a failure is followed by, how lost facts heal."""
+"""Mutants of the attempt ledger: live attempts, ready attempts, the consequences of a failure, and lost facts."""
 
 from __future__ import annotations
 

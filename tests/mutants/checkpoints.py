@@ -1,4 +1,4 @@
-"""Mutants of the barrier tracker: who takes part, what completes, what is aborted, what a reset refers to."""
+"""Mutants of the barrier tracker: who takes part, which checkpoints complete or abort, the target of a reset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants without a clock: each timeout once, as if it had never been armed (H48)."""
+"""Mutants without a clock: each disables one timeout (H48)."""
 
 from __future__ import annotations
 

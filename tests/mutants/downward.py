@@ -1,4 +1,4 @@
-"""Mutants of the way down: the gateway, its valve, its confirmations, and the subtask's intake."""
+"""Mutants of the downward path: the gateway, its valve, its confirmations, and the subtask's intake."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Hunting one mutant: let a hunter run on the changed product until a checker objects.
+"""Hunts one mutant: a hunter runs on the changed product until a checker objects.
 
-The machines' own ``check_invariants`` are switched off: the checkers stand on their own feet.
+The machines' own ``check_invariants`` are switched off, so the checkers work without their help.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.mutants.second_runs import check_history
 from tests.simulation.world import World, run_world
 
 EAGER = (0.1, None, 0.0)
-"""How often somebody asks for a checkpoint, by the seed: often, as the seed draws it, never."""
+"""How often a checkpoint is requested, chosen by the seed: often, as the seed draws it, never."""
 FEW = 150
-"""How many worlds come before the exploration; the others come after it."""
+"""The number of worlds before the exploration; the others come after it."""
 HISTORIES = 10
-"""So many histories of each kind come before the exploration."""
+"""The number of histories of each kind before the exploration."""
 MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
 
 Report = Callable[[int], None]
@@ -37,9 +37,9 @@ Report = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Budget:
-    """How far a mutant is hunted, at most: ``worlds`` of the simulation from seed ``first``, ``states`` of each scope.
+    """The limits of a hunt: ``worlds`` of the simulation from seed ``first``, ``states`` of each scope.
 
-    No clock is looked at, so what a hunt finds depends on these numbers and not on the machine.
+    A hunt does not use a clock, so its result depends on these numbers and not on the machine.
     """
 
     first: int = 0
@@ -49,7 +49,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one hunt. ``seen`` is what a checker said, empty for a survivor.
+    """The result of one hunt. ``seen`` is the checker's message, empty for a survivor.
 
     ``where`` names the seed or the scope; ``looked`` counts the hunter's worlds or states.
     """
@@ -62,14 +62,14 @@ class Finding:
 
     @property
     def rule(self) -> str:
-        """The rule that the checker has named, else the kind of the error."""
+        """The rule that the checker named, or else the kind of the error."""
         rule = re.search(r"\bH\d+\b|invariant|exactly once", self.seen)
         return rule.group() if rule else self.seen.partition(":")[0]
 
 
 @contextmanager
 def changed(mutant: Mutant) -> Iterator[None]:
-    """The product with this bug in it, and without its own assertions."""
+    """Put this bug into the product, and disable the product's own assertions."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         mutant.apply(monkeypatch)
         for machine in MACHINES:
@@ -78,12 +78,12 @@ def changed(mutant: Mutant) -> Iterator[None]:
 
 
 def run_seed(seed: int) -> tuple[World, Exception | None]:
-    """One world of a hunt; the seed says everything."""
+    """Run one world of a hunt; the seed decides everything."""
     return run_world(seed, EAGER[seed % len(EAGER)])
 
 
 def simulate(seeds: range, report: Report, before: int = 0) -> Finding:
-    """World after world, until one goes wrong; ``before`` were looked at already. Call it within ``changed``."""
+    """Run worlds until one goes wrong; ``before`` have run already. Call it within ``changed``."""
     began, looked = time.monotonic(), before
     for seed in seeds:
         _, error = run_seed(seed)
@@ -96,7 +96,7 @@ def simulate(seeds: range, report: Report, before: int = 0) -> Finding:
 
 
 def tell_histories(hunter: str, check: Callable[[int], None]) -> Finding:
-    """History after history, until ``check`` objects to one. Call it within ``changed``."""
+    """Run histories until ``check`` objects to one. Call it within ``changed``."""
     began = time.monotonic()
     for seed in range(HISTORIES):
         try:
@@ -108,7 +108,7 @@ def tell_histories(hunter: str, check: Callable[[int], None]) -> Finding:
 
 
 def explore_scopes(budget: Budget, report: Report) -> Finding:
-    """Scope after scope, the small ones first, until a path goes wrong. Call it within ``changed``."""
+    """Explore the scopes, the small ones first, until a path goes wrong. Call it within ``changed``."""
     began, looked = time.monotonic(), 0
     for scope in SCOPES.values():
         seen = ""
@@ -116,7 +116,7 @@ def explore_scopes(budget: Budget, report: Report) -> Finding:
             result = explore(scope, states_max=budget.states)
             looked += result.states
             seen = "" if result.violation is None else result.violation.text
-        except Exception as error:  # the product's own, which the exploration does not expect
+        except Exception as error:  # an error of the product, which the exploration does not expect
             seen = f"{type(error).__name__}: {error}"
         report(looked)
         if seen:
@@ -125,9 +125,9 @@ def explore_scopes(budget: Budget, report: Report) -> Finding:
 
 
 def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -> Finding:
-    """A few worlds, histories of each kind, the small scopes, then many worlds, until one of them shows the mutant.
+    """Hunt in a few worlds, histories of each kind, the small scopes, then many worlds, until one shows the mutant.
 
-    One that is argued for is not hunted for long. A survivor's finding tells of all that was done.
+    A mutant with an argument is not hunted for long. A survivor's finding reports everything that was tried.
     """
     few = min(FEW, budget.worlds)
     middle, end = budget.first + few, budget.first + (few if mutant.argued else budget.worlds)

@@ -1,6 +1,6 @@
 """The fifth hunter: applications that die while they write a checkpoint, whose file appears later (H64).
 
-In the simulation a restore record rarely decides anything: a driver's file has to appear after its successor has
+In the simulation, a restore record rarely decides anything: a driver's file has to appear after its successor has
 restored an older checkpoint, and the successor has to die before it completes one. Of 1,500 worlds a handful get that
 far. Here every application ends that way. The storage is the product's, on the simulator's disk.
 """
@@ -23,12 +23,12 @@ NOTHING = 0
 
 
 def check_late_writes(seed: int) -> None:
-    """Raises whatever is wrong with one history."""
+    """Run one history; raise the violation that it finds."""
     dice = random.Random(seed)
     disk = Disk(dice, lambda: 0.0, lambda what, which: None)
     disk.budget, disk.renames = 0, False
     late: list[Operation] = []
-    intact = {NOTHING}  # the checkpoints of which everything is there that they refer to
+    intact = {NOTHING}  # the checkpoints whose references all exist
     completed = NOTHING
     with quiet_logs():
         for _ in range(LIVES):
@@ -46,7 +46,7 @@ def check_late_writes(seed: int) -> None:
                 base = NOTHING if found is None else found.checkpoint_id
                 demand(base >= completed, f"H50: checkpoint {base} is restored, and {completed} has completed")
                 demand(base in intact, f"H64: checkpoint {base} is restored, and what it refers to was destroyed")
-            intact = {base, *ids}  # a new application destroys what it has not restored
+            intact = {base, *ids}  # a new application destroys everything that it has not restored
             for checkpoint_id in ids[:-1]:
                 storage.store(OPERATOR, _checkpoint(checkpoint_id))
                 completed = checkpoint_id
@@ -58,7 +58,7 @@ def _checkpoint(checkpoint_id: int) -> CompletedCheckpoint:
 
 
 def _begin_to_store(storage: CheckpointStorage, disk: Disk, checkpoint_id: int) -> Operation:
-    """The application dies when it has asked the disk to give the file its name; returns what it asked for."""
+    """Start to store a checkpoint and die after asking the disk to name the file; return that request."""
     thread = SimulatedThread(lambda: storage.store(OPERATOR, _checkpoint(checkpoint_id)), lambda result, error: None)
     while thread.operation is not None and thread.operation.kind != "copy":
         disk.serve(thread)

@@ -1,6 +1,6 @@
-"""The fourth hunter: seeded histories in which Spark's facts are lost in silence, and nobody waits for them (H19).
+"""The fourth hunter: seeded histories in which Spark's facts are lost silently, and nothing waits for them (H19).
 
-In the simulation somebody always waits: a registration, the user of an action, the engine's own report that it has
+In the simulation something always waits: a registration, the user of an action, the engine's own report that it has
 dropped facts. Here nothing asks. A task ends, its connection stays up, its fact is lost, and only the ledger's regular
 look at the status store can find out.
 """
@@ -16,17 +16,17 @@ from tests.simulation.checkers import demand
 
 SUBTASKS = 4
 ROUNDS = 6
-"""So many launches of each subtask, at most."""
+"""The maximum number of launches of each subtask."""
 LOOKS = 3
-"""The regular look comes so many times before everything must be found: for a task, for its job, one to spare."""
+"""The number of regular looks that must find everything: for a task, for its job, one to spare."""
 
 
 def check_lost_facts(seed: int) -> None:
-    """Raises whatever is wrong with one history."""
+    """Run one history; raise the violation that it finds."""
     dice = random.Random(seed)
     book = Playbook(SUBTASKS)
     states: dict[int, TaskState] = {}
-    running: dict[int, int] = {}  # subtask -> task
+    running: dict[int, int] = {}  # by subtask
     book.feed(job(), stage(tasks=SUBTASKS))
     for launch in range(ROUNDS):
         for subtask in range(SUBTASKS):
@@ -55,7 +55,7 @@ def check_lost_facts(seed: int) -> None:
 
 
 def _pass_time(book: Playbook, states: dict[int, TaskState], *, job_active: bool) -> None:
-    """Long enough for ``LOOKS`` regular looks; each finds the truth."""
+    """Let enough time pass for ``LOOKS`` regular looks; each finds the truth."""
     until = book.now + LOOKS * book.config.audit_every_s
     while book.now < until:
         before = len(book.effects)

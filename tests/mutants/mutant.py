@@ -1,8 +1,8 @@
-"""What a mutant is, and how its change gets into the product without touching a file.
+"""Defines mutants, and puts their changes into the product without touching a file.
 
-A function is compiled anew from its own source, in which one fragment is replaced, and put wherever the old one stands:
-on its class, in its module, in the modules that have imported it, and in the tables that dispatch to it. An edit that
-does not fit its function any more, because the product has changed, says so and names itself.
+A function is recompiled from its own source with one fragment replaced. The result replaces the original on its class,
+in its module, in the modules that have imported it, and in the tables that dispatch to it. If the product has changed
+and an edit no longer matches its function, the error names the edit.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ PRODUCT = ("protocol", "actors", "spark_bridge")
 
 
 class DoesNotFit(Exception):
-    """The fragment is not there exactly once, or what it should change is gone: fix the mutant."""
+    """The fragment does not occur exactly once, or the function no longer exists: fix the mutant."""
 
 
 @dataclass(frozen=True)
 class Edit:
     """``old`` becomes ``new`` in a function of the product, say ``protocol.gateway.machine:GatewayMachine._take``.
 
-    ``old`` is a fragment of the source that stands there exactly once; indentation counts from the ``def``.
+    ``old`` must occur exactly once in the source; indentation counts from the ``def``.
     """
 
     where: str
@@ -40,20 +40,20 @@ class Edit:
     new: str
 
     def sources(self) -> tuple[str, str]:
-        """The function's source as it is, and as it becomes. Raises ``DoesNotFit``."""
+        """Return the function's source before and after the edit. Raises ``DoesNotFit``."""
         source = textwrap.dedent(inspect.getsource(self.function()))
         if (count := source.count(self.old)) != 1:
             raise DoesNotFit(f"{self.where} holds {self.old!r} {count} times, not once")
         return source, source.replace(self.old, self.new)
 
     def diff(self) -> str:
-        """The lines that change, for people."""
+        """Return the changed lines, for people."""
         before, after = (source.splitlines() for source in self.sources())
         lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
         return "\n".join([self.where, *(line for line in lines if not line.startswith("@@"))])
 
     def apply(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Put the changed function wherever the old one stands. Raises ``DoesNotFit``."""
+        """Put the changed function in every place of the old one. Raises ``DoesNotFit``."""
         module, owner, name = self._place()
         old = inspect.getattr_static(owner, name)
         source = self.sources()[1]
@@ -83,14 +83,14 @@ class Edit:
         return module, owner, name
 
     def function(self) -> Any:
-        """What stands there now; of a property, what reads it. Raises ``DoesNotFit``."""
+        """Return the current function; for a property, its getter. Raises ``DoesNotFit``."""
         _, owner, name = self._place()
         found = inspect.getattr_static(owner, name)
         return found.fget if isinstance(found, property) else found
 
 
 def _places(mapping: MutableMapping[Any, Any], old: object) -> Iterator[tuple[MutableMapping[Any, Any], Any]]:
-    """Where ``old`` stands in a module's names, and in its tables of functions."""
+    """Yield the places of ``old`` in a module's names and in its tables of functions."""
     for key, value in list(mapping.items()):
         if value is old:
             yield mapping, key
@@ -102,8 +102,8 @@ def _places(mapping: MutableMapping[Any, Any], old: object) -> Iterator[tuple[Mu
 class Mutant:
     """One bug.
 
-    ``what``: in one sentence, as a fact. ``origin``: where we know it from. ``rules``: which ones it breaks.
-    ``argued``: why no checker can see it, for one that changes nothing which the contract promises.
+    ``what``: the bug as a fact, in one sentence. ``origin``: where it is known from. ``rules``: the rules it breaks.
+    ``argued``: why no checker can see it, if it changes nothing that the contract promises.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Many mutants, each in a separate process, a few at a time."""
+"""Hunts many mutants, each in a separate process, a few at a time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.mutants.hunt import Budget, Finding, hunt
 from tests.mutants.mutant import Mutant
 
 STUCK_S = 300.0
-"""So much processor time may pass in one world or one scope, before it counts as one that never ends.
+"""The processor time allowed for one world or scope before it counts as endless.
 
-Time on the wall says nothing: on a loaded machine every world is slow.
+Wall-clock time would not show this: on a loaded machine every world is slow.
 """
 MEMORY_BYTES = 6 << 30
-"""What a process may take, so that a mutant which never stops to keep things harms nobody else."""
+"""The memory limit of a process, so that a mutant that accumulates data does not affect others."""
 TELL_EVERY_S = 0.5
 
 
@@ -41,7 +41,7 @@ def run(
     ended: Callable[[Mutant, Finding], None],
     progress: Callable[[list[tuple[str, int]]], None],
 ) -> None:
-    """Hunt them all. ``ended``: each as it ends. ``progress``: about once a second, who is hunted, and how far."""
+    """Hunt them all. ``ended``: called for each at its end. ``progress``: each hunt's state, about once a second."""
     spawn = multiprocessing.get_context("spawn")
     waiting, running = list(mutants), list[_Hunt]()
     told_at = time.monotonic()
@@ -69,9 +69,9 @@ def run(
 
 
 def _hear(one: _Hunt) -> Finding | None:
-    """What the process has said; None while it is at work.
+    """Return the process's finding; None while it is at work.
 
-    A process that dies of its mutant, or stands still in one world, has shown it too.
+    A process that dies from its mutant, or gets stuck in one world, has shown it too.
     """
     try:
         while one.pipe.poll():
@@ -107,5 +107,5 @@ def _child(mutant: Mutant, budget: Budget, stuck_s: float, pipe: Connection) -> 
             told_at = time.monotonic()
             pipe.send(looked)
 
-    with suppress(BrokenPipeError):  # the parent is gone, and nobody waits for the answer
+    with suppress(BrokenPipeError):  # the parent is gone, and nothing waits for the answer
         pipe.send(hunt(mutant, budget, report))

@@ -1,7 +1,7 @@
-"""The third hunter: seeded histories of actions over one operator, and what must hold of each (H56, H68).
+"""The third hunter: seeded histories of actions over one operator, and the rules for each (H56, H68).
 
-The simulation has one coordinator that resets itself; here are those that do not, and sources whose output the engine
-keeps in part. The actors are real, the tasks stand in memory, and the history follows from the seed.
+The simulation's coordinator resets itself. This hunter covers coordinators that do not, and sources whose output the
+engine keeps in part. The actors are real, the tasks exist in memory, and the seed decides the history.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RUNS = 4
 
 
 class Remembering(OperatorCoordinator):
-    """Knows in which run it met its first attempt, and meets none of another run."""
+    """Remembers the run of its first attempt, and accepts attempts of that run only."""
 
     def __init__(self) -> None:
         self.run: int | None = None
@@ -37,7 +37,7 @@ class Remembering(OperatorCoordinator):
 
 
 def check_history(seed: int) -> None:
-    """Raises whatever is wrong with one history."""
+    """Run one history; raise the violation that it finds."""
     asyncio.run(_check_history(seed))
 
 
@@ -73,7 +73,7 @@ async def _refused(seed: int) -> None:
 
 
 async def _read_once(seed: int, dice: random.Random) -> None:
-    """Each action over a cached RDD joins what is kept with what is computed again: every split once."""
+    """Check actions over a cached RDD: kept and recomputed output together contain every split once."""
     built: list[StaticSplitEnumerator] = []
 
     def build(state: bytes | None) -> StaticSplitEnumerator:

@@ -1,6 +1,6 @@
-"""Mutants of the storage, and of what is told about it: checkpoints in doubt, discards, records of restores.
+"""Mutants of the storage and its notifications: checkpoints in doubt, discards, records of restores.
 
-Those that need two applications in step, or the sink, are in the tests of the storage and of the sink.
+Mutants that need two coordinated applications, or the sink, are in the tests of the storage and of the sink.
 """
 
 from __future__ import annotations

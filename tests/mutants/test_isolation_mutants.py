@@ -1,4 +1,4 @@
-"""Bugs of the driver's half that no simulated world contains, each caught by its own test."""
+"""Bugs of the driver's half that no simulated world covers, each caught by its own test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every mutant fits today's source, and a few of them are caught here; ``make mutants`` hunts them all."""
+"""Every mutant matches the current source, and a few of them are caught here; ``make mutants`` hunts them all."""
 
 from __future__ import annotations
 

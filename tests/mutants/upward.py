@@ -1,4 +1,4 @@
-"""Mutants of the way up: the subtask's valve, its snapshots, and what the coordinator takes."""
+"""Mutants of the upward path: the subtask's valve, its snapshots, and the coordinator's intake."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tests.mutants.mutant import Edit, Mutant
 
 OUTBOUND = "protocol.subtask.outbound:SubtaskOutbound."
 NOBODY_COMPARES = Edit("protocol.barrier_tracker.pending:Part.why_torn", "if self.snapshot is None or", "if True or")
-"""The tracker would give a torn checkpoint up (H32); the checkers have to see it without that."""
+"""The tracker would abort a torn checkpoint (H32); the checkers have to detect it without that."""
 
 UPWARD = (
     Mutant(
