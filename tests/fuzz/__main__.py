@@ -15,7 +15,7 @@ from tests.fuzz.target import CaseFailed, Target, run_case
 
 TARGETS = {target.name: target for target in (*pure.TARGETS, *handshakes.TARGETS, *siege.TARGETS)}
 QUICK_ROUND_S = 1.0
-"""How long a target without a socket is tried before the next one has its turn; the others have a case each."""
+"""How long a target without a socket runs before the next one; the others have one case each."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def _positive(text: str) -> float:
 
 
 class _Run:
-    """Cases of several targets in turn, with a line of progress now and then."""
+    """Cases of several targets in turn, with occasional progress lines."""
 
     def __init__(self, targets: Sequence[Target], first: int, seconds: float, cases: float | None) -> None:
         self._targets = targets

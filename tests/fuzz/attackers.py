@@ -1,7 +1,7 @@
-"""The forms in which hostile peers come to the server.
+"""Hostile peers that attack the server in various ways.
 
-An attack gets a connection and says what it made of it: how many lines the server may have logged about that
-connection. More than one is never right (H62).
+An attack gets a connection and records how many lines the server may have logged about that connection. More than one
+is never right (H62).
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ NO_LINE = range(1)
 
 @dataclass(slots=True)
 class Intruder:
-    """What an attack has at hand. ``secret`` is the right one; strangers may not use it but to be nearly right.
+    """The resources of an attack. ``secret`` is the right one; strangers may use it only to be nearly right.
 
-    ``lines`` collects the names of the connections, and how many lines of the log each may be worth; a port, and with
+    ``lines`` collects the names of the connections and the number of log lines allowed for each. A port, and with
     it a name, may be used again.
     """
 
@@ -56,7 +56,7 @@ class Intruder:
         return line
 
     async def authenticated(self, worth: range) -> Line:
-        """Tries again where a crowd of strangers has pushed it out."""
+        """Authenticate a connection; try again if a crowd of strangers has pushed it out."""
         for _ in range(TRIES_MAX):
             line = await self.open(worth)
             if not await line.greet(self.secret, self.nonce()):
@@ -73,7 +73,7 @@ Attack = Callable[[Intruder], Awaitable[None]]
 
 
 def assert_told_nothing(heard: bytes) -> None:
-    """Whatever is wrong with a stranger, it hears nothing, or the hello that everybody hears (H61)."""
+    """Check that a stranger receives nothing, or only the hello that every peer receives (H61)."""
     assert heard == b"" or (len(heard) == HELLO_BYTES and heard.startswith(_HEAD)), f"a stranger heard {heard!r}"
 
 
@@ -81,7 +81,7 @@ def assert_told_nothing(heard: bytes) -> None:
 
 
 async def babble(intruder: Intruder) -> None:
-    """Another protocol, noise, or a hello that is nearly right."""
+    """Send another protocol, noise, or a hello that is nearly right."""
     random = intruder.random
     line = await intruder.open(ONE_LINE)
     hello = _HEAD + intruder.nonce()
@@ -102,7 +102,7 @@ async def babble(intruder: Intruder) -> None:
 
 
 async def cut_off(intruder: Intruder) -> None:
-    """An honest handshake that ends at one of its bytes: by a goodbye, by a reset, or by silence."""
+    """End a valid handshake at one of its bytes: by a close, a reset, or silence."""
     await cut_off_at(intruder, intruder.random.randrange(HELLO_BYTES + 32), intruder.random.choice(ENDINGS))
 
 
@@ -135,7 +135,7 @@ async def wrong_secret(intruder: Intruder) -> None:
 
 
 async def wrong_version(intruder: Intruder) -> None:
-    """It may take its time to leave."""
+    """Announce a wrong version, and perhaps leave slowly."""
     line = await intruder.open(ONE_LINE)
     version = intruder.random.choice((0, 1, PROTOCOL_VERSION + 1, 65_535))
     await line.send(b"HDGT" + version.to_bytes(2, "big") + intruder.nonce()[: intruder.random.randrange(33)])
@@ -144,7 +144,7 @@ async def wrong_version(intruder: Intruder) -> None:
 
 
 async def replay(intruder: Intruder) -> None:
-    """The words of a connection that was authenticated."""
+    """Replay the bytes of an authenticated connection."""
     first = await intruder.open(AT_MOST_ONE_LINE)
     handshake = ClientHandshake(intruder.secret, intruder.nonce())
     await first.send(handshake.initial_bytes())
@@ -158,7 +158,7 @@ async def replay(intruder: Intruder) -> None:
 
 
 async def slow(intruder: Intruder) -> None:
-    """A byte now and then; the deadline ends it, for it is not moved by bytes."""
+    """Send a byte now and then; the deadline ends the connection, because bytes do not extend it."""
     line = await intruder.open(ONE_LINE)
     async with asyncio.TaskGroup() as group:
         listening = group.create_task(line.until_closed())
@@ -172,7 +172,7 @@ async def slow(intruder: Intruder) -> None:
 
 
 async def crowd(intruder: Intruder) -> None:
-    """Many at the same time that say nothing, or half of a hello."""
+    """Open many connections at the same time that send nothing, or half of a hello."""
     random = intruder.random
     lines = await asyncio.gather(*(intruder.open(AT_MOST_ONE_LINE) for _ in range(random.choice((20, 100)))))
     for line in lines:
@@ -182,7 +182,7 @@ async def crowd(intruder: Intruder) -> None:
 
 
 async def crowd_of_another_version(intruder: Intruder) -> None:
-    """Many that are refused, and keep their end open."""
+    """Open many connections that are refused, and keep their end open."""
 
     async def one() -> None:
         line = await intruder.open(ONE_LINE)
@@ -205,7 +205,7 @@ async def come_and_reset(intruder: Intruder) -> None:
 
 
 async def bad_frame(intruder: Intruder) -> None:
-    """Something that is not a task's message, after an honest handshake."""
+    """Send something that is not a task's message, after a valid handshake."""
     random = intruder.random
     line = await intruder.authenticated(ONE_LINE)
     honest = encode_message(Confirm(1, 1))
@@ -224,7 +224,7 @@ async def bad_frame(intruder: Intruder) -> None:
 
 
 async def mutated_frames(intruder: Intruder) -> None:
-    """Frames of every kind, spoilt; then it waits to be thrown out, or leaves."""
+    """Send corrupted frames of every kind, then wait to be disconnected, or leave."""
     random = intruder.random
     line = await intruder.authenticated(AT_MOST_ONE_LINE)
     for _ in range(random.randrange(1, 6)):
@@ -243,7 +243,7 @@ async def mutated_frames(intruder: Intruder) -> None:
 
 
 async def drip_into_a_frame(intruder: Intruder) -> None:
-    """A frame that is announced, and comes byte by byte; the deadline of those who have not said who they are."""
+    """Announce a frame and send it byte by byte; the deadline for registration ends the connection."""
     line = await intruder.authenticated(ONE_LINE)
     await line.send((2**20).to_bytes(4, "big"))
     async with asyncio.TaskGroup() as group:
@@ -261,7 +261,7 @@ async def silent_insider(intruder: Intruder) -> None:
 
 
 async def speak_unasked(intruder: Intruder) -> None:
-    """An item before any registration, or a registration with something after it."""
+    """Send an item before any registration, or a registration with something after it."""
     random = intruder.random
     line = await intruder.authenticated(ONE_LINE)
     await line.say(*random.choice(([Opened(7, 1)], [Confirm(7, 1)], [a_register(random), Opened(7, 1)])))
@@ -270,10 +270,10 @@ async def speak_unasked(intruder: Intruder) -> None:
 
 
 async def register_nonsense(intruder: Intruder) -> None:
-    """A registration that nothing in the driver agrees with, or that contradicts a living one.
+    """Send a registration that matches nothing in the driver, or contradicts a live one.
 
-    Who knows the secret may stand in for a task that Spark has not started yet, for the fact of its start may be lost
-    (H19). Such a one leaves.
+    A peer that knows the secret may pose as a task that Spark has not started yet, because the fact of its start may be
+    lost (H19). Such a peer leaves.
     """
     line = await intruder.authenticated(AT_MOST_ONE_LINE)
     await line.say(a_register(intruder.random))
@@ -285,7 +285,7 @@ async def register_nonsense(intruder: Intruder) -> None:
 
 
 async def resume_nonsense(intruder: Intruder) -> None:
-    """An attempt goes on that never was."""
+    """Resume an attempt that never existed."""
     random = intruder.random
     line = await intruder.authenticated(AT_MOST_ONE_LINE)
     await line.say(Resume(10**6 + samples.natural(random) % 2**60, random.choice(("honest", "victim", "x")), 0))
@@ -294,9 +294,9 @@ async def resume_nonsense(intruder: Intruder) -> None:
 
 
 def a_register(random: Random) -> Register:
-    """Of an operator that there is not, of a subtask or a run that it has not, or of a task that has registered.
+    """Return a registration of an unknown operator, subtask or run, or of a task that has registered.
 
-    Not of an honest task's id for another operator: one task may hold several, so that would be believed.
+    It never uses an honest task's id for another operator: one task may hold several, so that would be believed.
     """
     operator_id, subtask, run_id = random.choice(
         (

@@ -1,8 +1,7 @@
-"""``python -m tests.fuzz.besieged``: the driver's half in a separate process, so that its memory, its files and its
-log are nobody else's.
+"""``python -m tests.fuzz.besieged``: run the driver's half in a separate process with its own memory, files and log.
 
-It is spoken to in lines of JSON, one answer for each: first the settings, then commands; when its standard input ends,
-so does it. The secret comes that way, too.
+It reads lines of JSON and answers each: first the settings, then commands. When its standard input ends, it ends. The
+secret arrives the same way.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class _Log:
-    """What was logged since the last reading. Lines of no interest are counted only."""
+    """Log lines since the last reading. Uninteresting lines are only counted."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -48,7 +47,7 @@ class _Log:
         return lines
 
     def hear_asyncio(self) -> None:
-        """What the event loop complains of is a fault, too."""
+        """Count the event loop's complaints as faults, too."""
         heard = self
 
         class Handler(logging.Handler):
@@ -101,7 +100,7 @@ def _answer(value: Any) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for who started this; the end of the input is for us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the starting process handles it; this one ends with its input
     settings = json.loads(sys.stdin.readline())
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (settings["files_max"], hard))

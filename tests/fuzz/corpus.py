@@ -1,7 +1,7 @@
-"""Inputs worth keeping: what once broke something, or is odd in a way that no other test is.
+"""Inputs worth keeping, because they once broke something or are unusual in a way that no other test covers.
 
-One file for each, ``corpus/<target>/<what it is>.hex``: lines of hexadecimal digits; a line that begins with ``#`` says
-what it is about.
+Each is a file ``corpus/<target>/<what it is>.hex`` with lines of hexadecimal digits. A line that begins with ``#`` is a
+description.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent / "corpus"
 
 
 def inputs(target_name: str) -> Iterator[tuple[str, bytes]]:
-    """The names and the bytes of what is kept for a target, in the order of their names."""
+    """Yield the names and bytes of a target's inputs, ordered by name."""
     for file in sorted((FOLDER / target_name).glob("*.hex")):
         lines = [line for line in file.read_text("ascii").splitlines() if not line.startswith("#")]
         yield file.stem, bytes.fromhex("".join(lines))

@@ -1,8 +1,8 @@
-"""The driver's half that is besieged: server, router, bridge, trackers, coordinators, gateways, all of them real.
+"""The besieged driver's half: server, router, bridge, trackers, coordinators and gateways, all of them real.
 
-Two operators stand in it. ``honest`` has tasks that behave; its coordinator holds them to each event once and in order.
-``victim`` is what hostile tasks attach themselves to. Spark is played: a task exists once it is introduced, and one
-that is to be killed ends immediately.
+It has two operators. ``honest`` has tasks that behave; its coordinator checks that each event comes once and in order.
+``victim`` is the target of hostile tasks. Spark is simulated: a task exists once it is introduced, and a killed task
+ends immediately.
 """
 
 from __future__ import annotations
@@ -79,23 +79,23 @@ class PlayedSpark:
             self.tell(StageSubmitted(stage, 0, PARALLELISM[operator]))
 
     def introduce(self, operator: str, task_attempt_id: int, subtask: int, attempt_number: int) -> None:
-        """Spark starts a task."""
+        """Start a task as Spark would."""
         started = TaskStarted(task_attempt_id, STAGES[operator], 0, subtask, attempt_number)
         self.running[task_attempt_id] = started
         self.tell(started)
 
     def end(self, task_attempt_id: int, outcome: TaskOutcome, reason: str) -> None:
-        """Spark says that it has ended. Nothing happens for one that does not run."""
+        """Report the end of a task as Spark would. Does nothing for a task that does not run."""
         started = self.running.pop(task_attempt_id, None)
         if started is not None:
             place = (started.stage_id, 0, started.partition, started.attempt_number)
             self.tell(TaskEnded(task_attempt_id, *place, outcome, reason))
 
     async def start(self) -> None:
-        """There is no bus to attach to."""
+        """Do nothing: there is no bus to attach to."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     async def kill_task(self, task_attempt_id: int, reason: str) -> None:
         started = self.running.get(task_attempt_id)
@@ -115,7 +115,7 @@ class PlayedSpark:
 
 
 class HonestCoordinator(OperatorCoordinator):
-    """Sends back what it gets, and writes down what is not as promised (H22, H30)."""
+    """Sends back every event, and records violations (H22, H30)."""
 
     def __init__(self) -> None:
         self.gateways: dict[int, SubtaskGateway] = {}
@@ -136,7 +136,7 @@ class HonestCoordinator(OperatorCoordinator):
 
 
 class VictimCoordinator(OperatorCoordinator):
-    """Takes whatever comes. An event that asks for a flood gets one."""
+    """Accepts every event. One that asks for a flood gets one."""
 
     def __init__(self) -> None:
         self.gateways: dict[int, SubtaskGateway] = {}
@@ -147,7 +147,7 @@ class VictimCoordinator(OperatorCoordinator):
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         self.events += 1
-        gateway = self.gateways.get(subtask)  # of a restored event it may be any subtask (H52)
+        gateway = self.gateways.get(subtask)  # a restored event may be of any subtask (H52)
         if event == "flood" and gateway is not None:
             with suppress(GatewayFull):
                 for _ in range(200):
@@ -161,7 +161,7 @@ class VictimCoordinator(OperatorCoordinator):
 
 
 class DriverHalf:
-    """What is besieged, and what is played around it."""
+    """The system under attack, and its simulated surroundings."""
 
     def __init__(self, server: SubtaskServer, router: ConnectionRouter, spark: PlayedSpark) -> None:
         self.server = server
@@ -174,7 +174,7 @@ class DriverHalf:
 
     @property
     def faults(self) -> list[str]:
-        """What must not have happened."""
+        """Return everything that must not have happened."""
         return self.honest.faults + self.spark.faults
 
     async def add(self, system: ActorSystem, operator: str) -> None:
@@ -203,7 +203,7 @@ class DriverHalf:
         )
 
     async def checkpoint(self, operator: str, timeout_s: float) -> None:
-        """Ask for one; among hostile tasks it may as well fail."""
+        """Request a checkpoint; among hostile tasks it may fail."""
         try:
             await self.trackers[operator].ask(RequestCheckpoint, timeout_s=timeout_s)
         except Exception:
@@ -214,7 +214,7 @@ class DriverHalf:
 
 @asynccontextmanager
 async def running_driver_half(secret: bytes, config: ServerConfig) -> AsyncIterator[DriverHalf]:
-    """Put together as the sidecar does it."""
+    """Assemble the driver's half as the sidecar does."""
     router = ConnectionRouter()
     server = SubtaskServer(router, secret, config)
     spark = PlayedSpark()
@@ -236,4 +236,4 @@ async def running_driver_half(secret: bytes, config: ServerConfig) -> AsyncItera
 
 
 async def _nothing(*_: object) -> None:
-    """Nothing is stored."""
+    """Store nothing."""

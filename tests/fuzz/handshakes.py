@@ -1,7 +1,7 @@
-"""Target: both ends of the handshake, with somebody between them who holds every byte in his hands (H61).
+"""Target: both ends of the handshake, with an attacker between them who controls every byte (H61).
 
-Whatever he does, an end that says ``done`` has read exactly the bytes that only a holder of the secret can make for
-this very connection, and the server has sent no proof before.
+Whatever the attacker does, an end that says ``done`` has read exactly the bytes that only a holder of the secret can
+make for this very connection, and the server has not sent a proof before.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Between:
             self.sent_by_client += self._feed(self.client, data)
 
     def _feed(self, end: ClientHandshake | ServerHandshake, data: bytes) -> bytes:
-        """In portions, as a socket might bring it; what follows the handshake stays with the end."""
+        """Feed in portions, as a socket might; data after the handshake stays with the end."""
         answer = b""
         if end.state is HandshakeState.FAILED:  # its shell has closed the connection
             return answer
@@ -110,14 +110,14 @@ def _mutate(between: _Between) -> None:
 
 
 def _reflect(between: _Between) -> None:
-    """Each end is told its own words."""
+    """Send each end its own bytes."""
     between.to_client(between.sent_by_client)
     between.to_server(between.sent_by_client[:HELLO_BYTES])
     between.to_server(between.sent_by_server)
 
 
 def _ask_the_server_for_a_proof(between: _Between) -> None:
-    """Its challenge is answered with what it sends itself, on this connection and on another one."""
+    """Answer the server's challenge with the server's own bytes, on this connection and on another one."""
     other = ServerHandshake(between.secret, between.random.randbytes(NONCE_BYTES))
     between.to_server(between.sent_by_client)
     try:
@@ -129,7 +129,7 @@ def _ask_the_server_for_a_proof(between: _Between) -> None:
 
 
 def _replay(between: _Between) -> None:
-    """The words of an earlier connection of honest ends, all of them or the proof alone."""
+    """Replay the bytes of an earlier valid connection, all of them or the proof alone."""
     random = between.random
     client = ClientHandshake(between.secret, random.randbytes(NONCE_BYTES))
     server = ServerHandshake(between.secret, random.randbytes(NONCE_BYTES))

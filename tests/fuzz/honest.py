@@ -1,4 +1,4 @@
-"""Tasks that behave, while others do not: the real executor's half, on a thread each."""
+"""Tasks that behave while others do not: the real executor's half, each on its own thread."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from spark_bridge.subtask import SubtaskOperator, TaskEndpoint, TaskIdentity, ru
 
 IN_FLIGHT_MAX = 8
 PAUSE_S = 0.002
-"""Between two events, so that there is time left for the attackers."""
+"""The pause between two events, which leaves time for the attackers."""
 PATIENCE_S = 120.0
 
 
 class EchoedOperator(SubtaskOperator):
-    """Counts upwards to its coordinator, which sends each number back; each must come once and in order (H22, H30)."""
+    """Counts upwards to its coordinator, which returns each number; each must come once and in order (H22, H30)."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -43,7 +43,7 @@ class EchoedOperator(SubtaskOperator):
 
 
 class HonestTask:
-    """One task on its thread, from its registration to its goodbye."""
+    """One task on its thread, from registration to completion message."""
 
     def __init__(self, endpoint: TaskEndpoint, task_attempt_id: int, subtask: int, run_id: int) -> None:
         self._stop = threading.Event()
@@ -62,7 +62,7 @@ class HonestTask:
         self._thread.start()
 
     def finish(self) -> int:
-        """Let it come to its end; returns how many events went up and came back. Raises what the task raised."""
+        """Let the task end; return how many events went up and came back. Raises the task's error."""
         self._stop.set()
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive(), "an honest task does not come to its end"

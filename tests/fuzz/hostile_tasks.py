@@ -1,4 +1,4 @@
-"""Attempts that Spark has started and the ledger has accepted, and that then say whatever they like."""
+"""Attempts that Spark has started and the ledger has accepted, and that then send arbitrary messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Slot:
 
 
 class _Speech:
-    """Messages that are valid, in an order that is not."""
+    """Valid messages in an invalid order."""
 
     def __init__(self, random: Random, slot: Slot) -> None:
         self._random = random
@@ -53,7 +53,7 @@ class _Speech:
         self.seq = 0
 
     def next(self) -> Message:
-        """Mostly of this attempt and with the next number, for else it is soon over."""
+        """Return a message, usually of this attempt and with the next number; otherwise it would soon be over."""
         random = self._random
         task = self._slot.task_attempt_id if random.random() < 0.95 else samples.natural(random)
         if random.random() < 0.96:
@@ -89,7 +89,7 @@ class _Speech:
 
 
 async def _registered(intruder: Intruder, slot: Slot) -> Line | None:
-    """A connection on which the driver has taken the task; None if it did not."""
+    """Return a connection on which the driver has accepted the task; None if it did not."""
     line = await intruder.authenticated(AT_MOST_ONE_LINE)
     register = Register(
         slot.task_attempt_id, "victim", slot.subtask, slot.run_id, slot.attempt_number, RestoreMode.BATCH,
@@ -126,7 +126,7 @@ async def talk_at_random(intruder: Intruder, slot: Slot) -> None:
 
 
 async def never_read(intruder: Intruder, slot: Slot) -> None:
-    """It asks for more than it will ever read; what waits for it is bounded, and it is dropped at the bound."""
+    """Ask for more than the task will ever read; the waiting data is bounded, and the task is dropped at the bound."""
     line = await _registered(intruder, slot)
     if line is None:
         return
@@ -140,7 +140,7 @@ async def never_read(intruder: Intruder, slot: Slot) -> None:
 
 
 async def never_open(intruder: Intruder, slot: Slot) -> None:
-    """It is never ready, and sends all that a driver might keep until it is."""
+    """Never become ready, and send everything that a driver might keep until then."""
     line = await _registered(intruder, slot)
     if line is None:
         return

@@ -17,7 +17,7 @@ HELLO_BYTES = 38
 
 
 class Line:
-    """A socket and what is heard on it. A connection that the server ends is not the attacker's error."""
+    """A socket and the bytes received. A connection that the server ends is not the attacker's error."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -25,7 +25,7 @@ class Line:
         self._decoder = FrameDecoder()
         host, port = writer.get_extra_info("sockname")[:2]
         self.name = f"{host}:{port}"
-        """As the server calls it in its log."""
+        """The name of the connection in the server's log."""
 
     @classmethod
     async def open(cls, address: tuple[str, int]) -> Line:
@@ -39,7 +39,7 @@ class Line:
                 await self._writer.drain()
 
     async def read(self) -> bytes:
-        """What has come; nothing at the end."""
+        """Return received bytes; empty at the end."""
         async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self._reader.read(65_536)
@@ -47,14 +47,14 @@ class Line:
                 return b""
 
     async def until_closed(self) -> bytes:
-        """All that comes before the server ends the connection, which it must."""
+        """Return everything that arrives before the server ends the connection, as it must."""
         heard = b""
         while data := await self.read():
             heard += data
         return heard
 
     async def greet(self, secret: bytes, nonce: bytes, version: int = PROTOCOL_VERSION) -> bytes:
-        """A whole handshake; returns what the server has said if it fails, and nothing if it does not."""
+        """Do a whole handshake; return the server's bytes if it fails, and nothing if it succeeds."""
         assert len(nonce) == NONCE_BYTES
         handshake = ClientHandshake(secret, nonce, version)
         heard, answer = b"", handshake.initial_bytes()
@@ -71,7 +71,7 @@ class Line:
         await self.send(b"".join(map(encode_message, messages)))
 
     async def messages(self) -> list[Message]:
-        """At least one message; none at the end."""
+        """Return at least one message; none at the end."""
         received: list[Message] = []
         while not received and (data := await self.read()):
             received = [decode_message(body) for body in self._decoder.feed(data)]
@@ -85,7 +85,7 @@ class Line:
             self._writer.write_eof()
 
     def reset(self) -> None:
-        """Leave without a goodbye: the server sees a connection reset by its peer."""
+        """Leave without a closing handshake: the server sees a connection reset by its peer."""
         sock = self._writer.get_extra_info("socket")
         with suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

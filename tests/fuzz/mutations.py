@@ -1,11 +1,11 @@
-"""Ways to spoil bytes: blind ones, and ones that know what msgpack and frames look like."""
+"""Ways to corrupt bytes: blind ones, and ones that know msgpack and frames."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from random import Random
 
-# A header that claims as much as it can: lists, maps, strings, binaries, extensions, each with its widest length.
+# Headers with the largest possible claims: lists, maps, strings, binaries, extensions, each at its widest length.
 HUGE_CLAIMS = (
     b"\xdd\xff\xff\xff\xff",
     b"\xdc\xff\xff",
@@ -15,7 +15,7 @@ HUGE_CLAIMS = (
     b"\xc6\xff\xff\xff\xff",
     b"\xc9\xff\xff\xff\xff\x05",
 )
-# Values that are valid msgpack, and no field of any message; or that Python reads in its own way.
+# Valid msgpack values that no field of any message can have, or that Python reads differently.
 ODD_VALUES = (
     b"\xc1",  # never used by msgpack
     b"\xcb\x7f\xf8\x00\x00\x00\x00\x00\x00",  # NaN
@@ -24,7 +24,7 @@ ODD_VALUES = (
     b"\xcf\xff\xff\xff\xff\xff\xff\xff\xff",  # above 63 bits
     b"\xd3\x80\x00\x00\x00\x00\x00\x00\x00",  # the least 64-bit integer
     b"\xa3\xed\xa0\x80",  # a lone surrogate in a string
-    b"\xa1\xff",  # no UTF-8
+    b"\xa1\xff",  # not UTF-8
     b"\xd6\xff\x00\x00\x00\x00",  # a timestamp
     b"\xd4\x05\x00",  # an extension
     b"\xc7\x00\x05",  # an extension of no bytes
@@ -44,19 +44,19 @@ Mutation = Callable[[Random, bytes], bytes]
 
 
 def truncations(data: bytes) -> Iterator[bytes]:
-    """``data`` cut off at each of its bytes, the empty rest first."""
+    """Yield ``data`` cut off at each of its bytes, starting with nothing."""
     return (data[:length] for length in range(len(data)))
 
 
 def mutated(random: Random, data: bytes) -> bytes:
-    """``data`` after one to four mutations, often only one, so that most of it still makes sense."""
+    """Return ``data`` after one to four mutations, often only one, so that most of it still makes sense."""
     for _ in range(random.choice((1, 1, 1, 2, 4))):
         data = random.choice(MUTATIONS)(random, data)
     return data
 
 
 def _place(random: Random, data: bytes) -> int:
-    """Headers stand at the front, so the front is hit more often."""
+    """Choose a place; the front is hit more often, because headers are there."""
     if not data:
         return 0
     return random.randrange(min(len(data), 12)) if random.random() < 0.5 else random.randrange(len(data))
@@ -112,14 +112,14 @@ def _nest(random: Random, data: bytes) -> bytes:
 
 
 def _splice(random: Random, data: bytes) -> bytes:
-    """A piece of it stands a second time, elsewhere."""
+    """Repeat a piece of the data elsewhere."""
     start = _place(random, data)
     place = _place(random, data)
     return data[:place] + data[start : start + random.choice((1, 4, 20))] + data[place:]
 
 
 def _widen_integer(random: Random, data: bytes) -> bytes:
-    """A length or a number is replaced by eight bytes near an edge."""
+    """Replace a length or a number with eight bytes near an edge."""
     place = _place(random, data)
     value = random.choice((0, 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1))
     width = random.choice((1, 2, 4, 8))

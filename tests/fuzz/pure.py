@@ -18,7 +18,7 @@ from tests.fuzz.samples import LIMITS
 from tests.fuzz.target import Target, about_input, within_memory
 
 ERROR_CHARS_MAX = 600
-"""What the peer sent wrong goes into one line of a log; it must not be able to fill the disk with it."""
+"""A peer's errors go into one line of a log; it must not be able to fill the disk with them."""
 _MESSAGE_MEMORY = 16
 _EVENT_MEMORY = 160  # an empty dict takes one byte there and 64 here
 _CHECKPOINT_MEMORY = 128  # an empty state takes three bytes there
@@ -35,7 +35,7 @@ def _check_error(error: Exception, about: str = "") -> None:
 
 
 def check_message(data: bytes) -> Message | None:
-    """``data`` is a message or a remote error; a message survives being sent on. Returns it."""
+    """Check that ``data`` is a message or a remote error, and that a message survives being sent on. Returns it."""
     with about_input(data):
         try:
             message = within_memory(lambda body: decode_message(body, LIMITS), data, _MESSAGE_MEMORY)
@@ -58,7 +58,7 @@ def _codec_case(random: Random) -> None:
 
 
 def _truncation_case(random: Random) -> None:
-    """Of each kind of message, one is cut off at each of its bytes; nothing but the whole of it is a message."""
+    """Cut off a message of each kind at each of its bytes; only the whole is a message."""
     for kind in samples.MESSAGE_KINDS:
         body = encode_message(samples.message(random, kind), LIMITS)[4:]
         for part in mutations.truncations(body[:400]):
@@ -72,7 +72,7 @@ def _truncation_case(random: Random) -> None:
 
 
 def check_event(data: bytes) -> None:
-    """``data`` is an event or a remote error; an event survives being sent on, unless it grows over the bound."""
+    """Check that ``data`` is an event or a remote error; events survive being sent on, up to the bound."""
     with about_input(data):
         try:
             event = within_memory(lambda payload: decode_event(payload, LIMITS), data, _EVENT_MEMORY)
@@ -81,7 +81,7 @@ def check_event(data: bytes) -> None:
             return
         try:
             again = encode_event(event, LIMITS)
-        except EventEncodeError:  # a float of 32 bits leaves with 64
+        except EventEncodeError:  # a float of 32 bits is sent with 64
             assert len(data) > LIMITS.event_bytes_max // 2
             return
         assert encode_event(decode_event(again, LIMITS), LIMITS) == again
@@ -98,7 +98,7 @@ def _events_case(random: Random) -> None:
 
 
 def _bomb(random: Random, count_max: int) -> bytes:
-    """Made of what is small on the wire and large in memory."""
+    """Return data that is small on the wire and large in memory."""
     entry = random.choice((b"\x90", b"\x80", b"\x91\x90", b"\x81\xc0\x80", b"\xcb\x00\x00\x00\x00\x00\x00\x00\x01"))
     count = random.choice((100, LIMITS.event_items_max, count_max, count_max + 1))
     inner = b"\xdd" + count.to_bytes(4, "big") + entry * count
@@ -107,7 +107,7 @@ def _bomb(random: Random, count_max: int) -> bytes:
 
 
 def _bush(width: int) -> bytes:
-    """Lists of lists of empty lists, none of them too long."""
+    """Return lists of lists of empty lists, none of them too long."""
     head = b"\xdc" + width.to_bytes(2, "big")
     return head + (head + (head + b"\x90" * width) * 3) * width
 
@@ -116,7 +116,7 @@ def _bush(width: int) -> bytes:
 
 
 def _framing_case(random: Random) -> None:
-    """Bodies come out as they went in, whatever the portions, up to the first bad length, and none after it."""
+    """Check that bodies come out as they went in, in any portions, up to the first bad length and none after it."""
     bytes_max = random.choice((1, 16, 300))
     bodies = [random.randbytes(random.randint(1, bytes_max)) for _ in range(random.randrange(12))]
     stream = b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
@@ -136,7 +136,7 @@ def _framing_case(random: Random) -> None:
             position += size
             assert decoder.buffered_bytes <= bytes_max + 4
         assert failed == broken
-        if broken:  # those that came in one portion with the bad length are dropped with it
+        if broken:  # bodies in one portion with the bad length are dropped with it
             assert received == bodies[: len(received)]
             assert decoder.buffered_bytes == 0
         else:
@@ -148,7 +148,7 @@ def _framing_case(random: Random) -> None:
 
 
 def check_checkpoint(data: bytes) -> None:
-    """``data`` is a checkpoint, and then exactly what would be written again, or refused as corrupt."""
+    """Check that ``data`` is a checkpoint that would be written identically, or is refused as corrupt."""
     with about_input(data):
         try:
             stored = within_memory(decode_checkpoint, data, _CHECKPOINT_MEMORY)
@@ -186,7 +186,7 @@ def _assert_refused(data: bytes) -> None:
 
 
 def check_record(data: bytes) -> None:
-    """``data`` is a record of the relay, or refused as none."""
+    """Check that ``data`` is a record of the relay, or is refused."""
     with about_input(data):
         try:
             within_memory(decode_record, data, _RECORD_MEMORY)
@@ -218,7 +218,7 @@ _WRONG: tuple[Any, ...] = (
 
 
 def _encode_case(random: Random) -> None:
-    """A message with a field of the wrong type leaves as what the peer accepts, or is a local error that names it."""
+    """Check that a message with a field of the wrong type is sent as valid, or is a local error that names it."""
     message = samples.message(random)
     name = random.choice(fields(message)).name
     changed = replace(message, **{name: random.choice(_WRONG)})

@@ -1,4 +1,4 @@
-"""A spoilt checkpoint with its length and checksum put right, so that its body is looked at all the same."""
+"""A corrupted checkpoint with its length and checksum corrected, so that its body is read nevertheless."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGEST_BYTES = 32
 
 
 def resealed(data: bytes) -> bytes:
-    """Whatever stands where the body does, as a file that is whole by all that its two ends say."""
+    """Return a file whose header and checksum are valid for whatever stands in place of the body."""
     body = data[_HEAD.size : -_DIGEST_BYTES]
     whole = _HEAD.pack(_MAGIC, 1, len(body)) + body
     return whole + sha256(whole).digest()

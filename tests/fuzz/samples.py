@@ -1,7 +1,7 @@
-"""Random valid things: every message of the protocol, events, checkpoints, records of the relay.
+"""Random valid values: every message of the protocol, events, checkpoints, records of the relay.
 
-Every function draws from the ``Random`` that it is given, so that a seed gives the same thing again. Numbers are
-mostly small or at an edge, for that is where decoders go wrong.
+Every function draws from the ``Random`` that it is given, so a seed always gives the same value. Numbers are mostly
+small or at an edge, because decoders go wrong there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMITS = WireLimits(
     text_chars_max=256,
     held_events_max=64,
 )
-"""Bounds small enough that a fuzzer is often at them."""
+"""Bounds small enough that a fuzzer often reaches them."""
 
 MESSAGE_KINDS: tuple[type[Message], ...] = get_args(Message)
 UPWARD_KINDS: tuple[type[UpMessage], ...] = get_args(UpMessage)
@@ -37,7 +37,7 @@ _LETTERS = "aZ09 _-.:/\n\x00äß€漢\U0001f6a6"
 
 
 def natural(random: Random, least: int = 0) -> int:
-    """From ``least`` to ``INT_MAX``."""
+    """Return a number from ``least`` to ``INT_MAX``."""
     value = random.choice(_EDGES) if random.random() < 0.5 else random.randrange(1000)
     return max(least, value)
 
@@ -89,7 +89,7 @@ _TEXTS = frozenset({"action", "call", "place", "location", "python_version", "re
 
 
 def message(random: Random, kind: type[Message] | None = None) -> Message:
-    """A valid message under ``LIMITS``: of ``kind``, or of any."""
+    """Return a valid message under ``LIMITS``: of ``kind``, or of any."""
     kind = kind or random.choice(MESSAGE_KINDS)
     values: dict[str, Any] = {}
     for field in fields(kind):
@@ -104,7 +104,7 @@ def message(random: Random, kind: type[Message] | None = None) -> Message:
 
 
 def event(random: Random, depth: int = 0) -> Any:
-    """A value that an event can be, nesting a few deep."""
+    """Return a value that an event can be, with a few levels of nesting."""
     if depth < 4 and random.random() < 0.4:
         entries = range(random.choice((0, 1, 2, 5)))
         if random.random() < 0.5:
@@ -149,7 +149,7 @@ def checkpoint(random: Random) -> StoredCheckpoint:
 
 
 def relay_record(random: Random) -> bytes:
-    """What the listener in the JVM writes: a kind, a time, and the fields of that kind."""
+    """Return a record as the listener in the JVM writes it: a kind, a time, and the fields of that kind."""
     kind = random.randrange(1, 12)
 
     def small(layout: str) -> bytes:

@@ -1,8 +1,9 @@
-"""Target: the server and all that it serves, under attack, while honest tasks go on with their work.
+"""Target: the server and everything behind it, under attack, while honest tasks continue their work.
 
-The driver's half is a separate process (``tests.fuzz.besieged``); the attackers and the honest tasks are here. What
-must hold: the honest tasks lose nothing and hear nothing twice, a new one is still taken; the process takes no more
-memory and files than it may, and in the end has none left over; of each connection at fault its log has one line.
+The driver's half is a separate process (``tests.fuzz.besieged``); the attackers and the honest tasks are here. Honest
+tasks must lose nothing and receive nothing twice, and a new one must still be accepted. The process must stay within
+its limits of memory and files, and have none left over in the end. Its log must have one line for each connection at
+fault.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ SERVER = {
     "unauthenticated_max": UNAUTHENTICATED_MAX,
     "write_buffer_bytes_max": 2 * 2**20,
 }
-# Of what the attackers make it hold: each connection its read and write buffers, each hostile task its window, what
-# it is sent, and snapshots. Beside that what the allocator does not give back.
+# The attackers make it hold read and write buffers of each connection, each hostile task's window, the data
+# sent to that task, and snapshots. The rest is memory that the allocator does not return.
 MEMORY_GROWTH_BYTES_MAX = 128 * 2**20
 AT_ONCE = 12
-"""Attacks under way at a time."""
+"""The number of concurrent attacks."""
 
 
 class Besieged:
-    """The driver's half, as seen from here."""
+    """The driver's half, as seen from this process."""
 
     def __init__(self, process: Process, secret: bytes, address: tuple[str, int]) -> None:
         self._process = process
@@ -60,13 +61,13 @@ class Besieged:
             return await _answer(self._process)
 
     async def reading(self) -> dict[str, Any]:
-        """The figures of now. What was logged since the last reading is added to ``log``."""
+        """Return the current figures. Lines logged since the last reading are added to ``log``."""
         reading: dict[str, Any] = await self.ask("reading")
         self.log += reading.pop("log")
         return reading
 
     async def until(self, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
-        """The first reading of which ``condition`` is true."""
+        """Return the first reading for which ``condition`` is true."""
         reading: dict[str, Any] = {}
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -96,7 +97,7 @@ async def _answer(process: Process) -> Any:
 
 @asynccontextmanager
 async def besieged(**server: float) -> AsyncIterator[Besieged]:
-    """The driver's half in a separate process, which must end well. ``server`` are changes of ``SERVER``."""
+    """Run the driver's half in a separate process, which must end well. ``server`` are changes of ``SERVER``."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.fuzz.besieged"),
         stdin=PIPE,
@@ -126,7 +127,7 @@ async def besieged(**server: float) -> AsyncIterator[Besieged]:
 
 
 class Siege:
-    """Attacks on one driver's half, and what must hold when they are over."""
+    """Attacks on one driver's half, and the checks after them."""
 
     def __init__(self, half: Besieged, random: Random) -> None:
         self.half = half
@@ -138,7 +139,7 @@ class Siege:
         self._slots = asyncio.Semaphore(PARALLELISM[VICTIM])
 
     async def attack(self, attacks: Sequence[Attack | HostileTask]) -> None:
-        """All of them, some at a time, each with its own ``Random``; returns when all are over."""
+        """Run all attacks, some at a time, each with its own ``Random``; return when all are over."""
         async with asyncio.TaskGroup() as group:
             for number, attack in enumerate(attacks):
                 random = Random(self.random.random())
@@ -170,7 +171,7 @@ class Siege:
             self._free_subtasks.append(subtask)
 
     def check_log(self) -> None:
-        """One line for each connection at fault, at most one for any, and no defect (H62)."""
+        """Check for one line per connection at fault, at most one for any other, and no defect (H62)."""
         log = self.half.log
         defects = [
             line
@@ -187,7 +188,7 @@ class Siege:
 
 
 async def lay_siege(random: Random, attacks: Sequence[Attack | HostileTask], **server: float) -> dict[str, Any]:
-    """Attack a driver's half with honest tasks on it; returns the last reading. Raises ``AssertionError``."""
+    """Attack a driver's half with honest tasks on it; return the last reading. Raises ``AssertionError``."""
     async with besieged(**server) as half:
         siege = Siege(half, random)
         tasks = [await half.honest_task(subtask) for subtask in range(PARALLELISM[HONEST] - 1)]
@@ -230,7 +231,7 @@ def _case_of(attacks: Sequence[Attack | HostileTask], count: int) -> Callable[[R
 
 
 def run(siege: Callable[[], Awaitable[Any]]) -> Any:
-    """On its own loop. A group of failures is reported as its first one, which is what a replay is about."""
+    """Run the siege on its own loop. A group of failures is reported as its first one, which a replay needs."""
 
     async def besiege() -> Any:
         return await siege()

@@ -1,7 +1,7 @@
-"""What a target of the fuzzer is, and how its cases are run.
+"""Defines the fuzzer's targets, and runs their cases.
 
-A case is one call with its own ``Random``, made of the target's name and the case's number. So a number is all
-that a replay needs. A case fails by any exception; what the code under test may raise is caught inside.
+A case is one call with its own ``Random``, made of the target's name and the case's number. So a replay needs only
+that number. Any exception fails a case; errors that the code under test may raise are caught inside.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from random import Random
 from typing import TypeVar
 
 CASE_CPU_S_MAX = 10.0
-"""No input of a case is larger than some 100 KiB, so this is a thousand times what one needs on a slow machine."""
+"""An input has at most some 100 KiB, so this is a thousand times the time needed on a slow machine."""
 _SPARE_BYTES = 128 * 1024
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``case`` is one trial; ``about`` says in a few words what is tried.
+    """``case`` is one trial; ``about`` describes it in a few words.
 
     ``replay`` takes the bytes of the corpus for targets that decode bytes. ``slow`` targets take seconds for a case.
     """
@@ -36,7 +36,7 @@ class Target:
 
 
 class CaseFailed(Exception):
-    """A case has broken a property; the message says how to run it again, the cause is what was broken."""
+    """A case has broken a property; the message says how to run it again, and the cause says which property."""
 
     def __init__(self, target: Target, seed: int) -> None:
         super().__init__(target.name, seed)
@@ -48,7 +48,7 @@ class CaseFailed(Exception):
 
 
 def run_case(target: Target, seed: int) -> None:
-    """One case. Raises ``CaseFailed`` from whatever it raised, or from its taking too much time of the processor."""
+    """Run one case. Raises ``CaseFailed`` for any exception, or for too much processor time."""
     began_s = time.process_time()
     try:
         target.case(Random(f"{target.name}/{seed}"))
@@ -59,16 +59,16 @@ def run_case(target: Target, seed: int) -> None:
 
 
 def run_cases(target: Target, first: int, count: int) -> None:
-    """The cases ``first`` and on; the first that fails ends it. The seed is printed, for a test shows it then."""
+    """Run ``count`` cases from ``first`` on, until one fails. The seed is printed so that a failing test shows it."""
     print(f"python -m tests.fuzz --target {target.name} --seed {first} --cases {count}")
     for seed in range(first, first + count):
         run_case(target, seed)
 
 
 def within_memory(decode: Callable[[bytes], T], data: bytes, times: int) -> T:
-    """Decode ``data``, which may take ``times`` its size, and some KiB, at any moment of that (H62).
+    """Decode ``data``, which may take ``times`` its size, plus some KiB, at any moment (H62).
 
-    There is a second measurement where the first is over: a table of the interpreter may have grown meanwhile.
+    If the first measurement exceeds this, there is a second: a table of the interpreter may have grown meanwhile.
     """
     bound = times * len(data) + _SPARE_BYTES
     if _peak_bytes(decode, data) > bound:
@@ -80,7 +80,7 @@ def within_memory(decode: Callable[[bytes], T], data: bytes, times: int) -> T:
 def _peak_bytes(decode: Callable[[bytes], object], data: bytes) -> int:
     tracemalloc.start()
     try:
-        with suppress(Exception):  # it comes again when the result is wanted
+        with suppress(Exception):  # the error comes again when the result is needed
             decode(data)
         return tracemalloc.get_traced_memory()[1]
     finally:
@@ -89,7 +89,7 @@ def _peak_bytes(decode: Callable[[bytes], object], data: bytes) -> int:
 
 @contextmanager
 def about_input(data: bytes) -> Iterator[None]:
-    """What fails in the block is told with the bytes that it was about, ready for the corpus."""
+    """Add the input bytes to an error in the block, ready for the corpus."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What the fuzzer has found, each as its shortest story."""
+"""The fuzzer's findings, each in its shortest form."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_lists_in_one_another_that_claim_much_take_no_room() -> None:  # H62
 
 
 def test_a_message_makes_no_lists_that_no_field_can_hold() -> None:  # H62
-    # 64 MiB of empty lists took 4 GiB, and seconds of the loop, before the first field was looked at.
+    # 64 MiB of empty lists took 4 GiB, and seconds of the loop, before the first field was read.
     width = (2**9).to_bytes(2, "big")
     bush = b"\xdc" + width + (b"\xdc" + width + b"\x90" * 2**9) * 2**9
 
@@ -79,7 +79,7 @@ def an_attempt_with_an_event_that_waits_for_readiness() -> GatewayMachine:
 
 
 def test_a_task_that_is_not_ready_cannot_fill_the_driver_with_snapshots() -> None:  # H27, H62
-    # Whatever came after an event that waits for readiness was kept, and a snapshot counts against no window.
+    # All items after an event that waits for readiness were kept, and a snapshot counts against no window.
     machine = an_attempt_with_an_event_that_waits_for_readiness()
 
     def acknowledge() -> None:
@@ -100,7 +100,7 @@ def test_what_waits_for_readiness_waits_once_and_until_its_checkpoint_is_over() 
             refused = [effect for effect in machine.handle_batch(closed, 0.0) if isinstance(effect, RefuseMessage)]
             if again:
                 assert "was reported before" in refused[0].why
-            else:  # the checkpoint before it is over: what was said of that one goes
+            else:  # the checkpoint before it is over: its messages are dropped
                 assert ["is over" in effect.why for effect in refused] == [True] * (checkpoint_id - 1)
             machine.check_invariants()
         machine.handle(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED), 0.0)
@@ -112,7 +112,7 @@ SECRET = b"a secret of this application!!!!"
 
 
 class Nobody:
-    """A handler that never hears of a connection."""
+    """A handler that is never called."""
 
     def connected(self, connection: Connection) -> None:
         raise AssertionError("a stranger was let in")
@@ -135,7 +135,7 @@ async def a_server(**changes: Any) -> AsyncIterator[SubtaskServer]:
 
 
 async def test_peers_of_another_version_that_do_not_leave_are_bounded_like_all_strangers() -> None:  # H62
-    # They were told our version and left to close their end, as many as there are connections at all.
+    # They received our version and were left to close their end, as many as there are connections at all.
     async with a_server(unauthenticated_max=5, close_timeout_s=60.0) as server:
         with capture_logs() as lines:
             strangers = []
@@ -150,8 +150,8 @@ async def test_peers_of_another_version_that_do_not_leave_are_bounded_like_all_s
 
 
 async def test_a_crowd_is_accepted_a_few_at_a_time() -> None:  # H62
-    # A thousand were, in one turn of the loop: honest peers were pushed out before what they had sent was read, and a
-    # process with the usual 1024 files had none left, which stopped the listening for a second and filled the log.
+    # A thousand were, in one turn of the loop: honest peers were pushed out before their data was read. A process with
+    # the usual 1024 files had none left, which stopped the listening for a second and filled the log.
     async with a_server() as server:
         crowd = [socket.create_connection(server.address) for _ in range(200)]
         steps, before = [], 0
@@ -178,6 +178,6 @@ WRONG: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("message", "why"), WRONG)
 def test_a_field_of_the_wrong_type_is_named_in_the_fixed_layout_too(message: Any, why: str) -> None:
-    # struct.error, TypeError and OverflowError came out, which no caller expects.
+    # struct.error, TypeError and OverflowError were raised, which no caller expects.
     with pytest.raises(LocalProtocolError, match=why):
         encode_message(message)

@@ -1,4 +1,4 @@
-"""A short run of every target that needs no socket, and all that is kept in the corpus (H50, H60, H61, H62)."""
+"""A short run of every target that needs no socket, and the whole corpus (H50, H60, H61, H62)."""
 
 from __future__ import annotations
 

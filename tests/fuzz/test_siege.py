@@ -1,4 +1,4 @@
-"""The server under attack, with all that it serves, in a separate process (H61, H62)."""
+"""The server under attack, with everything behind it, in a separate process (H61, H62)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_handshake_that_ends_at_any_of_its_bytes_leaves_nothing_behind() -> No
 
 @pytest.fixture
 def half_open_count() -> Any:
-    """As many as the files of this process allow."""
+    """Return the number of connections that this process's files allow."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = HALF_OPEN + FILES_BESIDE
     if soft < wanted:
