@@ -42,7 +42,7 @@ class WaitFor:
 
 @dataclass(frozen=True, slots=True)
 class ExplodeAfter:
-    """Keep the handler waiting until the event is set, and fail then."""
+    """Keep the handler waiting until the event is set, then fail."""
 
     event: asyncio.Event
     cause: BaseException
@@ -53,7 +53,7 @@ CounterMessage = Add | GetTotal | Explode | ExplodeAfter | Ignore | WaitFor
 
 @dataclass(slots=True)
 class Diary:
-    """What happened to the instances of one actor, in order."""
+    """A record of what happened to the instances of one actor, in order."""
 
     lines: list[str] = field(default_factory=list)
     signals: list[Signal] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Counter(Actor[CounterMessage]):
 async def running_system(
     *, hooks: Sequence[Hook] = (), shutdown_timeout_s: float = 5.0, **options: Any
 ) -> AsyncIterator[ActorSystem]:
-    """A running system; checks at the end that none of its tasks is left."""
+    """Yield a running system, and check at the end that none of its tasks is left."""
     before = asyncio.all_tasks()
     try:
         async with ActorSystem("test", hooks=hooks, shutdown_timeout_s=shutdown_timeout_s, **options) as system:

@@ -1,4 +1,4 @@
-"""Code that ignores its cancellation is logged and abandoned, and the system ends nevertheless (H70)."""
+"""Code that ignores its cancellation is logged and abandoned, and the system still ends (H70)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from actors import Actor, ActorContext, ActorSystem
 
 RELEASES = [threading.Event()]
-"""The last one is for the running test: it ends what nothing else can end."""
+"""The last one belongs to the running test: it ends code that nothing else can end."""
 
 
 async def swallows_its_cancellation() -> None:
@@ -38,7 +38,7 @@ async def waits_for_a_thread() -> None:
 
 
 class Hanging(Actor[str]):
-    """Hangs where the test says."""
+    """Hangs at the place that the test chooses."""
 
     def __init__(self, where: str, how: Callable[[], Awaitable[None]]) -> None:
         self.where = where

@@ -1,6 +1,6 @@
 """Background work, worker threads, and reports of handlers that hold the loop (H9)."""
 
-# ruff: noqa: PT012 - what raises is the end of the whole `async with`
+# ruff: noqa: PT012 - the exit of the whole `async with` raises
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ async def test_deterministic_system_runs_thread_functions_to_their_end_in_one_st
 
 
 class FakeTimer:
-    """Stands in for perf_counter: the loop is held exactly when a handler says so."""
+    """Replaces perf_counter: the loop counts as held exactly when a handler says so."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -69,7 +69,7 @@ async def test_system_cancelled_while_stopping_leaves_no_task() -> None:
             await running.wait()
             task.cancel()
             await settle()
-            assert not stopping.is_set()  # it waits for the handler, an hour if need be
+            assert not stopping.is_set()  # it waits for the handler, for up to an hour
             task.cancel()
             await stopping.wait()  # the handler is cut off
             task.cancel()

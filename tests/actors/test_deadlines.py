@@ -1,4 +1,4 @@
-"""The lanes of deadlines behave like one timer for each deadline."""
+"""Deadline lanes behave like one timer for each deadline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def no_pause() -> None:
 
 
 def advance(clock: VirtualClock, by_s: float) -> None:
-    """Without a loop: nothing here awaits."""
+    """Advance the clock without a loop: nothing here awaits."""
     clock.between = no_pause
     step = clock.advance(by_s)
     try:
@@ -26,7 +26,7 @@ def advance(clock: VirtualClock, by_s: float) -> None:
     raise AssertionError("advance() waited")
 
 
-# Binary fractions: their sums are exact, so that a deadline and the clock meet to the bit.
+# Binary fractions: their sums are exact, so a deadline and the clock match to the bit.
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("start"), st.sampled_from([0.5, 1.0, 1.125, 3.0])),

@@ -1,4 +1,4 @@
-"""``tell_direct``: an idle actor takes a message within the call, and in everything else is an actor like any other."""
+"""With ``tell_direct``, an idle actor takes a message within the call, and otherwise behaves like any other actor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from actors.testing import VirtualClock, deterministic_system, settle
 
 
 class Recorder(DirectActor[Any]):
-    """Writes down what it handles; a function is called."""
+    """Records the messages that it handles, and calls those that are functions."""
 
     def __init__(self, seen: list[Any]) -> None:
         self._seen = seen

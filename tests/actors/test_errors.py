@@ -1,4 +1,4 @@
-"""Errors explain themselves, and survive a trip between processes."""
+"""Errors explain themselves, and survive the transfer between processes."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ async def test_actor_can_stop_itself() -> None:
         once.tell("go")
         await settle()
         assert not once.is_alive
-        await system.stop(once)  # stopping what is over is harmless
+        await system.stop(once)  # stopping a stopped actor is harmless
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Spawn:
 
 
 class Nest(Actor[Spawn]):
-    """An actor with children like itself; writes down who stops."""
+    """An actor with children like itself, which records the actors that stop."""
 
     def __init__(self, stops: list[str], depth: int = 0) -> None:
         self.stops, self.depth = stops, depth
@@ -202,7 +202,7 @@ async def test_unwatch_discards_a_signal_that_is_already_queued() -> None:
 
 
 class Dependent(Actor[str]):
-    """Cannot live without ``other``: fails when that one has failed."""
+    """Depends on ``other``: fails when that one has failed."""
 
     def __init__(self, other: ActorRef[CounterMessage]) -> None:
         self.other = other
@@ -304,7 +304,7 @@ async def test_actor_whose_task_is_cancelled_ends_as_if_cut_off() -> None:
         task.cancel()
         assert isinstance(await probe.expect_terminated(counter), ActorCancelled)
         assert diary.lines == ["started", "stopped"]
-        assert system.actor_count == 1  # the rest lives on
+        assert system.actor_count == 1  # the rest stays alive
 
 
 async def test_nothing_starts_before_or_after_the_system_runs() -> None:

@@ -1,4 +1,4 @@
-"""Bounds, policies, statistics, and the promise that nothing accepted is lost."""
+"""Bounds, policies, statistics, and the guarantee that no accepted message is lost."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ async def test_sender_cancelled_as_room_appears_withdraws_its_message() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 async def test_cancelling_senders_at_any_moment_neither_loses_nor_doubles_messages(seed: int) -> None:
-    """Either a sender was cancelled before its message was accepted, or the message is handled once."""
+    """Check that a message is handled once, unless its sender was cancelled before acceptance."""
     diary = Diary()
     async with deterministic_system(seed=seed) as kit:
         counter = kit.system.spawn(lambda: Counter(diary), mailbox=MailboxConfig(2))

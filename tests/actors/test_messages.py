@@ -1,6 +1,6 @@
 """tell, send and ask."""
 
-# ruff: noqa: PT012 - what raises is the end of the whole `async with`
+# ruff: noqa: PT012 - the exit of the whole `async with` raises
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_ask_without_an_answer_times_out() -> None:
 
 
 async def test_ask_fails_immediately_when_the_target_stops() -> None:
-    async with running_system(clock=VirtualClock()) as system:  # no deadline can pass: the clock stands still
+    async with running_system(clock=VirtualClock()) as system:  # no deadline can pass, because the clock stands still
         counter = system.spawn(Counter)
         async with anyio.create_task_group() as tasks:
 

@@ -1,4 +1,4 @@
-"""Many actors are cheap, and none of them is left in the end."""
+"""Many actors are cheap, and none of them is left at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.actors.actors_under_test import running_system
 
 
 class Link(Actor[int]):
-    """Passes a number on, one more each time."""
+    """Forwards a number, incremented each time."""
 
     def __init__(self, following: ActorRef[int] | None, done: asyncio.Future[int]) -> None:
         self.following, self.done = following, done

@@ -1,6 +1,6 @@
-"""The supervision decision as a table, and what actors do about it."""
+"""The supervision decision as a table, and how actors act on it."""
 
-# ruff: noqa: PT012 - what raises is the end of the whole `async with`
+# ruff: noqa: PT012 - the exit of the whole `async with` raises
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The test kit itself: what it promises must hold, or tests that use it mean nothing."""
+"""The test kit itself: tests that use it prove something only if its guarantees hold."""
 
 from __future__ import annotations
 

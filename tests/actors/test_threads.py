@@ -1,6 +1,6 @@
 """Calls from other threads."""
 
-# ruff: noqa: PT012 - what raises is the end of the whole `async with`
+# ruff: noqa: PT012 - the exit of the whole `async with` raises
 
 from __future__ import annotations
 

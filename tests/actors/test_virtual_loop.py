@@ -1,4 +1,4 @@
-"""Virtual time and worker threads inside a deterministic system, and steps that come at the wrong moment."""
+"""Virtual time and worker threads inside a deterministic system, and steps at the wrong moment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Behaviour = Callable[[], Awaitable[Any]]
 
 
 class Doer(Actor[Behaviour]):
-    """Awaits what it is told, and keeps what comes of it."""
+    """Awaits each message, and keeps the results."""
 
     def __init__(self, results: list[Any]) -> None:
         self._results = results
@@ -114,7 +114,7 @@ async def test_the_test_itself_keeps_real_time() -> None:
     loop = asyncio.get_running_loop()
     async with deterministic_system():
         assert abs(loop.time() - time.monotonic()) < 60.0
-        await asyncio.sleep(0.001)  # would wait for ever on a clock that nobody moves
+        await asyncio.sleep(0.001)  # would never end on a clock that does not move
     assert "time" not in vars(loop)
 
 

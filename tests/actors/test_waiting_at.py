@@ -1,4 +1,4 @@
-"""Where a suspended coroutine waits, whatever lies between it and the innermost frame (H70)."""
+"""Where a suspended coroutine waits, whatever is between it and the innermost frame (H70)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def never() -> None:
 
 
 class ByHand:
-    """An awaitable of the user's own."""
+    """An awaitable that a user wrote."""
 
     def __await__(self) -> Generator[Any, None, None]:
         return never().__await__()
@@ -95,7 +95,7 @@ async def in_a_cancel_scope() -> None:
 
 
 async def suspended(function: Callable[[], Awaitable[None]], check: Callable[[object], None]) -> None:
-    """Run ``function`` until it waits, look where, and end it."""
+    """Run ``function`` until it waits, check where, and end it."""
     awaited = function()
 
     async def drive() -> None:

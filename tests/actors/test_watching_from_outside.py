@@ -1,4 +1,4 @@
-"""Hooks, dead letters, the dump of who waits for whom, and what log lines carry."""
+"""Hooks, dead letters, the dump of waiting actors, and the keys of log lines."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def test_hooks_nest_around_messages_and_observe_lives() -> None:
 
 
 class Chaos(Hook):
-    """Swallows the first Add, doubles the second, and fails at the third."""
+    """Drops the first Add, doubles the second, and fails at the third."""
 
     def __init__(self) -> None:
         self.count = 0

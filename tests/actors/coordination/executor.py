@@ -1,4 +1,4 @@
-"""Tasks of ``headgate.testing`` that can do more: lose connections, say things late, keep requests by their number."""
+"""Extended tasks of ``headgate.testing`` that lose connections, send messages late and keep requests by number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["MemoryConnection", "Task"]
 
 
 class Task(PublicTask):
-    """Its state is the list of the events that it has handled. ``silent``: what it says is kept back."""
+    """A task whose state is the list of handled events. ``silent``: its messages are kept back."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -32,16 +32,16 @@ class Task(PublicTask):
         super().finish(failure, state)
 
     def ask(self, request: Any) -> int:
-        """As ``request``, but returns its number; the answer goes to ``answers``."""
+        """Send a request like ``request``, but return its number; the answer goes to ``answers``."""
         self.request(request)
         return len(self._requests)
 
     def meet_barrier(self, checkpoint_id: int, events_before: int) -> None:
-        """A barrier arrives outside the stream of events."""
+        """Deliver a barrier outside the stream of events."""
         self._drive(BarrierArrived(checkpoint_id, events_before))
 
     def lose_connection(self) -> None:
-        """What is in flight is lost, and both sides notice."""
+        """Lose everything in flight; both sides notice."""
         connection, self.connection = self.connection, None
         assert connection is not None
         connection.close(flush=False)
@@ -54,7 +54,7 @@ class Task(PublicTask):
         self.gateway_ref.tell(AttachConnection(connection, self.machine.resume_seq))
 
     def speak(self) -> None:
-        """Say what was kept back while silent."""
+        """Send the messages that were kept back."""
         self.silent = False
         kept_back, self.kept_back = self.kept_back, []
         for message in kept_back:

@@ -11,7 +11,7 @@ from actors.coordination import Confirmation
 
 
 class OneThatWaits:
-    """Sends an event in a task of its own, because it may have to wait for room."""
+    """Sends an event in a separate task, because it may have to wait for room."""
 
     def __init__(self, tasks: Any, gateway: Any, event: Any) -> None:
         self.scope = anyio.CancelScope()

@@ -1,4 +1,4 @@
-"""One operator's actors in a world without Spark: a deterministic system, tasks in memory, and the test as ledger."""
+"""One operator's actors in a world without Spark: a deterministic system, in-memory tasks, and the test as ledger."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ __all__ = ["Answer", "Call", "Method", "RecordingCoordinator", "World", "running
 
 
 class Answer(PublicAnswer[Any]):
-    """With its value or its error in lists, which are empty while it is open."""
+    """An answer with its value or error in a list, which is empty while the answer is pending."""
 
     @property
     def values(self) -> list[Any]:
@@ -74,7 +74,7 @@ class Answer(PublicAnswer[Any]):
         return [] if self.error is None else [self.error]
 
     def reason(self) -> str:
-        """Why the requested checkpoint failed."""
+        """Return why the requested checkpoint failed."""
         assert isinstance(self.error, CheckpointFailed)
         return str(self.error)
 
@@ -86,17 +86,17 @@ class World:
         self.kit = kit
         self.config = config
         self.statistics = OperatorStatistics(config.operator_id)
-        self.reports: list[LedgerInput] = []  # what the ledger was told, but for OperatorOpened
+        self.reports: list[LedgerInput] = []  # inputs of the ledger, except OperatorOpened
         self.failures: list[BaseException] = []
         self.stored: list[CompletedCheckpoint] = []
-        self.savepoints: list[tuple[str, CompletedCheckpoint]] = []  # with the directory that was asked for
+        self.savepoints: list[tuple[str, CompletedCheckpoint]] = []  # with the requested directory
         self.next_id = 1 if config.restored is None else config.restored.checkpoint_id + 1
-        self.no_ids: Exception | None = None  # what the storage raises where an id is wanted
+        self.no_ids: Exception | None = None  # raised by the storage if an id is requested
         self.discarded: list[int] = []
         self.completed: list[int] = []
-        self.on_store: Method | None = None  # awaited in the storage, before it is written
+        self.on_store: Method | None = None  # awaited in the storage, before the write
         self.on_discard: Method | None = None
-        self.look = StageLook()  # what a look at the run under way shows
+        self.look = StageLook()  # the result of a look at the current run
         self.tasks: list[Task] = []
         self.task_type: type[Task] = Task
         self.gateways: dict[int, ActorRef[GatewayMessage]] = {}  # open ones, by task attempt id
@@ -126,14 +126,14 @@ class World:
     # --- time and traffic -----------------------------------------------------------------------------------------
 
     async def settle(self) -> None:
-        """Until nothing moves any more: actors, connections, operators that are not busy."""
+        """Wait until actors, connections and responsive operators have nothing left to do."""
         await self.kit.run_until_idle()
 
     async def advance(self, by_s: float) -> None:
         await self.kit.advance(by_s)
 
     def _read(self) -> bool:
-        return sum(task.read() for task in self.tasks) > 0  # each of them, not the first that has something
+        return sum(task.read() for task in self.tasks) > 0  # each of them, not only the first that has something
 
     def connection(self) -> MemoryConnection:
         self._connections += 1
@@ -145,7 +145,7 @@ class World:
         self.tracker.tell(LedgerDecided(decision, None, connection))
 
     def accept(self, subtask: int) -> Task:
-        """The next attempt of a subtask registers. It opens and is announced ready by itself.
+        """Register the next attempt of a subtask. It opens and becomes ready by itself.
 
         A run starts with the first attempt that registers.
         """
@@ -161,7 +161,7 @@ class World:
         return task
 
     async def running(self, *subtasks: int) -> list[Task]:
-        """Attempts that are ready, one for each subtask."""
+        """Return attempts that are ready, one for each subtask."""
         tasks = [self.accept(subtask) for subtask in subtasks]
         await self.settle()
         return tasks
@@ -257,7 +257,7 @@ class World:
 
 
 def the_turn_of(*names: str) -> Schedule:
-    """Whenever one of these actors has something to do it is its turn, the first one's before the second's."""
+    """Schedule these actors before all others, in the order of their names here."""
 
     def choose(candidates: Sequence[Candidate]) -> int:
         ranks = [names.index(candidate.actor) if candidate.actor in names else len(names) for candidate in candidates]
@@ -285,7 +285,7 @@ async def running_operator(
     inject_barrier: BarrierInjector | None = None,
     **limits: Any,
 ) -> AsyncIterator[World]:
-    """An operator that has started, in a system whose order of delivery follows from ``seed``."""
+    """Yield a started operator in a system whose order of delivery follows from ``seed``."""
     checkpoint = CheckpointConfig(
         checkpoint_timeout_s,
         tolerated_failures,

@@ -13,16 +13,16 @@ from tests.actors.coordination.executor import Task
 
 
 class ReaderTask(Task):
-    """Reads one split for each ``step``, asks for more when it has none, and finishes when there are no more.
+    """A task that reads one split per ``step``, asks for more when it has none, and finishes when none are left.
 
-    Its state is what it has read and what it still has to read.
+    Its state is the list of splits that it has read and of those that it still has to read.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.done: list[Any] = []
         self.pending: deque[Any] = deque()
-        self.batches: list[list[Any]] = []  # as they came
+        self.batches: list[list[Any]] = []  # in the order of arrival
         self.no_more = 0
         self.finished = False
         self._asked = False
@@ -46,7 +46,7 @@ class ReaderTask(Task):
         self.send(split_request_event())
 
     def step(self) -> None:
-        """Do the next thing, if the task is open and not over."""
+        """Take the next step, if the task is open and not over."""
         if self.registered is None or self.ended or self.finished:
             return
         if self.pending:

@@ -1,7 +1,7 @@
-"""What tests of ``RecreateOnReset`` share: an actor that calls it as an operator does, and remembers its coordinators.
+"""Helpers for tests of ``RecreateOnReset``: an actor that calls it like an operator and remembers its coordinators.
 
-The system is a deterministic one. Calls are made one at a time, in the order in which the test asks for them, each
-awaited before the next (H5); a test sees what they came to in ``outcomes``.
+The system is deterministic. Calls are made one at a time, in the order in which the test requests them, each awaited
+before the next (H5). A test finds their results in ``outcomes``.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tests.actors.coordination.operator_world import Call, Method, RecordingCoor
 T = TypeVar("T")
 
 MethodsOf = Callable[[int], dict[str, Method]]
-"""What the coordinator with this number does, counted from 1; see ``RecordingCoordinator``."""
+"""Returns the methods of the coordinator with this number, counted from 1; see ``RecordingCoordinator``."""
 
 Step = Callable[[], Awaitable[object]]
 
 
 class Caller(Actor[Step]):
-    """Makes one call after the other, and the coordinator's context out of its own."""
+    """Makes one call after the other, and builds the coordinator's context from its own."""
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
@@ -44,7 +44,7 @@ class Caller(Actor[Step]):
 
 
 class BenchContext:
-    """``CoordinatorContext`` over the caller's own; what fails the job is in ``failures``."""
+    """A ``CoordinatorContext`` over the caller's context; ``failures`` collects the errors that fail the job."""
 
     operator_id = "words"
     parallelism = 3
@@ -111,14 +111,12 @@ class BenchContext:
 
 
 class Bench:
-    """A ``RecreateOnReset`` under test. ``coordinators``: all that its factory has made, in order."""
+    """A ``RecreateOnReset`` under test. ``coordinators``: everything that its factory has created, in order."""
 
     def __init__(self, kit: DeterministicKit, methods: MethodsOf, close_timeout_s: float) -> None:
         self.kit = kit
         self.coordinators: list[RecordingCoordinator] = []
-        self.outcomes: list[
-            tuple[str, Any]
-        ] = []  # (method, what it returned or raised), but for handlers that end well
+        self.outcomes: list[tuple[str, Any]] = []  # (method, its result or error), except handlers that succeed
         self.factory_fails: Exception | None = None
         self.context: BenchContext
         self._methods_of = methods
@@ -147,14 +145,14 @@ class Bench:
         return made
 
     def ask(self, method: str, *args: Any) -> None:
-        """Have a method called after all that were asked for before."""
+        """Request a call of a method, after all calls requested before."""
         self.caller.tell(self.step(method, lambda: getattr(self.wrapper, method)(*args)))
 
     async def settle(self) -> None:
         await self.kit.run_until_idle()
 
     async def call(self, method: str, *args: Any) -> None:
-        """Have a method called, and let everything happen that follows without time passing."""
+        """Request a call of a method, and let everything happen that needs no time to pass."""
         self.ask(method, *args)
         await self.settle()
 
@@ -163,11 +161,11 @@ class Bench:
         await self.call("start", self.context)
 
     async def stop(self) -> None:
-        """As an operator ends: background work is cancelled, then comes ``close``."""
+        """Stop as an operator does: background work is cancelled, then ``close`` is called."""
         await self.kit.drive(self.kit.system.stop(self.caller))
 
     def calls(self, number: int) -> list[Call]:
-        """What the coordinator with this number has heard, counted from 1."""
+        """Return the calls that the coordinator with this number received, counted from 1."""
         return self.coordinators[number - 1].calls
 
     @property
@@ -179,7 +177,7 @@ class Bench:
 async def bench(
     methods: MethodsOf = lambda number: {}, *, close_timeout_s: float = 60.0, started: bool = True
 ) -> AsyncIterator[Bench]:
-    """A wrapper, which has been started unless the test wants to do that itself."""
+    """Yield a wrapper, started unless the test does that itself."""
     async with deterministic_system() as kit:
         under_test = Bench(kit, methods, close_timeout_s)
         if started:
@@ -188,7 +186,7 @@ async def bench(
 
 
 def doing_in(number: int, **methods: Method) -> MethodsOf:
-    """Only the coordinator with this number does something."""
+    """Give only the coordinator with this number methods that do something."""
     return lambda made: methods if made == number else {}
 
 

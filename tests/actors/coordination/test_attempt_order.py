@@ -1,4 +1,4 @@
-"""In which order a coordinator hears of attempts, and what it can still do then (H3, H10 to H15, H57)."""
+"""The order in which a coordinator learns of attempts, and what it can still do then (H3, H10 to H15, H57)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_inside_failed_and_reset_the_old_gateway_refuses_at_once() -> None
         known_at_once.extend(confirmation.done() for _, confirmation in tried)
 
     coordinator = RecordingCoordinator(subtask_failed=try_to_send, subtask_reset=try_to_send)
-    # The coordinator is told before the gateway has its turn: the refusal must not need the gateway's mailbox.
+    # The coordinator is told before the gateway runs, so the refusal must not need the gateway's mailbox.
     async with running_operator(coordinator, schedule=the_turn_of("operator", "operator/coordinator")) as world:
         (task,) = await world.running(0)
         world.fail(task)
@@ -251,7 +251,7 @@ async def test_the_figures_of_an_operator_are_kept() -> None:  # H27
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         (task,) = await world.running(0)
-        await world.advance(1.0)  # or what was sent at no time would be as old
+        await world.advance(1.0)  # otherwise an event that was never sent would appear as old
         task.unresponsive = True
         await coordinator.gateways[0].send_event("one")
         await world.advance(0.25)

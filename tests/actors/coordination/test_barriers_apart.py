@@ -1,4 +1,4 @@
-"""Checkpoint barriers on a way of their own (H23, H40)."""
+"""Checkpoint barriers that travel apart from the events (H23, H40)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator method that stays awaited is reported by name, and the tasks that wait are told (H70)."""
+"""A coordinator method that does not return is reported by name, and the waiting tasks are notified (H70)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Reports = list[MutableMapping[str, Any]]
 
 
 def reports(logged: Reports) -> list[dict[str, Any]]:
-    """What was reported, without the place."""
+    """Return the reports, without the place in the code."""
     hidden = {"event", "log_level", "waiting_at", "actor", "system", "operator_id"}
     return [
         {key: value for key, value in line.items() if key not in hidden}
@@ -33,7 +33,7 @@ def reports(logged: Reports) -> list[dict[str, Any]]:
 
 
 class Meeting:
-    """Waits for somebody who does not come before the test says so."""
+    """A method that waits until the test ends it."""
 
     def __init__(self) -> None:
         self.over = anyio.Event()
@@ -43,7 +43,7 @@ class Meeting:
         return b""
 
     async def end(self, world: World) -> None:
-        """Let the operator stop without a wait for its time limit, which is in real seconds."""
+        """End the wait, so that the operator stops before its time limit, which is in real seconds."""
         self.over.set()
         await world.settle()
 
@@ -212,7 +212,7 @@ async def test_a_call_beside_one_that_still_hangs_is_reported_in_time() -> None:
         async with running_operator(RecreateOnReset(make, close_timeout_s=3600.0)) as world:
             world.reset()
             await world.settle()
-            await world.advance(45.0)  # the next report about the close of the first one is due after 80 s
+            await world.advance(45.0)  # the next report about the first one's close is due after 80 s
             await until_ready(world)
             await world.advance(10.0)
             await meet.end(world)

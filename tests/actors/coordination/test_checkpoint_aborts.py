@@ -1,4 +1,4 @@
-"""How a checkpoint is given up, and what a reset then refers to (H16, H18, H43 to H48)."""
+"""How a checkpoint is aborted, and which one a reset then refers to (H16, H18, H43 to H48)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_a_checkpoint_aborted_while_it_is_stored_is_taken_back() -> None: 
         disk.set()
         await world.settle()
         assert world.stored == []
-        assert world.tracker.is_alive  # H48: storage that cannot delete ends nobody
+        assert world.tracker.is_alive  # H48: storage that cannot delete stops no operator
         world.on_store = None
         await world.running(0)
         await assert_that_all_goes_on(world, coordinator)

@@ -1,4 +1,4 @@
-"""Labels on checkpoints: which work they are of, and whether they hold all of it."""
+"""Checkpoint labels say which work a checkpoint belongs to, and whether it holds all of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def labels(world: World) -> list[str]:
 
 
 async def run_well(world: World) -> None:
-    """A new run of one subtask, from its reset to its final checkpoint."""
+    """Run one subtask again, from its reset to its final checkpoint."""
     world.reset("a new run")
     (task,) = await world.running(0)
     await finish_well(world, task)

@@ -1,4 +1,4 @@
-"""Checkpoints that nobody asks for: by the interval, and the final one of a run (H40, H45, H48)."""
+"""Scheduled checkpoints: by the interval, and the final one of a run (H40, H45, H48)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def stored_ids(world: World) -> list[int]:
 
 
 async def end_well(world: World, *tasks: Task) -> None:
-    """The operators end, Spark counts their tasks as successes, and the job is over."""
+    """End the operators and the job; Spark counts their tasks as successes."""
     for task in tasks:
         task.finish(state=b"last")
     await world.settle()
@@ -258,7 +258,7 @@ async def test_it_is_told_too_when_the_last_try_had_begun_before_the_end_of_the_
         await world.settle()
         world.on_store = fail
         world.checkpoint()
-        await world.settle()  # all have taken part, and it is being stored
+        await world.settle()  # all took part, and it is being stored
         world.finish(task)
         world.end_run()
         answer = world.await_settled()

@@ -15,7 +15,7 @@ from tests.actors.coordination.operator_world import RecordingCoordinator, runni
 
 
 def decoded(checkpoint: CompletedCheckpoint, subtask: int) -> tuple[list[Any], list[Any]]:
-    """The events that a subtask had handled, and those that its valve held, in a checkpoint."""
+    """Return the events that a subtask had handled, and those that its valve held, in a checkpoint."""
     snapshot = checkpoint.subtask_states[subtask]
     (state,) = snapshot.states
     return decode_event(state.state), [decode_event(held.payload) for held in snapshot.held]
@@ -79,7 +79,7 @@ async def test_all_subtasks_close_before_the_coordinator_takes_its_snapshot() ->
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_an_event_is_in_the_checkpoint_on_both_sides_or_on_neither(seed: int) -> None:  # the invariant, H40
-    """Both sides send all the time; what each has sent and received is in the states."""
+    """Both sides send all the time; the states record what each has sent and received."""
     sent_down: dict[int, list[int]] = {0: [], 1: []}
 
     async def send_one_down(subtask: int, attempt: int, event: Any) -> None:
@@ -124,7 +124,7 @@ async def test_an_event_is_in_the_checkpoint_on_both_sides_or_on_neither(seed: i
                 assert handled == sent[subtask], "down: sent before the cut, and handled before the barrier"
                 ups = received[subtask] + held
                 assert ups == sent_up[subtask][: len(ups)], "up: received, or held in the snapshot, in order"
-        for task in tasks:  # and nothing was lost or doubled by the way
+        for task in tasks:  # nothing was lost or doubled on the way
             subtask = task.attempt.subtask
             assert task.events == sent_down[subtask]
         ups_of_all = {0: [], 1: []} | {
@@ -243,7 +243,7 @@ async def test_what_is_sent_inside_the_snapshot_is_before_the_cut() -> None:  # 
 
 async def test_the_barrier_waits_for_every_event_of_before_the_cut() -> None:  # H42
     async def send_and_return(checkpoint_id: int) -> bytes:
-        task.silent = True  # from here on its confirmations do not come through
+        task.silent = True  # from here on its confirmations do not arrive
         await coordinator.gateways[0].send_event("inside")
         return b""
 
@@ -271,7 +271,7 @@ async def test_an_event_of_before_the_cut_that_is_not_confirmed_fails_the_checkp
         answer = world.checkpoint()
         await world.advance(4.0)
         assert isinstance(world.reports[0], AttemptCondemned)
-        world.fail(task)  # what the ledger does then
+        world.fail(task)  # as the ledger does then
         await world.settle()
         assert answer.reason().startswith("checkpoint 1: words[0]#0")
         assert other.handled == [("aborted", 1)]
@@ -285,7 +285,7 @@ async def test_a_loss_tolerant_event_keeps_no_checkpoint_waiting() -> None:  # H
         await coordinator.gateways[0].send_event("a hint", loss_tolerant=True)
         await world.settle()
         answer = world.checkpoint()
-        task.speak()  # the confirmation has come, but neither does the checkpoint need it
+        task.speak()  # the confirmation arrives, but the checkpoint does not need it
         await world.settle()
         assert answer.values == [1]
 

@@ -1,4 +1,4 @@
-"""What a coordinator is told of a checkpoint that was aborted while it was being written (H64)."""
+"""How a coordinator learns of a checkpoint that was aborted while it was being written (H64)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def fail(*args: Any) -> None:
 
 
 async def leave_one_in_doubt(world: World) -> None:
-    """Checkpoint 1 is aborted, and the storage neither stores nor discards it."""
+    """Abort checkpoint 1 while the storage neither stores nor discards it."""
     await world.running(0)
     world.on_store, world.on_discard = fail, fail
     world.checkpoint()

@@ -1,4 +1,4 @@
-"""Several checkpoints under way at once, if that is configured (H43)."""
+"""Several concurrent checkpoints, if that is configured (H43)."""
 
 from __future__ import annotations
 

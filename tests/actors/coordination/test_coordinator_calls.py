@@ -92,7 +92,7 @@ async def test_a_failure_in_start_is_raised_with_its_cause_and_what_was_built_is
         assert caught.value is cause
         await world.stop()
         assert coordinator.calls == [("start",), ("close",)]
-        assert not world.reports  # there is no job yet that could fail
+        assert not world.reports  # no job exists yet that could fail
 
 
 async def test_fail_job_inside_start_fails_the_start() -> None:  # H6, H8

@@ -1,4 +1,4 @@
-"""What is not an ``Exception`` fails the job of the coordinator that raised it, and nothing else (H65)."""
+"""A raised object that is not an ``Exception`` fails only the job of its coordinator (H65)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.actors.coordination.test_coordinator_calls import METHODS, provoke
 
 
 class OwnExit(BaseException):
-    """Not an ``Exception``, and nothing that asyncio knows."""
+    """Not an ``Exception``, and unknown to asyncio."""
 
 
 ESCAPES: list[BaseException] = [
@@ -44,7 +44,7 @@ def raising(error: BaseException) -> Method:
 
 
 def expect_failure(world: World, error: BaseException, method: str) -> None:
-    """The job has failed with ``error`` itself, and the operator lives."""
+    """Check that the job failed with ``error`` itself, and that the operator is alive."""
     assert world.failures == [error]
     assert world.reported(GlobalFailureRaised) == [
         GlobalFailureRaised("words", f"{method}: {type(error).__name__}: {error}")
@@ -53,7 +53,7 @@ def expect_failure(world: World, error: BaseException, method: str) -> None:
 
 
 async def expect_life(world: World) -> None:
-    """After the reset the coordinator works as before."""
+    """Check that the coordinator works as before after the reset."""
     coordinator_calls = world.statistics.operator_resets
     world.reset()
     (task,) = await world.running(1)

@@ -1,4 +1,4 @@
-"""H71: whoever waits until an operator is settled learns what failed behind a run that ended well."""
+"""A caller that waits until an operator is settled learns what failed after a successful run (H71)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator that was replaced cannot act: the fence, in every way in which it could be crossed (G16)."""
+"""The fence stops a replaced coordinator from acting, on every path (G16)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ATTEMPT = ExecutionAttempt("words", 1, 0, 100)
 
 
 class Handlers:
-    """Handlers that write down what they were called with."""
+    """Handlers that record their arguments."""
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
@@ -36,7 +36,7 @@ class Handlers:
 
 
 def use(coordinator: RecordingCoordinator, handlers: Handlers, what: str) -> None:
-    """Call one of the context's methods that come back by a handler."""
+    """Call one of the context's methods that report to a handler."""
 
     async def work() -> str:
         return "done"
@@ -98,7 +98,7 @@ async def test_a_handler_that_was_on_its_way_at_the_reset_is_not_called(what: st
         under_test.ask("reset_to_checkpoint", 1, b"x")
         await under_test.settle()
         use(under_test.coordinators[0], handlers, what)
-        await pass_time(under_test)  # the handler lies in the mailbox, behind the reset
+        await pass_time(under_test)  # the handler is in the mailbox, after the reset
         released.set()
         await under_test.settle()
         assert len(under_test.coordinators) == 2
@@ -173,7 +173,7 @@ async def test_a_replaced_coordinator_that_is_still_closing_cannot_act() -> None
 
     async with bench(doing_in(1, close=lambda: _shielded(close)), close_timeout_s=60.0) as under_test:
         await under_test.call("reset_to_checkpoint", 1, b"x")
-        await under_test.kit.advance(60.0)  # given up, and deaf to being cancelled
+        await under_test.kit.advance(60.0)  # given up, and ignores its cancellation
         assert len(under_test.coordinators) == 2
         released.set()
         await under_test.settle()
@@ -200,7 +200,7 @@ async def test_a_replaced_coordinator_cannot_act_from_another_thread() -> None: 
 
 
 class KeepingGateway:
-    """Keeps what is sent, once there is ``room``."""
+    """Keeps the sent events, once there is ``room``."""
 
     attempt = ATTEMPT
     events_pending = 3
@@ -222,7 +222,7 @@ class KeepingGateway:
 
 
 async def ready_gateway(under_test: Bench, gateway: KeepingGateway) -> SubtaskGateway:
-    """What the current coordinator is given for ``gateway``."""
+    """Return the gateway that the current coordinator gets for ``gateway``."""
     await under_test.call("subtask_ready", 1, gateway)
     return under_test.coordinators[-1].gateways[1]
 

@@ -1,4 +1,4 @@
-"""When an operator may begin with its records: behind all that ``subtask_ready`` sends (H66)."""
+"""An operator begins with its records after all events that ``subtask_ready`` sends (H66)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.actors.coordination.operator_world import RecordingCoordinator, runni
 
 
 class WaitingTask(Task):
-    """Begins when it is told to."""
+    """Begins after the signal to begin."""
 
     def open(self) -> None:
         self._drive(OperatorOpened(awaits_start=True))

@@ -78,7 +78,7 @@ async def test_sending_never_raises_because_the_attempt_is_over() -> None:  # H2
         gateway = coordinator.gateways[0]
         first = await gateway.send_event("held")
         late: list[Confirmation] = []
-        # In the moment of the end one still stands in line: nobody behind it may be refused for that.
+        # At the end, one sender still waits for room. That must not refuse the senders after it.
         first.add_done_callback(lambda _: late.append(gateway.send_event_nowait("no room, and others before")))
         async with anyio.create_task_group() as tasks:
             waiting = OneThatWaits(tasks, gateway, "waits for room")

@@ -1,4 +1,4 @@
-"""What may be on the way to one attempt, and who waits for room (H27)."""
+"""The limits of events in flight to one attempt, and the senders that wait for room (H27)."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ async def test_one_that_is_cancelled_in_the_moment_of_its_turn_passes_it_on() ->
             await world.settle()
             patient = OneThatWaits(tasks, gateway, "patient")
             await world.settle()
-            first.add_done_callback(lambda _: cancelled.cancel())  # there is room, and it has not yet taken it
+            first.add_done_callback(lambda _: cancelled.cancel())  # there is room, but it has not yet taken it
             task.unresponsive = False
             await world.settle()
         assert cancelled.cancelled()

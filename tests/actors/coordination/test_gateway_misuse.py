@@ -1,4 +1,4 @@
-"""A gateway in the wrong hands: another thread, or a call without its await."""
+"""A misused gateway: a call from another thread, or one without its await."""
 
 from __future__ import annotations
 

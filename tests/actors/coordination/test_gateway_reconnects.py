@@ -142,7 +142,7 @@ async def test_an_unreadable_event_condemns_its_attempt_only() -> None:  # H62
     async with running_operator(coordinator) as world:
         bad, good = await world.running(0, 1)
         assert bad.connection is not None
-        bad.gateway_ref.tell(  # 0xc1 is no msgpack; item 1 was Opened
+        bad.gateway_ref.tell(  # 0xc1 is not valid msgpack; item 1 was Opened
             MessagesArrived(bad.connection.connection_id, [EventMessage(bad.attempt.task_attempt_id, 2, b"\xc1")])
         )
         good.send("fine")

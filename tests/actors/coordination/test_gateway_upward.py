@@ -124,7 +124,7 @@ async def test_an_answer_to_an_attempt_that_is_over_is_dropped() -> None:  # H33
 
 async def test_a_failed_request_brings_the_end_of_its_traceback_to_the_task_and_the_log() -> None:  # H33
     async def look_up(*args: Any) -> Any:
-        return dict[str, int]()["n\udce4chster " + "long " * 4000]  # no valid Unicode, and larger than what is sent
+        return dict[str, int]()["n\udce4chster " + "long " * 4000]  # invalid Unicode, and larger than the sent part
 
     coordinator = RecordingCoordinator(handle_request=look_up)
     with capture_logs() as logs:

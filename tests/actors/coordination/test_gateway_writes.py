@@ -1,4 +1,4 @@
-"""When what a gateway sends leaves, and how often the task hears that its events were taken: matters of speed only."""
+"""When a gateway's messages leave, and how often it confirms the task's events: these affect only the speed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.actors.coordination.operator_world import RecordingCoordinator, World
 
 
 class WatchedConnection(MemoryConnection):
-    """Also keeps which messages were to leave at once."""
+    """Also keeps which messages had to leave immediately."""
 
     def __init__(self, connection_id: int) -> None:
         super().__init__(connection_id)
@@ -40,7 +40,7 @@ class WatchedConnection(MemoryConnection):
 
 
 def watch(world: World) -> list[WatchedConnection]:
-    """The connections of the attempts that register from now on."""
+    """Return the connections of all attempts that register from now on."""
     made: list[WatchedConnection] = []
 
     def connection() -> MemoryConnection:
@@ -52,7 +52,7 @@ def watch(world: World) -> list[WatchedConnection]:
 
 
 def together(task: Task, events: Iterable[Any]) -> None:
-    """The task sends these events, and all of them come in one read."""
+    """Let the task send these events, which all arrive in one read."""
     assert task.connection is not None
     task.silent = True
     for event in events:
@@ -83,7 +83,7 @@ async def test_an_event_leaves_with_others_of_its_turn_where_one_is_under_way_al
 
 
 async def test_barriers_and_completions_leave_before_the_next_subtask_is_told() -> None:
-    """In one write with the confirmation behind it. To close early would only make the hold longer."""
+    """They leave in one write with the confirmation that follows. Closing early would only prolong the hold."""
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator) as world:
         connections = watch(world)

@@ -1,4 +1,4 @@
-"""How a coordinator is given: an instance that forgets by itself, or a class or factory that is built anew (H68)."""
+"""A coordinator is given as an instance that resets itself, or as a class or factory that is called again (H68)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.actors.coordination.operator_world import RecordingCoordinator, World
 
 
 class Forgetless(OperatorCoordinator):
-    """Does not say how it forgets; it remembers whom it met."""
+    """Does not define a reset, and remembers the attempts that it met."""
 
     def __init__(self) -> None:
         self.met: list[int] = []

@@ -1,4 +1,4 @@
-"""One global failure for all that fails between two resets (H7, H8, H15, H45)."""
+"""All failures between two resets cause one global failure (H7, H8, H15, H45)."""
 
 from __future__ import annotations
 

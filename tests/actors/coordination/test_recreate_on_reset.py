@@ -1,4 +1,4 @@
-"""``RecreateOnReset`` in a real operator, with gateways and checkpoints (R101, G16), and what it hands on."""
+"""``RecreateOnReset`` in a real operator, with gateways and checkpoints (R101, G16), and the calls that it forwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.actors.coordination.replacing import bench, raising, waiting_for
 
 
 class Coordinators(list[RecordingCoordinator]):
-    """All that a factory has made, in order."""
+    """Records every coordinator that the factory creates, in order."""
 
     def __init__(self, methods: Callable[[int], dict[str, Method]]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ async def running(
 
 
 def fail_over(world: World, *tasks: Task) -> None:
-    """As the ledger does: every live attempt is reported failed, then the operator is reset (H15)."""
+    """Report every live attempt as failed, then reset the operator, as the ledger does (H15)."""
     for task in tasks:
         world.fail(task, FailureKind.KILLED, reset=False)
     world.reset()
@@ -177,7 +177,7 @@ async def test_the_last_coordinator_is_closed_with_its_operator() -> None:  # H6
         assert [coordinator.calls_of("close") for coordinator in coordinators] == [[("close",)], [("close",)]]
 
 
-# --- what is handed on --------------------------------------------------------------------------------------------
+# --- forwarded calls ----------------------------------------------------------------------------------------------
 
 
 METHODS: list[str] = sorted(

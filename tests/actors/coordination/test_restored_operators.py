@@ -1,4 +1,4 @@
-"""An operator that starts from a checkpoint, and what the coordinator can tell of positions (H6, H31, H32, H52)."""
+"""An operator that starts from a checkpoint, and the positions that its coordinator sees (H6, H31, H32, H52)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def checkpoint(*parts: SubtaskSnapshot) -> CompletedCheckpoint:
 
 
 class Positions:
-    """A coordinator that writes down the position of everything that it hears."""
+    """A coordinator that records the position of every event and request that it receives."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[int, Any, int]] = []
@@ -76,7 +76,7 @@ async def test_a_restore_that_fails_is_a_failed_start() -> None:  # H6, H52
         assert caught.value is cause
         await world.stop()
         assert [call[0] for call in coordinator.calls] == ["reset_to_checkpoint", "close"]
-        assert not world.reports  # there is no job yet that could fail
+        assert not world.reports  # no job exists yet that could fail
 
 
 def test_in_batch_mode_nothing_is_restored() -> None:  # H52, H55
@@ -97,11 +97,11 @@ async def test_with_another_parallelism_held_events_keep_their_sender_and_order(
         assert [state.subtask for state in heir.registered.states] == [1, 3]
         answer = world.checkpoint()
         await world.settle()
-        assert answer.values == [8]  # H4, H32: and both sides count the same
+        assert answer.values == [8]  # H4, H32: both sides count the same
 
 
 def asked_in(checkpoint: CompletedCheckpoint, subtask: int, *places: int) -> CompletedCheckpoint:
-    """The same checkpoint; what the subtask's part holds at these places is a request."""
+    """Return the same checkpoint with requests at these places of the subtask's held items."""
     parts = dict(checkpoint.subtask_states)
     held = tuple(event._replace(is_request=n in places) for n, event in enumerate(parts[subtask].held))
     parts[subtask] = replace(parts[subtask], held=held)

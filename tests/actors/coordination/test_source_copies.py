@@ -1,4 +1,4 @@
-"""A copy of a reading attempt, as Spark's speculation starts it, beside checkpoints (H13, H56)."""
+"""A copy of a reading attempt, as Spark's speculation starts it, combined with checkpoints (H13, H56)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.actors.coordination.reader import ReaderTask
 
 
 async def test_a_copy_that_registers_before_a_checkpoint_completes_reads_what_the_original_reads() -> None:  # H13, H56
-    """The copy restores what was completed when it registered. Had the later checkpoint been completed all the same,
-    the books would have left out what that one covers, and the copy would never have read it."""
+    """The copy restores the checkpoint that was complete when it registered. If the later checkpoint also completed,
+    the records would leave out the splits that it covers, and the copy would never read them."""
     splits = list(range(6))
     coordinator = SourceCoordinator(lambda state: StaticSplitEnumerator(splits, state))
     async with running_operator(coordinator, parallelism=1, tolerated_failures=0) as world:

@@ -1,4 +1,4 @@
-"""Random histories of failures: whatever happened, the successful attempts have read each split exactly once (H56)."""
+"""Random failure histories: the successful attempts always read each split exactly once (H56)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PARALLELISM = 3
 
 
 class History:
-    """What Spark does to the subtasks of one source, all of it from one seed."""
+    """Spark's actions on the subtasks of one source, all driven by one seed."""
 
     def __init__(self, world: World, dice: random.Random) -> None:
         self.world = world
         self.dice = dice
         self.living: dict[int, list[ReaderTask]] = {subtask: [] for subtask in range(PARALLELISM)}
         self.succeeded: dict[int, ReaderTask] = {}
-        self.believed: dict[int, list[int]] = {}  # batch: what others may have read of a success, until the reset
+        self.believed: dict[int, list[int]] = {}  # batch: a success's splits that others may have read, until the reset
         self.events = [self.read] * 12 + [self.fail] * 2 + [self.lose, self.take_checkpoint, self.speculate]
 
     async def live(self, steps: int) -> None:
@@ -38,7 +38,7 @@ class History:
                 self.fail_over()
 
     async def end(self) -> None:
-        """No more failures: every subtask comes to its end."""
+        """Let every subtask finish without further failures."""
         for _ in range(200):
             self.keep_running()
             for attempts in self.living.values():
@@ -126,7 +126,7 @@ async def test_each_split_is_read_once_by_the_attempts_that_succeed(mode: Restor
         history = History(world, dice)
         await history.live(100)
         await history.end()
-        for subtask in range(PARALLELISM - seed % 2):  # Spark loses what it had, and computes it again
+        for subtask in range(PARALLELISM - seed % 2):  # Spark loses its output, and computes it again
             history.revoke(subtask)
         await history.live(60)
         await history.end()

@@ -1,4 +1,4 @@
-"""Splits in a later run: a new enumeration, unless Spark joins its output with that of an earlier run (H56, H68)."""
+"""Splits in a later run: a new enumeration, unless Spark joins its output with an earlier run's (H56, H68)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def readers(world: World, *subtasks: int) -> list[ReaderTask]:
 
 
 async def read(world: World, *tasks: ReaderTask, steps: int = 1000) -> None:
-    """By turns, until all are over; each is a success then."""
+    """Step the readers in turn until all are over; each is a success then."""
     for _ in range(steps):
         for task in tasks:
             task.step()
@@ -54,7 +54,7 @@ async def test_a_new_action_is_a_new_enumeration() -> None:  # H68
 
     async with running_operator(SourceCoordinator(build), mode=RestoreMode.BATCH) as world:
         first = await readers(world, 0, 1)
-        await read(world, first[0])  # so that it gets all of them
+        await read(world, first[0])  # so that it gets all splits
         await read(world, first[1])
         await next_run(world)
         again = await readers(world, 1, 0)
@@ -111,7 +111,7 @@ async def test_of_a_failed_run_whose_output_is_kept_in_part_the_rest_is_for_anyb
 
 
 async def test_partitions_that_an_action_takes_later_read_what_the_first_ones_left() -> None:  # H56
-    """``take``: a job for the first partition, and others for more where that has not enough."""
+    """``take`` runs a job for the first partition, and further jobs if that does not suffice."""
     async with running_operator(source(), mode=RestoreMode.BATCH) as world:
         world.look = StageLook(frozenset({0}), 2)
         (early,) = await readers(world, 0)

@@ -1,4 +1,4 @@
-"""The figures of one operator."""
+"""The statistics of one operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What coordinators share (R100)."""
+"""The store that coordinators share (R100)."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_revoked_view_writes_nothing_and_reads_on() -> None:  # R100, G16
     with pytest.raises(StoreRevoked):
         view.compute_if_present("leader", lambda _: None)
     assert view.get("leader") == "one"
-    assert view.put_if_absent("leader", "two") == "one"  # there is nothing to write
+    assert view.put_if_absent("leader", "two") == "one"  # nothing needs to be written
     assert view.apply("leader", lambda leader: leader) == "one"
     other.compute("leader", lambda _: "two")
     store.put_if_absent("other", "three")
