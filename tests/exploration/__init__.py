@@ -1,12 +1,12 @@
-"""Every interleaving of the machines together, in small scopes.
+"""Explores every interleaving of the machines together, in small scopes.
 
     from tests.exploration import SCOPES, explore
 
     result = explore(SCOPES["tiny"])
     assert result.violation is None, result.violation
 
-``explore`` goes through every reachable state of a scope with the machines as they are at that moment: nothing is kept
-between two calls. ``result.violation`` is None, or has ``rule``, ``text`` and ``path``, a shortest story.
+``explore`` visits every reachable state of a scope with the current code of the machines: nothing is kept between two
+calls. ``result.violation`` is None, or has ``rule``, ``text`` and ``path``, a shortest story.
 """
 
 from tests.exploration.scopes import SCOPES, Scope
@@ -16,9 +16,9 @@ __all__ = ["SCOPES", "FoundViolation", "Result", "Scope", "explore"]
 
 
 def explore(scope: Scope, *, tell: Tell | None = None, reduce: bool = True, states_max: int | None = None) -> Result:
-    """Explore one scope, up to its first violation. ``tell`` hears how far it has come, about once a second.
+    """Explore one scope, up to its first violation. ``tell`` receives the progress, about once a second.
 
-    ``reduce=False`` leaves no order out, which takes much longer and comes to the same ends. ``states_max`` gives up
-    beyond so many states; ``result.complete`` is then False.
+    ``reduce=False`` leaves no order out, which takes much longer and reaches the same ends. ``states_max`` stops the
+    exploration beyond that number of states; ``result.complete`` is then False.
     """
     return Search(scope, reduce=reduce).run(tell, states_max=states_max)

@@ -1,4 +1,4 @@
-"""``python -m tests.exploration``: explore scopes, and say what was found."""
+"""``python -m tests.exploration``: explore scopes, and print the findings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(names: list[str], jobs: int, *, reduce: bool) -> list[Result]:
-    """Explore these scopes, ``jobs`` at a time, the large ones first, and tell of each when it is done."""
+    """Explore these scopes, ``jobs`` at a time, the large ones first, and report each when it is done."""
     work = [(name, reduce) for name in reversed(names)]
     if jobs == 1 or len(names) == 1:
         return [explore_one(each) for each in work]

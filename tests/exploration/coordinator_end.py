@@ -1,6 +1,6 @@
-"""A model of the coordinator's actor and of a user's coordinator, and the judge of what it is told.
+"""A model of the coordinator's actor and of a user's coordinator, with checks of the calls that it receives.
 
-This is the one part that is no machine: it takes its mailbox in order, counts what it sends and receives for each
+Only this part is not a machine. It takes its mailbox in order, counts the events that it sends and receives for each
 subtask's history, and cuts at the return of its snapshot, as ``CoordinatorActor`` does.
 """
 
@@ -51,7 +51,7 @@ class Reset:
 
 
 def read_counts(state: bytes) -> dict[int, tuple[int, int]]:
-    """By subtask: how many events the coordinator has received, and sent."""
+    """Return how many events the coordinator has received and sent, by subtask."""
     counts = {}
     for word in state.split():
         subtask, came, went = map(int, word.replace(b"=", b":").split(b":"))
@@ -60,13 +60,13 @@ def read_counts(state: bytes) -> dict[int, tuple[int, int]]:
 
 
 class CoordinatorEnd:
-    """See the module. ``live``: by slot, the attempts that it may hear and send to, and how often it has sent.
+    """See the module. ``live``: by slot, the attempts that it can exchange events with, and how often it has sent.
 
-    ``prepared``: what it has prepared, as a two-phase sink does: at the cut of which checkpoint, and which ones refer
-    to it; ``dead``: what of it a reset has made useless; ``in_doubt`` and ``aborted``: checkpoints that a restart may
-    restore, and whose discard it was not told of.
+    ``prepared``: what it has prepared, as a two-phase sink does: the checkpoint of the cut, and the checkpoints that
+    refer to it; ``dead``: the part that a reset has made useless; ``in_doubt`` and ``aborted``: checkpoints that a
+    restart may restore, and whose discard was not reported to it.
 
-    For the checks: ``told``: the last callback for each subtask; ``pending``: checkpoints that it was asked for.
+    For the checks: ``told``: the last callback for each subtask; ``pending``: checkpoints requested of it.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -131,7 +131,7 @@ class CoordinatorEnd:
     def _hear(self, event: EventCame, out: list[Output]) -> None:
         attempt = self.live.get(event.slot)
         if attempt is None:
-            return  # of an attempt that is over: dropped in one place (H3)
+            return  # from an attempt that is over: dropped in one place (H3)
         subtask = attempt.subtask
         expected = event_up(subtask, self.received[subtask])
         demand(is_event_up(event.payload, expected), "H30", f"{event.payload!r} comes from {attempt}, not {expected!r}")
@@ -200,7 +200,7 @@ class CoordinatorEnd:
                 raise AssertionError(f"beyond what is explored: {message}")
 
     def _clean_up(self, out: list[Output]) -> None:
-        """Destroy what no checkpoint can need any more (H64)."""
+        """Destroy prepared parts that no checkpoint can need any more (H64)."""
         if not self.in_doubt:
             out.extend((To.OUTPUT, Destroyed(cut, referring)) for cut, referring in sorted(self.dead.items()))
             self.dead.clear()
@@ -224,7 +224,7 @@ class CoordinatorEnd:
 
 
 class CoordinatorFacts:
-    """What steps and the end depend on, of the coordinator's state."""
+    """The parts of the coordinator's state that steps and the end depend on."""
 
     __slots__ = ("aborted", "complete", "counts", "live", "pending", "senders", "told")
 

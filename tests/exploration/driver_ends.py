@@ -1,4 +1,4 @@
-"""The driver's other parts: the real ``BarrierTracker`` and ``AttemptLedger``, with what is done around them."""
+"""The driver's other parts: the real ``BarrierTracker`` and ``AttemptLedger``, with their actors' surroundings."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ from tests.exploration.vocabulary import (
 
 
 class LedgerEnd:
-    """The bridge: facts and words in, decisions about attempts out. The job's first facts have come."""
+    """The bridge: facts and messages in, decisions about attempts out. The job's first facts have come."""
 
     def __init__(self, scope: Scope) -> None:
         self.ledger = AttemptLedger()
@@ -101,11 +101,11 @@ class LedgerEnd:
                 case RunStarted():
                     pass  # it is the only one
                 case _:
-                    pass  # a stale word, or a look at Spark's books, which would tell nothing new
+                    pass  # a stale message, or a look at Spark's status store, which would report nothing new
         return out
 
     def _forget_order(self) -> None:
-        """Facts are counted as they come, but only those about one partition are ever compared."""
+        """Forget the order between partitions: facts are numbered on arrival, but compared only within a partition."""
         engine = self.ledger._engine
         for stage in engine.stages.values():
             for partition in {task.partition for task in stage.tasks.values()}:
@@ -125,8 +125,8 @@ class TrackerEnd:
     """The tracker's actor, with the table of the open gateways and the writes that are under way.
 
     ``discarding`` are aborted checkpoints that the storage has not discarded yet: a driver that started now might
-    restore them, unless a higher one is complete (H64). For the checks: ``over`` are the tasks whose end it was told
-    of, ``asked`` the checkpoints that are not answered.
+    restore them, unless a higher one is complete (H64). For the checks: ``over`` are the tasks whose end was reported
+    to it, ``asked`` the checkpoints that are not answered.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -264,7 +264,7 @@ class TrackerEnd:
     # --- the invariant of the contract ---
 
     def _check(self, checkpoint: CompletedCheckpoint) -> None:
-        """Restore it, and compare both ends of every channel."""
+        """Restore the checkpoint, and compare both ends of every channel."""
         theirs = read_counts(checkpoint.coordinator_state)
         for subtask in range(self.subtasks):
             came, went = theirs.get(subtask, (0, 0))
@@ -294,7 +294,7 @@ class TrackerEnd:
 
 
 class TrackerFacts:
-    """What steps depend on, of the tracker's state."""
+    """The parts of the tracker's state that steps depend on."""
 
     __slots__ = ("abortable", "discarding", "idle", "open", "restorable", "writing")
 

@@ -1,4 +1,4 @@
-"""What must be true where nothing can happen any more (H48)."""
+"""Checks that must hold in a state where nothing more can happen (H48)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.exploration.world import (
 
 
 def check_end(world: World, state: State) -> None:
-    """Everything was answered, exchanged and settled, and every subtask has an attempt that lives or has succeeded."""
+    """Check that everything was answered, exchanged and settled, and each subtask has a live or successful attempt."""
     scope, coordinator = world.scope, world.coordinators.facts[state[COORDINATOR]]
     boxes = state[TRACKER_BOX], state[COORDINATOR_BOX], state[LEDGER_BOX]
     demand(not any(boxes), "H48", "a mailbox of the driver is never emptied")

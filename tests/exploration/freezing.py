@@ -1,7 +1,7 @@
-"""Live objects as values: a hashable form to compare them by, and copies to try something on.
+"""Live objects as values: a hashable form for comparison, and copies for trying something.
 
 Two objects with the same form behave alike, so only one of them is kept. Dicts and sets are compared without their
-order; nothing that is explored depends on it, for what one effect list says to several mailboxes commutes.
+order. Nothing explored depends on that order, because the messages of one effect list to several mailboxes commute.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from protocol.values import is_value
 
 PLAIN = (int, str, bytes, float, type(None), Enum, type)
 IGNORED = frozenset({"_dispatch", "_out", "out", "now"})
-"""Look-up tables that follow from the rest of the object, and what a machine only keeps during a call."""
+"""Look-up tables that follow from the rest of the object, and values that a machine keeps only during a call."""
 
 _fields: dict[type, tuple[str, ...]] = {}
 
 
 def fields_of(kind: type) -> tuple[str, ...]:
-    """The names of the slots of a class, its own and the inherited ones."""
+    """Return the names of a class's slots, including inherited ones."""
     names = _fields.get(kind)
     if names is None:
         slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
@@ -30,14 +30,14 @@ def fields_of(kind: type) -> tuple[str, ...]:
 
 
 def items_of(value: object) -> list[tuple[str, Any]]:
-    """The state of an object: its slots and its ``__dict__``, by name."""
+    """Return the state of an object: its slots and its ``__dict__``, by name."""
     found = [(name, getattr(value, name)) for name in fields_of(type(value)) if hasattr(value, name)]
     found += sorted(getattr(value, "__dict__", {}).items())
     return [(name, field) for name, field in found if name not in IGNORED and not callable(field)]
 
 
 def freeze(value: Any) -> Hashable:
-    """The form of a value. An object that is met twice within it is told by its place the second time."""
+    """Return the form of a value. The second occurrence of an object in it is represented by its place."""
     return _freeze(value, {})
 
 
@@ -59,7 +59,7 @@ def _freeze(value: Any, met: dict[int, int]) -> Hashable:
 
 
 def clone(value: Any) -> Any:
-    """An independent copy; what never changes is shared."""
+    """Return an independent copy; immutable values are shared."""
     return _clone(value, {})
 
 

@@ -1,4 +1,4 @@
-"""The driver's end of an attempt: the real ``GatewayMachine``, with what its actor does around it."""
+"""The driver's end of an attempt: the real ``GatewayMachine``, with its actor's surroundings."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ from tests.exploration.vocabulary import (
 )
 
 LIMITS = GatewayLimits(upward_events_max=64)
-"""Wide enough that no bound is met: bounds are explored one machine at a time, elsewhere."""
+"""High enough that no bound is reached: bounds are explored one machine at a time, elsewhere."""
 
 
 class GatewayEnd:
-    """See the module. It is nothing until its attempt is accepted.
+    """See the module. It is empty until its attempt is accepted.
 
     For the checks, apart from the machine: ``submitted`` and ``unsettled`` events, ``confirmed`` ones, the
     loss-tolerant ones whose wait is not over (``tolerated``), and for each checkpoint that was cut how many had been
@@ -184,7 +184,7 @@ class GatewayEnd:
             self.confirmed += 1
 
     def _expire(self, event_id: int) -> None:
-        """The wait for an event ends: for a loss-tolerant one, and once (H72)."""
+        """End the wait for an event, which must be loss-tolerant, and only once (H72)."""
         demand(event_id in self.tolerated, "H72", f"the wait for event {event_id} of {self.attempt} ends, unasked")
         self.tolerated.discard(event_id)
 
@@ -265,7 +265,7 @@ class GatewayEnd:
 
 
 class GatewayFacts(NamedTuple):
-    """What steps, reductions and the end depend on, of one gateway's state."""
+    """The parts of one gateway's state that steps, reductions and the end depend on."""
 
     exists: bool
     over: bool

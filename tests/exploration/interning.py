@@ -1,7 +1,7 @@
-"""Small numbers for everything that a world is made of, so that a state of the whole is a short tuple of them.
+"""Assigns small numbers to the parts of a world, so that its whole state is a short tuple of numbers.
 
-The machines are pure: what one of them makes of an input depends on nothing but its state. So each pair of a state
-and an input is tried once, on a copy, and remembered. There are few such pairs, and many states of the whole.
+The machines are pure: the result of an input depends only on the machine's state. So each pair of a state and an input
+is tried once, on a copy, and remembered. There are few such pairs, and many states of the whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FactsT_co = TypeVar("FactsT_co", covariant=True)
 
 
 class Part(Protocol[FactsT_co]):
-    """A machine with its glue. ``step`` changes it in place; ``facts`` tells what the world must know of it."""
+    """A machine with its glue. ``step`` changes it in place; ``facts`` returns the facts that the world needs."""
 
     def step(self, message: Any) -> list[Output]: ...
 
@@ -24,7 +24,7 @@ class Part(Protocol[FactsT_co]):
 
 
 class Messages:
-    """Every message by its number."""
+    """All messages by number."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -48,11 +48,11 @@ class Broken(Exception):
 
 
 Numbered = tuple[tuple[int, int], ...]
-"""Outputs: to whom, and the number of the message."""
+"""Outputs: the receiver, and the number of the message."""
 
 
 class Population(Generic[FactsT_co]):
-    """All states that one kind of part has been in, by number, and where each message leads from each."""
+    """All states of one kind of part, by number, and the state that each message leads to from each."""
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
@@ -74,11 +74,11 @@ class Population(Generic[FactsT_co]):
         return number
 
     def part(self, number: int) -> Part[FactsT_co]:
-        """To look at, not to change."""
+        """Return a part to read, not to change."""
         return self._parts[number]
 
     def step(self, number: int, message: int) -> tuple[int, Numbered]:
-        """The state that follows, and what goes out. Raises ``Broken``."""
+        """Return the next state and the outputs. Raises ``Broken``."""
         known = self._steps.get((number, message))
         if known is None:
             known = self._steps[number, message] = self._try(number, message)
@@ -92,7 +92,7 @@ class Population(Generic[FactsT_co]):
             outputs = part.step(self._messages.values[message])
         except Violation as violation:
             return violation
-        except Exception as error:  # a machine that refuses what its actor hands it, or finds itself impossible
+        except Exception as error:  # a machine that refuses its actor's input, or finds itself in an impossible state
             return Violation("H48", f"{type(part).__name__} broke: {type(error).__name__}: {error}")
         return self.number(part), tuple((to, self._messages.number(value)) for to, value in outputs)
 
@@ -125,11 +125,11 @@ class Boxes:
 
 
 class Link(NamedTuple):
-    """The connections of one attempt, seen from both ends at once.
+    """The connections of one attempt, seen from both ends at the same time.
 
     ``up`` and ``down`` are the wires of the newest one, boxes both; ``old`` is the upward wire of the one before,
-    which the gateway may still read. ``bound``: which of them the gateway holds. ``open``: whether what is written
-    now will arrive. ``broken``: the task may notice that it will not. ``apart``: barriers on their own way.
+    which the gateway may still read. ``bound``: which of them the gateway holds. ``open``: whether data written now
+    will arrive. ``broken``: the task may notice that it will not. ``apart``: barriers that travel separately.
     """
 
     up: int = 0
@@ -142,7 +142,7 @@ class Link(NamedTuple):
 
 
 class Links:
-    """All links, by number. Link 0 is none at all."""
+    """All links, by number. Link 0 has no connection."""
 
     def __init__(self) -> None:
         self.values: list[Link] = []

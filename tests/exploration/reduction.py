@@ -1,32 +1,33 @@
-"""What need not be tried in every order.
+"""Omits orders of steps that cannot make a difference.
 
-Two steps commute when either order leads to the same state and neither takes the other away. A set of steps may be
-explored alone if nothing that can happen before one of them touches what they touch: every other order is then one
-of those explored with commuting steps exchanged, so the same ends are reached, and the same steps of each part are
-taken (persistent sets; the steps of a world are finite, for each costs a budget or consumes a message, so nothing is
-put off for ever). What is checked, is checked inside the step of one part. These are used:
+Two steps commute if either order leads to the same state and neither prevents the other. A set of steps may be
+explored alone if nothing that can happen before one of them touches what they touch. Every other order is then an
+explored one with commuting steps exchanged, so the same ends are reached, and the same steps of each part are taken
+(persistent sets). The steps of a world are finite, because each costs a budget or consumes a message, so nothing is put
+off forever. Every check happens inside the step of one part. The reductions are:
 
-*At once*, without a state in between:
-- The coordinator takes an event, or a word that nobody else sees: it has one mailbox, and what it sends by itself does
-  not depend on what it has received. That a subtask is ready is no such word: what follows is written to its task,
-  before or behind the words of a checkpoint (H66). ``ItemTaken`` goes with it where no connection can break any more:
-  only the resume after a loss depends on what was taken, and what else is confirmed with it, for which nobody waits.
-- The ledger takes whatever it is told. A word that waits there is a word that was said later: a task that died had
-  done nothing any more, a gateway that has reported had not yet read on, a retry had not yet been started.
-- The tracker takes a word from which nothing follows outside of it. All that people and the storage may tell it is
-  tried in both orders, and must come to the same.
-- A gateway takes from its mailbox what only leads to something written to its task, while nothing that could come up
-  would write as well: nothing is held that an acknowledgement would release.
+*Immediately*, without a state in between:
+- The coordinator takes an event, or a message with no effect visible to others: it has one mailbox, and its own sends
+  do not depend on what it has received. A ready subtask is not such a message: what follows is written to its task,
+  before or after the messages of a checkpoint (H66). ``ItemTaken`` goes with it if no connection can break any more:
+  only the resume after a loss depends on what was taken, and on what else is confirmed with it, for which nothing
+  waits.
+- The ledger takes every message. A message that waits there is equivalent to one sent later: a task that died would
+  have done nothing more, a gateway that has reported would not yet have read on, a retry would not yet have started.
+- The tracker takes a message that has no effect outside of it. Everything that people and the storage may send it is
+  tried in both orders, and must give the same result.
+- A gateway takes from its mailbox a message that only leads to something written to its task, if nothing that could
+  come up would write as well: it holds nothing that an acknowledgement would release.
 - A task reads when it can do nothing else, as in *first*.
-- A confirmation that settles no event, at the gateway, and any confirmation at the task: what it trims is only looked
-  at after a loss, and the resume names the same items again.
+- A gateway takes a confirmation that settles no event, and a task takes any confirmation: the items that it trims
+  matter only after a loss, and the resume names the same items again.
 
 *First*, before anything else:
-- The steps of one task that has something to read, other than its own end: nobody else reads there, and what others
-  write comes behind it. The loss of its connection is one of these steps. Its death is not: to die before reading is to
-  die after reading, of which nobody has heard.
-- The two next steps of a gateway, if there is one in its mailbox and one on its wire, and both lead to nothing but
-  something written to its task.
+- The steps of one task that has something to read, other than its own end: only the task reads there, and others write
+  after it. The loss of its connection is one of these steps. Its death is not: dying before reading is the same as
+  dying after reading without any effect that others have seen.
+- The two next steps of a gateway, if there is one in its mailbox and one on its wire, and both only lead to something
+  written to its task.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ ENDS = (AttemptEnded, Refused)
 
 
 class SlotSteps(NamedTuple):
-    """The steps of one attempt's parts: those to explore first, if there are such; and all."""
+    """The steps of one attempt's parts: those to explore first, if any, and all of them."""
 
     first: tuple[Step, ...]
     pair: tuple[Step, ...]
@@ -82,7 +83,7 @@ class SlotSteps(NamedTuple):
 
 
 class Reduction:
-    """The steps that are enough. See the module."""
+    """Selects the steps that are enough. See the module."""
 
     def __init__(self, world: World, steps: Steps) -> None:
         self.world = world
@@ -95,7 +96,7 @@ class Reduction:
     # --- at once ---
 
     def settle(self, state: list[int], done: list[Step]) -> None:
-        """Take every step that is taken at once; ``done`` collects them. Raises ``Broken``."""
+        """Take every immediate step; ``done`` collects them. Raises ``Broken``."""
         while True:
             step = self._next_at_once(state)
             if step is None:
@@ -153,14 +154,14 @@ class Reduction:
         return None
 
     def _reads_first(self, state: State | list[int], base: int) -> bool:
-        """Whether a live task has something to read, other than its end, of which Spark would hear."""
+        """Whether a live task has something to read, other than its end, which Spark would learn of."""
         world = self.world
         link = world.links.values[state[base + LINK]]
         alive = world.tasks.facts[state[base + TASK]].life in NEVER_ENDED
         return alive and link.down > 0 and not link.apart and world.kind(world.boxes.head[link.down]) not in ENDS
 
     def _only_reads(self, state: list[int], base: int, link: Link) -> bool:
-        """Whether reading is all that the task can do, and its connection will not break."""
+        """Whether the task can only read, and its connection will not break."""
         world = self.world
         facts = world.tasks.facts[state[base + TASK]]
         if facts.sends or facts.at_barrier or facts.may_finish or facts.may_leave or link.broken:
@@ -182,7 +183,7 @@ class Reduction:
         return False
 
     def is_free(self, tracker: int, message: int, budgets: int) -> bool:
-        """Whether nothing comes of it, now or behind whatever the tracker may be told before."""
+        """Whether a message has no effect, now or after any other message that the tracker may receive first."""
         key = tracker, message, budgets
         known = self._free.get(key)
         if known is None:
@@ -213,7 +214,7 @@ class Reduction:
     # --- first ---
 
     def enough(self, state: State) -> list[Step]:
-        """The steps to explore from here."""
+        """Return the steps to explore from here."""
         pair: tuple[Step, ...] = ()
         every: list[Step] = []
         for slot in range(self.world.slots):

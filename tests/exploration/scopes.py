@@ -1,4 +1,4 @@
-"""What is explored: small worlds, each with its budgets. Each is explored completely."""
+"""The scopes: small worlds, each with its budgets, that are explored completely."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class Scope:
     """One small world.
 
     ``subtasks``: how many. ``attempts``: how often each may start. ``events_up`` and ``events_down``: how many of each
-    subtask's history; an attempt that restores goes on where its checkpoint stands. ``concurrent``: checkpoints that
-    may be under way at once. The others are budgets of the whole world: how often a checkpoint or a savepoint is
-    asked for, one is given up by request, a task dies, a connection breaks, an event is given up as not confirmed in
-    time, a subtask declines its snapshot, the storage fails. ``apart``: barriers go their own way. ``asks``: the last
-    upward event wants an answer. ``in_snapshot``: a subtask may send from inside its snapshot. ``finishes``: operators
+    subtask's history; a restored attempt continues from its checkpoint. ``concurrent``: the maximum number of
+    concurrent checkpoints. The others are budgets of the whole world: how often a checkpoint or a savepoint is
+    requested, one is aborted by request, a task dies, a connection breaks, an event is given up as not confirmed in
+    time, a subtask declines its snapshot, the storage fails. ``apart``: barriers travel separately. ``asks``: the last
+    upward event is a request. ``in_snapshot``: a subtask may send from inside its snapshot. ``finishes``: operators
     that have exchanged everything end well, at any time from then on. ``greets``: the coordinator sends its next event
-    from inside ``subtask_ready``. ``late``: subtasks that are not yet started at
-    the beginning; the others are ready. ``tolerant``: the events down are loss-tolerant.
+    from inside ``subtask_ready``. ``late``: subtasks that are not started at the beginning; the others are ready.
+    ``tolerant``: the downward events are loss-tolerant.
     """
 
     name: str
@@ -154,6 +154,6 @@ _ALL = (
     ),
 )
 LONG = frozenset({"example-events"})
-"""Left out of the default, which is to be done within ten minutes on two cores."""
+"""Excluded from the default, which must finish within ten minutes on two cores."""
 DEFAULT = tuple(scope.name for scope in _ALL if scope.name not in LONG)
 SCOPES = {scope.name: scope for scope in _ALL}

@@ -1,4 +1,4 @@
-"""Breadth first through every reachable state."""
+"""Searches every reachable state, breadth first."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tell = Callable[[str], None]
 
 @dataclass
 class FoundViolation:
-    """``rule``: its number in the contract. ``path``: a shortest story, one line for each step."""
+    """A broken rule. ``rule``: its number in the contract. ``path``: a shortest story, one line for each step."""
 
     rule: str
     text: str
@@ -33,7 +33,7 @@ class FoundViolation:
 
 @dataclass
 class Result:
-    """What one scope came to. ``parts``: how many states each kind of part has been in."""
+    """The result of one scope. ``parts``: how many states each kind of part has been in."""
 
     scope: Scope
     states: int = 0
@@ -55,11 +55,12 @@ class Result:
 
 
 class Search:
-    """One scope. ``reduce``: leave out orders that cannot make a difference (``reduction``). ``symmetric``: and states
-    that differ in the names of the subtasks alone (``symmetry``).
+    """Search of one scope. ``reduce``: leave out orders that cannot make a difference (``reduction``).
 
-    States are remembered by a hash of 64 bits: of ten million, two fall together with a probability of 3 in a million,
-    and then what follows from one of them is not looked at.
+    ``symmetric``: also leave out states that differ only in the names of the subtasks (``symmetry``).
+
+    States are remembered by a hash of 64 bits. Of ten million, two collide with a probability of 3 in a million, and
+    then the states that follow from one of them are not explored.
     """
 
     def __init__(self, scope: Scope, *, reduce: bool = True, symmetric: bool = True) -> None:
@@ -78,7 +79,7 @@ class Search:
     # --- steps ---
 
     def begin(self) -> State:
-        """The first state: of each subtask that is not late, the first attempt is ready, and nothing is on its way."""
+        """Return the first state: every subtask that is not late has a ready attempt, and nothing is on its way."""
         world, scope = self.world, self.scope
         state = list(world.initial())
         for subtask in range(scope.subtasks - scope.late):
@@ -92,7 +93,7 @@ class Search:
         return self.reduction.enough(state) if self.reduce else self.steps.all(state)
 
     def after(self, state: State, step: Step) -> State:
-        """Raises ``Broken``; ``trying`` is then what was tried."""
+        """Return the state after a step. Raises ``Broken``; ``trying`` then holds the step."""
         self.trying = [step]
         changed = list(state)
         self.steps.do(changed, step)
@@ -140,7 +141,7 @@ class Search:
         return result
 
     def note(self, state: State, parent: int, choice: int) -> bool:
-        """Whether it is a new one."""
+        """Record a state; return whether it is new."""
         key = hash(state)
         if key in self.seen:
             return False
@@ -170,7 +171,7 @@ class Search:
             raise Broken(violation) from None
 
     def path_to(self, place: int, last: list[Step]) -> list[str]:
-        """The steps that lead to a state, by its place, and then the last ones. Every subtask keeps its name."""
+        """Return the steps to a state, by its place, and then the last ones. Every subtask keeps its name."""
         choices = []
         while place:
             choices.append(self.choices[place])
@@ -186,7 +187,7 @@ class Search:
 
 
 def is_delivery(step: Step) -> bool:
-    """Whether it only brings on what is under way, so that it belongs to the beginning."""
+    """Whether a step only delivers messages that are under way, so that it belongs to the beginning."""
     takes = ("the tracker takes", "the coordinator takes", "the ledger takes", "the gateway takes")
     return step.what in (*takes, "the gateway reads", "the task reads")
 

@@ -1,4 +1,4 @@
-"""What may happen next in a state, and what it is called."""
+"""The steps that may happen next in a state, and their descriptions."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from tests.exploration.world import (
 
 
 class Step(NamedTuple):
-    """One thing that may happen: to the part of ``slot`` (-1 for the driver's), with ``message`` if there is one.
+    """One possible step: of the part of ``slot`` (-1 for the driver's), with ``message`` if there is one.
 
-    ``budget``: which one it costs.
+    ``budget``: the budget that it costs.
     """
 
     what: str
@@ -120,7 +120,7 @@ class Steps:
         self.world.gateway(state, slot, message)
 
     def describe(self, step: Step, *, exchanged: bool = False) -> str:
-        """For people. An attempt is written ``subtask#start``. ``exchanged``: with the other names."""
+        """Describe a step for people. An attempt is written ``subtask#start``. ``exchanged``: with the other names."""
         text, slot, message = step.what, step.slot, step.message
         if exchanged and self.world.exchanged is not None:
             slot = self.world.exchanged.exchange.slot(slot) if slot >= 0 else slot
@@ -138,7 +138,7 @@ class Steps:
     # --- what may happen ---
 
     def all(self, state: State) -> list[Step]:
-        """Every step, the user's and Spark's ones first."""
+        """Return every step, those of the user and of Spark first."""
         steps = list(self.of_driver(state))
         for slot in range(self.world.slots):
             steps += self.of_gateway(state, slot)
@@ -161,7 +161,7 @@ class Steps:
             yield Step("the ledger takes", -1, head[state[LEDGER_BOX]])
 
     def spontaneous(self, tracker: int, budgets_number: int) -> tuple[Step, ...]:
-        """What the tracker's actor may be told by people and by the storage."""
+        """Return the steps in which people or the storage send the tracker's actor a message."""
         key = tracker, budgets_number
         found = self._spontaneous.get(key)
         if found is None:
@@ -204,7 +204,7 @@ class Steps:
             yield Step("the gateway gives up", slot, self.timeout, TIMEOUTS)
 
     def of_task(self, state: State, slot: int, *, dies: bool = True) -> Iterator[Step]:
-        """``dies``: with what ends the task from outside."""
+        """Yield the steps of a task. ``dies``: include those that end the task from outside."""
         world, base = self.world, base_of(slot)
         facts = world.tasks.facts[state[base + TASK]]
         if facts.life not in NEVER_ENDED:
@@ -240,7 +240,7 @@ class Steps:
                 yield Step("the task:", slot, self.died, FAILURES)
 
     def of_engine(self, state: State, slot: int) -> Iterator[Step]:
-        """Spark starts the next attempt when the one before is over."""
+        """Yield the step in which Spark starts the next attempt after the last one is over."""
         facts = self.world.tasks.facts
         if facts[state[base_of(slot) + TASK]].life is Life.ABSENT:
             is_first = slot % self.world.scope.attempts == 0

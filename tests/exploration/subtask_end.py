@@ -74,13 +74,13 @@ class Life(Enum):
     ABSENT = "absent"
     WAITING = "waiting"  # has registered
     RUNNING = "running"
-    LEAVING = "leaving"  # has finished; its goodbye is on the way
+    LEAVING = "leaving"  # has finished; its completion message is on the way
     GONE = "gone"
     SUCCEEDED = "succeeded"
 
 
 class SubtaskFacts(NamedTuple):
-    """What steps and reductions depend on, of one task's state."""
+    """The parts of one task's state that steps and reductions depend on."""
 
     life: Life
     attached: bool
@@ -95,12 +95,12 @@ class SubtaskFacts(NamedTuple):
 
 
 class SubtaskEnd:
-    """See the module. The operator counts what it has sent and received over its subtask's history.
+    """See the module. The operator counts the events that it has sent and received over its subtask's history.
 
-    Whatever lies in its mailbox ahead of a barrier is handled at once: only the operator sees it, so nobody can tell
-    when. ``expected``: by checkpoint, how many events of this attempt the barrier belongs behind; ``put``: how many
-    have come into the mailbox. It sends nothing before it has met the word to begin (H66); ``to_greet``: how many
-    events of its history must have come by then.
+    Items in its mailbox before a barrier are handled immediately: only the operator sees them, so the time makes no
+    difference. ``expected``: by checkpoint, the number of events of this attempt that come before the barrier;
+    ``put``: how many have come into the mailbox. It sends nothing before the message to begin (H66); ``to_greet``: how
+    many events of its history must have come by then.
     """
 
     def __init__(self, slot: int, subtask: int, number: int, parallelism: int, to_exchange: tuple[int, int]) -> None:
@@ -183,7 +183,7 @@ class SubtaskEnd:
         out.append((To.BRIDGE, RegistrationArrived(self.task, register)))
 
     def _end(self, life: Life, outcome: TaskOutcome, out: list[Output]) -> None:
-        """Nothing of it is left but its end, and what it wrote."""
+        """End the task; only its end and the data that it wrote remain."""
         self.life = life
         self.attached = self.doomed = self.unanswered = self.started = False
         self.machine = None
@@ -193,7 +193,7 @@ class SubtaskEnd:
         out.append((To.BRIDGE, TaskEnded(self.task, RUN, 0, self.subtask, self.number, outcome)))
 
     def _register(self, message: Registered, out: list[Output]) -> None:
-        """The answer to its registration: it restores, and opens at once."""
+        """Take the answer to its registration: it restores, and opens immediately."""
         for state in message.states:
             demand(state.subtask == self.subtask, "H52", f"task {self.task} restores the state of {state.subtask}")
             _, self.sent, self.received = map(int, state.state.split(b":"))
@@ -251,7 +251,7 @@ class SubtaskEnd:
         return b"%d:%d:%d" % (self.task, self.sent, self.received)
 
     def _handle_mail(self) -> None:
-        """All that lies ahead of the next barrier."""
+        """Handle everything before the next barrier."""
         while self.mailbox and not isinstance(self.mailbox[0], MailboxBarrier):
             item = self.mailbox.popleft()
             if isinstance(item, MailboxEvent):
@@ -333,24 +333,24 @@ class SubtaskEnd:
 
 
 def only_words_unconfirmed(machine: SubtaskMachine) -> bool:
-    """What concerns a checkpoint is confirmed with whatever the coordinator sends next, and that may be nothing."""
+    """Whether only checkpoint messages are unconfirmed: the coordinator's next message, if any, confirms them."""
     return all(isinstance(item, OF_CHECKPOINT) for item in machine._outbound.stream.unconfirmed())
 
 
 def event_up(subtask: int, place: int) -> bytes:
-    """The event at ``place`` of what a subtask sends in its history."""
+    """Return the event at ``place`` among those that a subtask sends in its history."""
     return b"%d>%d" % (subtask, place)
 
 
 REQUEST = b"?"
-"""Stands before what wants an answer."""
+"""Prefixes requests."""
 
 
 def is_event_up(payload: bytes, event: bytes) -> bool:
-    """Whether ``payload`` is this event, as one that wants an answer or not."""
+    """Whether ``payload`` is this event, either as an event or as a request."""
     return payload.removeprefix(REQUEST) == event
 
 
 def event_down(task: int, place: int) -> bytes:
-    """The event at ``place`` of what a subtask gets in its history, sent to this task."""
+    """Return the event at ``place`` among those that a subtask receives in its history, sent to this task."""
     return b"%d|%d" % (task, place)

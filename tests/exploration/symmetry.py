@@ -1,8 +1,8 @@
-"""Subtasks are alike: two states that differ only in which subtask is which lead to the same, with the names exchanged.
+"""Uses the symmetry of subtasks: states that differ only in subtask names have the same consequences, renamed.
 
-So of two such states only the lesser one is explored. Exchanging means to give everything that names a subtask the
-other name: numbers by their type (``Subtask``, ``Task``, ``Slot``), payloads and names in texts by their form. Only the
-exchange of two is done; a scope of one subtask has nothing to exchange.
+So of two such states only the lesser one is explored. An exchange renames everything that identifies a subtask: numbers
+by their type (``Subtask``, ``Task``, ``Slot``), payloads and names in texts by their form. Only two subtasks are
+exchanged; a scope of one subtask has nothing to exchange.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.exploration.interning import Boxes, Link, Links, Messages, Population
 from tests.exploration.vocabulary import Slot, Subtask, Task
 
 BY_SUBTASK = frozenset({"parts", "at_rest", "subtask_states"})
-"""Dicts of the machines whose keys are subtasks, and plain numbers."""
+"""The machines' dicts that are keyed by subtasks as plain numbers."""
 
 _UP = re.compile(rb"(\d+)>")
 _DOWN = re.compile(rb"(\d+)\|")
@@ -39,7 +39,7 @@ class Exchange:
         return self.slot(task - 1) + 1
 
     def value(self, value: Any) -> Any:
-        """The same with the names exchanged; a new object where anything changes."""
+        """Return the value with the names exchanged; a new object if anything changes."""
         return self._value(value, {}, "")
 
     def _value(self, value: Any, met: dict[int, Any], name: str) -> Any:

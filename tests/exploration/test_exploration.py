@@ -1,4 +1,4 @@
-"""The exploration itself: that it is complete, that what it leaves out makes no difference, and that it can see."""
+"""The exploration itself: it is complete, its reductions make no difference, and it detects violations."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_state_of_a_tiny_scope_keeps_the_contract(name: str) -> None:
 
 
 def ends_of(scope: Scope, *, reduce: bool) -> set[Hashable]:
-    """The states in which nothing can happen any more, without the numbers of this one search."""
+    """Return the states in which nothing more can happen, without the numbers of this one search."""
     search = Search(scope, reduce=reduce, symmetric=False)
     result = search.run(keep_ends=True)
     assert result.violation is None, str(result.violation)
@@ -83,7 +83,7 @@ def test_the_orders_that_are_left_out_lead_to_the_same_ends(scope: Scope) -> Non
 
 
 class Orbits(Search):
-    """Counts for how many states each one stands."""
+    """Counts how many states each explored state represents."""
 
     count = 0
 
@@ -103,7 +103,7 @@ class Orbits(Search):
     ids=lambda scope: scope.about,
 )
 def test_the_states_stand_for_all_that_differ_in_names(scope: Scope) -> None:
-    """With the names exchanged where they can be, exactly as many states are covered as there are without."""
+    """Count each state with its renamed equivalents: exactly as many are covered as without the reduction."""
     orbits = Orbits(scope, reduce=False)
     assert orbits.run().complete
     plain = Search(scope, reduce=False, symmetric=False).run()
@@ -138,7 +138,7 @@ def test_a_valve_that_reopens_at_the_barrier_is_seen(monkeypatch: pytest.MonkeyP
 
 
 def test_a_checkpoint_that_outlives_a_failure_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H16: it would wait for an attempt that is over, or hold what a dead one has said."""
+    """H16: it would wait for an attempt that is over, or contain the messages of a dead one."""
     monkeypatch.setattr(CheckpointsUnderWay, "abort_all", lambda self, reason, out: None)
     found = explore(SCOPES["tiny-fail"]).violation
     assert found is not None
@@ -158,7 +158,7 @@ def test_a_duplicate_that_is_taken_again_is_seen(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_barrier_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H48: without a clock that runs out, the checkpoint would wait for ever."""
+    """H48: without a clock that runs out, the checkpoint would wait forever."""
     monkeypatch.setattr(SubtaskInbound, "_meet_barrier", lambda self, checkpoint_id, effects: None)
     found = explore(TINY).violation
     assert found is not None
@@ -166,7 +166,7 @@ def test_a_barrier_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_attempt_given_up_after_its_last_word_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H24, H48: a bug of our own; the task came back and waited for ever for the confirmation of its goodbye."""
+    """H24, H48: once a bug of ours; the task came back and waited forever for the confirmation of its completion."""
     next_deadline = GatewayMachine.next_deadline
 
     def runs_for_ever(self: GatewayMachine) -> float | None:

@@ -1,4 +1,4 @@
-"""What the parts of an explored world say to one another, beyond the machines' own vocabulary."""
+"""The messages between the parts of an explored world, beyond the machines' own vocabulary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPERATOR = "words"
 
 
 class Subtask(int):
-    """A number that names a subtask; exchanged with another one where subtasks are (``symmetry``)."""
+    """A number that identifies a subtask; exchanged with another one if subtasks are (``symmetry``)."""
 
 
 class Task(int):
@@ -20,7 +20,7 @@ class Task(int):
 
 
 class Slot(int):
-    """The place of an attempt in a state: the starts of a subtask stand beside each other."""
+    """The place of an attempt in a state: the starts of a subtask are adjacent."""
 
 
 class Violation(AssertionError):
@@ -37,15 +37,15 @@ def demand(holds: bool, rule: str, text: str) -> None:
 
 
 class To(IntEnum):
-    """Whom an output goes to. ``GATEWAYS + slot`` and above: the mailbox of that attempt's gateway."""
+    """The receiver of an output. ``GATEWAYS + slot`` and above: the mailbox of that attempt's gateway."""
 
     TRACKER = 0
     COORDINATOR = 1
     BRIDGE = 2
     DOWN = 3  # from a gateway, on the connection that it holds
     UP = 4  # from a subtask, on its connection
-    APART = 5  # a barrier, on its own way to the attempt of the gateway
-    HANG_UP = 6  # the gateway closes its connection, behind what it has written
+    APART = 5  # a barrier, sent separately to the gateway's attempt
+    HANG_UP = 6  # the gateway closes its connection, after what it has written
     RESUMED = 7  # the gateway has taken the newest connection of its attempt
     ENGINE = 8  # kill this task, by its slot
     OUTPUT = 9  # the coordinator destroys what it prepared for a checkpoint
@@ -53,17 +53,17 @@ class To(IntEnum):
 
 
 Output = tuple[int, Any]
-"""Where to, and what. The outputs of one step are in their order."""
+"""The receiver and the message. The outputs of one step are in order."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """Spark starts the task; it registers at once."""
+    """Spark starts the task, which registers immediately."""
 
 
 @dataclass(frozen=True)
 class CameDown:
-    """``events_before``: of a barrier, how many events of this attempt were sent before its cut; else 0."""
+    """A message came down. ``events_before``: of a barrier, the attempt's events before its cut; else 0."""
 
     message: DownMessage
     events_before: int = 0
@@ -76,7 +76,7 @@ class CameUp:
 
 @dataclass(frozen=True)
 class CameApart:
-    """A barrier on its own way: item ``item_before`` is the one that it belongs behind."""
+    """A barrier that travels separately; it belongs after item ``item_before``."""
 
     checkpoint_id: int
     item_before: int
@@ -87,7 +87,7 @@ class CameApart:
 class Attached:
     """A connection of the attempt reaches its gateway. ``received_seq``: None for the one that it registered on.
 
-    ``over``: the gateway is closed already for whoever looks it up.
+    ``over``: the gateway is closed already for lookups.
     """
 
     received_seq: int | None
@@ -96,19 +96,19 @@ class Attached:
 
 @dataclass(frozen=True)
 class LossNoticed:
-    """This end has seen that its connection is broken. A subtask connects again at once."""
+    """This end has seen that its connection is broken. A subtask reconnects immediately."""
 
 
 @dataclass(frozen=True)
 class Send:
-    """The user's code sends its next event; a coordinator to the attempt in ``slot``."""
+    """The user's code sends its next event; a coordinator sends to the attempt in ``slot``."""
 
     slot: int = -1
 
 
 @dataclass(frozen=True)
 class MeetBarrier:
-    """The operator comes to the barrier in its mailbox. ``sends``: one event from inside its snapshot."""
+    """The operator reaches the barrier in its mailbox. ``sends``: one event from inside its snapshot."""
 
     declines: bool = False
     sends: bool = False
@@ -116,12 +116,12 @@ class MeetBarrier:
 
 @dataclass(frozen=True)
 class Died:
-    """The task's process is gone, without a word."""
+    """The task's process is gone, without a message."""
 
 
 @dataclass(frozen=True)
 class KillRequested:
-    """Spark was asked to kill the task; it will, some time."""
+    """Spark was asked to kill the task, and will do so eventually."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Leave:
-    """Its goodbye is taken: the process ends, and Spark counts it as a success."""
+    """The task's completion message is accepted: the process ends, and Spark counts it as a success."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class WriteEnds:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The coordinator's mailbox: take it, and cut."""
+    """The coordinator's mailbox: take a snapshot, and cut."""
 
     checkpoint_id: int
 
@@ -176,7 +176,7 @@ class EventCame:
 
 @dataclass(frozen=True)
 class CheckpointEnded:
-    """The coordinator's mailbox: it is complete, or aborted; then a restart may find it all the same (H64)."""
+    """The coordinator's mailbox: a checkpoint completed or was aborted; a restart may find an aborted one (H64)."""
 
     checkpoint_id: int
     completed: bool
@@ -192,14 +192,14 @@ class Discarded:
 
 @dataclass(frozen=True)
 class DiscardEnds:
-    """The storage has discarded it for good."""
+    """The storage has discarded the checkpoint permanently."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True)
 class Destroyed:
-    """What was prepared at the cut of a checkpoint is gone; ``referring``: the checkpoints that need it."""
+    """The data prepared at the cut of a checkpoint is gone; ``referring``: the checkpoints that need it."""
 
     cut: int
     referring: tuple[int, ...]
@@ -207,7 +207,7 @@ class Destroyed:
 
 @dataclass(frozen=True)
 class SavepointEnded:
-    """The checker's own: the coordinator is not told of it (H49)."""
+    """The checker's own: the coordinator is not notified of it (H49)."""
 
     checkpoint_id: int
 

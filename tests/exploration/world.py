@@ -1,9 +1,9 @@
-"""The whole: a state is a short tuple of numbers, a step leads from one to another.
+"""The whole world: a state is a short tuple of numbers, and a step leads from one to another.
 
-A state: the tracker and its mailbox, the coordinator and its, the ledger and its, the budgets; then for each attempt
-its gateway, that one's mailbox, its task, and the connections between the two. The order guarantees are those of the
-actors and of a connection, no more: each mailbox has one reader and keeps the order in which it was written; a
-connection keeps the order of each direction until it breaks; everything else may come in any order.
+A state consists of the tracker, the coordinator and the ledger, each with its mailbox, and the budgets; then for each
+attempt its gateway, that gateway's mailbox, its task, and the connections between the two. The order guarantees are
+only those of the actors and of a connection: each mailbox has one reader and keeps the order in which it was written;
+a connection keeps the order of each direction until it breaks; everything else may come in any order.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class World:
         return self.number_budgets(tuple(budgets))
 
     def kind(self, message: int) -> type:
-        """The class of a message, or of what it carries along a wire."""
+        """Return the class of a message, or of its content if it travels along a wire."""
         kind = self._kinds.get(message)
         if kind is None:
             value = self.messages.values[message]
@@ -124,14 +124,14 @@ class World:
         return kind
 
     def lesser(self, state: State) -> tuple[State, bool]:
-        """Of this state and the one with the names exchanged, the lesser; and whether that is the other one."""
+        """Return the lesser of this state and its renamed equivalent; and whether that is the renamed one."""
         if self.exchanged is None:
             return state, False
         found = self.other(state)
         return (found, True) if found < state else (state, False)
 
     def other(self, state: State) -> State:
-        """The same with the names exchanged."""
+        """Return the state with the names exchanged."""
         exchanged = self.exchanged
         assert exchanged is not None
         part, box = exchanged.part, exchanged.box
@@ -173,7 +173,7 @@ class World:
         state[base], out = self.gateways.step(state[base], message)
         self.emit(state, slot, out)
         if not before and self.gateways.facts[state[base]].over:
-            state[base + GATEWAY_BOX] = 0  # nobody reads what lies behind the end
+            state[base + GATEWAY_BOX] = 0  # nothing reads the messages after the end
             self.forget_link(state, slot)
 
     def task(self, state: list[int], slot: int, message: int) -> None:
@@ -187,7 +187,7 @@ class World:
             self.forget_link(state, slot)
 
     def forget_link(self, state: list[int], slot: int) -> None:
-        """Once both ends are over, nothing on the way means anything."""
+        """Forget everything on the way once both ends are over, because it no longer matters."""
         base = base_of(slot)
         if self.gateways.facts[state[base]].over and self.tasks.facts[state[base + TASK]].life not in NEVER_ENDED:
             state[base + LINK] = 0
@@ -217,7 +217,7 @@ class World:
                 self._change_link(state, slot, to, message)
 
     def _destroy(self, state: list[int], destroyed: Any) -> None:
-        """Something that was prepared for a checkpoint is gone: no driver that starts now may restore it."""
+        """Check destroyed data of a checkpoint: no driver that starts now may restore a checkpoint that needs it."""
         restorable = self.trackers.facts[state[TRACKER]].restorable
         needed = [checkpoint_id for checkpoint_id in destroyed.referring if checkpoint_id in restorable]
         text = f"what was prepared at the cut of {destroyed.cut} is destroyed, and {needed} may be restored"
@@ -254,7 +254,7 @@ class World:
         state[base + LINK] = self.links.number(link._replace(up=self.boxes.push(link.up, message)))
 
     def settles_nothing(self, gateway: int, message: int) -> bool:
-        """Whether this is a confirmation that the gateway would only take note of."""
+        """Whether this is a confirmation that the gateway would only record."""
         if self.kind(message) is not Confirm:
             return False
         after, out = self.gateways.step(gateway, message)
@@ -280,12 +280,12 @@ class World:
         self.task(state, slot, self.messages.number(Started()))
 
     def break_link(self, state: list[int], slot: int) -> None:
-        """What was written may still be read, up to any point; what is written from here on is lost."""
+        """Break the link: data already written may be read up to any point, and later data is lost."""
         place = base_of(slot) + LINK
         state[place] = self.links.number(self.links.values[state[place]]._replace(open=False, broken=True))
 
     def reconnect(self, state: list[int], slot: int) -> None:
-        """The task notices the loss, and opens a new connection."""
+        """Let the task notice the loss and open a new connection."""
         place = base_of(slot) + LINK
         link = self.links.values[state[place]]
         if link.bound == 1:
@@ -294,7 +294,7 @@ class World:
         self.task(state, slot, self.loss)
 
     def notice_loss(self, state: list[int], slot: int) -> None:
-        """The gateway's end."""
+        """Let the gateway notice the loss."""
         place = base_of(slot) + LINK
         link = self.links.values[state[place]]
         link = link._replace(up=0, bound=0) if link.bound == 1 else link._replace(old=0, bound=0)
@@ -302,7 +302,7 @@ class World:
         self.gateway(state, slot, self.loss)
 
     def attach(self, state: list[int], slot: int) -> None:
-        """The server reads the first word of the newest connection, and looks the gateway up."""
+        """Let the server read the first message of the newest connection, and look the gateway up."""
         place = base_of(slot) + LINK
         link = self.links.values[state[place]]
         resume: Any = self.messages.values[self.boxes.head[link.up]].message
@@ -334,7 +334,7 @@ class World:
         self.task(state, slot, message)
 
     def may_resume(self, state: State | list[int], slot: int) -> bool:
-        """Whether the task may have to tell, from here on, what it has received, and be told."""
+        """Whether the task may still have to exchange with the driver the numbers of received items."""
         base = base_of(slot)
         if self.tasks.facts[state[base + TASK]].life not in NEVER_ENDED:
             return False
@@ -342,7 +342,7 @@ class World:
         return self.budgets[state[BUDGETS]][DROPS] > 0 or link.bound != 1 or not link.open
 
     def readable(self, state: State | list[int], slot: int) -> int:
-        """The wire that the gateway may read from; the empty one for none."""
+        """Return the wire that the gateway may read from, or the empty one."""
         link = self.links.values[state[base_of(slot) + LINK]]
         return link.up if link.bound == 1 else link.old if link.bound == 2 else 0
 
