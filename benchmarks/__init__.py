@@ -1,1 +1,1 @@
-"""Figures of Headgate, each beside a raw baseline that is measured in the same run."""
+"""Figures of Headgate, each compared with a raw baseline that is measured in the same run."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: measure, show, and write the figures as JSON and plots."""
+"""``python -m benchmarks``: measure, print, and write the figures as JSON and plots."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ FIGURES = {
     "split_dispatch": "split_dispatch",
     "job_overhead": "job_overhead",
 }
-"""The module of each figure, where a function of the figure's name measures it. In the order of a whole run."""
+"""The module of each figure, in which the function of the figure's name measures it. In the order of a full run."""
 
 
 def host_facts() -> dict[str, Any]:
-    """What a reader must know of the machine before he believes a figure."""
+    """The facts about the machine that a reader needs to judge a figure."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
@@ -64,7 +64,7 @@ def _processor() -> str:
 
 
 def find(name: str) -> Measure:
-    """The function that measures this figure. Imported when it is its turn: some need Java, others must not."""
+    """The function that measures this figure. Imported only when needed: some need Java, others must not load it."""
     measure: Measure = getattr(importlib.import_module(f"benchmarks.{FIGURES[name]}"), name)
     return measure
 
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for measured in find(name)(options.quick, progress_of(name)):
             figures.append(measured.as_dict())
             print(line_of(figures[-1]), flush=True)
-        if target:  # each time, so that a run which is stopped early has not measured in vain
+        if target:  # after each figure, so that a run stopped early keeps its results
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(json.dumps(results, indent=1) + "\n")
     if target:
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def draw_plots(results: dict[str, Any], folder: Path) -> None:
-    """Where matplotlib is installed; the figures do not depend on it."""
+    """Draw only if matplotlib is installed; the figures do not depend on it."""
     if not plots.available():
         print("no plots were drawn: they need matplotlib, which is in requirements.lock", file=sys.stderr)
         return

@@ -1,7 +1,7 @@
-"""``actors_10k``: ten thousand idle actors in one event loop, beside as many asyncio tasks, each with a queue.
+"""``actors_10k``: ten thousand idle actors in one event loop, compared with as many asyncio tasks with a queue each.
 
 Three cases. ``created``: microseconds for each, from the call until all of them have taken their first step and wait
-for a message. ``told``: microseconds for each, where every one of them gets one message, until the last is handled.
+for a message. ``told``: microseconds for each when every one of them gets one message, until the last is handled.
 ``memory``: bytes of Python's allocator for each that waits.
 """
 
@@ -131,7 +131,7 @@ async def _memory(population: _Population, count: int) -> list[float]:
 
 
 def actors_10k(quick: bool, progress: Progress) -> list[Figure]:
-    """Microseconds to create one and to give it a message, bytes to keep it; ten thousand at a time."""
+    """Microseconds to create one and to send it a message, bytes to keep it; ten thousand at a time."""
     count = 500 if quick else ACTORS
 
     def figure(case: str, unit: str, measure: _Measured, rounds: int) -> Figure:

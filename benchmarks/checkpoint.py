@@ -1,12 +1,14 @@
-"""Checkpoints of many subtasks, beside bare frames to the same number of connections between the same processes.
+"""Checkpoints of many subtasks, compared with bare frames to the same number of connections between the same
+processes.
 
-``checkpoint``: milliseconds from the trigger until the coordinator and every subtask know that it is complete. The raw
-baseline is twice a frame to each connection and an answer from each: what barrier and acknowledgement, completion and
-confirmation would cost alone. Headgate's checkpoint has one more such round, in which each subtask closes its valve.
+``checkpoint``: milliseconds from the trigger until the coordinator and every subtask know that it is complete. The
+raw baseline is, twice, a frame to each connection and an answer from each: the cost of barrier and acknowledgement,
+completion and confirmation alone. Headgate's checkpoint has one more such round, in which each subtask closes its
+valve.
 
-``checkpoint_hold``: milliseconds that an event takes which is sent at a random moment of a checkpoint, beside the same
-event without a checkpoint; down until its confirmation, up until the coordinator's method. ``details`` has the
-difference.
+``checkpoint_hold``: milliseconds that an event takes which is sent at a random moment of a checkpoint, compared with
+the same event without a checkpoint; down until its confirmation, up until the coordinator's method. ``details`` has
+the difference.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from benchmarks.harness import Figure, Progress, flatten, interleave_async, perc
 from benchmarks.many_endpoints import STATE, TAKE
 
 PLAN = {1: (6, 20), 16: (6, 10), 64: (6, 5), 256: (6, 4), 1000: (4, 2), 4000: (3, 1)}
-"""For each number of subtasks, how many rounds, and how many checkpoints in a round."""
+"""For each number of subtasks, the number of rounds and of checkpoints per round."""
 QUICK_PLAN = {1: (2, 2), 16: (2, 2)}
 FLINK_P50_MS = {1: 3.0, 16: 8.0, 64: 30.0, 256: 144.0}
-"""Flink 2.3.0's own coordinators, measured elsewhere: for comparison, not as the baseline."""
+"""The times of Flink 2.3.0's own coordinators, measured elsewhere: for comparison, not as the baseline."""
 TIMELINE_SUBTASKS = 256
 HOLD_SUBTASKS, HOLD_EVENTS = 256, 16
 BASELINE = "asyncio.Protocol and bare sockets, msgpack frames, twice there and back"
@@ -82,9 +84,10 @@ async def _raw_checkpoint(crowd: Crowd) -> float:
 async def _timeline(crowd: Crowd) -> dict[str, Any]:
     """One checkpoint, step by step, in milliseconds since its trigger.
 
-    ``closed``, ``barrier`` and ``acknowledged`` are what the subtask does; ``reopened`` is when it hears that its
-    acknowledgement was taken, behind which its gateway is open again; ``completed`` when it is told of the end, and
-    without a subtask when the coordinator is. ``cut``: the coordinator's snapshot; ``stored``: it is in the storage.
+    ``closed``, ``barrier`` and ``acknowledged`` are steps of the subtask. ``reopened`` is when it receives the
+    confirmation of its acknowledgement; from then on its gateway is open again. ``completed`` is when the subtask is
+    told of the end, and without a subtask when the coordinator is. ``cut``: the coordinator's snapshot; ``stored``:
+    it is in the storage.
     """
     for child in crowd.children:
         child.tell(do="record")
@@ -106,7 +109,7 @@ async def _timeline(crowd: Crowd) -> dict[str, Any]:
 
 
 def checkpoint_hold(quick: bool, progress: Progress) -> list[Figure]:
-    """Milliseconds of an event that meets a checkpoint, beside the same event without one; both directions."""
+    """Milliseconds of an event during a checkpoint, compared with the same event without one; both directions."""
     return asyncio.run(_measure_holds(quick, progress))
 
 
@@ -130,7 +133,7 @@ async def _measure_holds(quick: bool, progress: Progress) -> list[Figure]:
 
 
 def _added(samples: list[float], baseline: list[float], behind_the_cut: list[float]) -> dict[str, Any]:
-    """How much longer an event takes, in milliseconds: the hold. Also of those alone that were sent after the cut."""
+    """The hold: how much longer an event takes, in milliseconds; also for the events sent after the cut alone."""
     usual = median(baseline)
     added: dict[str, Any] = {"added_p50_ms": median(samples) - usual, "added_p99_ms": percentile(samples, 0.99) - usual}
     if behind_the_cut:
@@ -148,9 +151,9 @@ Sent = list[tuple[int, float]]
 
 
 class _Holds:
-    """Events to (``down``) or from (``up``) random subtasks, at random moments of as long as the last checkpoint took.
+    """Events to (``down``) or from (``up``) random subtasks, at random moments within the time of the last checkpoint.
 
-    ``behind_the_cut``: of the events that met a checkpoint, those that were sent after its cut, in milliseconds.
+    ``behind_the_cut``: of the events during a checkpoint, those that were sent after its cut, in milliseconds.
     """
 
     def __init__(self, crowd: Crowd, direction: str) -> None:
@@ -164,7 +167,9 @@ class _Holds:
         return [took_ms for _, took_ms in await self._send()]
 
     async def during(self) -> list[float]:
-        """Of the events that were sent before the checkpoint had ended. Without one, the next checkpoint is taken."""
+        """Times of the events that were sent before the checkpoint had ended. Without one, the next checkpoint is
+        taken.
+        """
         met: Sent = []
         while not met:
             async with asyncio.TaskGroup() as group:
@@ -179,7 +184,7 @@ class _Holds:
         return [took_ms for _, took_ms in met]
 
     async def _down(self) -> Sent:
-        """Until the confirmation."""
+        """Time until the confirmation."""
         async with asyncio.TaskGroup() as group:
             events = [group.create_task(self._one_down(*moment)) for moment in self._moments()]
         return [event.result() for event in events]
@@ -191,7 +196,7 @@ class _Holds:
         return began, (time.monotonic_ns() - began) / 1e6
 
     async def _up(self) -> Sent:
-        """Until the coordinator's method."""
+        """Time until the coordinator's method."""
         children = self._crowd.children
         moments = self._moments()
         for place, child in enumerate(children):

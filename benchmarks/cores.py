@@ -1,8 +1,8 @@
-"""One core for the driver's loop and another for the task, as on two machines.
+"""Pin the driver's loop and the task to separate cores, as on two machines.
 
-Left alone, the system now and then puts both bare ends of the baseline on one core, for a whole round: then no sleeping
-processor has to be woken, and a round trip takes 19 instead of 110 microseconds. Which of the two one gets is a matter
-of luck, and a ratio to it is one, too. Where cores cannot be chosen, nothing is done.
+Otherwise the system sometimes puts both ends of the baseline on one core for a whole round. Then no sleeping
+processor has to be woken, and a round trip takes 19 instead of 110 microseconds. Which of the two happens is a matter
+of luck, so a ratio to the baseline would be, too. If cores cannot be chosen, nothing is done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def two_cores() -> tuple[int, int] | None:
-    """The driver's and the task's; None where there are no two, or they cannot be chosen."""
+    """The driver's core and the task's; None if there are fewer than two, or they cannot be chosen."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     cores = sorted(os.sched_getaffinity(0))
@@ -23,7 +23,7 @@ def two_cores() -> tuple[int, int] | None:
 
 @contextmanager
 def this_thread_on(core: int | None) -> Iterator[None]:
-    """The calling thread, and those that it starts, run on that core; afterwards where they did before."""
+    """Run the calling thread, and those that it starts, on that core; afterwards where they did before."""
     if core is None:
         yield
         return
@@ -36,7 +36,7 @@ def this_thread_on(core: int | None) -> Iterator[None]:
 
 
 def whole_process_on(core: int | None) -> None:
-    """All threads of this process, and those that they start, run on that core from here on."""
+    """Run all threads of this process, and those that they start, on that core from now on."""
     if core is not None:
         for thread in Path("/proc/self/task").iterdir():
             os.sched_setaffinity(int(thread.name), {core})

@@ -1,8 +1,9 @@
 """A sidecar in this process and many subtasks in a few children, over loopback TCP, without Spark.
 
-The sidecar is the real one on the running loop (``SidecarRuntime``). Only Spark is pretended: that a job, a stage and
-its tasks have started is said here. The subtasks are in ``benchmarks.many_endpoints``. Between the same processes stand
-bare connections, one for each subtask: an ``asyncio.Protocol`` here, a bare socket there, a length and msgpack.
+The sidecar is the real one on the running loop (``SidecarRuntime``). Only Spark is simulated: this module reports
+that a job, a stage and its tasks have started. The subtasks are in ``benchmarks.many_endpoints``. The same processes
+also have bare connections, one for each subtask: an ``asyncio.Protocol`` here, a bare socket there, a length and
+msgpack.
 """
 
 from __future__ import annotations
@@ -49,12 +50,13 @@ OPERATOR, JOB, STAGE = "bench", 1, 1
 CHILDREN = 2
 TIMEOUT_S = 120.0
 OWN_FILES = 200
-"""What a process opens besides the sockets of its subtasks: a generous guess."""
+"""The files that a process opens besides the sockets of its subtasks: a generous guess."""
 LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
 class PretendedSpark:
-    """The driver's side of a sidecar, and its relay: an engine of which everything is said here, and all is well."""
+    """The driver's side of a sidecar, and its relay: an engine whose facts all come from here, and all report success.
+    """
 
     kind = "pretended"
 
@@ -66,7 +68,7 @@ class PretendedSpark:
         self._on_fact: OnFact
 
     def say(self, fact: EngineFact) -> None:
-        """Tell the sidecar, as the relay of a real driver would."""
+        """Report a fact to the sidecar, as the relay of a real driver would."""
         self._on_fact(RelayedFact(fact, time.time_ns() // 1000))
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
@@ -80,13 +82,13 @@ class PretendedSpark:
         return self
 
     async def equip(self) -> None:
-        """There is no executor."""
+        """Nothing to do: there is no executor."""
 
     async def start(self) -> None:
-        """There is no bus to attach to."""
+        """Nothing to do: there is no bus to attach to."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to do: nothing is open."""
 
     async def look_at_stage(self, stage_id: int) -> StageLook:
         return StageLook()
@@ -98,11 +100,11 @@ class PretendedSpark:
         raise AssertionError(f"a subtask of the benchmark failed: {reason}")
 
     async def cancel_job(self, job_id: int, reason: str) -> None:
-        """The benchmark is being left early."""
+        """Nothing to do: the benchmark is ending early."""
 
 
 class TimedStorage(MemoryStorage):
-    """What a sidecar without a directory has; ``stored_ns`` is when the last checkpoint was in it."""
+    """The storage of a sidecar without a directory; ``stored_ns`` is when it got the last checkpoint."""
 
     stored_ns = 0
 
@@ -113,7 +115,7 @@ class TimedStorage(MemoryStorage):
 
 
 class CrowdRuntime(SidecarRuntime):
-    """The sidecar, with a storage that tells when it has stored."""
+    """A sidecar whose storage records when it stored."""
 
     def __init__(self, spark: PretendedSpark) -> None:
         super().__init__(spark, SidecarConfig(register_timeout_s=TIMEOUT_S))
@@ -124,7 +126,7 @@ class CrowdRuntime(SidecarRuntime):
 
 
 class CrowdCoordinator(OperatorCoordinator):
-    """Keeps each subtask's gateway, and when it was asked for its snapshot and told of the end of a checkpoint."""
+    """Keeps each subtask's gateway, and the times of its snapshot requests and of checkpoint completions."""
 
     def __init__(self) -> None:
         self.gateways: dict[int, SubtaskGateway] = {}
@@ -151,7 +153,7 @@ class CrowdCoordinator(OperatorCoordinator):
 
 
 class RawEnd(asyncio.Protocol):
-    """The baseline's end here, of one connection."""
+    """The driver's end of one bare connection of the baseline."""
 
     def __init__(self, raw: RawCrowd) -> None:
         self._raw = raw
@@ -186,7 +188,7 @@ class RawCrowd:
             self._all_answered.set_result(None)
 
     async def ask_all(self, number: int) -> None:
-        """A frame to each, and an answer from each."""
+        """Send a frame to each, and wait for an answer from each."""
         self._missing = len(self.ends)
         self._all_answered = asyncio.get_running_loop().create_future()
         for end in self.ends:
@@ -224,7 +226,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """From its trigger to the moment when the last one knew that it is complete; and what the subtasks have noted.
+    """Times from the trigger until the last participant knew that it is complete; and the subtasks' notes.
 
     Moments are of the monotonic clock, in nanoseconds, which the processes of a machine share.
     """
@@ -250,7 +252,7 @@ class Crowd:
         self._opened = 0
 
     async def open(self, count: int) -> None:
-        """``count`` more subtasks run, and the coordinator knows them as ready."""
+        """Start ``count`` more subtasks, and wait until the coordinator has each one ready."""
         numbers = range(self._opened, self._opened + count)
         for number in numbers:
             self._spark.say(TaskStarted(number + 1, STAGE, 0, number, 0))
@@ -266,7 +268,7 @@ class Crowd:
                 await self.coordinator.ready.wait()
 
     async def open_raw(self, count: int) -> None:
-        """``count`` more bare connections."""
+        """Open ``count`` more bare connections."""
         wanted = len(self.raw.ends) + count
         for place, child in enumerate(self.children):
             child.tell(do="raw_open", count=len(range(place, count, len(self.children))))
@@ -278,17 +280,17 @@ class Crowd:
                 await self.raw.connected.wait()
 
     async def connect(self, count: int) -> None:
-        """``count`` connections that have proved the secret and say nothing more. They last some seconds."""
+        """Open ``count`` connections that have proved the secret and send nothing more. They last some seconds."""
         self.children[0].tell(do="connect", count=count)
         await self.children[0].hear()
 
     async def disconnect(self) -> None:
-        """The end of those that ``connect`` made."""
+        """Close those that ``connect`` made."""
         self.children[0].tell(do="disconnect")
         await self.children[0].hear()
 
     async def checkpoint(self) -> Checkpoint:
-        """Take one, and wait until the coordinator and every subtask know that it is complete."""
+        """Take a checkpoint, and wait until the coordinator and every subtask know that it is complete."""
         self.coordinator.completed.clear()
         began = time.monotonic_ns()
         await self.runtime.checkpoint(OPERATOR, timeout_s=TIMEOUT_S)
@@ -298,7 +300,7 @@ class Crowd:
         return Checkpoint(began, ended, [tuple(moment) for each in told for moment in each["moments"]])
 
     async def settle(self) -> None:
-        """Wait until nothing is under way any more: an event has gone to each subtask and was confirmed."""
+        """Wait until nothing is in progress: an event has gone to each subtask and was confirmed."""
         confirmations = [await gateway.send_event([TAKE]) for gateway in self.coordinator.gateways.values()]
         for confirmation in confirmations:
             await confirmation
@@ -306,7 +308,7 @@ class Crowd:
 
 @asynccontextmanager
 async def running_crowd(parallelism: int) -> AsyncIterator[Crowd]:
-    """A streaming job of ``parallelism`` subtasks, of which none is open yet."""
+    """A streaming job of ``parallelism`` subtasks, none of which is open yet."""
     count = min(CHILDREN, parallelism)
     allow_files(2 * parallelism + OWN_FILES)
     spark, raw = PretendedSpark(), RawCrowd()

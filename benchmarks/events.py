@@ -1,11 +1,11 @@
-"""Events between a coordinator and a task of a real Spark job, beside bare frames between the same two processes.
+"""Events between a coordinator and a task of a real Spark job, compared with bare frames between the same processes.
 
 ``event_confirm``: ``send_event`` until its confirmation, which comes once the event is in the operator's mailbox.
 ``event_echo``: ``send_event`` until the event with which the operator's ``handle_event`` answers has reached
-``handle_event_from_operator``. Both with one in flight; their baseline is a frame there and a frame back.
+``handle_event_from_operator``. Both have one event in flight; their baseline is a frame there and a frame back.
 ``event_confirm_busy``: as the first, while the task computes pure Python. ``event_pipelined``: time for one confirmed
-event where many are in flight; the baseline joins its frames into as few writes. ``event_flood_up``: for one event of
-many that a task sends in a row, each a write of its own, as far as the window lets it.
+event if many are in flight; the baseline joins its frames into as few writes. ``event_flood_up``: time for one event
+of many that a task sends in a row, each in a separate write, as far as the window allows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def _one_at_a_time(count: int, once: Callable[[], Awaitable[object]]) -> l
 
 
 def _alone(name: str, kind: int, answer: str, quick: bool, progress: Progress) -> list[Figure]:
-    """One event at a time. ``kind``: what the other end does with it; ``answer``: what it is to the baseline."""
+    """One event at a time. ``kind``: what the other end does with it; ``answer``: the baseline's answer, in words."""
     rounds, count = (2, 100) if quick else (10, 1000)
 
     async def measure(spark: SparkSession) -> list[Figure]:
@@ -69,14 +69,14 @@ def _alone(name: str, kind: int, answer: str, quick: bool, progress: Progress) -
 
 
 def event_confirm(quick: bool, progress: Progress) -> list[Figure]:
-    """Microseconds from ``send_event`` to the confirmation, one event at a time, beside a frame and its answer."""
+    """Microseconds from ``send_event`` to the confirmation, one at a time, compared with a frame and its answer."""
     return _alone("event_confirm", EVENT, "a small answer", quick, progress)
 
 
 def event_echo(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds from ``send_event`` until the operator's answer is in the coordinator's method.
 
-    Beside a frame there and one of the same size back.
+    The baseline is a frame there and one of the same size back.
     """
     return _alone("event_echo", ECHO, "the frame sent back", quick, progress)
 
@@ -84,7 +84,7 @@ def event_echo(quick: bool, progress: Progress) -> list[Figure]:
 async def _now_and_then(count: int, once: Callable[[], Awaitable[object]]) -> list[float]:
     """Microseconds of each of ``count`` calls, with a pause before each.
 
-    A reader thread that is asked again at once keeps the interpreter's lock, and the task would compute nothing.
+    Without the pause, a reader thread would keep the interpreter's lock, and the task would compute nothing.
     """
     samples = []
     for _ in range(count):
@@ -94,10 +94,11 @@ async def _now_and_then(count: int, once: Callable[[], Awaitable[object]]) -> li
 
 
 def event_confirm_busy(quick: bool, progress: Progress) -> list[Figure]:
-    """As ``event_confirm``, while the task's own thread computes and looks at its mailbox between records.
+    """As ``event_confirm``, while the task's own thread computes and checks its mailbox between records.
 
-    The baseline is a bare socket that the same task polls between the same records. ``details`` has what a reader
-    thread gets with CPython's own switch interval, while that task looks at nothing; measured behind the rest.
+    The baseline is a bare socket that the same task polls between the same records. ``details`` has the times of a
+    reader thread with CPython's own switch interval, while that task checks nothing; they are measured after the
+    rest.
     """
     rounds, count, naive_count = (2, 20, 20) if quick else (8, 400, 1000)
 
@@ -165,7 +166,8 @@ async def _pipelined(pair: Pair, in_flight: int, quick: bool, progress: Progress
 def event_pipelined(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds for one confirmed event with many in flight: the inverse of the throughput of one gateway.
 
-    Averages over a batch, beside as many frames in flight, all of a turn of the loop in one write.
+    The figures are averages over a batch. The baseline has as many frames in flight, and writes all frames of one
+    turn of the loop together.
     """
 
     async def measure(spark: SparkSession) -> list[Figure]:
@@ -185,9 +187,9 @@ async def _floods(send: Callable[[], Awaitable[object]], events: int, batches: i
 
 
 def event_flood_up(quick: bool, progress: Progress) -> list[Figure]:
-    """Microseconds for one event from the task to the coordinator's method, many in a row, each a write of its own.
+    """Microseconds for one event from the task to the coordinator's method, many in a row, each in a separate write.
 
-    Averages over a batch, beside as many bare frames, each a write of its own, too.
+    The figures are averages over a batch. The baseline sends as many bare frames, also each in a separate write.
     """
     rounds, events, batches = (2, 256, 1) if quick else (8, 4096, 2)
 

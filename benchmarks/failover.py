@@ -1,13 +1,13 @@
-"""``failover``: how soon a coordinator hears that a task has thrown, and has the next attempt at hand.
+"""``failover``: how soon a coordinator learns that a task has thrown, and has the next attempt ready.
 
-One task throws again and again; the text of its exception says when. A sample is the time from there to the
+One task throws again and again; the text of its exception contains the time. A sample is the time from then to the
 coordinator's ``subtask_failed`` (case "failed"), and to its ``subtask_ready`` with the next attempt (case "ready").
 
-The baseline is plain Spark in the same session: from the throw of a plain task until a bare socket behind a listener of
-Spark has the end of that task ("failed"), and until the first line of the next attempt runs ("ready"). The attempt that
-Headgate calls ready has by then loaded its operator, registered and opened besides.
+The baseline is plain Spark in the same session: from the throw of a plain task until a bare socket fed by a Spark
+listener receives the end of that task ("failed"), and until the first line of the next attempt runs ("ready"). The
+attempt that Headgate calls ready has also loaded its operator, registered and opened by then.
 
-All clocks are the machine's clock of the day.
+All times are from the machine's wall clock.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from spark_bridge.driver.sidecar import Sidecar
 PAUSE_S = 0.03
 CASES = ("failed", "ready")
 FLINK_MS = {"failed": 3.9, "ready": 12.0}
-"""What Apache Flink takes for the same two ways, measured elsewhere; for comparison."""
+"""The times of Apache Flink for the same two cases, measured elsewhere; for comparison."""
 
 
 class Listening(OperatorCoordinator):
-    """Notes when each attempt threw, failed and was ready, and tells it that it may throw."""
+    """Records when each attempt threw, failed and was ready, and tells it that it may throw."""
 
     def __init__(self) -> None:
         self.thrown_ns: list[int] = []
@@ -75,7 +75,7 @@ def _coordinated(spark: SparkSession, sidecar: Sidecar, name: str, failures: int
 
 
 def _plain(spark: SparkSession, failures: int) -> list[float]:
-    """For each failure: milliseconds until a bare listener heard of it, and until the next attempt runs; in turn."""
+    """For each failure: milliseconds until a bare listener received it, and until the next attempt runs; in turn."""
     ends = BareEnds()
     with tempfile.TemporaryDirectory(prefix="headgate-benchmark-") as folder, bare_relay(spark, ends.hear):
         notes = Path(folder) / "first-lines"
@@ -93,7 +93,7 @@ def _in_turn(thrown_ns: list[int], failed_ns: list[int], next_ns: list[int]) -> 
 
 
 def failover(quick: bool, progress: Progress) -> list[Figure]:
-    """Milliseconds from a task's throw to ``subtask_failed``, and to the next ``subtask_ready``, beside plain Spark."""
+    """Milliseconds from a task's throw to ``subtask_failed`` and the next ``subtask_ready``, beside plain Spark."""
     rounds, failures = (1, 2) if quick else (8, 16)
     names = (f"failover-{number}" for number in count())
     with spark_session(MASTER) as spark, Sidecar(spark) as sidecar:

@@ -1,4 +1,4 @@
-"""Interleaved measuring: baseline and subject in turn, several times, so that a machine whose speed drifts is fair."""
+"""Interleaved measuring: baseline and subject alternate, so that a drift in speed affects both equally."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 Rounds = list[list[float]]
 """The samples of each round."""
 Progress = Callable[[str], None]
-"""Told of each step of a long measurement, in words for a person."""
+"""Called with a description of each step of a long measurement."""
 Measure = Callable[[bool, Progress], "list[Figure]"]
-"""A benchmark. Its first argument says whether to be *quick*: few samples, to show that it runs, not how fast."""
+"""A benchmark. Its first argument is *quick*: take few samples, to show that it runs, not how fast."""
 
 CURVE = (0.0, 0.01, 0.05, *(tenths / 10 for tenths in range(1, 10)), 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
 """The fractions at which a figure's curves are drawn."""
@@ -20,10 +20,10 @@ CURVE = (0.0, 0.01, 0.05, *(tenths / 10 for tenths in range(1, 10)), 0.95, 0.98,
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure, of a subject beside its raw baseline, both in ``unit``. Less is better.
+    """One figure, of a subject compared with its raw baseline, both in ``unit``. Less is better.
 
-    ``params`` tells one figure from another of the same name, and what was measured: how many subtasks, which part.
-    ``details`` is what a plot needs besides, and no table shows. A figure that is no time, such as bytes for one
+    ``params`` distinguishes figures of the same name, and says what was measured: how many subtasks, which part.
+    ``details`` is extra data for plots that no table shows. A figure that is not a time, such as bytes for one
     gateway, may have one sample in each round.
     """
 
@@ -35,10 +35,10 @@ class Figure:
     details: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON. Percentiles are over the samples of all rounds; a ratio is subject / baseline.
+        """Return the figure for JSON. Percentiles are over the samples of all rounds; a ratio is subject / baseline.
 
-        ``ratio_p50_low`` and ``ratio_p50_high`` bound what the ratio of the medians was in single rounds: a figure
-        says by them how much it trusts itself.
+        ``ratio_p50_low`` and ``ratio_p50_high`` are the smallest and largest ratio of the medians in single rounds:
+        they show how reliable a figure is.
         """
         samples, baseline = flatten(self.rounds), flatten(self.baseline_rounds)
         p50, p90, p99 = (percentile(samples, q) for q in (0.5, 0.9, 0.99))
@@ -79,7 +79,7 @@ def flatten(rounds: Rounds) -> list[float]:
 
 
 def ratio(subject: float, baseline: float) -> float:
-    """Raises ``ValueError`` beside a baseline of nothing: a figure without a baseline says nothing."""
+    """Raises ``ValueError`` for a baseline of zero: a figure without a baseline says nothing."""
     if not baseline:
         raise ValueError(f"the baseline of {subject:g} is 0: measure something that takes time or room")
     return subject / baseline
@@ -99,7 +99,7 @@ def interleave(
 ) -> tuple[Rounds, Rounds]:
     """Run the two in turn, ``rounds`` times after one warm-up of each; return the subject's rounds and the baseline's.
 
-    Which of the two comes first changes with each round, so that neither always has what the other leaves behind.
+    The order alternates with each round, so that neither always runs in what the other leaves behind.
     """
     baseline()
     subject()
@@ -122,7 +122,7 @@ async def interleave_async(
     subject: Callable[[], Awaitable[list[float]]],
     progress: Progress,
 ) -> tuple[Rounds, Rounds]:
-    """``interleave`` on a loop that is running already, because both ends stay connected from round to round."""
+    """``interleave`` on a loop that already runs, because both ends stay connected from round to round."""
     await baseline()
     await subject()
     baseline_rounds: Rounds = []

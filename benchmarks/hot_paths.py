@@ -1,7 +1,7 @@
 """The paths that every event, message, task and checkpoint takes, for ``benchmarks.instructions`` to count.
 
-Each function makes everything ready for so many steps and returns one step, which is given its number. What a step is
-told (messages, inputs) is made before, so that a step costs what the path costs and nothing else.
+Each function prepares a given number of steps and returns the function for one step, which is called with its number.
+The inputs of a step (messages, inputs of machines) are made in advance, so that it costs only what the path costs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ AsyncStep = Callable[[int], Awaitable[object]]
 
 OPERATOR, JOB, STAGE, TASK = "bench", 1, 1, 7
 NOW = 0.0
-"""The machines' clock stands."""
+"""The machines' clock, which stands still."""
 EVENT = ["split", 12345, 1.5, b"." * 80]
 PAYLOAD = encode_event(EVENT)
 CHECKPOINT_SUBTASKS = 16
@@ -71,7 +71,7 @@ def event_frame_encoded(steps: int) -> Step:
 
 
 def event_frame_decoded(steps: int) -> Step:
-    """One frame comes alone: cut from the stream of bytes, then decoded."""
+    """One frame that comes alone: cut from the stream of bytes, then decoded."""
     return _decoding(EventMessage(TASK, 1, PAYLOAD))
 
 
@@ -122,7 +122,7 @@ def gateway_event_down(steps: int) -> Step:
 
 
 def gateway_event_up(steps: int) -> Step:
-    """An event of the subtask comes, and the coordinator takes it."""
+    """An event of the subtask comes, and the coordinator receives it."""
     gateway = _ready_gateway()
     events = [[EventMessage(TASK, number + 2, PAYLOAD)] for number in range(steps)]
     taken = [g.ItemTaken(number + 2) for number in range(steps)]
@@ -192,7 +192,7 @@ def _checkpoint(checkpoint_id: int, attempts: list[ExecutionAttempt]) -> list[Tr
 
 
 def task_start_to_end(steps: int) -> Step:
-    """One task of a stage: it starts, registers, opens, says goodbye and ends well."""
+    """One task of a stage: it starts, registers, opens, sends its completion message and succeeds."""
     ledger = AttemptLedger(LedgerConfig())
     ledger.handle(OperatorAdded(OPERATOR, steps), NOW)
     ledger.handle(JobStarted(JOB, (STAGE,)), NOW)

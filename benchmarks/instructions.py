@@ -1,12 +1,12 @@
-"""``python -m benchmarks.instructions``: what the hot paths cost, counted in instructions instead of seconds.
+"""``python -m benchmarks.instructions``: the cost of the hot paths, counted in instructions instead of seconds.
 
-For each path of ``benchmarks.hot_paths``: how many bytecodes of Python it executes, how many Python functions it
-calls or resumes, and how many functions and methods in C, all of it for one step and averaged over many, once warm.
-Whatever the thread executes counts, the event loop and the generated ``__init__`` of a dataclass too; only the
+For each path of ``benchmarks.hot_paths`` it counts the Python bytecodes executed, the Python functions called or
+resumed, and the functions and methods in C called. The counts are for one step, averaged over many, once warm.
+Whatever the thread executes counts, including the event loop and the generated ``__init__`` of a dataclass; only the
 benchmarks' own code does not. So a count is the same on every machine, however busy, for one minor version of Python.
 It says nothing about how long a function in C takes: the other figures do.
 
-``--check`` compares with ``results/instructions.json``; ``--write`` renews what that file says of this Python.
+``--check`` compares with ``results/instructions.json``; ``--write`` updates that file's counts for this Python.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Counts = dict[str, float]
 
 
 class Counter:
-    """Counts what this thread executes between ``start`` and ``stop``, but for code of this folder."""
+    """Counts what this thread executes between ``start`` and ``stop``, except code of this folder."""
 
     def __init__(self) -> None:
         self.bytecodes = 0
@@ -45,7 +45,7 @@ class Counter:
         self._not_counted = str(Path(__file__).parent)
 
     def start(self) -> None:
-        gc.disable()  # what it would run, and when, depends on all that was made before
+        gc.disable()  # when it runs, and on what, depends on all earlier allocations
         sys.setprofile(self._profile)
         sys.settrace(self._trace)
 
@@ -55,7 +55,7 @@ class Counter:
         gc.enable()
 
     def of_one(self, steps: int) -> Counts:
-        """The average of so many steps."""
+        """The average over this many steps."""
         if not self.bytecodes:
             raise RuntimeError("this Python does not report its bytecodes to a trace function")
         return {
@@ -83,7 +83,7 @@ class Counter:
 
 
 def count(step: Step) -> Counts:
-    """What one call of ``step`` costs, which was made ready for ``WARM_UP_STEPS + STEPS``."""
+    """The cost of one call of ``step``, which was prepared for ``WARM_UP_STEPS + STEPS``."""
     counter = Counter()
     for number in range(WARM_UP_STEPS):
         step(number)
@@ -95,9 +95,9 @@ def count(step: Step) -> Counts:
 
 
 async def count_async(prepare: Callable[[ActorSystem], AsyncStep]) -> Counts:
-    """The same for a step that takes turns of the loop, which count with it."""
+    """The same for a step that takes turns of the loop, which are counted, too."""
     counter = Counter()
-    standing_clock = itertools.repeat(0.0).__next__  # where the time is up depends on nothing but the code
+    standing_clock = itertools.repeat(0.0).__next__  # so that only the code decides when the time is up
     async with ActorSystem("instructions", loop_timer=standing_clock) as system:
         step = prepare(system)
         for number in range(WARM_UP_STEPS):
@@ -110,7 +110,7 @@ async def count_async(prepare: Callable[[ActorSystem], AsyncStep]) -> Counts:
 
 
 def count_all() -> dict[str, Counts]:
-    """The counts of every path, by its name."""
+    """The counts of every path, by name."""
     counts = {name: count(prepare(WARM_UP_STEPS + STEPS)) for name, prepare in PATHS.items()}
     for name, prepare in ASYNC_PATHS.items():
         counts[name] = asyncio.run(count_async(prepare), debug=False)
@@ -118,13 +118,13 @@ def count_all() -> dict[str, Counts]:
 
 
 def kept() -> dict[str, dict[str, Counts]]:
-    """What the file says, by minor version of Python."""
+    """The counts in the file, by minor version of Python."""
     versions: dict[str, dict[str, Counts]] = json.loads(FILE.read_text()) if FILE.exists() else {}
     return versions
 
 
 def compare(before: dict[str, Counts], now: dict[str, Counts]) -> tuple[list[str], list[str]]:
-    """What has become worse by more than 2 %, or cannot be compared; and what has become better by as much."""
+    """The counts that are worse by more than 2 % or cannot be compared, and those that are better by as much."""
     worse = [f"{name}: is in the file and is counted no more" for name in before if name not in now]
     better = []
     for name, counts in now.items():
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check(before: dict[str, Counts] | None, now: dict[str, Counts]) -> int:
-    """The exit status: 0, or 1 when a path has become worse, or 2 when nothing is kept for this Python."""
+    """Return the exit status: 0, or 1 if a path has become worse, or 2 if the file has no counts for this Python."""
     if before is None:
         print(f"{FILE.name} has no counts for Python {VERSION}: add them with --write", file=sys.stderr)
         return 2

@@ -1,8 +1,9 @@
-"""``job_overhead``: what a sidecar costs a job that has nothing to do with it.
+"""``job_overhead``: the cost of a sidecar for a job that does not use it.
 
-A sample is the time of a plain Spark job of many tasks, in milliseconds: the subject with a sidecar attached, which
-hears of each task and coordinates none of them, the baseline without one. Case "python": each task does a trivial thing
-in a Python worker. Case "jvm": it counts its one row without leaving the JVM, which takes least, and so shows most.
+A sample is the time of a plain Spark job of many tasks, in milliseconds. The subject has a sidecar attached, which is
+notified of each task and coordinates none of them; the baseline has none. Case "python": each task does a trivial
+thing in a Python worker. Case "jvm": it counts its one row without leaving the JVM, which takes least, and so shows
+most.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _jvm_job(spark: SparkSession, tasks: int) -> None:
 
 
 JOBS: dict[str, tuple[Callable[[SparkSession, int], None], int]] = {"python": (_python_job, 3), "jvm": (_jvm_job, 15)}
-"""The job of each case, and in how many rounds it is measured."""
+"""The job of each case, and its number of rounds."""
 
 
 def _measure(spark: SparkSession, case: str, quick: bool, progress: Progress) -> Figure:
@@ -53,6 +54,6 @@ def _measure(spark: SparkSession, case: str, quick: bool, progress: Progress) ->
 
 
 def job_overhead(quick: bool, progress: Progress) -> list[Figure]:
-    """Milliseconds of a plain job of 2000 tasks with a sidecar attached, beside the same without."""
+    """Milliseconds of a plain job of 2000 tasks with a sidecar attached, compared with the same job without one."""
     with spark_session(MASTER) as spark:
         return [_measure(spark, case, quick, progress) for case in JOBS]

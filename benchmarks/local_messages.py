@@ -1,4 +1,4 @@
-"""``local_tell`` and ``local_ask``: messages inside one event loop, beside a bare queue and a bare future."""
+"""``local_tell`` and ``local_ask``: messages inside one event loop, compared with a bare queue and a bare future."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def _queue(messages: int) -> float:
 
 
 def local_tell(quick: bool, progress: Progress) -> list[Figure]:
-    """Nanoseconds for one message, told and received, with a turn of the loop every thousand."""
+    """Nanoseconds for one message, sent and received, with a turn of the loop every thousand."""
     messages = 20_000 if quick else 200_000
 
     def subject() -> list[float]:

@@ -1,12 +1,12 @@
 """The executor's half of many subtasks in one process, without a thread for each.
 
 Each subtask is the real one: registration with its handshake, ``SubtaskChannel`` with its lock, ``SubtaskMachine``,
-mailbox, wire and codec. Only the two threads of a task are missing: one selector serves all subtasks of this process,
-reads what has come and empties the mailbox at once, as a task would that only waits. Beside them, on the same selector,
-stand bare connections for the raw baseline.
+mailbox, wire and codec. Only the two threads of a task are missing. One selector serves all subtasks of this process,
+reads what has come and empties the mailbox immediately, as a task that only waits would. The same selector serves
+bare connections for the raw baseline.
 
 Run by ``benchmarks.crowd``, which writes lines of JSON to the standard input, the first of them with the secret, and
-reads lines of JSON from the standard output. The end of the input is the end of the process.
+reads lines of JSON from the standard output. The process ends with its input.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from spark_bridge.subtask.registration import register
 
 LENGTH = Struct(">I")
 STATE = b"s" * 100
-"""What each subtask has to say in a snapshot."""
+"""The state of each subtask in a snapshot."""
 TAKE, ECHO, UP = 0, 1, 2
-"""The first entry of an event: to be taken, to be answered with itself, sent up with the moment of its sending."""
+"""The first entry of an event: to be received, to be echoed, or sent up with its time of sending."""
 CONNECT_S = 60.0
 
 
@@ -56,7 +56,7 @@ class TooFewFiles(OSError):
 
 
 def allow_files(needed: int) -> None:
-    """Raise this process's own limit to what ``needed`` open files take. Raises ``TooFewFiles``."""
+    """Raise this process's own limit to ``needed`` open files. Raises ``TooFewFiles``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (soft, hard) or soft >= needed:
         return
@@ -69,12 +69,12 @@ def allow_files(needed: int) -> None:
 
 
 def resident_bytes() -> int:
-    """What this process occupies in memory."""
+    """The memory that this process occupies."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 class Subtask(SubtaskChannel):
-    """One attempt whose socket somebody else watches.
+    """One attempt whose socket is watched from outside.
 
     ``moments``, while it is a list, gets ``(what, subtask, monotonic ns)`` of each step of a checkpoint.
     """
@@ -87,7 +87,7 @@ class Subtask(SubtaskChannel):
         self._acknowledged = False
 
     def connect(self) -> Registered:
-        """Connect and register; no thread is started."""
+        """Connect and register, without starting a thread."""
         connection, registered, rest = register(self.endpoint, self._identity, self.waker)
         with self._changed:
             self._begin(connection, registered, rest)
@@ -112,7 +112,7 @@ class Subtask(SubtaskChannel):
 
 
 def _step(effect: SubtaskEffect) -> str:
-    """The step of a checkpoint that the effect is, if any."""
+    """The checkpoint step of this effect, if any."""
     match effect:
         case SendToCoordinator(ClosedForCheckpoint()):
             return "closed"
@@ -126,7 +126,7 @@ def _step(effect: SubtaskEffect) -> str:
 
 
 class Endpoints:
-    """All of this process, on one thread."""
+    """All subtasks of this process, on one thread."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         self._task = task
@@ -149,7 +149,7 @@ class Endpoints:
         self._over = False
 
     def run(self) -> None:
-        """Until the standard input ends."""
+        """Run until the standard input ends."""
         os.set_blocking(sys.stdin.fileno(), False)
         self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ, self._take_commands)
         try:
@@ -197,7 +197,7 @@ class Endpoints:
         say(opened=command["count"])
 
     def _connect(self, command: dict[str, Any]) -> None:
-        """Connections that have proved the secret, and say nothing more."""
+        """Open connections that have proved the secret and send nothing more."""
         for _ in range(command["count"]):
             deadline = time.monotonic() + CONNECT_S
             self._bare.append(
@@ -215,12 +215,12 @@ class Endpoints:
         self._bare.clear()
 
     def _record(self, command: dict[str, Any]) -> None:
-        """Note the steps of the next checkpoint; they are told behind its end."""
+        """Record the steps of the next checkpoint; they are reported after its end."""
         for subtask in self._subtasks.values():
             subtask.moments = []
 
     def _send(self, command: dict[str, Any]) -> None:
-        """Send an event up from each of these subtasks, so many seconds from now."""
+        """Send an event up from each of these subtasks, at the given number of seconds from now."""
         now = time.monotonic()
         for delay_s, subtask in command["at"]:
             heapq.heappush(self._due, (now + delay_s, subtask))

@@ -1,12 +1,12 @@
-"""``memory``: bytes on the driver for what stays, beside what a bare connection takes; and what grows.
+"""``memory``: bytes on the driver for what stays, compared with a bare connection, and memory growth.
 
-Case ``gateway``: all that an idle, ready attempt holds, from the books about its task to its connection. Case
-``connection``: a connection that has proved the secret and says nothing more. Both are what Python has allocated
-(``tracemalloc``), without the kernel's buffers, beside a bare ``asyncio.Protocol`` that has a ``bytearray``.
+Case ``gateway``: all that an idle, ready attempt holds, from the records about its task to its connection. Case
+``connection``: a connection that has proved the secret and sends nothing more. Both are what Python has allocated
+(``tracemalloc``), without the kernel's buffers, compared with a bare ``asyncio.Protocol`` that has a ``bytearray``.
 
 Case ``growth``: resident memory of the driver, and of the task, after many events through one pair, half of them down
-and half up, beside the same process after the first three tenths of them: by then the statistics keep as many samples
-as they ever do. So 1.00 means that nothing grows.
+and half up. The baseline is the same process after the first three tenths of them: by then the statistics keep as
+many samples as they ever do. So 1.00 means that nothing grows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.many_endpoints import ECHO, resident_bytes
 IN_FLIGHT = 64
 PAYLOAD = b"." * 100
 LOOKS, SETTLED = 20, 6
-"""How often memory is looked at while events pass, and behind which look nothing should grow any more."""
+"""How often memory is measured while events pass, and after which measurement nothing should grow any more."""
 
 
 def memory(quick: bool, progress: Progress) -> list[Figure]:
@@ -60,10 +60,10 @@ def _traced_bytes() -> int:
 
 
 async def _bytes_each(count: int, make: Callable[[], Awaitable[None]]) -> list[float]:
-    """What one of ``count`` takes; they stay."""
+    """Bytes for each of ``count``; they stay."""
     before = _traced_bytes()
     await make()
-    await asyncio.sleep(0.05)  # what is on its way when the last one is known
+    await asyncio.sleep(0.05)  # let messages in transit settle after the last is known
     return [(_traced_bytes() - before) / count]
 
 
@@ -103,7 +103,7 @@ async def _look(crowd: Crowd) -> dict[str, int]:
 
 
 async def _echoes(crowd: Crowd, count: int) -> None:
-    """So many events down, ``IN_FLIGHT`` of them at a time, and as many up."""
+    """Send this many events down, ``IN_FLIGHT`` of them at a time, and as many up."""
     gateway, arrived = crowd.coordinator.gateways[0], crowd.coordinator.arrived
     for first in range(0, count, IN_FLIGHT):
         together = range(first, min(first + IN_FLIGHT, count))

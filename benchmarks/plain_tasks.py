@@ -1,4 +1,4 @@
-"""What the benchmarks run in Spark's tasks without Headgate. A Python worker that was just forked imports this anew."""
+"""Functions that the benchmarks run in Spark's tasks without Headgate. Newly forked workers import this again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def planned_to_fail(failures: int) -> bool:
 
 
 class FailDownstream:
-    """Behind the task's function: so the end of a subtask is known from Spark alone, and not from its own goodbye."""
+    """Raises after the task's function, so that only Spark knows the end of a subtask, not its completion message."""
 
     def __init__(self, failures: int) -> None:
         self._failures = failures
@@ -29,7 +29,7 @@ class FailDownstream:
 
 
 class Thrower:
-    """A plain task that notes when its first line ran, and throws, after a pause, with the time in the text."""
+    """A plain task that notes when its first line ran, then pauses, and throws with the time in the text."""
 
     def __init__(self, failures: int, pause_s: float, notes: str) -> None:
         self._failures = failures
@@ -47,5 +47,5 @@ class Thrower:
 
 
 def read(split: int) -> int:
-    """What there is to do for one split: next to nothing."""
+    """The work for one split: next to nothing."""
     return split + 1

@@ -1,9 +1,9 @@
-"""``python -m benchmarks.plots results/latest.json``: the figures as plots, SVG files beside the JSON.
+"""``python -m benchmarks.plots results/latest.json``: the figures as plots, SVG files next to the JSON.
 
-``latency.svg``: the events' percentiles, subject and baseline, on an axis of nines. ``checkpoint.svg``: what a
-checkpoint costs by number of subtasks, with Flink's figures. ``timeline.svg``: one checkpoint, as the largest figure
-that has ``details["timeline"]`` tells it: ``{"events": [{"what": str, "subtask": int | None, "ms": float}]}``. A figure
-that the JSON does not have is left out. The same figures give the same bytes, so that a diff shows a real change.
+``latency.svg``: the events' percentiles, subject and baseline, on an axis of nines. ``checkpoint.svg``: the cost of a
+checkpoint by number of subtasks, with Flink's figures. ``timeline.svg``: one checkpoint, from the largest figure that
+has ``details["timeline"]``: ``{"events": [{"what": str, "subtask": int | None, "ms": float}]}``. A figure that the
+JSON does not have is left out. The same figures give the same bytes, so that a diff shows a real change.
 
 Matplotlib, which only this module needs, is imported when something is drawn.
 """
@@ -40,7 +40,7 @@ def available() -> bool:
 
 
 def draw(results: dict[str, Any], folder: Path) -> list[Path]:
-    """Draw what ``results`` has figures for, in ``folder``; return the files. ``ImportError`` without matplotlib."""
+    """Draw the figures that ``results`` has in ``folder``; return the files. ``ImportError`` without matplotlib."""
     import matplotlib
     from matplotlib.figure import Figure as Canvas
 
@@ -62,7 +62,7 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def nines(fraction: float) -> float:
-    """0.9 is one nine, 0.99 two; the largest sample has a place of its own."""
+    """0.9 is one nine, 0.99 two; the largest sample has a separate place."""
     return MAX_NINES if fraction >= 1 else min(MAX_NINES, -math.log10(1 - fraction))
 
 
@@ -135,7 +135,7 @@ def checkpoints(figures: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def draw_timeline(figures: list[dict[str, Any]], canvas: Canvas) -> bool:
-    """What happened when to whom, in one checkpoint; what concerns no subtask is a line across. False without it."""
+    """The steps of one checkpoint by subtask; steps without a subtask are a line across. False without a timeline."""
     timelines = {subtasks: figure["details"].get("timeline") for subtasks, figure in checkpoints(figures).items()}
     subtasks = max((subtasks for subtasks, timeline in timelines.items() if timeline), default=0)
     if not subtasks:

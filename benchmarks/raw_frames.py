@@ -1,7 +1,6 @@
 """The raw baseline: a length and ``[kind, seq, payload]`` as msgpack, between a bare protocol and a bare socket.
 
-``RawProtocol`` is the end on an event loop, ``RawSocket`` the one in a task. They resend nothing, bound nothing and
-decide nothing.
+``RawProtocol`` is the end on an event loop, ``RawSocket`` the one in a task. They have no resending, limits or logic.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def frame(kind: int, seq: int, payload: Any) -> bytes:
 
 
 def take_frames(buffer: bytearray) -> list[list[Any]]:
-    """Remove and return the frames that are whole."""
+    """Remove and return the complete frames."""
     frames = []
     place = 0
     while len(buffer) - place >= 4 and len(buffer) - place >= 4 + (size := LENGTH.unpack_from(buffer, place)[0]):
@@ -64,18 +63,18 @@ class RawProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         for _, seq, _ in take_frames(self._buffer):
-            answer = self._waiting.pop(seq, None)  # of a flood, only the last one is waited for
+            answer = self._waiting.pop(seq, None)  # of a flood, only the last answer is awaited
             if answer is not None:
                 answer.set_result(None)
 
     def send(self, kind: int, payload: Any) -> asyncio.Future[None]:
-        """In a write of its own, at once."""
+        """Send immediately, in a separate write."""
         answer, data = self._next(kind, payload)
         self._write(data)
         return answer
 
     def send_joined(self, kind: int, payload: Any) -> asyncio.Future[None]:
-        """In one write with all others of this turn of the loop."""
+        """Send in one write with all others of this turn of the loop."""
         answer, data = self._next(kind, payload)
         if not self._outgoing:
             self._loop.call_soon(self._flush)
@@ -83,7 +82,7 @@ class RawProtocol(asyncio.Protocol):
         return answer
 
     def send_flood(self, count: int, payload: bytes) -> asyncio.Future[None]:
-        """Resolved by the last of ``count`` answers."""
+        """Send a flood; the last of ``count`` answers resolves the future."""
         answer: asyncio.Future[None] = self._loop.create_future()
         self._waiting[0] = answer
         self._write(frame(FLOOD, 0, [count, payload]))
@@ -109,7 +108,7 @@ class RawProtocol(asyncio.Protocol):
 
 
 class RawSocket:
-    """Answers frames, all that one read has brought in one write; a flood in one write for each."""
+    """Answers frames: all frames of one read in one write, a flood with one write for each answer."""
 
     def __init__(self, port: int) -> None:
         self._buffer = bytearray()
@@ -128,7 +127,7 @@ class RawSocket:
             self._answer(self._socket.recv(READ_BYTES, socket.MSG_DONTWAIT))
 
     def close(self) -> None:
-        """Ends ``serve`` in another thread, too."""
+        """Also ends ``serve`` in another thread."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -145,6 +144,6 @@ class RawSocket:
             self._socket.sendall(b"".join(answers))
 
     def _flood(self, count: int, payload: bytes) -> None:
-        """One write for each, as ``send_event`` does: nobody knows that another one follows."""
+        """One write for each, as ``send_event`` does, which does not know that another one follows."""
         for place in range(count - 1, -1, -1):
             self._socket.sendall(frame(ANSWER, place, payload))

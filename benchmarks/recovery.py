@@ -1,9 +1,9 @@
-"""``recovery``: milliseconds from looking for the newest checkpoint until the operator is restored from it.
+"""``recovery``: milliseconds from the search for the newest checkpoint until the operator is restored from it.
 
-Restored means: ``coordinate`` has returned. The file was found, read, verified and decoded, the coordinator's
-``reset_to_checkpoint`` and ``start`` have been called, and each subtask's state lies ready for its registration. The
-storage is the real one, a directory; the file was read before, so that no disk is measured, on neither side. A
-subtask's state has 1 KiB.
+Restored means that ``coordinate`` has returned. The file was found, read, verified and decoded, the coordinator's
+``reset_to_checkpoint`` and ``start`` have been called, and each subtask's state is ready for its registration. The
+storage is the real one, a directory; the file was read before, so neither side measures a disk. A subtask's state has
+1 KiB.
 
 The raw baseline reads the bytes of the same file and unpacks the msgpack values in it; it verifies nothing.
 """
@@ -29,14 +29,14 @@ from spark_bridge.storage import CheckpointStorage
 
 STATE_BYTES = 1024
 PLAN = {1: (10, 10), 100: (10, 10), 10_000: (10, 2)}
-"""For each number of subtasks, how many rounds, and how many restores in a round."""
+"""For each number of subtasks, the number of rounds and of restores per round."""
 QUICK_PLAN = {1: (2, 2), 100: (2, 2)}
 HEAD_BYTES, DIGEST_BYTES = 20, 32
-"""What stands before and behind the msgpack values in a checkpoint's file."""
+"""The bytes before and after the msgpack values in a checkpoint's file."""
 
 
 class RestoredCoordinator(OperatorCoordinator):
-    """Knows what it was restored from."""
+    """Records the checkpoint that it was restored from."""
 
     def __init__(self) -> None:
         self.state: bytes | None = None
@@ -46,7 +46,7 @@ class RestoredCoordinator(OperatorCoordinator):
 
 
 def recovery(quick: bool, progress: Progress) -> list[Figure]:
-    """Milliseconds from looking for the newest checkpoint to the restored operator."""
+    """Milliseconds from the search for the newest checkpoint to the restored operator."""
     with tempfile.TemporaryDirectory(prefix="headgate-recovery-") as folder:
         plan = QUICK_PLAN if quick else PLAN
         files = {subtasks: _store(folder, subtasks) for subtasks in plan}

@@ -1,18 +1,18 @@
-"""How soon a coordinator hears of what Spark's scheduler has seen, on a real Spark.
+"""How soon a coordinator is told what Spark's scheduler has seen, on a real Spark.
 
-The fact is the end of a failed task. Its task fails again and again, each time after a pause in which nothing else
-happens, and behind the subtask's back, so that nobody but Spark knows. A sample is the time from the listener's
-callback in the driver's JVM to the coordinator's ``subtask_failed``: relay, bridge with its ledger, barrier tracker,
-coordinator, in a whole sidecar. When Spark itself gets round to calling back is not in the figures.
+The fact is the end of a failed task. The task fails again and again, each time after a pause in which nothing else
+happens, and outside the subtask, so that only Spark knows. A sample is the time from the listener's callback in the
+driver's JVM to the coordinator's ``subtask_failed``: relay, bridge with its ledger, barrier tracker, coordinator, in
+a whole sidecar. The figures do not include the time until Spark makes that callback.
 
-``spark_fact``: with the relay in the JVM. The baseline is the same relay with a bare socket at its other end: from the
-callback to a function, on a thread that blocks in ``recv``, of the same failures of plain tasks. Behind each failure
-Spark starts the next attempt while the fact is on its way; so that the machine has as much to do then, the worker of a
-plain task imports what that of a subtask does.
-``spark_fact_py4j``: through Py4J. The baseline is the sidecar of ``spark_fact``. Py4J's listener cannot say when it was
-called, so a second listener, the relay in the JVM, says when the bus came to the same event.
+``spark_fact``: with the relay in the JVM. The baseline is the same relay with a bare socket at its other end: from
+the callback to a function, on a thread that blocks in ``recv``, for the same failures of plain tasks. After each
+failure Spark starts the next attempt while the fact is in transit. To give the machine as much to do then, the worker
+of a plain task imports the same modules as that of a subtask. ``spark_fact_py4j``: through Py4J. The baseline is the
+sidecar of ``spark_fact``. Py4J's listener cannot say when it was called, so a second listener, the relay in the JVM,
+records when the bus came to the same event.
 
-All clocks are the machine's clock of the day.
+All times are from the machine's wall clock.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import LocalDriver
 
 MASTER = "local[2,1000000]"
-"""Two cores, and a task may fail as often as it likes."""
+"""Two cores, and a practically unlimited number of task failures."""
 PAUSE_S = 0.03
 CONNECT_TIMEOUT_S = 20.0
 SEQUENCE = Struct(">q")
@@ -64,7 +64,7 @@ def now_us() -> float:
 
 @contextmanager
 def bare_relay(spark: SparkSession, on_record: OnRecord) -> Iterator[None]:
-    """The relay in Spark's JVM, whose records a thread of its own reads and hands, as bytes, to ``on_record``."""
+    """The relay in Spark's JVM; a separate thread reads its records and hands them, as bytes, to ``on_record``."""
     secret = secrets.token_bytes(32)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(CONNECT_TIMEOUT_S)
@@ -102,7 +102,7 @@ def _read(connection: socket.socket, buffer: bytearray, on_record: OnRecord) -> 
 
 @dataclass(slots=True)
 class BareEnds:
-    """When a bare listener heard of each failed task, and what it heard. Give its ``hear`` to ``bare_relay``."""
+    """Records when a bare listener received each failed task, and the fact. Give its ``hear`` to ``bare_relay``."""
 
     callbacks_us: list[float] = field(default_factory=list)
     heard_us: list[float] = field(default_factory=list)
@@ -126,7 +126,7 @@ def is_failure(relayed: RelayedFact) -> bool:
 
 
 class TimedDriver(LocalDriver):
-    """Notes on the way when the listener was called for each failed task, and when the sidecar's loop had the fact."""
+    """Records for each failed task when the listener was called, and when the sidecar's loop had the fact."""
 
     def __init__(self, spark: SparkSession) -> None:
         super().__init__(spark)
@@ -144,7 +144,7 @@ class TimedDriver(LocalDriver):
 
 
 class Listening(OperatorCoordinator):
-    """Notes when it heard of each failure."""
+    """Records when it was told of each failure."""
 
     def __init__(self) -> None:
         self.failed_us: list[float] = []
@@ -155,7 +155,7 @@ class Listening(OperatorCoordinator):
 
 @dataclass(slots=True)
 class Stages:
-    """The two halves of each way, in microseconds: to the sidecar's loop, and from there to the method."""
+    """The two halves of each path, in microseconds: to the sidecar's loop, and from there to the method."""
 
     relay_us: list[float] = field(default_factory=list)
     actors_us: list[float] = field(default_factory=list)
@@ -198,7 +198,7 @@ def _fail(spark: SparkSession, task: Callable[[Any], Any], failures: int) -> Non
 
 
 def spark_fact(quick: bool, progress: Progress) -> list[Figure]:
-    """Microseconds from the JVM's callback for a failed task to ``subtask_failed``, beside a bare socket's function."""
+    """Microseconds from the JVM's callback for a failed task to ``subtask_failed``, compared with a bare socket."""
     rounds, failures = (1, 2) if quick else (8, 16)
     stages = Stages()
     with spark_session(MASTER) as spark:
@@ -214,7 +214,7 @@ def spark_fact(quick: bool, progress: Progress) -> list[Figure]:
 
 
 def spark_fact_py4j(quick: bool, progress: Progress) -> list[Figure]:
-    """Microseconds from the bus's call for a failed task to ``subtask_failed`` through Py4J, beside ``spark_fact``."""
+    """Microseconds from the bus's call for a failed task to ``subtask_failed`` by Py4J, compared to ``spark_fact``."""
     rounds, failures = (1, 2) if quick else (8, 16)
     stages, jvm_stages = Stages(), Stages()
     with spark_session(MASTER) as spark:

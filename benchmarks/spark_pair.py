@@ -1,7 +1,7 @@
-"""A driver and a task of a real Spark job, joined by a sidecar and, beside it, by the bare sockets of the baseline.
+"""A driver and a task of a real Spark job, joined by a sidecar and by the bare sockets of the baseline.
 
 The sidecar is entered on the loop that measures, the job runs in a thread of the driver, and its one task in a Python
-worker of ``local[2]``. Both connections stand for the whole measurement, so that the two take turns between the same
+worker of ``local[2]``. Both connections stay open for the whole measurement, so that they alternate between the same
 two processes.
 """
 
@@ -27,7 +27,7 @@ READY_TIMEOUT_S = 60.0
 
 
 class BenchCoordinator(OperatorCoordinator):
-    """Hands its gateway out, and each event that comes to whoever waits for it."""
+    """Provides its gateway, and passes each event to the code that waits for it."""
 
     def __init__(self) -> None:
         self.gateway: asyncio.Future[SubtaskGateway] = asyncio.get_running_loop().create_future()
@@ -37,7 +37,7 @@ class BenchCoordinator(OperatorCoordinator):
         self.gateway.set_result(gateway)
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
-        answer = self.answers.pop(event[1], None)  # of a flood, only the last one is waited for
+        answer = self.answers.pop(event[1], None)  # of a flood, only the last event is awaited
         if answer is not None:
             answer.set_result(None)
 
@@ -59,7 +59,7 @@ class Pair:
         self._numbers = itertools.count(1)
 
     def awaited(self, number: int) -> asyncio.Future[None]:
-        """Resolved when the event with this number has come up."""
+        """A future that resolves when the event with this number has arrived."""
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._coordinator.answers[number] = answer
         return answer
@@ -78,7 +78,7 @@ class Pair:
 
 @asynccontextmanager
 async def running_pair(spark: SparkSession, *, busy: bool = False) -> AsyncIterator[Pair]:
-    """``busy``: the task computes pure Python all the time, and looks at its mailbox between records."""
+    """``busy``: the task computes pure Python all the time, and checks its mailbox between records."""
     coordinator = BenchCoordinator()
     raw_ends = [RawProtocol() for _ in range(2 if busy else 1)]
     driver_core, task_core = two_cores() or (None, None)

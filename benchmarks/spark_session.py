@@ -1,4 +1,4 @@
-"""A Spark session for a benchmark: on this machine, silent, over loopback, and gone afterwards, its JVM included."""
+"""A Spark session for a benchmark: local, silent, over loopback, and removed afterwards, including its JVM."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ JVM_EXIT_S = 30.0
 
 @contextmanager
 def spark_session(master: str = "local[2]", **conf: str) -> Iterator[SparkSession]:
-    """A session in a JVM of its own, so that no figure depends on what was measured before it in this process.
+    """A session in a new JVM, so that no figure depends on earlier measurements in this process.
 
     ``conf`` adds to Spark's settings; names with dots come as ``**{"spark.x.y": "1"}``. Python workers have started
-    once when this is entered. Leaving it ends the JVM. What a launcher that fails has said goes to standard error.
+    once when this is entered. Leaving it ends the JVM. A failed launcher's output goes to standard error.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -43,7 +43,7 @@ def spark_session(master: str = "local[2]", **conf: str) -> Iterator[SparkSessio
         builder = builder.config(key, value)
     with tempfile.TemporaryFile() as said:
         try:
-            # A JVM that is interrupted while it starts is left behind by PySpark, and runs for ever.
+            # PySpark leaves a JVM behind that is interrupted while it starts, and it would run forever.
             with interrupts_held_back(), _stderr_goes_to(said.fileno()):
                 session = builder.getOrCreate()
         except (PySparkException, Py4JError, OSError):
@@ -62,7 +62,7 @@ def spark_session(master: str = "local[2]", **conf: str) -> Iterator[SparkSessio
 
 
 def _end_jvm() -> None:
-    """PySpark keeps its JVM for the next session, with the settings of this one; the end of its input ends it."""
+    """PySpark keeps its JVM, with this session's settings, for the next session; closing its input ends it."""
     active: Any = SparkContext
     gateway = active._gateway
     if gateway is None:
@@ -75,7 +75,7 @@ def _end_jvm() -> None:
 
 @contextmanager
 def _stderr_goes_to(descriptor: int) -> Iterator[None]:
-    """Processes that are started meanwhile write their errors there, for as long as they live."""
+    """Processes that are started meanwhile write their errors there, for their whole life."""
     kept = os.dup(2)
     os.dup2(descriptor, 2)
     try:

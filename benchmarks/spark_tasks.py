@@ -1,4 +1,4 @@
-"""The operators that the benchmarks run in Spark's tasks. A Python worker that was just forked imports this anew."""
+"""The operators that the benchmarks run in Spark's tasks. A newly forked Python worker imports this again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_bridge.subtask import SplitReader, SubtaskContext, SubtaskOperator
 class Pausing:
     """A plain task: one output, after a pause in which the machine becomes quiet.
 
-    It is here so that its worker imports as much as that of ``PausingOperator``.
+    It is defined here so that its worker imports as much as that of ``PausingOperator``.
     """
 
     def __init__(self, pause_s: float) -> None:
@@ -59,7 +59,7 @@ class ThrowingOperator(SubtaskOperator):
 
 
 class AddingReader(SplitReader):
-    """Adds up what ``read`` makes of each split."""
+    """Adds up the results of ``read`` for each split."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""``split_dispatch``: splits that a coordinator hands to tasks that run, beside a Spark task for each split.
+"""``split_dispatch``: splits that a coordinator hands to running tasks, compared with a Spark task for each split.
 
-A sample is the time of a whole job, from the action to its result, divided by its splits, in microseconds. The subject
-is one job of two tasks, to which a ``SourceCoordinator`` hands the splits on demand, ``batch_size`` at a time; with 1
-each split is a round trip of its own. The baseline is plain Spark with a task for each split, fewer of them in a job
-for the sake of time; over all rounds there are as many as the subject has splits in one job. What is done for one split
-is the same and next to nothing. Both must come to the same total.
+A sample is the time of a whole job, from the action to its result, divided by its splits, in microseconds. The
+subject is one job of two tasks, to which a ``SourceCoordinator`` hands the splits on demand, ``batch_size`` at a
+time; with 1 each split needs a separate round trip. The baseline is plain Spark with a task for each split. To save
+time its jobs have fewer splits; over all rounds there are as many as the subject has in one job. The work for one
+split is the same and next to nothing. Both must come to the same total.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _check(total: int, splits: int) -> None:
 
 
 def split_dispatch(quick: bool, progress: Progress) -> list[Figure]:
-    """Microseconds for one split of a job, handed to a running task, beside one plain Spark task for each."""
+    """Microseconds for one split of a job, handed to a running task, compared with one plain Spark task for each."""
     rounds, splits, tasks = (1, 500, 50) if quick else (10, SPLITS, SPLITS // 10)
     names = (f"splits-{number}" for number in count())
 

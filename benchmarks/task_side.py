@@ -1,4 +1,4 @@
-"""What the event benchmarks run inside a Spark task: an operator, and beside it the bare sockets of the baseline."""
+"""The code that the event benchmarks run in a Spark task: an operator, and the bare sockets of the baseline."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from spark_bridge.subtask import SubtaskContext, SubtaskOperator
 STOP = "stop"
 ALONE = 6
 """``[ALONE, number, seconds]``, to a busy operator: answer with the same event, then compute with this switch interval
-and look at nothing until the reader thread has ended.
+and check nothing until the reader thread has ended.
 """
 RECORD_STEPS = 1_000
-"""What a busy operator computes for one record: some tens of microseconds of pure Python."""
+"""The work of a busy operator for one record: some tens of microseconds of pure Python."""
 
 
 class EchoOperator(SubtaskOperator):
-    """Answers each event whose first entry says so with the same event, and waits for the next one.
+    """Echoes each event whose first entry asks for it, and waits for the next one.
 
-    The baseline's socket has a thread of its own, which blocks in its read.
+    The baseline's socket has a separate thread, which blocks in its read.
     """
 
     def __init__(self, raw_ports: list[int], core: int | None) -> None:
@@ -69,10 +69,10 @@ class EchoOperator(SubtaskOperator):
 
 
 class BusyOperator(EchoOperator):
-    """Computes pure Python all the time, and between records looks at the first of two raw sockets, too.
+    """Computes pure Python all the time; between records it also polls the first of two raw sockets.
 
-    The second one is read by a thread, as somebody would write it who has not thought of the interpreter's lock. Each
-    look at a socket lets that thread in, so it is measured while there is none.
+    A thread reads the second one, as in code that ignores the interpreter's lock. Each check of a socket lets that
+    thread run, so it is measured while there are no checks.
     """
 
     def process(self, records: Iterator[Any]) -> None:
@@ -95,7 +95,7 @@ class BusyOperator(EchoOperator):
 
 
 def endless(records: Iterable[Any]) -> Iterator[int]:
-    """As many records as it takes."""
+    """An endless stream of records, in place of the input."""
     return itertools.count()
 
 
