@@ -55,8 +55,7 @@ LINE_BYTES_MAX = 64 * 1024 * 1024
 
 
 class PretendedSpark:
-    """The driver's side of a sidecar, and its relay: an engine whose facts all come from here, and all report success.
-    """
+    """The driver's side of a sidecar, and its relay: an engine that reports only success, from facts made up here."""
 
     kind = "pretended"
 
