@@ -91,7 +91,7 @@ class CoordinatorEnd:
         self.in_doubt: set[int] = set()
         self.aborted: set[int] = set()
 
-    # --- what may happen to it ---
+    # --- inputs ---
 
     def step(self, message: Any) -> list[Output]:
         out: list[Output] = []

@@ -143,7 +143,7 @@ class TrackerEnd:
         self.discarding: set[int] = set()
         self.complete = -1
 
-    # --- what may happen to it ---
+    # --- inputs ---
 
     def step(self, message: Any) -> list[Output]:
         out: list[Output] = []
@@ -189,7 +189,7 @@ class TrackerEnd:
         self._tell(attempt, AttemptIsOver(reason), out)
         self.open.discard(attempt.task_attempt_id)
 
-    # --- what its machine asks for ---
+    # --- effects of its machine ---
 
     def _carry_out(self, effect: TrackerEffect, out: list[Output]) -> None:
         match effect:

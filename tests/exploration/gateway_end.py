@@ -82,7 +82,7 @@ class GatewayEnd:
         self.tolerated: set[int] = set()
         self.cuts: dict[int, int] = {}
 
-    # --- what may happen to it ---
+    # --- inputs ---
 
     def step(self, message: Any) -> list[Output]:
         out: list[Output] = []
@@ -193,7 +193,7 @@ class GatewayEnd:
         holds = cut is not None and (self.tolerant or self.confirmed >= cut)
         demand(holds, "H42", f"{self.attempt} is drained for {checkpoint_id}: {self.confirmed} of {cut} confirmed")
 
-    # --- what its machine asks for ---
+    # --- effects of its machine ---
 
     def _carry_out(self, effects: Sequence[GatewayEffect], out: list[Output]) -> None:
         assert self.attempt is not None
@@ -245,7 +245,7 @@ class GatewayEnd:
             case ReportDeclined(checkpoint_id, reason):
                 out.append((To.TRACKER, SubtaskDeclined(attempt, checkpoint_id, reason)))
 
-    # --- what the world looks at ---
+    # --- view for the world ---
 
     def facts(self) -> GatewayFacts:
         if self.machine is None:

@@ -10,8 +10,7 @@ off forever. Every check happens inside the step of one part. The reductions are
 - The coordinator takes an event, or a message with no effect visible to others: it has one mailbox, and its own sends
   do not depend on what it has received. A ready subtask is not such a message: what follows is written to its task,
   before or after the messages of a checkpoint (H66). ``ItemTaken`` goes with it if no connection can break any more:
-  only the resume after a loss depends on what was taken, and on what else is confirmed with it, for which nothing
-  waits.
+  only the resume after a loss depends on what was taken. Nothing waits for the other items confirmed with it.
 - The ledger takes every message. A message that waits there is equivalent to one sent later: a task that died would
   have done nothing more, a gateway that has reported would not yet have read on, a retry would not yet have started.
 - The tracker takes a message that has no effect outside of it. Everything that people and the storage may send it is
@@ -93,7 +92,7 @@ class Reduction:
         self._at_once: dict[tuple[int, ...], Step | None] = {}
         self._of_slot: dict[tuple[int, ...], SlotSteps] = {}
 
-    # --- at once ---
+    # --- immediate steps ---
 
     def settle(self, state: list[int], done: list[Step]) -> None:
         """Take every immediate step; ``done`` collects them. Raises ``Broken``."""
@@ -211,7 +210,7 @@ class Reduction:
                 return False
         return True
 
-    # --- first ---
+    # --- steps to explore first ---
 
     def enough(self, state: State) -> list[Step]:
         """Return the steps to explore from here."""

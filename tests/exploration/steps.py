@@ -94,7 +94,7 @@ class Steps:
             "Spark starts": lambda state, slot, message: world.start(state, slot),
         }
 
-    # --- doing ---
+    # --- execution ---
 
     def do(self, state: list[int], step: Step) -> None:
         """Change ``state``. Raises ``Broken``."""
@@ -135,7 +135,7 @@ class Steps:
             text += f" {value}"
         return text.replace(": ", " ", 1)
 
-    # --- what may happen ---
+    # --- possible steps ---
 
     def all(self, state: State) -> list[Step]:
         """Return every step, those of the user and of Spark first."""

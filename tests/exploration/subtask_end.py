@@ -124,7 +124,7 @@ class SubtaskEnd:
         self.expected: dict[int, int] = {}
         self.unanswered = False
 
-    # --- what may happen to it ---
+    # --- inputs ---
 
     def step(self, message: Any) -> list[Output]:
         out: list[Output] = []
@@ -307,7 +307,7 @@ class SubtaskEnd:
                 case _:
                     pass
 
-    # --- what the world looks at ---
+    # --- view for the world ---
 
     def facts(self) -> SubtaskFacts:
         machine = self.machine

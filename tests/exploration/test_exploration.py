@@ -111,7 +111,7 @@ def test_the_states_stand_for_all_that_differ_in_names(scope: Scope) -> None:
     assert orbits.result.states < plain.states
 
 
-# --- that it can see ------------------------------------------------------------------------------------------------
+# --- detection of violations ----------------------------------------------------------------------------------------
 
 
 def test_held_events_missing_from_the_snapshot_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

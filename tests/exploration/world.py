@@ -153,7 +153,7 @@ class World:
             other.append(exchanged.link(state[base + LINK]))
         return tuple(other)
 
-    # --- one part takes one message ---
+    # --- steps of one part ---
 
     def tracker(self, state: list[int], message: int) -> None:
         state[TRACKER], out = self.trackers.step(state[TRACKER], message)
@@ -192,7 +192,7 @@ class World:
         if self.gateways.facts[state[base]].over and self.tasks.facts[state[base + TASK]].life not in NEVER_ENDED:
             state[base + LINK] = 0
 
-    # --- where outputs go ---
+    # --- routing of outputs ---
 
     def emit(self, state: list[int], slot: int, out: Numbered) -> None:
         push = self.boxes.push

@@ -87,7 +87,7 @@ def _proof(secret: bytes, label: bytes, client_nonce: bytes, server_nonce: bytes
     return hmac.new(secret, label + _VERSION + client_nonce + server_nonce, hashlib.sha256).digest()
 
 
-# --- what he does -------------------------------------------------------------------------------------------------
+# --- attacks ------------------------------------------------------------------------------------------------------
 
 
 def _pass_on(between: _Between) -> None:

@@ -208,7 +208,7 @@ def _relay_case(random: Random) -> None:
         check_record(mutations.mutated(random, record))
 
 
-# --- what our own side hands in -----------------------------------------------------------------------------------
+# --- input from our own side --------------------------------------------------------------------------------------
 
 _WRONG: tuple[Any, ...] = (
     *(None, True, -1, 1.5, 2**63, 2**64, 10**400, float("nan"), object()),

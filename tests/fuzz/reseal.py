@@ -11,7 +11,7 @@ _DIGEST_BYTES = 32
 
 
 def resealed(data: bytes) -> bytes:
-    """Return a file whose header and checksum are valid for whatever stands in place of the body."""
+    """Return the file with a valid header and checksum for its current body."""
     body = data[_HEAD.size : -_DIGEST_BYTES]
     whole = _HEAD.pack(_MAGIC, 1, len(body)) + body
     return whole + sha256(whole).digest()

@@ -40,7 +40,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-# --- room taken for what is only claimed --------------------------------------------------------------------------
+# --- memory for claimed sizes -------------------------------------------------------------------------------------
 
 
 def test_lists_in_one_another_that_claim_much_take_no_room() -> None:  # H62
@@ -66,7 +66,7 @@ def test_a_message_makes_no_lists_that_no_field_can_hold() -> None:  # H62
     assert peak_bytes(decode) < 4 * len(bush)
 
 
-# --- what a task may make its gateway keep ------------------------------------------------------------------------
+# --- memory held for a task ---------------------------------------------------------------------------------------
 
 ATTEMPT = ExecutionAttempt("words", 0, 0, 7)
 

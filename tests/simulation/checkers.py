@@ -34,7 +34,7 @@ class Judged(Protocol):
 
 @contextmanager
 def judged(world: Judged) -> Iterator[None]:
-    """Record an error in code that the code under judgement calls, whatever it does with the error."""
+    """Record an error raised to the code under judgement, which may swallow it."""
     try:
         yield
     except Exception as error:

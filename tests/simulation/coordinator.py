@@ -150,7 +150,7 @@ class Coordinator(OperatorCoordinator):
         self._inside = ""  # the method that runs
         self._waits_for_room: Handle | None = None
 
-    # --- what users' code does, well or not -----------------------------------------------------------------------
+    # --- behavior of user code ------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _call(self, method: str, told: str = "") -> AsyncIterator[None]:
@@ -428,7 +428,7 @@ class Coordinator(OperatorCoordinator):
         self.order.finish(attempt.subtask, attempt.attempt)
         self._monitor.finished.add(attempt)
 
-    # --- what must be true of the whole ---------------------------------------------------------------------------
+    # --- checks of the whole run ----------------------------------------------------------------------------------
 
     def _check_whole_run(self, run_id: int) -> None:
         """Check that a successful run exchanged everything once, for every key."""

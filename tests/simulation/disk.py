@@ -169,7 +169,7 @@ class Disk:
         self._carry_out(thread)
         self.dies = True
 
-    # --- what comes late ------------------------------------------------------------------------------------------
+    # --- late effects ---------------------------------------------------------------------------------------------
 
     def land_one(self) -> None:
         """Let one due late operation take effect, or lose it."""

@@ -158,7 +158,7 @@ class Driver:
         self.operator = operator
         self.monitor.watch(self._bridge_ref, operator.tracker_ref, operator.statistics)
 
-    # --- what could happen next -----------------------------------------------------------------------------------
+    # --- possible next actions ------------------------------------------------------------------------------------
 
     def actions(self) -> list[Callable[[], None]]:
         """Return the possible next actions, except those from outside."""
@@ -231,7 +231,7 @@ class Driver:
             self.loop.fire_timers()
             self._run()
 
-    # --- from outside ---------------------------------------------------------------------------------------------
+    # --- external events ------------------------------------------------------------------------------------------
 
     def read(self, connection: Connection) -> None:
         """Let the server read from a connection or notice its end."""
@@ -362,7 +362,7 @@ class Driver:
         self.check_settled()
 
     def check_settled(self) -> None:
-        """Check the last output: callers who were told that it is committed have it (H45)."""
+        """Check the last output: a caller that received confirmation of its commit has it (H45)."""
         uncommitted = self.coordinator.order.uncommitted
         demand(
             not (self.settled and uncommitted) or bool(self.uncommitted),

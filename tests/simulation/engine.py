@@ -67,7 +67,7 @@ class Engine:
         self.tasks: dict[int, EngineTask] = {}
         self.jobs: dict[int, bool] = {}  # whether it is active
         self.results: dict[int, bool] = {}
-        self.facts = Bus(random, faults, lambda what: self.happen(what))  # noqa: PLW0108 - it is set anew
+        self.facts = Bus(random, faults, lambda what: self.happen(what))  # noqa: PLW0108 - it is reassigned
         self.books = Books(self.tasks, self.jobs)
         self.pending = PendingActions(random, faults)
         self.executors = ["executor-0", "executor-1"]
@@ -77,7 +77,7 @@ class Engine:
         self.rival: Job | None = None
         self.next_task = 100
 
-    # --- what the world sees ---
+    # --- view for the world ---
 
     @property
     def stage_id(self) -> int:
@@ -384,7 +384,7 @@ class Engine:
         else:
             self.kill_process(task.task_attempt_id)
 
-    # --- the bus and the books ---
+    # --- the bus and the records ---
 
     def post(self, fact: EngineFact) -> None:
         self.facts.post(fact)

@@ -221,7 +221,7 @@ def register_twice(world: UnluckyWorld) -> None:
         process.register_again()
 
 
-# --- the engine, and those who use it ---
+# --- the engine and its users ---
 
 
 def lull(world: UnluckyWorld) -> None:

@@ -121,7 +121,7 @@ class InvariantMonitor:
         box = self._boxes.get(name)
         return [] if box is None else [item.message if isinstance(item, Envelope) else item for item in box.queue]
 
-    # --- around each step -----------------------------------------------------------------------------------------
+    # --- steps ----------------------------------------------------------------------------------------------------
 
     def before(self, cell: ActorCell[Any], item: object) -> None:
         """Begin the turn of an actor."""
@@ -373,7 +373,7 @@ class InvariantMonitor:
         self._world.tell(f"a checkpoint that was asked for: {error}")
 
     def check_stored(self, checkpoint: CompletedCheckpoint, application: Application, *, savepoint: bool) -> None:
-        """Check that what is written keeps the invariant with any parallelism, whatever becomes of it."""
+        """Check that each written checkpoint keeps the invariant with any parallelism, even if it is later aborted."""
         checkpoint_id = checkpoint.checkpoint_id
         demand(savepoint == (checkpoint_id in self.savepoints), f"H49: {checkpoint_id}, savepoint: {savepoint}")
         check_checkpoint(checkpoint, application)
@@ -383,7 +383,7 @@ class InvariantMonitor:
         except LocalProtocolError as error:
             demand(never_restored_since_rescale(checkpoint.subtask_states.values()), f"H52: {error}")
 
-    # --- what the coordinator's callbacks are compared with -------------------------------------------------------
+    # --- expectations for the coordinator's callbacks -------------------------------------------------------------
 
     def beside_ready(self, attempt: ExecutionAttempt) -> set[int]:
         """Return the siblings that were alive when the announcement of the attempt was decided."""

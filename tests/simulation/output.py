@@ -73,7 +73,7 @@ class PreparedRows:
         self.dead: set[Rows] = set()
         self.in_doubt: set[int] = set()  # aborted, and not known to be discarded
 
-    # --- its part of the state ---
+    # --- state ---
 
     def snapshot(self, checkpoint_id: int, received: Mapping[int, int]) -> dict[str, Any]:
         """Cut the state. ``received``: how many rows of each key have come."""
@@ -93,7 +93,7 @@ class PreparedRows:
         self.dead.update(self.pending.pop(key, []))
         self.covered[key] = covered.get(key, 0)
 
-    # --- what it is told ---
+    # --- notifications ---
 
     def completed(self, checkpoint_id: int, state: Mapping[str, Any]) -> None:
         """Commit the rows that the checkpoint covers. From now on, a reset goes back to it."""

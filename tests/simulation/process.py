@@ -108,7 +108,7 @@ class Process:
         self.awaits_start = False  # its records come after the events of subtask_ready (H66)
         self.handled = 0  # events
 
-    # --- what could happen next ---
+    # --- possible next actions ---
 
     @property
     def logs(self) -> dict[int, Log]:

@@ -116,7 +116,7 @@ class Shrinking:
             self.next_report = now + REPORT_S
             self.say(f"{self.attempts} attempts, the shortest story has {self.best.size[0]} steps")
 
-    # --- what is tried ---
+    # --- changes to try ---
 
     def other_chance(self) -> None:
         """Draw everything after the settings again; every third time also the settings, or turn some of them tame."""

@@ -121,7 +121,7 @@ class Storage:
     def begin(self, checkpoint: CompletedCheckpoint, ways: tuple[int, ...]) -> None:
         self.written[checkpoint.checkpoint_id] = Stored(checkpoint, ways)
 
-    # --- what lies there ------------------------------------------------------------------------------------------
+    # --- contents -------------------------------------------------------------------------------------------------
 
     def file_of(self, checkpoint_id: int, *, savepoint: bool = False) -> str:
         operator = quote(OPERATOR, safe="")

@@ -340,7 +340,7 @@ def test_a_ghost_lives_on_after_its_executor() -> None:
     assert stage.processes == {101}
 
 
-# --- the bus, the books, two jobs ---------------------------------------------------------------------------------
+# --- the bus, the records, two jobs -------------------------------------------------------------------------------
 
 
 def test_lost_facts_are_counted_and_reported() -> None:

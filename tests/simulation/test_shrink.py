@@ -170,7 +170,7 @@ def test_the_effort_ends_the_search_and_is_told(monkeypatch: pytest.MonkeyPatch)
     assert said == ["the time is used up: another attempt at the same world may end with another story"]
 
 
-# --- what is one rule ---
+# --- equal rules ---
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_break_loses_the_end_of_what_is_under_way() -> None:
         assert connection.task_gone
 
 
-# --- everything happens -------------------------------------------------------------------------------------------
+# --- every event occurs -------------------------------------------------------------------------------------------
 
 # Events that need two ends at one moment are rarer; test_engine.py covers them.
 HAPPENINGS = {

@@ -146,7 +146,7 @@ class World:
         else:
             self.driver, successor.gate.held = successor, False
 
-    # --- what the parts may touch ---
+    # --- access for the parts ---
 
     @property
     def calm(self) -> bool:
