@@ -1,4 +1,4 @@
-"""What becomes of a registration: accepted, refused, or held until a fact or a look decides.
+"""Decides whether a registration is accepted, refused, or held until a fact or a query of Spark decides.
 
 ``decide`` reads what is known and returns a verdict. ``OperatorLedger`` carries it out.
 """
@@ -28,7 +28,7 @@ from protocol.wire.messages import RefusalCode, RestoreMode
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A fact is missing. ``hurry``: by what is known it is lost, so a look should come soon."""
+    """A fact is missing. ``hurry``: it is probably lost, so Spark should be asked soon."""
 
     waits_for: WaitsFor
     hurry: bool = False
@@ -36,7 +36,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """``kill``: without it Spark would let the task run on, or count its failure."""
+    """The task is refused. ``kill``: otherwise Spark would let the task continue, or count its failure."""
 
     code: RefusalCode
     text: str
@@ -45,13 +45,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class BeginRun:
-    """No run is going on: the registration begins one, and is decided on again."""
+    """No run is in progress: the registration begins one, and is then decided on again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """``predecessors`` are not known to be over, but must be: they fail first. ``superseded`` run at the same time,
-    and may not.
+    """The task is accepted.
+
+    ``predecessors`` must be over, although no fact says so: they fail first. ``superseded`` still run, and must not.
     """
 
     predecessors: tuple[AttemptRecord, ...] = ()
@@ -64,10 +65,10 @@ _WAIT_FOR_RIVAL = Wait(WaitsFor.RIVAL)
 
 
 def why_too_few(known: OperatorRecord, stage: StageRecord | None) -> str:
-    """Why the stage cannot run this operator: some subtask has no partition (H58).
+    """Why the stage cannot run this operator: it has too few partitions for the subtasks (H58).
 
-    Empty if it can, or if Spark has not said how many partitions there are. The tasks of a stage attempt do not
-    count: ``take`` and a retry run a part of the partitions.
+    Empty if it can, or if Spark has not said how many partitions there are. The number of tasks in a stage attempt does
+    not matter, because ``take`` and a retry run only some of the partitions.
     """
     if known.allow_fewer or stage is None or not 0 < stage.partitions < known.parallelism:
         return ""
@@ -84,7 +85,7 @@ def why_too_few(known: OperatorRecord, stage: StageRecord | None) -> str:
 def decide(
     known: OperatorRecord, held: HeldRegistration, engine: EngineRecords, config: LedgerConfig, now: float
 ) -> Verdict:
-    """What becomes of one registration by what is known now."""
+    """Decide about one registration with what is known now."""
     message = held.message
     stage = engine.stages.get(message.run_id)
     task = None if stage is None else stage.tasks.get(message.task_attempt_id)
@@ -107,7 +108,7 @@ def decide(
         )
     if task.stage_attempt is None:
         if stage.barrier and held.seen < Seen.RUNNING:
-            return _WAIT_FOR_RIVAL  # only its start says whether its stage attempt is the one that has just failed
+            return _WAIT_FOR_RIVAL  # only its start says whether its stage attempt has just failed
     elif run.barrier_failed is not None and task.stage_attempt <= run.barrier_failed:
         failed = f"attempt {task.stage_attempt} of barrier stage {message.run_id} failed"
         return Refusal(RefusalCode.ATTEMPT_OVER, failed)
@@ -149,7 +150,7 @@ def _beside_rivals(held: HeldRegistration, subtask: SubtaskRecord, stage: StageR
             continue
         relation = _relate_to_older(held, stage, task, entry)
         if relation is Relation.SUCCESSION:
-            predecessors.append(entry)  # H17: what has succeeded runs again only when its output is lost
+            predecessors.append(entry)  # H17: a success runs again only if its output is lost
         elif relation is Relation.UNDECIDED or (one_at_a_time and entry.state is AttemptState.ENDING):
             must_wait = True
         elif one_at_a_time:
@@ -160,20 +161,20 @@ def _beside_rivals(held: HeldRegistration, subtask: SubtaskRecord, stage: StageR
 def _beside_newer(
     held: HeldRegistration, stage: StageRecord, task: TaskRecord, entry: AttemptRecord, one_at_a_time: bool
 ) -> Wait | Refusal | None:
-    """What the accepted attempt of a newer task means for this one; None if both may run."""
+    """The verdict on a task beside an accepted attempt of a newer task; None if both may run."""
     relation = relate(task, stage.tasks[entry.task_attempt_id], barrier=stage.barrier)
     if relation is Relation.SUCCESSION:
         return Refusal(RefusalCode.ATTEMPT_OVER, f"Spark has started {entry.attempt} since")
     undecided = relation is Relation.UNDECIDED and entry.task_attempt_id not in held.beside
     if undecided or entry.state is AttemptState.FINISHED:
-        return _WAIT_FOR_RIVAL  # after a success an older copy is of no use: it waits until Spark ends it
+        return _WAIT_FOR_RIVAL  # after a success an older copy is not needed: it waits until Spark ends it
     if one_at_a_time:
         return Refusal(RefusalCode.ATTEMPT_OVER, f"{entry.attempt} has taken over", kill=True)
     return None
 
 
 def _relate_to_older(held: HeldRegistration, stage: StageRecord, task: TaskRecord, entry: AttemptRecord) -> Relation:
-    """How the task stands to the accepted attempt of an older one."""
+    """The task's relation to the accepted attempt of an older one."""
     rival = stage.tasks[entry.task_attempt_id]
     relation = relate(rival, task, barrier=stage.barrier)
     if relation is Relation.UNDECIDED and entry.task_attempt_id in held.beside:
@@ -184,13 +185,13 @@ def _relate_to_older(held: HeldRegistration, stage: StageRecord, task: TaskRecor
 
 
 def _relate_to_success(relation: Relation, held: HeldRegistration, task: TaskRecord, rival: TaskRecord) -> Relation:
-    """Whether a newer task reruns what has succeeded (H17), or is a copy of it, which is of no use (UNDECIDED)."""
+    """Whether a newer task reruns a success (H17), or is an unneeded copy of it (UNDECIDED)."""
     if relation is Relation.BESIDE:
         if task.speculative or task.launched_before_end_of(rival):
             return Relation.UNDECIDED
         relation = Relation.UNDECIDED if rival.end_order is None else Relation.SUCCESSION
     if relation is Relation.UNDECIDED and held.seen is Seen.OUTLIVED_A_SUCCESS:
-        return Relation.SUCCESSION  # Spark would have killed a mere copy long ago
+        return Relation.SUCCESSION  # Spark would have killed a copy long ago
     return relation
 
 
@@ -198,7 +199,7 @@ def _relate_to_success(relation: Relation, held: HeldRegistration, task: TaskRec
 
 
 def in_use(known: OperatorRecord, run: RunRecord, engine: EngineRecords) -> str:
-    """What a second run is told while the first one goes on."""
+    """The error text for a second run while the first one continues."""
     jobs = engine.active_jobs(run.run_id)
     of_job = f" of job {jobs[0]}" if jobs else ""
     return (
@@ -208,7 +209,7 @@ def in_use(known: OperatorRecord, run: RunRecord, engine: EngineRecords) -> str:
 
 
 def _beside_another_run(known: OperatorRecord, run: RunRecord, new: StageRecord, engine: EngineRecords) -> Verdict:
-    """A job with the operator in two stages is refused immediately; else the first run may just have ended (H55)."""
+    """Refuse a second run if one job has the operator in two stages; otherwise the first may just have ended (H55)."""
     old = engine.stages.get(run.run_id)
     if old is None:
         return Wait(WaitsFor.OTHER_RUN)
@@ -219,5 +220,5 @@ def _beside_another_run(known: OperatorRecord, run: RunRecord, new: StageRecord,
             f"operator {known.operator_id!r} is in two stages ({run.run_id} and {new.stage_id}) of job "
             f"{common[0]}; coordinate two operators, or cache what the two stages share",
         )
-    # By their order on the bus the old job still runs, unless the fact of its end was dropped.
+    # According to the bus's order the old job still runs, unless the fact of its end was dropped.
     return Wait(WaitsFor.OTHER_RUN, hurry=bool(old.active_jobs and new.active_jobs))

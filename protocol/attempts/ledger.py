@@ -1,4 +1,4 @@
-"""The machine itself: it takes facts, registrations and words, and hands each to the operators that it concerns."""
+"""The ledger's machine: takes facts, registrations and words, and passes each to the operators that it concerns."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from protocol.wire.messages import RefusalCode, RestoreMode
 
 
 class AttemptLedger:
-    """One per Spark application; see the package for what it decides and why.
+    """One per Spark application. The package's docstring explains what it decides and why.
 
-    ``handle`` raises ``LocalProtocolError`` for an operator that is added twice or without a positive
-    parallelism and for what is not an input at all, and ``RemoteProtocolError`` for a registration with an unknown mode
-    or negative numbers; nothing is changed then. After ``ApplicationEnded`` every registration is refused.
+    ``handle`` raises ``LocalProtocolError`` for an operator that is added twice or without a positive parallelism, and
+    for a value that is not an input. It raises ``RemoteProtocolError`` for a registration with an unknown mode or
+    negative numbers. In both cases nothing is changed. After ``ApplicationEnded`` every registration is refused.
     """
 
     def __init__(self, config: LedgerConfig | None = None) -> None:
@@ -66,9 +66,9 @@ class AttemptLedger:
     # --- the shape of every machine -------------------------------------------------------------------------
 
     def handle(self, input: LedgerInput, now: float) -> tuple[LedgerEffect, ...]:
-        """Effects, to be carried out in their order.
+        """Take one input and return the effects, which must be carried out in order.
 
-        ``now`` in seconds, on any clock that does not go back.
+        ``now`` is in seconds, on any monotonic clock.
         """
         act = _HANDLERS.get(type(input))
         if act is None:
@@ -90,10 +90,7 @@ class AttemptLedger:
         return tuple(self._out)
 
     def next_deadline(self) -> float | None:
-        """When ``TimePassed`` must come at the latest, in seconds of the same clock.
-
-        None: there is no need.
-        """
+        """The latest time for ``TimePassed``, in seconds of the same clock; None if none is needed."""
         records = [operator.record for operator in self._operators.values()]
         deadlines = [record.look_at for record in records if record.look_at is not None]
         for record in records:
@@ -101,10 +98,7 @@ class AttemptLedger:
         return min(deadlines, default=None)
 
     def check_invariants(self) -> None:
-        """Raises AssertionError when the state is impossible.
-
-        For tests and the simulator, after each step.
-        """
+        """Raise ``AssertionError`` if the state is impossible. Tests and the simulator call this after each step."""
         for operator in self._operators.values():
             operator.check_invariants()
             run = operator.record.run
@@ -238,7 +232,7 @@ class AttemptLedger:
                 operator.task_ended(record)
 
     def _executor_lost(self, fact: ExecutorLost) -> None:
-        """Its tasks are over. One that is ENDING may have succeeded just before: Spark's own word decides."""
+        """End the executor's tasks. One that is ENDING may have succeeded just before: Spark's own word decides."""
         for stage in list(self._engine.stages.values()):
             for task in list(stage.tasks.values()):
                 if task.end is None and task.started and task.executor_id == fact.executor_id:
@@ -270,12 +264,12 @@ class AttemptLedger:
     def _stage_submitted(self, fact: StageSubmitted) -> None:
         self._engine.stage_submitted(fact)
         stage = self._engine.stages.get(fact.stage_id)
-        for operator in self._in_stage(fact.stage_id):  # a registration has overtaken this fact
+        for operator in self._in_stage(fact.stage_id):  # a registration came before this fact
             if too_few := admission.why_too_few(operator.record, stage):
                 operator.fail_globally(too_few)
         self._see_barrier_restart(fact.stage_id)
         if fact.barrier and stage is not None and fact.task_count < stage.task_count:
-            # When only a part of it runs again, Spark counts what the rest of the failed attempt has done.
+            # If only a part of the stage runs again, Spark counts the results of the rest of the failed attempt.
             kept = f"{stage.task_count - fact.task_count} tasks of a failed attempt of barrier stage {fact.stage_id}"
             for operator in self._in_stage(fact.stage_id):
                 operator.fail_globally(why_unwanted(kept))
@@ -303,7 +297,7 @@ class AttemptLedger:
         failure = None if succeeded else reason or f"job {job_id} failed"
         orphan = job_id not in self._engine.job_stages
         over = self._engine.job_ended(job_id, failure)
-        if orphan:  # its start was lost: it is the job of a run without one that has nothing left to do (H19)
+        if orphan:  # its start was lost: it belongs to a run without a job that has nothing left to do (H19)
             over = [s.stage_id for s in self._engine.stages.values() if self._is_waiting_for_its_job(s, failure)]
             for stage_id in over:
                 self._engine.stages[stage_id].failures.extend([] if failure is None else [failure])
@@ -314,7 +308,10 @@ class AttemptLedger:
             self._engine.forget_stage(stage_id)
 
     def _is_waiting_for_its_job(self, stage: StageRecord, failure: str | None) -> bool:
-        """After a ``failure`` it may be that of a stage whose latest attempt has failed, and has not come again."""
+        """Whether a job whose start was lost may be the stage's.
+
+        After a ``failure``, it may also be the job of a stage whose latest attempt has failed and was not run again.
+        """
         if stage.jobs or not stage.hosts_operator:
             return False
         records = [operator.record for operator in self._in_stage(stage.stage_id)]
@@ -336,7 +333,7 @@ class AttemptLedger:
                 operator.want_look(self._now + self._config.heal_after_s)
 
     def _time_passed(self, input: TimePassed) -> None:
-        """Settling and looking follow every input."""
+        """Do nothing: every input is followed by settling and, if due, a query of Spark."""
 
     def _look(self) -> None:
         tasks: set[int] = set()
@@ -360,10 +357,10 @@ class AttemptLedger:
             operator.answered()
 
     def _job_reported_over(self, job_id: int, fact: StatusReported) -> None:
-        """The second such report counts: the fact, which alone says how the job ended, may be on its way."""
+        """End the job at the second such report: the fact, which alone says how the job ended, may be on its way."""
         operators = [o for s in self._engine.job_stages.get(job_id, ()) for o in self._in_stage(s)]
         if not operators:
-            return  # of any other job only its own end says something
+            return  # for any other job, only its own end counts
         since = self._engine.job_over_since.setdefault(job_id, self._now)
         if self._now < since + self._config.query_every_s:
             for operator in operators:

@@ -1,9 +1,9 @@
-"""The attempts of one operator: accepting, failing, finishing; beginning and ending its runs.
+"""Accepts, fails and finishes the attempts of one operator, and begins and ends its runs.
 
-``OperatorLedger`` is the one that changes an ``OperatorRecord``. What it does about news of an attempt stands in
-``table.TABLE``. Whether a registration is accepted is decided by ``admission``, what Spark's own records mean by
-``reconciliation``, and which successes must not count by ``unwanted``; these read, and this carries out. Why it is so
-is explained at the top of the package.
+Only ``OperatorLedger`` changes an ``OperatorRecord``. Its reaction to news of an attempt is in ``table.TABLE``.
+``admission`` decides whether a registration is accepted, ``reconciliation`` what Spark's own records mean, and
+``unwanted`` which successes must not count. These modules only read; this one carries their decisions out. The
+package's docstring explains the rules.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RefusalCode, RestoreMode
 
 SPARK_TASK_FAILURES_MAX = 4
-"""What ``spark.task.maxFailures`` is if nobody sets it."""
+"""The default of ``spark.task.maxFailures``."""
 
 _KINDS = {
     TaskOutcome.FAILED: FailureKind.FAILED,
@@ -72,21 +72,21 @@ class OperatorLedger:
         self.now = 0.0
 
     def want_look(self, at: float) -> None:
-        """Look at Spark's own records at this time, unless an earlier one is set."""
+        """Query Spark's own records at this time, unless an earlier time is set."""
         if self.record.look_at is None or at < self.record.look_at:
             self.record.look_at = at
 
     # --- registrations --------------------------------------------------------------------------------------
 
     def hold(self, held: HeldRegistration) -> None:
-        """Every registration is held for a moment. It is accepted in the same step if nothing is in its way."""
+        """Hold a registration. It is accepted in the same step if nothing prevents that."""
         self.record.held[held.message.task_attempt_id] = held
         self.settle()
         if held.message.task_attempt_id in self.record.held:
             self.want_look(self.now + self.config.heal_after_s)
 
     def settle(self) -> None:
-        """Decide on each held registration that can be decided on, the oldest task first."""
+        """Decide on each held registration for which that is possible, the oldest task first."""
         record = self.record
         progress = True
         while progress and record.held:
@@ -132,17 +132,17 @@ class OperatorLedger:
             self.refused_before_held(task_attempt_id)
 
     def refused_before_held(self, task_attempt_id: int) -> None:
-        """The task dies of the refusal, and was never an attempt of this operator: its death is not reported."""
+        """Do not report the end of a task that was refused immediately: it was never an attempt of this operator."""
         if self.record.run is not None:
             self.record.run.told.add(task_attempt_id)
 
     def _accept(self, held: HeldRegistration, acceptance: admission.Acceptance) -> None:
-        """Nothing of the subtask stands in the way any more, once those that must go have gone (H10)."""
+        """Accept the task, after ending the attempts of the subtask that must go first (H10)."""
         if acceptance.superseded or acceptance.predecessors:
             self._make_room(acceptance)
         record, run, message = self.record, self.record.run, held.message
         if run is None or run.failed_cause is not None:
-            return  # what had to go has failed the whole job, and the registration is refused next
+            return  # ending a predecessor has failed the whole job, and the registration is refused next
         if record.reset_due is not None:
             self._reset_operator(record.reset_due)
         self.want_look(self.now + self.config.audit_every_s)
@@ -176,17 +176,14 @@ class OperatorLedger:
     # --- runs -----------------------------------------------------------------------------------------------
 
     def _begin_run(self, run_id: int) -> None:
-        """The first registration of a run begins it.
-
-        Deaths that the facts told before it are told now (H11).
-        """
+        """Begin a run at its first registration, and report the failures that facts told before it (H11)."""
         if self.record.reset_due is not None:
             self._reset_operator(self.record.reset_due)
         self.out.append(RunStarted(self.record.operator_id, run_id))
         self.record.run = RunRecord(run_id)
         self.want_look(self.now + self.config.audit_every_s)
         stage = self.engine.stages[run_id]
-        if all(stage.jobs.values()):  # the start of its job is late, or lost: a look tells it
+        if all(stage.jobs.values()):  # the start of its job is late or lost: a query tells it
             self.want_look(self.now + self.config.heal_after_s)
         for _, task in sorted(stage.tasks.items()):
             if task.end is not None:
@@ -195,7 +192,7 @@ class OperatorLedger:
             self.barrier_attempt_failed(stage.latest_attempt - 1)
 
     def end_run(self, succeeded: bool, reason: str) -> None:
-        """The run is over (H57).
+        """End the run (H57).
 
         If it failed, every live attempt fails with it (H15). The reset comes before the next run's first accept.
         """
@@ -220,7 +217,7 @@ class OperatorLedger:
 
     def _end_subtask(self, subtask: SubtaskRecord, succeeded: bool, reason: str) -> None:
         if succeeded and subtask.finished is None:
-            # Spark says that the partition succeeded, so one of these did; its TaskEnded is late or lost.
+            # Spark says that the partition succeeded, so one of these did, and its TaskEnded is late or lost.
             living = subtask.living
             ended_well = [entry for entry in living if entry.state is AttemptState.ENDING]
             if ended_well or len(living) == 1:
@@ -230,14 +227,14 @@ class OperatorLedger:
         subtask.owes_reset = False
 
     def shut(self, reason: str) -> None:
-        """The operator goes away, or the application ends."""
+        """End everything: the operator is removed, or the application ends."""
         self.end_run(False, reason)
         for task_attempt_id in list(self.record.held):
             self.refuse(task_attempt_id, RefusalCode.SHUTTING_DOWN, reason)
         self.record.look_at = None
 
     def fail_globally(self, cause: str) -> None:
-        """Fail the run, which stays failed until the next run's reset; the first cause is kept (H8, H15)."""
+        """Fail the run until the next run's reset; the first cause is kept (H8, H15)."""
         if self.record.reset_due is None:
             self.record.reset_due = cause
         run = self.record.run
@@ -245,8 +242,8 @@ class OperatorLedger:
             return
         run.failed_cause = cause
         if not self.engine.active_jobs(run.run_id):
-            # The fact of the job's start is lost, so it cannot be cancelled. Its tasks are killed instead, and their
-            # retries refused, until Spark gives the job up: an unresponsive task would hold it up permanently (H48).
+            # The fact of the job's start is lost, so the job cannot be cancelled. Its tasks are killed instead, and
+            # their retries refused, until Spark gives the job up: an unresponsive task would block it forever (H48).
             self.out.extend(self._kill_not_counted(entry, cause) for entry in run.living())
         self._fail_all_living(run, FailureKind.GLOBAL_FAILURE, cause)
         self.cancel_jobs()
@@ -268,7 +265,7 @@ class OperatorLedger:
     # --- what the attempt itself says -----------------------------------------------------------------------
 
     def take_word(self, word: AttemptWord) -> None:
-        """What comes from, or about, one attempt. Here, and only here, it is found to be stale (H3)."""
+        """Take an input from, or about, one attempt. This is the only place that finds it stale (H3)."""
         run = self.record.run
         entry = None if run is None else run.by_task.get(word.task_attempt_id)
         if entry is None:
@@ -294,7 +291,7 @@ class OperatorLedger:
         self.out.append(ReportStale(type(word).__name__, self.record.operator_id, word.task_attempt_id))
 
     def _take_word_of_stranger(self, word: AttemptWord) -> None:
-        """A task that still waits for its answer has nothing to say, but it can go away."""
+        """Take an input about a task that waits for its answer: only the loss of its connection counts."""
         held = self.record.held.get(word.task_attempt_id)
         if held is None or not isinstance(word, ConnectionExpired | AttemptCondemned):
             self._report_stale(word)
@@ -310,7 +307,7 @@ class OperatorLedger:
     # --- what the engine says about it ----------------------------------------------------------------------
 
     def task_ended(self, task: TaskRecord) -> None:
-        """News of a task of the current run: its end, or that its success is revoked."""
+        """Take the end of a task of the current run, or the revocation of its success."""
         run = self.record.run
         assert run is not None
         assert task.end is not None
@@ -340,11 +337,11 @@ class OperatorLedger:
             self.fail_globally(unwanted.why_unwanted(winner.attempt))
 
     def _task_without_record_ended(self, run: RunRecord, task: TaskRecord) -> None:
-        """Never announced ready, but reported failed (H11)."""
+        """Report a failed task that was never announced ready (H11)."""
         if task.task_attempt_id in self.record.held:
             text = f"task {task.task_attempt_id} is over"
             self.refuse(task.task_attempt_id, RefusalCode.ATTEMPT_OVER, text)
-        no_place = not 0 <= task.partition < self.record.parallelism  # -1 is Spark's word for one that it does not know
+        no_place = not 0 <= task.partition < self.record.parallelism  # Spark says -1 for one that it does not know
         if task.end is TaskOutcome.SUCCESS or no_place or run.failed_cause is not None:
             return
         kind = _kind_of(task, run)
@@ -357,7 +354,7 @@ class OperatorLedger:
             return
         run.told.add(task_attempt_id)
         if any(entry.task_attempt_id > task_attempt_id for entry in run.subtask(subtask).living):
-            return  # known too late: a failure told now would come between its successor's ready and failed (H10)
+            return  # too late: a failure reported now would come between its successor's ready and failed (H10)
         attempt = self._new_attempt(subtask, task_attempt_id)
         self.out.append(SubtaskFailed(attempt, FailureReason(kind, text)))
         self._after_failure(run, attempt, text or kind.value)
@@ -365,9 +362,9 @@ class OperatorLedger:
     # --- ends of attempts -----------------------------------------------------------------------------------
 
     def _fail(self, entry: AttemptRecord, kind: FailureKind, text: str, *, kill: bool = False) -> None:
-        """End an attempt that is alive, or revoke one that has finished.
+        """End a live attempt, or revoke a finished one, and reset the subtask if none is left (H13).
 
-        Then the reset, if none is left (H13). ``kill``: for its own fault, and so one of ``attempts_max`` (H69).
+        ``kill``: it is killed for its own fault, which counts towards ``attempts_max`` (H69).
         """
         run = self.record.run
         assert run is not None
@@ -380,7 +377,7 @@ class OperatorLedger:
         self._after_failure(run, entry.attempt, text or kind.value)
 
     def _end_attempt(self, entry: AttemptRecord, kind: FailureKind, text: str) -> None:
-        """The attempt is over with its run, or with its stage attempt; no reset of its subtask follows."""
+        """End an attempt together with its run or stage attempt; no reset of its subtask follows."""
         entry.state = AttemptState.OVER
         entry.failure = kind
         self.out.append(SubtaskFailed(entry.attempt, FailureReason(kind, text)))
@@ -398,10 +395,10 @@ class OperatorLedger:
             subtask.owes_reset = False
 
     def _finish(self, entry: AttemptRecord, subtask: SubtaskRecord) -> None:
-        """A subtask has one success: whatever else of it is alive is superseded, and dies.
+        """Finish an attempt, and supersede and kill the others of its subtask, which has only one success.
 
-        Spark kills speculative copies itself. A zombie's rival of another stage attempt it lets run, and it
-        may use the output of either; killing the rival immediately makes it the one that the coordinator knows.
+        Spark kills speculative copies itself. It lets a zombie's rival of another stage attempt run, and may use the
+        output of either. Killing the rival immediately ensures that it uses the one that the coordinator knows.
         """
         entry.state = AttemptState.FINISHED
         entry.finished_at = self.now
@@ -414,7 +411,7 @@ class OperatorLedger:
     # --- kills ----------------------------------------------------------------------------------------------
 
     def _kill_attempt(self, run: RunRecord, entry: AttemptRecord, reason: FailureReason) -> str:
-        """Have Spark kill an attempt for its own fault. Returns why the run has to fail for it, or nothing.
+        """Have Spark kill an attempt for its own fault. Returns why the run has to fail because of that, or "".
 
         The caller reports the end of the attempt before it fails the run.
         """
@@ -431,7 +428,7 @@ class OperatorLedger:
         reason: str,
         attempt: ExecutionAttempt | None = None,
     ) -> str:
-        """The same for any task of the subtask. ``attempt``: None if it was never accepted."""
+        """Like ``_kill_attempt``, for any task of the subtask. ``attempt``: None if it was never accepted."""
         subtask.killed += 1
         operator_id = self.record.operator_id
         count, limit = subtask.killed, self.config.attempts_max or SPARK_TASK_FAILURES_MAX
@@ -452,7 +449,7 @@ class OperatorLedger:
     # --- barrier stages -------------------------------------------------------------------------------------
 
     def _fail_barrier_stage(self, run: RunRecord, attempt: ExecutionAttempt, text: str) -> None:
-        """One failed task of a barrier stage fails them all: a global failover inside the run (H15)."""
+        """Fail all tasks of a barrier stage because one has failed: a global failover inside the run (H15)."""
         task = self.engine.task(run.run_id, attempt.task_attempt_id)
         failed = None if task is None else task.stage_attempt
         if failed is None:
@@ -460,14 +457,14 @@ class OperatorLedger:
         self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed: {attempt}: {text}")
 
     def _is_echo_of_barrier_failure(self, run: RunRecord, task_attempt_id: int) -> bool:
-        """A task without a gateway died with a stage attempt whose failover has been; there is nothing to add."""
+        """Whether the end of a task without a gateway belongs to a stage attempt that has already failed over."""
         if run.barrier_failed is None:
             return False
         task = self.engine.task(run.run_id, task_attempt_id)
         return task is None or task.stage_attempt is None or task.stage_attempt <= run.barrier_failed
 
     def barrier_attempt_failed(self, failed: int) -> None:
-        """The stage's own end or a later attempt of it shows it, should the tasks' facts be lost (H19)."""
+        """Fail a barrier stage attempt; its end or a later attempt shows it even if the tasks' facts are lost (H19)."""
         run = self.record.run
         if run is None or run.failed_cause is not None:
             return
@@ -476,7 +473,7 @@ class OperatorLedger:
             self._fail_over_barrier_stage(run, failed, f"barrier stage {run.run_id} failed (attempt {failed})")
 
     def _is_of_stage_attempt(self, run: RunRecord, entry: AttemptRecord, last: int) -> bool:
-        """Not over, and known to be of stage attempt ``last`` or an earlier one."""
+        """Whether the attempt is not over, and known to be of stage attempt ``last`` or an earlier one."""
         task = self.engine.task(run.run_id, entry.task_attempt_id)
         known = None if task is None else task.stage_attempt
         return entry.state is not AttemptState.OVER and known is not None and known <= last
@@ -487,7 +484,7 @@ class OperatorLedger:
         for entry in run.entries():
             if entry.state is AttemptState.OVER:
                 continue
-            # The stage is run again as a whole, and with it what has finished already.
+            # The whole stage is run again, including the tasks that have finished.
             revoked = entry.state is AttemptState.FINISHED
             self._end_attempt(entry, FailureKind.REVOKED if revoked else FailureKind.GLOBAL_FAILURE, cause)
         for subtask in run.subtasks.values():
@@ -501,7 +498,7 @@ class OperatorLedger:
     # --- looks at Spark's own records -----------------------------------------------------------------------
 
     def look(self) -> reconciliation.Questions:
-        """The look that is due. Sets the time of the next one."""
+        """Query Spark's own records if that is due, and set the time of the next query."""
         record = self.record
         asks = reconciliation.questions(record, self.engine, self.config, self.now)
         record.look_at = None
@@ -518,12 +515,12 @@ class OperatorLedger:
         return asks
 
     def _want_audit(self) -> None:
-        """The next look without cause, as long as there is something that could have ended unnoticed."""
+        """Schedule the next audit while something could have ended unnoticed."""
         if reconciliation.needs_audit(self.record, self.engine):
             self.want_look(self.now + self.config.audit_every_s)
 
     def tasks_reported(self, fact: StatusReported) -> None:
-        """What Spark's own records say of attempts that are alive for us, and of those that wait."""
+        """Take the states of live attempts and waiting registrations in Spark's own records."""
         for task_attempt_id in sorted(fact.tasks):
             if self.record.run is not None:
                 self._task_reported(task_attempt_id, fact.tasks[task_attempt_id])
@@ -548,7 +545,7 @@ class OperatorLedger:
                 record.held[task_attempt_id].seen = seen
 
     def conflict_reported(self, fact: StatusReported) -> None:
-        """Whether the first of two runs is really still going on."""
+        """Take the answer to whether the first of two runs is still in progress."""
         conflict = reconciliation.conflict_reported(self.record, self.engine, fact)
         run = self.record.run
         if conflict is None or run is None:
@@ -561,14 +558,14 @@ class OperatorLedger:
             self.refuse(held.task_attempt_id, RefusalCode.CONCURRENT_RUN, text)
 
     def _end_run_without_facts(self) -> None:
-        """The run's jobs were never known, and nothing of it runs any more: a later run shows that it is over."""
+        """End a run whose jobs were never known and of which no task runs; a later run shows that it is over."""
         run = self.record.run
         assert run is not None
         whole = reconciliation.looks_whole(self.record, self.engine)
         self.end_run(whole, "" if whole else f"run {run.run_id} is over, but how it ended was lost")
 
     def answered(self) -> None:
-        """There is no hurry to ask again, unless something is undecided still."""
+        """Ask again soon only if something is still undecided."""
         record = self.record
         if record.asked_again_at is not None and record.look_at == record.asked_again_at and not record.held:
             record.look_at = None
@@ -578,7 +575,7 @@ class OperatorLedger:
     # --- invariants -----------------------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
-        """Raises AssertionError when the state is impossible."""
+        """Raise ``AssertionError`` if the state is impossible."""
         record, run = self.record, self.record.run
         for task_attempt_id, held in record.held.items():
             assert held.task_attempt_id == task_attempt_id

@@ -1,4 +1,4 @@
-"""Looks at Spark's own records: what to ask, and what an answer means, should facts be lost or late (H19).
+"""Queries of Spark's own records: what to ask if facts are lost or late, and what an answer means (H19).
 
 The functions read what is known and return findings. ``OperatorLedger`` carries them out.
 """
@@ -15,7 +15,7 @@ from protocol.facts import StatusReported, TaskOutcome, TaskState
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What to ask about. ``asked`` are the registrations for which that is early enough to count.
+    """What to ask about. ``asked`` are the registrations that came before this query, so that its answer counts.
 
     ``run_is_over``: the run's jobs were never known, nothing of it runs any more, and a later run waits.
     """
@@ -28,7 +28,7 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class HasEnded:
-    """The task is over. ``reason``: None leaves what is known."""
+    """The task is over. ``reason``: None keeps the known reason."""
 
     outcome: TaskOutcome
     reason: str | None = None
@@ -36,7 +36,7 @@ class HasEnded:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The attempt is over, as we know from something else than its own end."""
+    """The attempt is over, as inferred from other facts than its own end."""
 
     kind: FailureKind
     text: str
@@ -45,14 +45,14 @@ class GiveUp:
 
 @dataclass(frozen=True, slots=True)
 class RunsBeside:
-    """The attempt runs, although these registrations of its subtask have come."""
+    """The attempt is running, although these registrations of its subtask have come."""
 
     waiting: tuple[HeldRegistration, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StillWaits:
-    """A registration's task was seen running."""
+    """The task of a waiting registration was seen running."""
 
     seen: Seen
 
@@ -66,9 +66,9 @@ _SAYS_ENDED = "Spark's status says that the task has ended"
 
 
 def questions(known: OperatorRecord, engine: EngineRecords, config: LedgerConfig, now: float) -> Questions:
-    """What the look that is due asks about.
+    """What the query that is due asks about.
 
-    A job is asked about only when it is known for a while: Spark's own records lag behind the bus, too.
+    A job is asked about only after it has been known for a while, because Spark's own records can lag behind the bus.
     """
     run = known.run
     tasks = frozenset(known.held)
@@ -90,7 +90,7 @@ def questions(known: OperatorRecord, engine: EngineRecords, config: LedgerConfig
 
 
 def needs_audit(known: OperatorRecord, engine: EngineRecords) -> bool:
-    """Whether there is something that could end unnoticed."""
+    """Whether something could end unnoticed."""
     run = known.run
     return run is not None and bool(run.living() or engine.active_jobs(run.run_id))
 
@@ -106,7 +106,7 @@ def task_reported(
     task_attempt_id: int,
     state: TaskState,
 ) -> Finding:
-    """What Spark's own records mean for an attempt that is alive for us, or for a registration that waits."""
+    """What Spark's own records mean for a live attempt or a waiting registration."""
     run = known.run
     assert run is not None
     held = known.held.get(task_attempt_id)
@@ -132,7 +132,7 @@ def task_reported(
 
 
 def _contenders(known: OperatorRecord, subtask: int) -> tuple[HeldRegistration, ...]:
-    """The registrations that wait for what becomes of an attempt of this subtask, and were asked about."""
+    """The registrations that were asked about and wait for the fate of an attempt of this subtask."""
     return tuple(
         held
         for held in known.held.values()
@@ -163,16 +163,16 @@ def _held_reported(
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Registrations of a second run were asked about. ``goes_on``: the first run still does; else it is over."""
+    """Registrations of a second run were asked about. ``goes_on``: the first run continues; otherwise it is over."""
 
     waiting: tuple[HeldRegistration, ...]
     goes_on: bool
 
 
 def conflict_reported(known: OperatorRecord, engine: EngineRecords, fact: StatusReported) -> Conflict | None:
-    """Whether the first of two runs is really still going on; None if the answer leaves it open.
+    """Whether the first of two runs is still in progress; None if the answer does not tell.
 
-    Jobs that are over have been dealt with before.
+    Jobs that are over were handled before.
     """
     run = known.run
     waiting = tuple(
@@ -189,9 +189,9 @@ def conflict_reported(known: OperatorRecord, engine: EngineRecords, fact: Status
 
 
 def looks_whole(known: OperatorRecord, engine: EngineRecords) -> bool:
-    """Nobody has said how the run ended, but every partition that Spark has made of it seems to have ended well.
+    """Whether every partition that Spark has made of the run seems to have succeeded, although no fact says so.
 
-    One of which nothing was ever heard may not have begun: the fact of its start may be the lost one.
+    A partition without any fact may not have begun, or the fact of its start may be the lost one.
     """
     run = known.run
     assert run is not None

@@ -1,13 +1,13 @@
-"""What the ledger knows: what Spark has said, by stage, and what became of each operator's attempts.
+"""The ledger's records: what Spark has said, by stage, and the state of each operator's attempts.
 
-**Spark's side** (``EngineRecords``). Facts name no operator. They are kept by stage until the stage is known to host
-one, because a task's registration and the facts about it race: under load a registration overtakes ``TaskStarted``, and
-the fact of a task's death may come before the first registration of its stage (H1, H19). Memory is bounded. A stage is
-forgotten when all of its jobs have ended, and one that hosts no operator when it completes well. There is a cap for
-stages whose end was lost.
+**Spark's side** (``EngineRecords``). Facts do not name an operator. They are kept by stage until the stage is known to
+host one, because a task's registration and the facts about it race: under load a registration arrives before
+``TaskStarted``, and the fact of a task's end may come before the first registration of its stage (H1, H19). Memory is
+bounded. A stage is forgotten when all of its jobs have ended; one without an operator, when it succeeds. There is a cap
+for stages whose end was lost.
 
-**Our side** (``OperatorRecord``): the run of one operator, the subtasks of the run, their attempts, and the
-registrations that wait. Only ``OperatorLedger`` changes it. Everybody else reads.
+**Our side** (``OperatorRecord``): the run of one operator, the subtasks of the run, their attempts, and the waiting
+registrations. Only ``OperatorLedger`` changes it. All others read.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import Register
 
 STRANGE_STAGES_MAX = 512
-"""How many stages without an operator are kept at most; the oldest goes first."""
+"""The maximum number of stages without an operator that are kept; the oldest is dropped first."""
 REMEMBERED_MAX = 4096
-"""How many ended jobs and stages are remembered, so that late facts about them are known as late."""
+"""How many ended jobs and stages are remembered, so that late facts about them are recognised."""
 
 
 Remembered = dict[int, None]
-"""The ids that were added last, in their order."""
+"""The most recently added ids, in order."""
 
 
 def remember(ids: Remembered, id: int) -> None:
-    """Add an id; of more than ``REMEMBERED_MAX`` the oldest goes."""
+    """Add an id. If there are more than ``REMEMBERED_MAX``, drop the oldest."""
     ids.pop(id, None)
     ids[id] = None
     if len(ids) > REMEMBERED_MAX:
@@ -48,7 +48,7 @@ class TaskRecord:
     stage_id: int
     partition: int
     attempt_number: int
-    stage_attempt: int | None = None  # unknown until a fact says it: the task itself does not know (spark-facts 14)
+    stage_attempt: int | None = None  # unknown until a fact tells it: the task does not know (spark-facts 14)
     started: bool = False  # TaskStarted has come, so ``speculative`` and ``executor_id`` are known
     speculative: bool = False
     executor_id: str = ""
@@ -58,17 +58,17 @@ class TaskRecord:
     end_order: int | None = None
 
     def launched_before_end_of(self, other: TaskRecord) -> bool:
-        """Known by the order on the bus: it was launched while ``other`` still ran, so it replaces nothing."""
+        """Whether the bus's order shows that it was launched while ``other`` still ran, so it is not a replacement."""
         return self.start_order is not None and other.end_order is not None and self.start_order < other.end_order
 
     @property
     def lost_to_another(self) -> bool:
-        """Whether it was killed because another attempt of its task set succeeded; Spark's own words say so."""
+        """Whether Spark's message says that it was killed because another attempt of its task set succeeded."""
         return self.end is TaskOutcome.KILLED and "another attempt succeeded" in self.end_reason.lower()
 
 
 class Relation(Enum):
-    """How two task attempts of one subtask stand to each other."""
+    """The relation of two task attempts of one subtask."""
 
     SUCCESSION = "the older one was over before the newer one started"
     BESIDE = "both may run at the same time"
@@ -76,19 +76,19 @@ class Relation(Enum):
 
 
 def relate(older: TaskRecord, newer: TaskRecord, *, barrier: bool) -> Relation:
-    """Tell a retry from a copy. ``older`` has the smaller task id: Spark counts ids up as it launches.
+    """Distinguish a retry from a copy. ``older`` has the smaller task id: Spark assigns ids in the order of launches.
 
-    Spark launches a plain (not speculative) task of a task set only when no copy of it runs, and posts the end
-    of that copy before the new start (spark-facts 7). So nothing is said before the newer one's start has come:
-    the older one's end may be on its way. After it, only a dropped end can mislead.
+    Spark launches a plain (not speculative) task of a task set only if no copy of it runs, and posts the end of that
+    copy before the new start (spark-facts 7). So the relation is undecided until the newer one's start has come: the
+    older one's end may be on its way. After that, only a dropped end can mislead.
     """
     if newer.stage_attempt is None:
         return Relation.UNDECIDED
-    if barrier:  # no copies and no zombies there: the whole stage attempt fails first
+    if barrier:  # a barrier stage has no copies or zombies: the whole stage attempt fails first
         return Relation.SUCCESSION
     if not newer.started:
         return Relation.UNDECIDED
-    if newer.speculative or newer.attempt_number <= older.attempt_number:  # numbers rise in one stage attempt
+    if newer.speculative or newer.attempt_number <= older.attempt_number:  # numbers increase within one stage attempt
         return Relation.BESIDE
     if older.stage_attempt is None:
         return Relation.SUCCESSION if newer.stage_attempt == 0 else Relation.UNDECIDED
@@ -101,7 +101,7 @@ class StageRecord:
 
     stage_id: int
     barrier: bool = False
-    task_count: int = 0  # of the first stage attempt that we heard of
+    task_count: int = 0  # of the first known stage attempt
     partitions: int = 0  # of the stage's RDD; 0 if not known
     latest_attempt: int = 0
     completed_well: bool = False
@@ -116,9 +116,9 @@ class StageRecord:
         return tuple(sorted(job for job, ended in self.jobs.items() if not ended))
 
     def outlived_its_stage_attempt(self, task: TaskRecord) -> bool:
-        """Of a barrier stage: its end was posted after that of a task which had failed the stage attempt.
+        """Whether a barrier task's end was posted after that of the task that failed the stage attempt.
 
-        Spark discards what was there at the failure, and keeps what comes later (4.3's ``DAGScheduler``).
+        Spark discards results from before the failure, and keeps later ones (4.3's ``DAGScheduler``).
         """
         return task.end_order is not None and any(
             other.stage_attempt == task.stage_attempt
@@ -130,24 +130,24 @@ class StageRecord:
 
     @property
     def over(self) -> bool:
-        """All of its jobs are known to have ended. False while none is known."""
+        """Whether all of its jobs are known to have ended. False while none is known."""
         return bool(self.jobs) and all(self.jobs.values())
 
 
 class EngineRecords:
-    """What Spark has said. It records facts and decides nothing."""
+    """The facts from Spark. This class records them and decides nothing."""
 
     def __init__(self) -> None:
         self.stages: dict[int, StageRecord] = {}
         self.job_stages: dict[int, tuple[int, ...]] = {}
         self.job_seen_at: dict[int, float] = {}
-        self.job_over_since: dict[int, float] = {}  # a look said that it is over, and its end has not come
+        self.job_over_since: dict[int, float] = {}  # over according to an answer of Spark, without the fact of its end
         self.ended_jobs: Remembered = {}
         self.ended_stages: Remembered = {}
-        self._order = 0  # counts facts about tasks, in the order in which the bus brought them
+        self._order = 0  # counts facts about tasks, in the bus's order
 
     def stage(self, stage_id: int) -> StageRecord:
-        """The record of a stage, made if there is none."""
+        """Return the record of a stage; create it if there is none."""
         record = self.stages.get(stage_id)
         if record is None:
             record = self.stages[stage_id] = StageRecord(stage_id)
@@ -167,7 +167,7 @@ class EngineRecords:
         return None if stage is None else stage.tasks.get(task_attempt_id)
 
     def active_jobs(self, stage_id: int) -> tuple[int, ...]:
-        """The jobs that name a stage and go on, as far as they are known."""
+        """The known jobs that name a stage and have not ended."""
         stage = self.stages.get(stage_id)
         return () if stage is None else stage.active_jobs
 
@@ -178,7 +178,7 @@ class EngineRecords:
     # --- facts ----------------------------------------------------------------------------------------------
 
     def job_started(self, fact: JobStarted, now: float) -> bool:
-        """False for a job that has ended already, or that is known."""
+        """Record the start of a job. False if it is already known or has ended."""
         if fact.job_id in self.ended_jobs or fact.job_id in self.job_stages:
             return False
         self.job_stages[fact.job_id] = tuple(dict.fromkeys(fact.stage_ids))
@@ -189,10 +189,7 @@ class EngineRecords:
         return True
 
     def job_ended(self, job_id: int, failure: str | None) -> list[int]:
-        """Returns the stages that are over by it.
-
-        The caller forgets them when it has drawn its conclusions.
-        """
+        """Record the end of a job and return the stages that it ends. The caller handles and then forgets them."""
         remember(self.ended_jobs, job_id)
         self.job_seen_at.pop(job_id, None)
         self.job_over_since.pop(job_id, None)
@@ -201,7 +198,7 @@ class EngineRecords:
             stage = self.stages.get(stage_id)
             if stage is None:
                 if not any(stage_id in stages for stages in self.job_stages.values()):
-                    remember(self.ended_stages, stage_id)  # a task of it may still register
+                    remember(self.ended_stages, stage_id)  # one of its tasks may still register
                 continue
             stage.jobs[job_id] = True
             if failure is not None:
@@ -215,7 +212,7 @@ class EngineRecords:
         remember(self.ended_stages, stage_id)
 
     def stage_submitted(self, fact: StageSubmitted) -> None:
-        """A late fact of an ended stage is dropped."""
+        """Record the submission of a stage. A late fact about an ended stage is dropped."""
         if fact.stage_id in self.ended_stages:
             return
         stage = self.stage(fact.stage_id)
@@ -232,7 +229,7 @@ class EngineRecords:
         if stage is None:
             return
         if not stage.hosts_operator and fact.failure is None:
-            del self.stages[fact.stage_id]  # not remembered as ended: it may be run again, and host one then
+            del self.stages[fact.stage_id]  # not remembered as ended: it may run again and then host an operator
         elif fact.stage_attempt >= stage.latest_attempt:
             stage.latest_attempt = fact.stage_attempt
             stage.completed_well = fact.failure is None
@@ -240,7 +237,7 @@ class EngineRecords:
                 stage.failed_attempt = fact.stage_attempt
 
     def task_started(self, fact: TaskStarted) -> TaskRecord | None:
-        """The record, or None for a late fact of an ended stage."""
+        """Record the start of a task and return its record; None for a late fact about an ended stage."""
         if fact.stage_id in self.ended_stages:
             return None
         stage = self.stage(fact.stage_id)
@@ -259,9 +256,9 @@ class EngineRecords:
         return record
 
     def task_ended(self, fact: TaskEnded) -> TaskRecord | None:
-        """The record if the fact is news; a doubled one and one of an ended or unknown stage are not.
+        """Record the end of a task. Returns its record, or None for a duplicate or an ended or unknown stage.
 
-        The first end stands, but that a success can still be revoked (H17).
+        The first end stays, except that a success can still be revoked (H17).
         """
         stage = self.stages.get(fact.stage_id)
         if stage is None:
@@ -271,7 +268,7 @@ class EngineRecords:
             record = TaskRecord(fact.task_attempt_id, fact.stage_id, fact.partition, fact.attempt_number)
             stage.tasks[fact.task_attempt_id] = record
         record.stage_attempt = fact.stage_attempt
-        if record.end_order is None:  # also of an end that a look has told before
+        if record.end_order is None:  # also of an end that an answer of Spark has told before
             self._order += 1
             record.end_order = self._order
         revoked = record.end is TaskOutcome.SUCCESS and fact.outcome is TaskOutcome.RESUBMITTED
@@ -284,7 +281,7 @@ class EngineRecords:
         return record
 
     def report_end(self, stage_id: int, task_attempt_id: int, outcome: TaskOutcome, reason: str | None) -> TaskRecord:
-        """Spark's own records say that a task is over; it must be known. ``reason``: None leaves what is known."""
+        """Record that a known task is over, as Spark's own records say. ``reason``: None keeps the known one."""
         record = self.stages[stage_id].tasks[task_attempt_id]
         record.end = outcome
         if reason is not None:
@@ -306,13 +303,10 @@ class EngineRecords:
 
 @dataclass(slots=True)
 class AttemptRecord:
-    """One attempt that was accepted.
-
-    Records stay until their run ends, so that an attempt's late words are known as stale.
-    """
+    """One accepted attempt. The record stays until the run ends, so that late words are recognised as stale."""
 
     attempt: ExecutionAttempt
-    beside: frozenset[int]  # task ids of the attempts that were alive when this one was accepted (H13)
+    beside: frozenset[int]  # task ids of the attempts that were alive at its acceptance (H13)
     accepted_at: float = 0.0
     streaming: bool = False
     state: AttemptState = AttemptState.ACCEPTED
@@ -333,7 +327,7 @@ class SubtaskRecord:
     """One subtask in one run."""
 
     attempts: dict[int, AttemptRecord] = field(default_factory=dict)  # by task id, in the order of acceptance
-    owes_reset: bool = False  # a failure was announced, and no reset has followed yet
+    owes_reset: bool = False  # a failure was reported, and no reset has followed yet
     killed: int = 0  # how often an attempt was killed for its own fault (H69)
 
     @property
@@ -349,7 +343,7 @@ class SubtaskRecord:
 
     @property
     def vacant(self) -> bool:
-        """Nobody is alive and nothing has finished."""
+        """Whether no attempt is alive and none has finished."""
         return all(entry.state is AttemptState.OVER for entry in self.attempts.values())
 
 
@@ -360,12 +354,12 @@ class RunRecord:
     run_id: int
     subtasks: dict[int, SubtaskRecord] = field(default_factory=dict)
     by_task: dict[int, AttemptRecord] = field(default_factory=dict)  # the same records, for look-ups
-    told: set[int] = field(default_factory=set)  # tasks without a record of which no failure is to be told (again)
+    told: set[int] = field(default_factory=set)  # tasks without a record whose failure must not be reported (again)
     failed_cause: str | None = None  # a global failure is latched (H8)
     barrier_failed: int | None = None  # the last attempt of the barrier stage that is known to have failed
 
     def subtask(self, subtask: int) -> SubtaskRecord:
-        """The record of a subtask, made if there is none."""
+        """Return the record of a subtask; create it if there is none."""
         return self.subtasks.setdefault(subtask, SubtaskRecord())
 
     def finished(self, subtask: int) -> AttemptRecord | None:
@@ -380,7 +374,7 @@ class RunRecord:
         return [entry for entry in self.entries() if entry.state in ALIVE]
 
     def looks_whole(self, subtasks: int) -> bool:
-        """So many ``subtasks`` have an attempt that ended well. A guess, for a run whose job's end was lost."""
+        """Whether this many ``subtasks`` have an attempt that ended well: a guess, if the end of the job was lost."""
         well = (AttemptState.ENDING, AttemptState.FINISHED)
         done = [any(entry.state in well for entry in known.attempts.values()) for known in self.subtasks.values()]
         return all(done) and len(done) >= subtasks
@@ -394,22 +388,22 @@ class WaitsFor(Enum):
 
 
 class Seen(IntEnum):
-    """What Spark's own records have shown of a registration that waits. Each includes the ones above it."""
+    """What Spark's own records have shown about a waiting registration. Each value includes those above it."""
 
-    NOTHING = 0  # nobody has asked yet
-    ASKED = 1  # they were asked after the registration came
-    RUNNING = 2  # they do not say that the task is over, and it is connected
-    OUTLIVED_A_SUCCESS = 3  # nor did they long after a rival had finished, so it is not a copy of that rival
+    NOTHING = 0  # Spark was not asked yet
+    ASKED = 1  # Spark was asked after the registration came
+    RUNNING = 2  # Spark does not say that the task is over, and it is connected
+    OUTLIVED_A_SUCCESS = 3  # the same long after a rival had finished, so it is not a copy of that rival
 
 
 @dataclass(slots=True)
 class HeldRegistration:
-    """A task that waits for its answer, because a fact is missing that says what it is."""
+    """A task that waits for its answer, because the fact that identifies it is missing."""
 
     connection_id: int
     message: Register
     since: float
-    ask_at: float  # Spark's own records are asked then at the earliest
+    ask_at: float  # the earliest time to ask Spark about it
     waits_for: WaitsFor = WaitsFor.RIVAL
     seen: Seen = Seen.NOTHING
     beside: set[int] = field(default_factory=set)  # rivals that were seen running although this one runs
@@ -421,7 +415,7 @@ class HeldRegistration:
 
 @dataclass(slots=True)
 class OperatorRecord:
-    """All that is known of one operator."""
+    """The ledger's record of one operator."""
 
     operator_id: str
     parallelism: int
@@ -429,7 +423,7 @@ class OperatorRecord:
     run: RunRecord | None = None
     held: dict[int, HeldRegistration] = field(default_factory=dict)  # by task id
     next_attempt: dict[int, int] = field(default_factory=dict)  # for the life of the operator, across runs (H2)
-    reset_due: str | None = None  # the coordinator is to be reset, for this first cause, before an accept
+    reset_due: str | None = None  # the first cause for which the coordinator must be reset before an accept
     ended_runs: Remembered = field(default_factory=dict)
-    look_at: float | None = None  # when to look at Spark's own records
+    look_at: float | None = None  # when to ask Spark
     asked_again_at: float | None = None  # an answer is awaited, and this is when to ask again

@@ -1,4 +1,4 @@
-"""The life of an attempt as a table: what may be said of it in which state, and what becomes of it.
+"""The states of an attempt as a table: which news may come in which state, and what it leads to.
 
 The ledger dispatches on ``TABLE``, and ``table_text`` prints it for the documentation.
 """
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class AttemptState(Enum):
-    """Where an attempt is that was accepted."""
+    """The state of an accepted attempt."""
 
     ACCEPTED = "accepted"  # has a gateway and restores its state
     READY = "ready"  # announced to the coordinator
@@ -22,7 +22,7 @@ ALIVE = (AttemptState.ACCEPTED, AttemptState.READY, AttemptState.ENDING)
 
 
 class News(Enum):
-    """What may be said of an attempt: the columns. The first four come from the task or are about its connection."""
+    """News of an attempt: the columns. The first four come from the task or are about its connection."""
 
     OPENED = "opened"
     ENDED_WELL = "ended well"
@@ -33,13 +33,13 @@ class News(Enum):
 
 
 class Outcome(Enum):
-    """What becomes of the attempt: the cells."""
+    """What news leads to: the cells."""
 
     READY = "READY"
     ENDING = "ENDING"
     FINISHED = "FINISHED"
     FAILED = "OVER"
-    KILLED = "OVER, killed"  # for its own fault, and so one of ``attempts_max``
+    KILLED = "OVER, killed"  # for its own fault, which counts towards ``attempts_max``
     REVOKED = "OVER, revoked"
     STALE = "-"  # nothing changes
 
@@ -70,7 +70,7 @@ TABLE: dict[AttemptState, dict[News, Outcome]] = {
 
 
 def table_text() -> str:
-    """The table for people: a line of headings, then a line for each state."""
+    """Return the table as text: a line of headings, then a line for each state."""
     lines = [["state", *(news.value for news in News)]]
     lines += [[state.name, *(outcome.value for outcome in row.values())] for state, row in TABLE.items()]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]

@@ -1,7 +1,6 @@
-"""Fail the job if Spark counts an attempt as successful after the coordinator gave up on it: its result could count
-twice.
+"""Finds successes that Spark counts although the coordinator gave up on the attempt: their results could count twice.
 
-The functions read what is known and say what is unwanted. ``OperatorLedger`` fails the run for it.
+The functions read what is known. ``OperatorLedger`` fails the run if they find such a success.
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ def why_unwanted(what: object) -> str:
 
 
 def is_unwanted(run: RunRecord, stage: StageRecord, entry: AttemptRecord) -> bool:
-    """Whether we gave the attempt up, and Spark took its output all the same.
+    """Whether we gave the attempt up, but Spark took its output.
 
-    It cannot happen to a task that waits for the confirmation of its last word. If Spark launched a plain task of the
-    subtask after the success, the output is lost since, and all is well; a zombie's rival does not show that. Of a
-    barrier stage attempt that failed, Spark has discarded what was there at the failure, and keeps what succeeded
-    after it.
+    This cannot happen to a task that waits for the confirmation of its last word. If Spark launched a plain task of the
+    subtask after the success, the output has been lost, so there is no problem; a zombie's rival does not show that.
+    If a barrier stage attempt failed, Spark has discarded the results from before the failure, and keeps later ones.
     """
     if entry.failure not in _GIVEN_UP_BY_US:
         return False
@@ -49,9 +47,9 @@ def is_unwanted(run: RunRecord, stage: StageRecord, entry: AttemptRecord) -> boo
 
 
 def possible_later_attempts(run: RunRecord, stage: StageRecord, failed: int) -> list[AttemptRecord]:
-    """What has ended well and may be of a later attempt of the barrier stage than ``failed``.
+    """The attempts that ended well and may belong to a later attempt of the barrier stage than ``failed``.
 
-    That failure is known late. If the facts of their starts were lost too, Spark may count them.
+    The failure became known late. If the facts of their starts were lost too, Spark may count them.
     """
     ended_well = (AttemptState.ENDING, AttemptState.FINISHED)
     candidates = [entry for entry in run.entries() if entry.state in ended_well]
@@ -60,10 +58,10 @@ def possible_later_attempts(run: RunRecord, stage: StageRecord, failed: int) -> 
 
 
 def doubtful_success(run: RunRecord, stage: StageRecord) -> str:
-    """Why a job that succeeded did perhaps not succeed with what the coordinator knows; empty if there is no doubt.
+    """Why a job may have succeeded with results that the coordinator does not know; empty if there is no doubt.
 
-    A success has said first that it ended well. If none of a subtask's attempts has, and each is over, or the end of
-    one that was given up is not known, Spark may have counted that one.
+    An attempt that succeeds has said before that it ended well. If no attempt of a subtask has said so, and each is
+    over, or the end of one that was given up is not known, Spark may have counted that one.
     """
     for subtask in run.subtasks.values():
         if subtask.finished is not None or any(entry.state is AttemptState.ENDING for entry in subtask.living):
@@ -76,9 +74,9 @@ def doubtful_success(run: RunRecord, stage: StageRecord) -> str:
 
 
 def unwanted_winner(run: RunRecord, stage: StageRecord, loser: AttemptRecord) -> AttemptRecord | None:
-    """The attempt that ``loser`` lost to, if it had been given up.
+    """The attempt that ``loser`` lost to, if we had given that one up.
 
-    It can be: a copy whose start was lost and whose kill took long was taken for a rerun of the success (H17).
+    This happens if a copy whose start was lost and whose kill took long was taken for a rerun of the success (H17).
     """
     subtask = run.subtasks[loser.attempt.subtask]
     if not subtask.vacant:
