@@ -1,4 +1,4 @@
-"""A simulated Spark application around a sidecar's real bridge, ledger and operators: facts go in, kills come out.
+"""A simulated Spark application around a sidecar's real bridge, ledger and operators: facts in, kills out.
 
 Each job is a stage with as many tasks as the operator has subtasks. The test plays Spark: it launches tasks, ends them
 and starts retries. Only the answers to commands are automatic: a killed task ends, and a cancelled job ends with all
@@ -62,7 +62,7 @@ class SparkTask(Task):
 
 
 class MemoryStorage:
-    """In place of a storage session and of each operator's port to it. ``latest`` may lie there from the beginning."""
+    """Replaces a storage session and each operator's port to it. ``latest`` may exist from the start."""
 
     def __init__(self, latest: CompletedCheckpoint | None) -> None:
         self.stored: list[CompletedCheckpoint] = []
@@ -83,7 +83,7 @@ class MemoryStorage:
         self.stored.append(checkpoint)
 
     def completed(self, checkpoint_id: int) -> None:
-        """Nothing is retained here."""
+        """Do nothing: this storage retains no checkpoints."""
 
     async def discard(self, checkpoint_id: int) -> None:
         raise AssertionError("no scenario takes a checkpoint back")
@@ -93,7 +93,7 @@ class MemoryStorage:
 
 
 class Application:
-    """Operators of ``parallelism`` subtasks, and the jobs that run them. It stands in for relay and router too."""
+    """Operators of ``parallelism`` subtasks, and the jobs that run them. It also replaces relay and router."""
 
     def __init__(
         self, kit: DeterministicKit, parallelism: int, mode: RestoreMode, restored: CompletedCheckpoint | None
@@ -127,7 +127,7 @@ class Application:
         await self.kit.drive(self.operators.remove(operator_id))
 
     async def checkpoint(self) -> Answer:
-        """Ask for a checkpoint and let it come as far as it comes."""
+        """Request a checkpoint, and let it proceed as far as it can."""
         answer = Answer()
         self._trackers[OPERATOR].tell(RequestCheckpoint(cast("Reply[int]", answer)))
         await self.settle()
@@ -139,7 +139,7 @@ class Application:
     # --- Spark ----------------------------------------------------------------------------------------------------
 
     def start_job(self, *, barrier: bool = False) -> None:
-        """The user's action; a second one computes its lineage in a new stage (H55)."""
+        """Start a user's action; a second one computes its lineage in a new stage (H55)."""
         self._job_id += 1
         self._stage_attempt = 0
         self.post(JobStarted(self._job_id, (self._stage_id,)))
@@ -168,29 +168,29 @@ class Application:
         self.bridge_ref.tell(RegistrationReceived(task.line, register))
 
     async def deployed(self) -> list[SparkTask]:
-        """A new job whose attempts are accepted, but not open yet."""
+        """Start a new job whose attempts are accepted, but not open yet."""
         self.start_job()
         return await self._launch_all(opens_at_once=False)
 
     async def running(self, *, barrier: bool = False) -> list[SparkTask]:
-        """A new job whose attempts are all ready."""
+        """Start a new job whose attempts are all ready."""
         self.start_job(barrier=barrier)
         return await self._launch_all()
 
     async def end(self, task: SparkTask, outcome: TaskOutcome = TaskOutcome.FAILED, reason: str = "it broke") -> None:
-        """Spark says that the task has ended."""
+        """Let Spark report that the task has ended."""
         self._end(task, outcome, reason)
         await self.settle()
 
     async def retry(self, task: SparkTask) -> SparkTask:
-        """Spark starts the failed task again."""
+        """Let Spark start the failed task again."""
         successor = self.launch(task.start.partition, task.start.attempt_number + 1)
         self.register(successor)
         await self.settle()
         return successor
 
     async def fail_barrier_stage(self, task: SparkTask) -> list[SparkTask]:
-        """The task fails, Spark kills the others of its barrier stage and starts them all again."""
+        """Fail the task; Spark kills the others of its barrier stage and starts them all again."""
         self._end(task, TaskOutcome.FAILED, "it broke")
         self._kill_all("another task of the barrier stage has failed")
         self.post(StageCompleted(self._stage_id, self._stage_attempt, "a barrier task failed"))
@@ -252,7 +252,7 @@ class Application:
         self.tasks[attempt.task_attempt_id].gateway_ref = ref
 
     def gateway_closed(self, attempt: ExecutionAttempt) -> None:
-        """What the task says later ends at the gateway."""
+        """Do nothing: later messages of the task end at the gateway."""
 
 
 @asynccontextmanager
@@ -263,6 +263,6 @@ async def application(
     restored: CompletedCheckpoint | None = None,
     seed: int = 0,
 ) -> AsyncIterator[Application]:
-    """An application without operators and jobs; the order of delivery follows from ``seed``."""
+    """Yield an application without operators and jobs; the order of delivery follows from ``seed``."""
     async with deterministic_system(seed=seed) as kit:
         yield Application(kit, parallelism, mode, restored)

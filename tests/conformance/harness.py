@@ -1,7 +1,7 @@
-"""What the parity scenarios share: gateways without a loop, and the checkpoint steps of an operator's actors.
+"""Helpers for the parity scenarios: gateways without a loop, and the checkpoint steps of an operator's actors.
 
-The scenarios are those of Flink's own tests, in other words. Their S numbers count through the parity list, R and G
-numbers name clauses and gaps of Flink's contract (``docs/flink-parity.md``), H numbers the rules of ours. Where the
+The scenarios restate those of Flink's own tests. S numbers count the entries of the parity list. R and G numbers name
+clauses and gaps of Flink's contract (``docs/flink-parity.md``), and H numbers the rules of Headgate's contract. If the
 two contracts differ, the H rule wins, and the test says so.
 """
 
@@ -36,14 +36,14 @@ from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import Answer, RecordingCoordinator, World
 
 Received = list[tuple[Any, int]]
-"""Events with the subtask that received them, in the order of arriving."""
+"""Events with the subtask that received them, in the order of arrival."""
 
 
 class Line:
-    """A ``GatewayMachine`` with one running attempt behind it, which confirms what it receives at once, or not yet.
+    """A ``GatewayMachine`` with one running attempt, which confirms events immediately or only on request.
 
-    ``received``: shared by the lines of one scenario. What happened to each event is in ``confirmed`` and ``failed``,
-    by the number that ``send`` returned; ``drained`` are the checkpoints whose wait for confirmations is over.
+    ``received``: shared by the lines of one scenario. ``confirmed`` and ``failed`` tell what happened to each event, by
+    the number that ``send`` returned. ``drained``: the checkpoints whose wait for confirmations is over.
     """
 
     def __init__(self, subtask: int = 0, received: Received | None = None, *, confirms: bool = True) -> None:
@@ -69,11 +69,11 @@ class Line:
         return self._sent
 
     def mark(self, checkpoint_id: int) -> None:
-        """Make the checkpoint known to the gateway, which stays open."""
+        """Announce the checkpoint to the gateway, which stays open."""
         self._do(CloseRequested(checkpoint_id))
 
     def close(self, checkpoint_id: int) -> bool:
-        """Close for the checkpoint, as the coordinator's cut does; False if the gateway would not."""
+        """Close for the checkpoint, as the coordinator's cut does. Return False if the gateway refuses."""
         self._do(CutReached(checkpoint_id))
         return checkpoint_id in self.machine.statistics().closed_for
 
@@ -81,13 +81,13 @@ class Line:
         self._do(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED))
 
     def end(self, reason: str) -> None:
-        """The attempt is over."""
+        """End the attempt."""
         self._do(AttemptIsOver(reason))
 
     # --- the attempt ----------------------------------------------------------------------------------------------
 
     def confirm(self) -> None:
-        """Confirm all that has arrived."""
+        """Confirm everything that has arrived."""
         self._do(MessageReceived(Confirm(self.attempt.task_attempt_id, self._highest_seq)))
 
     def _say(self, item: UpItem) -> None:
@@ -117,7 +117,7 @@ class Line:
 
 
 class SlowSnapshot:
-    """A ``checkpoint_coordinator`` that returns when the test says so. ``begun``: the ids that were asked for."""
+    """A ``checkpoint_coordinator`` that returns when the test says so. ``begun``: the requested ids."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -136,7 +136,7 @@ class SlowSnapshot:
 
 
 async def cut(world: World, *busy: Task) -> Answer:
-    """Checkpoint up to the barriers: the coordinator's snapshot is taken, these tasks have not taken theirs yet."""
+    """Run a checkpoint up to the barriers: the coordinator has its snapshot, these tasks have not taken theirs."""
     for task in busy:
         task.busy = True
     answer = world.checkpoint()
@@ -145,7 +145,7 @@ async def cut(world: World, *busy: Task) -> Answer:
 
 
 async def acknowledge(world: World, task: Task) -> None:
-    """The task meets its barrier; its mailbox is empty afterwards."""
+    """Let the task reach its barrier; its mailbox is empty afterwards."""
     task.busy = False
     await world.settle()
 
@@ -156,7 +156,7 @@ async def abort(world: World, checkpoint_id: int) -> None:
 
 
 async def send(world: World, coordinator: RecordingCoordinator, subtask: int, event: Any) -> None:
-    """The coordinator sends, as its own order has it: between two calls of its methods."""
+    """Send from the coordinator in its own order: between two calls of its methods."""
 
     async def now() -> None:
         await coordinator.gateways[subtask].send_event(event)

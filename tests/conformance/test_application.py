@@ -82,7 +82,7 @@ async def test_there_is_a_gateway_when_the_task_runs() -> None:
 
 
 async def test_what_went_wrong_in_the_task_comes_back_to_the_sender() -> None:
-    """S41 (R27; H12, H26). A task that cannot take an event fails as a whole, with its own words."""
+    """S41 (R27; H12, H26). A task that cannot take an event fails as a whole, with its own error text."""
     coordinator = RecordingCoordinator()
     async with application() as app:
         await app.coordinate(coordinator)
@@ -169,7 +169,7 @@ async def test_a_request_of_the_drivers_program_is_answered() -> None:
 
 
 async def test_a_coordinator_that_answers_no_requests_says_so() -> None:
-    """S61 (R97): to the asker alone."""
+    """S61 (R97): only the caller gets it."""
     async with application() as app:
         await app.coordinate(RecordingCoordinator())
         with pytest.raises(TypeError, match="cannot handle requests of the driver"):
@@ -186,7 +186,7 @@ async def test_a_request_for_an_operator_that_does_not_exist_says_so() -> None:
 
 
 async def test_a_registration_tells_which_operators_are_known() -> None:
-    """S63 (R7). Flink asks its handler for the ids; a task that asks for an unknown one is told them."""
+    """S63 (R7). Flink's handler returns the ids; here a task that names an unknown one is told the known ones."""
     async with application() as app:
 
         async def known_to_a_stranger() -> str:

@@ -1,7 +1,7 @@
-"""S35 to S38, S42, S43, S48 to S54, S56 to S59: what Spark's failures become for the coordinator.
+"""S35 to S38, S42, S43, S48 to S54, S56 to S59: how Spark's failures reach the coordinator.
 
-A failed attempt that Spark retries is Flink's local failover. A global failover is the failure of the job and the next
-action over the same lineage, or a barrier stage, which Spark fails and starts again as a whole (H15, H55).
+A failed attempt that Spark retries corresponds to Flink's local failover. A global failover corresponds to a failed job
+and the next action over the same lineage, or to a barrier stage, which Spark fails and restarts as a whole (H15, H55).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def complete_a_checkpoint(app: Application) -> int:
 
 
 async def test_the_failure_of_a_deploying_task_is_told() -> None:
-    """S35 (R12; H11): reported failed, though it never was ready."""
+    """S35 (R12; H11): it is reported failed, although it never was ready."""
     coordinator = RecordingCoordinator()
     async with application() as app:
         await app.coordinate(coordinator)
@@ -210,7 +210,7 @@ async def test_a_local_failover_leaves_the_coordinator_as_it_is() -> None:
 
 
 async def test_in_batch_mode_a_global_failure_resets_to_nothing() -> None:
-    """S56 (R86; H55): also after a checkpoint, for Spark computes the output anew."""
+    """S56 (R86; H55): also after a checkpoint, because Spark computes the output again."""
     coordinator = RecordingCoordinator()
     async with application(mode=BATCH) as app:
         await app.coordinate(coordinator)

@@ -21,7 +21,7 @@ def test_a_gateway_closes_for_the_checkpoint_that_it_knows() -> None:
 
 
 def test_a_gateway_does_not_close_for_a_checkpoint_that_it_does_not_know() -> None:
-    """S3 (R53; H44). The refusal is silent: nothing is failed by a cut that comes too late."""
+    """S3 (R53; H44). The refusal is silent: a cut that comes too late fails nothing."""
     line = Line()
     assert not line.close(123)
     event = line.send("hello")
@@ -48,7 +48,7 @@ def test_events_wait_at_a_closed_gateway() -> None:
 
 
 def test_waiting_events_leave_when_their_own_gateway_opens() -> None:
-    """S6 (R48; H41, H44). A checkpoint is over by its id; there is no "open all"."""
+    """S6 (R48; H41, H44). A checkpoint ends by its id; "open all" does not exist."""
     received: Received = []
     three, zero = Line(3, received), Line(0, received)
     for line in (three, zero):
@@ -64,7 +64,7 @@ def test_waiting_events_leave_when_their_own_gateway_opens() -> None:
 
 
 def test_a_waiting_event_that_cannot_be_delivered_after_the_opening_is_failed() -> None:
-    """S7 (R27, R32; H26). Delivery fails only with its attempt; there is no single send that could fail."""
+    """S7 (R27, R32; H26). Delivery fails only with its attempt; a single send cannot fail."""
     line = Line(confirms=False)
     line.mark(17)
     line.close(17)

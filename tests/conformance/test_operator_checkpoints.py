@@ -31,7 +31,7 @@ async def holder(coordinator: RecordingCoordinator, **settings: Any) -> AsyncIte
 
 
 def received(task: Task) -> list[Any]:
-    """The events in the task's mailbox, those that it has taken out included."""
+    """Return the events in the task's mailbox, including those that it has taken out."""
     return task.events + [decode_event(item.payload) for item in task.mailbox if isinstance(item, MailboxEvent)]
 
 
@@ -235,7 +235,7 @@ class Counting(RecordingCoordinator):
 
 
 def check_the_cut(world: World, coordinator: Counting, tasks: list[Task], sent: int) -> None:
-    """Each subtask's snapshot has exactly the events that the coordinator's counts, and the others came after it."""
+    """Check that each subtask's snapshot has exactly the events that the coordinator counts; the rest came later."""
     (checkpoint,) = world.stored
     cut_at = int(checkpoint.coordinator_state)
     for subtask in coordinator.subtasks:
@@ -252,7 +252,7 @@ async def test_a_snapshot_that_returns_at_once_parts_the_events_sharply(seed: in
     coordinator = Counting(0)
 
     async def take(checkpoint_id: int) -> bytes:
-        coordinator.steps(1)  # leaves right behind the cut
+        coordinator.steps(1)  # leaves immediately after the cut
         return str(coordinator.sent).encode()
 
     coordinator.methods["checkpoint_coordinator"] = take
@@ -287,7 +287,7 @@ async def test_what_is_sent_while_the_snapshot_takes_its_time_is_before_the_cut(
 
 
 async def test_an_event_that_fails_after_the_trigger_fails_the_checkpoint() -> None:
-    """S22 (R45; H25, H42). What the checkpoint waits for is the confirmation; its failure fails the attempt."""
+    """S22 (R45; H25, H42). The checkpoint waits for the confirmation, whose failure fails the attempt."""
     coordinator = RecordingCoordinator()
     async with holder(coordinator) as (world, tasks):
         tasks[0].unresponsive = True

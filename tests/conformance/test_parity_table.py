@@ -1,4 +1,4 @@
-"""The parity table is whole, and what it says is there: a row for every clause, and the test that the row names."""
+"""The parity table is complete: every clause has a row, and the test that the row names exists."""
 
 from __future__ import annotations
 

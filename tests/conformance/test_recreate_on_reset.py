@@ -1,7 +1,7 @@
-"""What Flink's own tests of its recreate-on-reset coordinator assert (R101 to R107). S numbers are those of the
-parity list.
+"""The assertions of Flink's own tests of its recreate-on-reset coordinator (R101 to R107).
 
-S90 differs on purpose: a close that takes too long does not fail the job, since what is not closed is fenced (G16).
+S numbers are those of the parity list. S90 differs on purpose: a close that takes too long does not fail the job,
+because an unclosed coordinator is fenced (G16).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def test_what_is_given_up_is_cancelled_and_logged_and_what_ends_in_time_is
         await under_test.kit.advance(60.0)
         assert given_up == ["close", "start"]
         assert capsys.readouterr().out.count("given up") == 2
-        await under_test.call("reset_to_checkpoint", 3, b"z")  # the third one closes at once
+        await under_test.call("reset_to_checkpoint", 3, b"z")  # the third one closes immediately
         await under_test.kit.advance(60.0)
         assert len(under_test.coordinators) == 4
         assert "given up" not in capsys.readouterr().out
@@ -120,7 +120,7 @@ async def test_calls_during_a_long_close_wait_for_the_new_coordinator() -> None:
         under_test.ask("notify_checkpoint_complete", 1234)
         await under_test.settle()
         assert len(under_test.coordinators) == 1
-        assert under_test.outcomes == [("start", None), ("reset_to_checkpoint", None)]  # which returned at once
+        assert under_test.outcomes == [("start", None), ("reset_to_checkpoint", None)]  # which returned immediately
         released.set()
         await under_test.call("checkpoint_coordinator", 5678)
         assert under_test.calls(2) == [
@@ -257,7 +257,8 @@ async def test_a_coordinator_that_cannot_begin_fails_the_calls_until_the_next_re
         *earlier, latest = under_test.coordinators
         assert latest.calls[:2] == [("reset_to_checkpoint", 2, b"y"), ("start",)]
         assert latest.events == ["event"]
-        assert [coordinator.calls[-1] for coordinator in earlier] == [("close",)] * len(earlier)  # what was created
+        # Every earlier coordinator that was created is closed.
+        assert [coordinator.calls[-1] for coordinator in earlier] == [("close",)] * len(earlier)
         assert len(under_test.errors) == before
 
 
@@ -331,7 +332,7 @@ async def test_an_operator_that_ends_during_a_start_closes_what_was_created() ->
 
 
 async def cancelled_at_its_first_await(*args: Any) -> None:
-    """As a close that is cancelled from outside, by the runtime."""
+    """Imitate a close that the runtime cancels from outside."""
     task = asyncio.current_task()
     assert task is not None
     task.cancel()

@@ -1,4 +1,4 @@
-"""The source coordinator, after what Flink's own tests of it assert. R and S numbers are those of the parity list.
+"""The source coordinator, with the assertions of Flink's own tests. R and S numbers are those of the parity list.
 
 S126 (an interrupted worker thread) has no counterpart: a thread's late result is dropped at close. The intermediate
 "no more splits" of S127 and the backlog status of S128 are not offered.
@@ -20,7 +20,7 @@ from tests.actors.coordination.reader import ReaderTask
 
 
 class RecordingEnumerator(SplitEnumerator):
-    """Does nothing of its own accord; writes down what it is told."""
+    """Does nothing by itself; records its calls."""
 
     def __init__(self, state: bytes | None = None) -> None:
         self.state = state
@@ -313,7 +313,7 @@ async def test_a_reset_subtask_gives_back_what_it_was_assigned_in_order() -> Non
         await source.context.assign_splits(1, ["of another"])
         world.fail(one, reset=False)
         await world.settle()
-        assert source.enumerator.last_call()[0] == "add_reader"  # nothing on the failure, all on the reset
+        assert source.enumerator.last_call()[0] == "add_reader"  # nothing on the failure, everything on the reset
         world.reset_subtask(0)
         await world.settle()
         assert source.enumerator.last_call() == ("add_splits_back", ["c", "a", "b"], 0)
@@ -446,7 +446,7 @@ async def test_concurrent_attempts_get_the_same_splits() -> None:  # R126
         await source.context.assign_splits(0, ["a"])
         await source.context.assign_splits(0, ["b", "c"])
         (second,) = await readers(world, 0)
-        assert second.batches == [["a", "b", "c"]]  # what is recorded, in one event
+        assert second.batches == [["a", "b", "c"]]  # the recorded splits, in one event
         await source.context.assign_splits(0, ["d"])
         await world.settle()
         assert first.batches == [["a"], ["b", "c"], ["d"]]
@@ -515,7 +515,7 @@ async def test_an_attempt_that_runs_beside_a_revoked_success_gets_no_other_split
         (winner,) = await readers(world, 0)
         await source.context.assign_splits(0, ["a"])
         (other,) = await readers(world, 0)
-        world.finish(winner)  # it had seen enough, before it was told that no more follow
+        world.finish(winner)  # it had enough, before it was told that no more follow
         world.fail(winner, FailureKind.REVOKED, reset=False)
         await world.settle()
         assert (other.batches, other.no_more) == ([["a"]], 1)
@@ -576,7 +576,7 @@ async def test_the_static_enumerator_takes_splits_back_to_its_front_and_keeps_it
         one.request_split()
         await world.settle()
         assert one.batches == [["c", "d"]]
-        assert list(one.pending) == ["a", "b", "c", "d"]  # what its snapshot has, and what it was given since
+        assert list(one.pending) == ["a", "b", "c", "d"]  # the splits in its snapshot, and those assigned since
         enumerator = coordinator.enumerator
         assert isinstance(enumerator, StaticSplitEnumerator)
         assert enumerator.pending_count == 1

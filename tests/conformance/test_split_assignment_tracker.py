@@ -1,4 +1,4 @@
-"""What Flink's own tests of its split assignment tracker assert (R120). S numbers are those of the parity list."""
+"""The assertions of Flink's own tests of its split assignment tracker (R120). S numbers: see the parity list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protocol.wire.codec import decode_event, encode_event
 
 
 def assign(tracker: SplitAssignmentTracker[int], subtasks: int, first: int) -> None:
-    """Give subtask i its i + 1 consecutive splits, numbered on from ``first``."""
+    """Give subtask i its i + 1 consecutive splits, numbered from ``first``."""
     numbers = count(first)
     for subtask in range(subtasks):
         tracker.record(subtask, [next(numbers) for _ in range(subtask + 1)])

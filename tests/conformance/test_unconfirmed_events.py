@@ -1,4 +1,4 @@
-"""S25 to S30: what a checkpoint waits for. Flink keeps a set of unconfirmed sends; here each gateway counts (H42)."""
+"""S25 to S30: the sends that a checkpoint waits for. Flink keeps a set of them; here each gateway counts (H42)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_event_that_is_confirmed_before_the_cut_is_not_waited_for() -> None:
 
 
 def test_an_event_whose_fate_is_known_at_once_is_never_waited_for() -> None:
-    """S27 (R45; H26, H28): one that is confirmed the moment it leaves, one that nobody has to confirm."""
+    """S27 (R45; H26, H28): one is confirmed the moment it leaves, and one needs no confirmation."""
     line = Line()
     event = line.send("hello")
     assert line.confirmed == [event]
