@@ -1,4 +1,4 @@
-"""What holds for the whole suite: the order of the tests, and that no test fails because the machine is slow."""
+"""Settings of the whole suite: the order of the tests, and no failures because the machine is slow."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How long an example takes says something about the machine, not about the code. pytest's own timeout bounds a hang.
+# The duration of an example depends on the machine, not on the code. pytest's own timeout bounds a hang.
 settings.register_profile("headgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("headgate")
 
-# A shell starts background jobs with SIGINT ignored, and every process that a test starts would inherit that: Ctrl-C,
-# which some tests send, would do nothing. A handler of Python's becomes the default again in a new process.
+# A shell starts background jobs with SIGINT ignored, and every process that a test starts would inherit that. Then
+# Ctrl-C, which some tests send, would do nothing. A Python handler becomes the default again in a new process.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the pure tests first: what they find, they find within seconds, a real Spark takes minutes."""
+    """Run the pure tests first: they find failures within seconds, while a real Spark takes minutes."""
     items.sort(key=lambda item: item.get_closest_marker("spark") is not None)

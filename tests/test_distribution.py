@@ -1,4 +1,4 @@
-"""What `pip install` brings, and the parts of `make release` that need neither Spark nor a network."""
+"""The contents of `pip install`, and the parts of `make release` that need neither Spark nor a network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRAVELS = {".py", ".java", ".typed"}
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a freshly built wheel and source distribution."""
+    """Return a folder with a freshly built wheel and source distribution."""
     folder = tmp_path_factory.mktemp("dist")
     run([sys.executable, "-m", "hatchling", "build", "-d", folder])
     return folder
@@ -62,7 +62,7 @@ def test_every_source_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
 
 @pytest.mark.long  # mypy reads all of PySpark; make release does it for each Python, with pyright too
 def test_a_users_program_passes_mypy_with_the_wheel_installed(wheel: Path, tmp_path: Path) -> None:
-    """Outside of the repository, where only ``py.typed`` and ``__all__`` say what may be imported."""
+    """Check it outside the repository, where only ``py.typed`` and ``__all__`` say what may be imported."""
     venv.create(tmp_path / "env")
     python = tmp_path / "env" / "bin" / "python"
     (site,) = (tmp_path / "env" / "lib").glob("python3.*/site-packages")

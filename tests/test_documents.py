@@ -1,4 +1,4 @@
-"""The documents agree with the repository: links lead somewhere, snippets run, every name and rule is described."""
+"""The documents agree with the repository: links resolve, snippets run, and every name and rule is described."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def without_indents(text: str) -> str:
 
 
 def parts_of(document: Path) -> list[str]:
-    """The Python of a document; two empty lines separate what may stand apart in the example."""
+    """Return the Python of a document; two empty lines separate parts that may be apart in the example."""
     blocks = BLOCK.findall(document.read_text(encoding="utf-8"))
     return [part for block in blocks for part in dedent(block).split("\n\n\n")]
 
@@ -125,7 +125,7 @@ def test_every_name_of_the_front_door_has_one_entry_in_the_reference() -> None:
 
 
 def every_error() -> dict[str, type[BaseException]]:
-    """Every class of the packages that derives from `HeadgateError`, by name."""
+    """Return every class of the packages that derives from `HeadgateError`, by name."""
     for top in ("actors", "protocol", "spark_bridge"):
         package = importlib.import_module(top)
         for module in pkgutil.walk_packages(package.__path__, f"{top}."):
@@ -170,7 +170,7 @@ def test_the_contributors_page_lists_every_make_target() -> None:
 
 
 class Anchors(HTMLParser):
-    """The ids of a page, where it links to, and what it loads."""
+    """The ids, links and loaded files of a page."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Anchors(HTMLParser):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make docs` builds it: a warning is an error."""
+    """Return the site, built as `make docs` builds it: a warning is an error."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)

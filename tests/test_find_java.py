@@ -1,4 +1,4 @@
-"""`.ci/find-java` against fake Javas and fake package managers, in a PATH that holds nothing else."""
+"""`.ci/find-java` against fake Javas and fake package managers, in a PATH with nothing else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 FIND_JAVA = Path(__file__).resolve().parent.parent / ".ci" / "find-java"
 TOOLS = ("sh", "cat", "head", "mktemp", "rm", "sed", "tail", "cp")
 
-# What `java -version` writes to stderr, as the vendors write it.
+# The stderr of `java -version`, as each vendor writes it.
 JAVA_8 = 'java version "1.8.0_412"'
 JAVA_11 = 'openjdk version "11.0.23" 2024-04-16'
 JAVA_17 = 'openjdk version "17.0.15" 2025-04-15'
@@ -22,7 +22,7 @@ JAVA_25_EARLY = 'openjdk version "25-ea" 2025-09-16'
 
 
 def says(version_line: str, home: Path) -> str:
-    """The shell lines of a Java that answers as HotSpot does, all of it on stderr."""
+    """Return the shell lines of a Java that answers like HotSpot, entirely on stderr."""
     return (
         "echo 'Picked up JAVA_TOOL_OPTIONS: -Dsome.version=3' >&2\n"
         f"[ \"$1\" = -version ] || printf '%s\\n' 'Property settings:' '    java.home = {home}' >&2\n"
@@ -32,7 +32,7 @@ def says(version_line: str, home: Path) -> str:
 
 @dataclass
 class Machine:
-    """A machine made of one folder: what is in ``bin`` is what its PATH holds."""
+    """A machine made of one folder: its PATH contains only ``bin``."""
 
     root: Path
 
@@ -161,7 +161,7 @@ def test_without_rights_the_package_is_named_and_nothing_is_installed(machine: M
 
 
 def fake_apt(machine: Machine, offers: str) -> Path:
-    """An apt-get whose only package is ``offers``: it installs a Java, whose home is returned."""
+    """Create an apt-get whose only package is ``offers``; it installs a Java. Return the Java's home."""
     home = machine.java("prepared/java", JAVA_21)
     calls = machine.root / "apt-calls"
     machine.script(

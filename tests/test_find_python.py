@@ -1,4 +1,4 @@
-"""`.ci/find-python` against fake interpreters, in a PATH that holds nothing else."""
+"""`.ci/find-python` against fake interpreters, in a PATH with nothing else."""
 
 from __future__ import annotations
 

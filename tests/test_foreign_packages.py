@@ -17,7 +17,7 @@ PACKAGES = ("actors", "headgate", "protocol", "spark_bridge")
 
 
 def install(folder: Path, distribution: str, package: str, **files: str) -> None:
-    """What ``pip install --target folder`` leaves behind of a distribution with one package."""
+    """Create the files that ``pip install --target folder`` writes for a distribution with one package."""
     (folder / package).mkdir(parents=True, exist_ok=True)
     for name, text in {"__init__": "", **files}.items():
         (folder / package / f"{name}.py").write_text(text)
@@ -28,7 +28,7 @@ def install(folder: Path, distribution: str, package: str, **files: str) -> None
 
 
 def python(program: str, *path: Path, site: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run ``program`` with ``path`` in front of whatever else Python has."""
+    """Run ``program`` with ``path`` in front of Python's other paths."""
     command = [sys.executable, *(() if site else ("-S",)), "-c", program]
     env = {"PYTHONPATH": os.pathsep.join(map(str, path)), "PATH": os.environ["PATH"]}
     return subprocess.run(command, cwd="/", env=env, capture_output=True, text=True, timeout=60, check=False)
@@ -81,7 +81,7 @@ def test_a_second_headgate_is_not_foreign(tmp_path: Path) -> None:
 
 
 def test_a_worker_names_it_too(tmp_path: Path) -> None:
-    """Spark puts the archive behind the folder in which the worker was started."""
+    """Spark puts the archive after the folder in which the worker was started."""
     install(tmp_path / "foreign", "wire-things", "protocol")
     done = python("import spark_bridge.task_entry", tmp_path / "foreign", write_archive(tmp_path), site=False)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""``import headgate``: one place to import from, which loads nothing that is not asked for."""
+"""``import headgate`` is one place to import from, and loads only the names that are used."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_docstring_draws_the_tree_of_errors() -> None:
 
 
 def tree(error: type[BaseException], depth: int = 0) -> Iterator[tuple[type[BaseException], int]]:
-    """An error, then those right below it by name, each with its depth. Classes that are not exported are left out."""
+    """Yield an error, then the ones right below it by name, each with its depth. Unexported classes are left out."""
     yield error, depth
     for below in sorted(ERRORS, key=lambda one: one.__name__):
         if next((base for base in below.__mro__[1:] if base in ERRORS), None) is error:
@@ -115,7 +115,7 @@ def test_every_public_error_of_the_layers_has_the_one_base() -> None:
         "            if own and issubclass(value, Exception) and not name.startswith('_'):\n"
         "                print(module.__name__, name, [base.__name__ for base in value.__mro__])\n"
     )
-    # Each of these is caught where it is raised, or only ever seen as the cause of another.
+    # Each of these is caught where it is raised, or appears only as the cause of another error.
     internal = {
         "CheckFailed", "ConnectionBroken", "CoordinatorTraceback", "Interrupted", "RecordDecodeError",
     }  # fmt: skip

@@ -1,7 +1,7 @@
-"""Modules form a tree: none can be reached from itself by imports, not even by those that only types need.
+"""Modules import each other without cycles, even counting the imports that only types need.
 
-A cycle means that no module in it can be read alone. The front of a package (``__init__``) re-exports its modules, so
-an import from the package itself counts, and a module inside it must import from its siblings directly.
+No module in a cycle can be read alone. The front of a package (``__init__``) re-exports its modules, so an import from
+the package itself counts, and a module inside it must import from its siblings directly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALLOWED = (
     # An operator's methods take the context, and the context names the operator whose methods run.
     {"spark_bridge.subtask.context", "spark_bridge.subtask.operator"},
 )
-"""Cycles that remain. Each has its reason; remove the entry together with the cycle."""
+"""The remaining cycles, each with its reason; remove the entry together with the cycle."""
 
 
 def modules() -> dict[str, Path]:
@@ -35,14 +35,14 @@ def modules() -> dict[str, Path]:
 
 
 def imports(source: str, importer: str, known: set[str]) -> set[str]:
-    """The modules among ``known`` that ``source`` imports, at run time or for types only."""
+    """Return the modules among ``known`` that ``source`` imports, at run time or for types only."""
     names = [name for _, name in imported_names(source, importer.rpartition(".")[0])]
     found = {name if name in known else name.rpartition(".")[0] for name in names}
     return (found & known) - {importer}
 
 
 def cycles(edges: dict[str, set[str]]) -> Iterator[set[str]]:
-    """The sets of modules in which each can be reached from every other."""
+    """Yield the sets of modules in which each can be reached from every other."""
 
     def reach(start: str) -> set[str]:
         seen: set[str] = set()

@@ -1,7 +1,7 @@
 """Who may import whom: the table of docs/architecture.md, read off the source of every module.
 
-The layers make the protocol testable without a loop, the actors usable without Spark, and the executor's half
-small enough to be shipped. `protocol/ruff.toml` holds the first of these rules as a lint ban too.
+The layers make the protocol testable without a loop, the actors usable without Spark, and the executor's half small
+enough to be shipped. `protocol/ruff.toml` also enforces the first of these rules as a lint ban.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("actors", "headgate", "protocol", "spark_bridge")
 
-# What a machine may use of the standard library: values, types and arithmetic. A further module needs a
-# reason, and a clock, a die, a socket or a log never has one.
+# The standard library modules that a machine may use: values, types and arithmetic. A further module needs a reason;
+# clocks, random numbers, sockets and logs are never allowed.
 PURE_STDLIB = frozenset(
     {
         "__future__",
@@ -52,15 +52,15 @@ SINK = STDLIB | {"fsspec", "protocol", "spark_bridge.sink", "spark_bridge.subtas
 
 @dataclass(frozen=True)
 class Layer:
-    """One row of the table: where it is, and the outermost names of what it may import."""
+    """One row of the table: a place, and the outermost names that it may import."""
 
     place: str
     may_import: frozenset[str]
 
 
-# The first row that fits a file is the one that holds.
+# The first row that matches a file applies.
 LAYERS = (
-    # The front door loads lazily; what it names lies in any layer.
+    # The front door loads lazily; its names come from any layer.
     Layer("headgate/__main__.py", STDLIB | {"spark_bridge.command"}),
     # The kit for users' tests, which needs neither Spark nor pytest.
     Layer(
@@ -76,7 +76,7 @@ LAYERS = (
     # The parent of the executor's half: importing `spark_bridge.subtask` runs it there too.
     Layer("spark_bridge/__init__.py", STDLIB | {"spark_bridge.foreign_packages"}),
     Layer("spark_bridge/foreign_packages.py", STDLIB),
-    # The command that looks at checkpoints runs where neither Spark nor Java is.
+    # The command that looks at checkpoints runs without Spark and Java.
     Layer(
         "spark_bridge/storage/",
         STDLIB | {"spark_bridge.storage", "spark_bridge.errors", "protocol", "anyio", "fsspec", "structlog"},
@@ -85,7 +85,7 @@ LAYERS = (
         "spark_bridge/command.py",
         STDLIB | {"spark_bridge.installation", "spark_bridge.storage", "spark_bridge.standalone.command"},
     ),
-    # The sink: two files of the driver's, which write nothing; the others go into tasks.
+    # The sink: two files run on the driver and write nothing; the others go into tasks.
     Layer("spark_bridge/sink/committer.py", SINK | {"actors", "anyio"}),
     Layer("spark_bridge/sink/coordinator.py", SINK | {"actors"}),
     Layer("spark_bridge/sink/", SINK),
@@ -97,10 +97,10 @@ LAYERS = (
 
 
 def imported_names(source: str, module: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the full dotted name of each import in ``source``, wherever it stands in the file.
+    """Yield the line and the full dotted name of each import in ``source``, anywhere in the file.
 
-    ``from a import b`` yields ``a.b``: whether b is a module or not, what matters is where it lies. Relative
-    imports are resolved against ``module``, the dotted name of the package that the source belongs to.
+    ``from a import b`` yields ``a.b``, whether b is a module or not: only its place matters. Relative imports are
+    resolved against ``module``, the dotted name of the package that the source belongs to.
     """
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -120,12 +120,12 @@ def imported_names(source: str, module: str) -> Iterator[tuple[int, str]]:
 
 
 def layer_of(path: str) -> Layer:
-    """The row of the table that holds for ``path``, which is relative to the root of the repository."""
+    """Return the row of the table that applies to ``path``, which is relative to the root of the repository."""
     return next(layer for layer in LAYERS if path == layer.place or path.startswith(layer.place))
 
 
 def violations(path: str, source: str) -> list[str]:
-    """Everything that the file imports against the table, as lines for a person."""
+    """Return the file's imports that violate the table, as readable lines."""
     layer = layer_of(path)
     module = ".".join(Path(path).parent.parts)
     return [
@@ -210,7 +210,7 @@ def test_the_checker_lets_lawful_imports_pass(path: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        # An executor has what Spark gives it and what was shipped; the parent package is imported there too.
+        # An executor has only Spark's packages and the shipped ones; the parent package is imported there too.
         ("spark_bridge.subtask", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
         ("spark_bridge.sink.operator", ["actors", "anyio", "structlog", "pyspark", "py4j", "pandas", "pyarrow"]),
         ("actors.coordination", ["spark_bridge", "pyspark", "py4j"]),

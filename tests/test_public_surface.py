@@ -1,4 +1,4 @@
-"""What is public, and that the names in ``__all__`` exist, are explained and are listed once."""
+"""The public names: those in ``__all__`` exist, have docstrings and are listed once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# What users import from, and what for. `tests/test_front_door.py` holds the names of `headgate`.
+# The packages that users import from, with their purpose. `tests/test_front_door.py` lists the names of `headgate`.
 PUBLIC = {
     "headgate": "programs on Spark",
     "headgate.actors": "the actor runtime by itself, without Spark",
@@ -21,7 +21,7 @@ PUBLIC = {
     "actors": "the same as headgate.actors",
     "actors.testing": "the same as headgate.actors.testing",
 }
-# Packages that collect names for other layers. Users find what they need of these in `headgate`.
+# Packages that collect names for other layers. Users find the names that they need in `headgate`.
 INTERNAL = {
     "actors.coordination": "what an engine needs to run coordinators, for spark_bridge",
     "protocol.attempts": "the attempt ledger, its inputs and effects, for the bridge",
@@ -60,7 +60,7 @@ def test_an_internal_package_collects_only_what_others_import_from_it(name: str)
 
 @functools.cache
 def imported_names() -> dict[str, set[str]]:
-    """Module → the names that the code of this repository imports from it."""
+    """Return, for each module, the names that this repository's code imports from it."""
     names: dict[str, set[str]] = {}
     for folder in ("actors", "benchmarks", "headgate", "protocol", "spark_bridge", "tests"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -109,7 +109,7 @@ def test_alias_has_the_same_objects(name: str) -> None:
 
 
 def own_doc(thing: object) -> str:
-    """Its own docstring: not an inherited one, nor the signature that ``dataclass`` writes in its place."""
+    """Return its own docstring: not an inherited one, nor the signature that ``dataclass`` writes in its place."""
     doc = getattr(thing, "__doc__", None) or ""
     name = getattr(thing, "__name__", "")
     return "" if doc.startswith(f"{name}(") else doc

@@ -35,7 +35,7 @@ from protocol.errors import LocalProtocolError
 
 
 class Counting(SubtaskOperator):
-    """Counts its records, and yields what the coordinator answers to each."""
+    """Counts its records, and yields the coordinator's answer to each."""
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
@@ -62,7 +62,7 @@ async def double(subtask: int, attempt: int, request: Any) -> Any:
     return 2 * request
 
 
-# --- tasks that the test speaks for -----------------------------------------------------------------------------------
+# --- tasks that the test controls ------------------------------------------------------------------------------------
 
 
 async def test_events_and_requests_travel_both_ways() -> None:
@@ -390,7 +390,7 @@ def visible_rows(folder: Path) -> list[str]:
     return sorted(row for file in folder.glob("[!._]*") if file.is_file() for row in file.read_text().splitlines())
 
 
-# --- true operators ---------------------------------------------------------------------------------------------------
+# --- real operators ---------------------------------------------------------------------------------------------------
 
 
 async def test_operator_talks_to_its_coordinator() -> None:
