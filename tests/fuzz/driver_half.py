@@ -174,7 +174,7 @@ class DriverHalf:
 
     @property
     def faults(self) -> list[str]:
-        """Return everything that must not have happened."""
+        """Everything that happened and must not."""
         return self.honest.faults + self.spark.faults
 
     async def add(self, system: ActorSystem, operator: str) -> None:

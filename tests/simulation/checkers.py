@@ -64,7 +64,7 @@ class CallbackOrder:
     last_asked: int = -1
     told_complete: int = -1
     uncommitted: str = ""  # the run whose last output no checkpoint covers yet
-    finished: dict[int, set[int]] = field(default_factory=dict)  # of the live ones
+    finished: dict[int, set[int]] = field(default_factory=dict)  # the finished ones among the live attempts
 
     def __post_init__(self) -> None:
         self.last_asked = self.told_complete = self.restored
@@ -80,7 +80,7 @@ class CallbackOrder:
         self._finished(subtask).add(attempt)
 
     def ready(self, subtask: int, attempt: int, beside: set[int]) -> None:
-        """Check an announcement. ``beside``: the siblings accepted at that moment, which have no order (H13)."""
+        """Check an announcement. ``beside``: the siblings accepted then; concurrent attempts have no order (H13)."""
         live = self._live(subtask)
         copy = bool(live) or attempt in self.beside.get(subtask, set()) or (self.copies and bool(beside))
         demand(copy or attempt > self.last_ready.get(subtask, -1), f"H2: {subtask}#{attempt} does not rise")

@@ -101,7 +101,7 @@ class Driver:
         self.failed: StorageError | None = None  # or why it has not started
         self.requests = 0  # for a checkpoint, not answered yet
         self.settling = self.settled = False
-        self.uncommitted = ""  # the answer to those who wait for the last output
+        self.uncommitted = ""  # the answer to callers that wait for the last output
         self._answers: list[tuple[int, bool]] = []
         self._ends: dict[int, ServerEnd] = {}
         self._operators: Operators
@@ -215,7 +215,7 @@ class Driver:
 
     @property
     def fenced(self) -> bool:
-        """Whether a later application has taken the storage over, or appears to have: this one is of no more use."""
+        """Whether a later application has taken the storage over, or appears to have, so that this one is useless."""
         return self.operator is not None and self._operators.fenced is not None
 
     # --- time -----------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class Driver:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def die(self) -> None:
-        """Die in mid-action; the last operations of its threads may still take effect."""
+        """Die in the middle of an action; the last operations of its threads may still take effect."""
         self.threads.die()
         self.loop.kill()
         demand(self._life.done(), "H48: a killed sidecar goes on")

@@ -91,7 +91,7 @@ class InvariantMonitor:
         self._gone_at: dict[int, float] = {}  # when the end of a connection was reported
         self._heard_gone_at: dict[int, float] = {}  # when the gateway handled that report
         self._goodbyes: set[int] = set()  # the tasks that have sent a completion message
-        self._overdue: dict[str, int] = {}  # things that should have ended: how often each was seen
+        self._overdue: dict[str, int] = {}  # conditions that should have ended: how often each was seen
         self._unread_since: dict[tuple[int, str], float] = {}  # by the hung task and its next event
         self._step: _Step | None = None  # the innermost one, if one actor lets another handle a message
         self._mark: dict[str, int] = {}  # how many messages to each mailbox are judged
@@ -350,7 +350,7 @@ class InvariantMonitor:
             demand(not (late and f"{attempt}:" in reason), f"H47: {checkpoint_id} waited for {attempt}, which finished")
         actor = None if self._coordinator is None else self._coordinator._instance
         if isinstance(actor, CoordinatorActor) and actor._failures.latched:
-            self._failures = 0  # they have become a global failure, or something else has
+            self._failures = 0  # they or something else became a global failure
         elif checkpoint_id not in self.savepoints and OWN_FAULT.match(reason):
             self._failures += 1
             limit = self._world.settings.checkpoints.tolerated_failures + 2  # one may come in the step of the reset

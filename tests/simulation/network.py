@@ -79,7 +79,7 @@ class Connection:
 
     @property
     def arrives_at(self) -> float:
-        """Return when something will happen here by itself, or infinity."""
+        """When something will happen here by itself; infinity if nothing will."""
         up = self.up_way[0][0] if self.up_way else self.server_sees_at
         down = self.down_way[0][0] if self.down_way else self.task_sees_at
         return min(up, down)

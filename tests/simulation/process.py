@@ -361,7 +361,7 @@ class Process:
         self.step(SnapshotTaken(checkpoint_id, self.work.state()))
 
     def awaits_events(self) -> bool:
-        """Whether an awaited event is still missing and no other has arrived."""
+        """Whether some awaited events have arrived and others are still to come."""
         came = sum("|~" not in payload for payload in self.record.down_came)
         return 0 < came < self.work.expected
 

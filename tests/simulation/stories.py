@@ -57,7 +57,7 @@ def what_broke(error: Exception) -> str:
 
 
 def rule_of(error: Exception) -> str:
-    """Return the rule that an error names. Two stories with the same rule break the contract in the same way."""
+    """Return the rule that an error names. Stories with the same rule break the contract in the same way."""
     if isinstance(error, Violation):
         rule = re.match(r"H\d+|(invariant|exactly once), \w+|[^:\d]*", str(error))
         return rule[0] if rule else ""

@@ -140,7 +140,7 @@ def test_the_seed_and_its_record_tell_the_same(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.long
 def test_a_world_without_an_end_becomes_a_short_one_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    # H48: if tasks crash, an actor repeatedly does nothing.
+    # H48: in worlds where tasks crash, an action that does nothing stays available.
     actions = World.actions
     steps_max = 4000  # more than these worlds need
 
