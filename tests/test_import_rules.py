@@ -1,4 +1,4 @@
-"""Who may import whom: the table of docs/architecture.md, read off the source of every module.
+"""The import rules: every module's source is checked against the table of docs/architecture.md.
 
 The layers make the protocol testable without a loop, the actors usable without Spark, and the executor's half small
 enough to be shipped. `protocol/ruff.toml` also enforces the first of these rules as a lint ban.

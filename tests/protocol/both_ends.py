@@ -31,7 +31,7 @@ class World:
     """Both ends, the channel between them, and the records of what was sent."""
 
     def __init__(self, seed: int, held: tuple[HeldEvent, ...] = (), events_sent: int = 0) -> None:
-        """Start the attempt; ``held`` and ``events_sent`` come from the snapshot that it restores."""
+        """Start both ends; ``held`` and ``events_sent`` come from the snapshot that the attempt restores."""
         self.random = random.Random(seed)
         self.now = 0.0
         self.gateway = GatewayMachine(ATTEMPT, g.GatewayLimits(1e6, 1e6, upward_events_max=8, upward_bytes_max=200))

@@ -675,7 +675,7 @@ def test_a_look_without_an_answer_is_repeated_soon() -> None:
 
 
 def test_a_job_that_has_just_started_is_not_asked_about_yet() -> None:
-    book = a_running_attempt()  # H19: Spark's own records are later than the bus, too
+    book = a_running_attempt()  # H19: Spark's own records lag the bus, too
     book.feed(end(10, 1, OK), job(1, (2,)), reg(20, 1, run=2))
     assert book.wait(1) == ["query tasks [20] jobs []"]
 

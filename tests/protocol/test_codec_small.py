@@ -1,7 +1,7 @@
 """A message of at most 1 KiB decodes in one go to the same result as value by value, or falls back to the latter.
 
-The second way reports every error. So the second way must accept exactly what the first one accepts, with the same
-result, and nothing is lost of the messages that the first one declines (H60, H62).
+The second way reports every error. So it must accept every message that the first one accepts, with the same result.
+It also decodes every valid message that the first one declines (H60, H62).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.fuzz import mutations, samples
 from tests.fuzz.target import about_input, within_memory
 from tests.protocol.test_codec import SAMPLES, SMALL, body_of, either_msgpack, packed
 
-__all__ = ["either_msgpack"]  # a fixture, for those that name it
+__all__ = ["either_msgpack"]  # a fixture, for the tests that name it
 
 BYTES_MAX = 1024
 LIMITS = (DEFAULT_LIMITS, samples.LIMITS, SMALL, WireLimits(held_events_max=1, name_chars_max=1, text_chars_max=1))
