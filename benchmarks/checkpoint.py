@@ -167,9 +167,7 @@ class _Holds:
         return [took_ms for _, took_ms in await self._send()]
 
     async def during(self) -> list[float]:
-        """Times of the events that were sent before the checkpoint had ended. Without one, the next checkpoint is
-        taken.
-        """
+        """Times of the events sent before the checkpoint had ended. If there were none, another checkpoint is taken."""
         met: Sent = []
         while not met:
             async with asyncio.TaskGroup() as group:
