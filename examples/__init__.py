@@ -1,1 +1,1 @@
-"""Programs that run by themselves; each is also a test."""
+"""Runnable example programs; each is also a test."""

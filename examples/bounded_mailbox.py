@@ -1,9 +1,9 @@
 """A bounded mailbox without Spark: producers that are faster than the writer wait for room, and nothing is lost.
 
-Three producers send lines to one ``Writer``, which needs 10 ms for each. Its mailbox holds four. With ``--on-full`` the
-same program shows what else can happen to a line for which there is no room.
+Three producers send lines to one ``Writer``, which needs 10 ms for each. Its mailbox holds four. ``--on-full`` shows
+what else can happen to a line for which there is no room.
 
-The writer stops by itself after 0.2 s without a line. ``examples/test_bounded_mailbox.py`` tests it in virtual time.
+The writer stops itself after 0.2 s without a line. ``examples/test_bounded_mailbox.py`` tests it in virtual time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Idle:
-    """No line has come for a while."""
+    """No line has come for 0.2 s."""
 
 
 class Writer(Actor[Line | Idle]):

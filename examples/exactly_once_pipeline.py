@@ -5,13 +5,13 @@ does the same to the coordinator, a hundred a second; ten times a second there i
 number that they send or receive into a two-phase sink. Meanwhile, at moments drawn from ``--seed``,
 
   - a task is killed with SIGKILL,
-  - an attempt goes deaf (SIGSTOP): it confirms nothing, and is failed for it,
+  - an attempt is stopped with SIGSTOP: it confirms nothing, and is failed for that,
   - the coordinator fails the whole job, by an exception or by fail_job,
-  - the driver is killed with SIGKILL, and a new one goes on from the last checkpoint,
+  - the driver is killed with SIGKILL, and a new one continues from the last checkpoint,
   - if ``storage`` is among ``--faults``: a checkpoint gets its name, but the storage reports a failure or hangs, and is
     out of reach or refuses deletions for a while; the job fails meanwhile, and in half of the runs the driver dies.
 
-Then comes the proof, from what lies on disk: in the last checkpoint both sides know every number exactly once and in
+Then comes the proof from the files on disk: in the last checkpoint both sides know every number exactly once and in
 order, and a reader of the sink sees the same. ``examples/exactly_once/pipeline.py`` is the pipeline itself.
 
 Exit status: 0 if everything was exactly once, in every run; 1 if not (the seed is shown, the files are kept); 2 for
@@ -90,7 +90,7 @@ def has_content(url: str) -> bool:
 
 
 def try_once(options: argparse.Namespace, seed: int, *, alone: bool) -> Outcome:
-    """One run. ``alone``: tell what happens while it happens."""
+    """Run once. ``alone``: report what happens while it happens."""
     folder = Path(tempfile.mkdtemp(prefix=f"exactly-once-{seed}-"))
     url = f"{options.storage}/seed-{seed}" if options.storage else str(folder)
     trial = Trial(
@@ -119,7 +119,7 @@ def try_once(options: argparse.Namespace, seed: int, *, alone: bool) -> Outcome:
 
 
 def report(outcome: Outcome, seed: int) -> None:
-    """What is known after a run that is shown in full: the only one, or the one that went wrong."""
+    """Print the results of a run that is shown in full: the only one, or the one that went wrong."""
     if outcome.proof is not None:
         print(table(outcome.proof))
         print(

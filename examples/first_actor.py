@@ -29,7 +29,7 @@ class AddDigits:
 
 @dataclass(frozen=True)
 class DigitsAdded:
-    """What the thread has computed."""
+    """The result of the thread's computation."""
 
     amount: int
     reply: Reply[int]

@@ -1,8 +1,8 @@
 """Rules that change while the tasks run: a word that all tasks together have passed too often is blocked everywhere.
 
-Each task sends its counts up after every batch. The coordinator alone sees the sum; when a word has passed ``LIMIT``
-times it sends the rule to all tasks, and only then lets this one go on. Events of one gateway keep their order, so the
-task that tipped the scales has the rule before its next batch. Each attempt gets the rules that exist already inside
+Each task sends its counts up after every batch. Only the coordinator sees the sum. When a word has passed ``LIMIT``
+times, it sends the rule to all tasks, and only then lets this one continue. Events of one gateway keep their order,
+so the task that reached the limit has the rule before its next batch. Each attempt gets the existing rules inside
 ``subtask_ready``, and handles them before it sees its first word.
 """
 
@@ -33,7 +33,7 @@ RECORDS = 3000
 
 
 class WordFilter(SubtaskOperator):
-    """In the tasks: passes words on, but for those that are blocked, and reports after every batch."""
+    """In the tasks: passes words on, except blocked ones, and reports after every batch."""
 
     def __init__(self) -> None:
         self.context: SubtaskContext
@@ -75,7 +75,7 @@ class WordFilter(SubtaskOperator):
 
 
 class RuleBook(OperatorCoordinator):
-    """In the driver: sums up, and blocks."""
+    """In the driver: adds up the counts and blocks words."""
 
     def __init__(self) -> None:
         self.rules: list[str] = [BLOCKED]

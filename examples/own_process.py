@@ -38,7 +38,7 @@ class Totals(OperatorCoordinator):
 
 
 class Adder(SubtaskOperator):
-    """In the tasks."""
+    """In the tasks: reports the records to the coordinator."""
 
     def open(self, context: SubtaskContext, state: bytes | None) -> None:
         self.context = context
@@ -56,7 +56,7 @@ async def factory(sidecar: SidecarRuntime) -> None:
 
 
 def run_driver(address: str, secret_file: Path, master: str) -> int:
-    """The driver: returns what the coordinator answers after the job."""
+    """In the driver: run the job and return what the coordinator answers after it."""
     spark = start_spark(master, "headgate own process")
     try:
         with AttachedSidecar(spark, address, secret_file=secret_file) as sidecar:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
         secret_file = Path(folder, "headgate.secret")
         command = [sys.executable, "-m", "headgate", "sidecar", "examples.own_process:factory"]
         command += ["--secret-file", str(secret_file), "--storage", str(Path(folder, "checkpoints"))]
-        command += ["--port", "0", "--relay-port", "0", "--task-port", "0"]  # free ones
+        command += ["--port", "0", "--relay-port", "0", "--task-port", "0"]  # free ports
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             assert process.stdout is not None

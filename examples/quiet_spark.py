@@ -1,4 +1,4 @@
-"""A Spark session for the examples: on this machine, silent, and short of words where it fails."""
+"""A Spark session for the examples: local, silent, and with short error messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 class SparkDidNotStart(Exception):
-    """The text is what Spark's launcher said last."""
+    """Spark could not start; the text is the last output of Spark's launcher."""
 
 
 class JobFailed(Exception):
@@ -43,21 +43,21 @@ def cause_of(error: BaseException) -> str:
 
 
 def was_interrupted(error: BaseException) -> bool:
-    """Whether ``error`` came up while a Ctrl-C was on its way: Py4J may fail at tidying up after one."""
+    """Whether ``error`` came up while a Ctrl-C was pending: Py4J's cleanup after one may fail."""
     if isinstance(error, KeyboardInterrupt):
         return True
     return any(was_interrupted(before) for before in (error.__cause__, error.__context__) if before is not None)
 
 
 def readable(text: str) -> str:
-    """What Spark says, without the stacks of Java and of Python's workers."""
+    """Spark's message, without the stacks of Java and of Python's workers."""
     before_the_stack, *_ = text.partition("Driver stacktrace:")
     noise = ("\tat ", "\t... ", "  ", "Traceback (most recent", "WARNING: Using incubator modules")
     return "\n  ".join(line for line in before_the_stack.splitlines() if line.strip() and not line.startswith(noise))
 
 
 def set_log_level(level: int) -> None:
-    """Log to standard error from ``level`` on; Py4J too, which otherwise makes much of a Ctrl-C."""
+    """Log to standard error from ``level`` on; this quiets Py4J, too, which otherwise logs much about a Ctrl-C."""
     logging.getLogger("py4j").setLevel(level)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -66,10 +66,10 @@ def set_log_level(level: int) -> None:
 
 
 def start_spark(master: str, name: str, *, verbose: bool = False) -> SparkSession:
-    """A session whose Python workers run already, so that the first job is as quick as the second.
+    """A session whose Python workers run already, so that the first job is as fast as the second.
 
-    It also silences Headgate's log, but for ``verbose``. Raises ``SparkDidNotStart`` where there is no Java, or one
-    that is too old, or no such master.
+    It also silences Headgate's log, except with ``verbose``. Raises ``SparkDidNotStart`` if Java is missing or too
+    old, or the master does not exist.
     """
     set_log_level(logging.INFO if verbose else logging.CRITICAL)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -79,7 +79,7 @@ def start_spark(master: str, name: str, *, verbose: bool = False) -> SparkSessio
         builder = builder.config(key, value)
     with tempfile.TemporaryFile() as launcher_log:
         try:
-            # A JVM that is interrupted while it starts is left behind by PySpark, and runs for ever.
+            # PySpark leaves a JVM behind that is interrupted while it starts, and it would run forever.
             with interrupts_held_back(), stderr_goes_to(2 if verbose else launcher_log.fileno()):
                 spark = builder.master(master).appName(name).getOrCreate()
         except (*SPARK_ERRORS, OSError) as error:
@@ -97,11 +97,12 @@ def start_spark(master: str, name: str, *, verbose: bool = False) -> SparkSessio
 
 
 def interrupt_quietly() -> None:
-    """Make of the first Ctrl-C a ``KeyboardInterrupt`` without stack traces on the way; further ones change nothing.
+    """Turn the first Ctrl-C into a ``KeyboardInterrupt`` without stack traces on the way; further ones change nothing.
 
     Spark's own handler calls the JVM from within the very call that it interrupts, which cannot work; Py4J logs how
-    that fails, and the interrupt too. Leaving the sidecar, and stopping Spark, end the jobs anyway, each within its
-    deadline. An interrupt in the middle of that would only cut Py4J's words to the JVM short, and leave it unusable.
+    that fails, and the interrupt, too. Leaving the sidecar, and stopping Spark, end the jobs anyway, each within its
+    deadline. An interrupt in the middle of that would only cut off a message of Py4J to the JVM, and leave Py4J
+    unusable.
     """
 
     def interrupt_once(*unused: object) -> None:
@@ -115,7 +116,7 @@ def interrupt_quietly() -> None:
 
 @contextmanager
 def stderr_goes_to(descriptor: int) -> Iterator[None]:
-    """Processes that are started meanwhile write their errors there, for as long as they live."""
+    """Processes that are started meanwhile write their errors there, for their whole life."""
     kept = os.dup(2)
     os.dup2(descriptor, 2)
     try:

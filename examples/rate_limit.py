@@ -1,7 +1,7 @@
 """One budget for all tasks: each asks the coordinator for a permit before it calls a service that must not be flooded.
 
-Shows requests with an answer. ``handle_request`` may not block, for a coordinator does one thing at a time; so where
-the bucket is empty it answers how long to wait, and the task asks again.
+The example shows requests with an answer. ``handle_request`` may not block, because a coordinator does one thing at a
+time. So if the bucket is empty, it answers how long to wait, and the task asks again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ PERMITS_AT_ONCE = 10.0
 
 
 class PermitBucket(OperatorCoordinator):
-    """In the driver: a bucket that fills steadily, and whose permits are worth one call each."""
+    """In the driver: a bucket that fills steadily; one permit allows one call."""
 
     def __init__(self) -> None:
         self._permits = PERMITS_AT_ONCE
         self._filled_at = time.monotonic()
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> float:
-        """The answer: 0 for a permit, else the seconds after which to ask again."""
+        """Answer 0 for a permit, else the seconds after which to ask again."""
         now = time.monotonic()
         self._permits = min(PERMITS_AT_ONCE, self._permits + (now - self._filled_at) * PERMITS_PER_S)
         self._filled_at = now

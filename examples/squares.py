@@ -1,4 +1,4 @@
-"""Tasks that fetch their work from the driver, one number at a time: whoever is free takes the next."""
+"""Tasks that fetch their work from the driver, one number at a time: any free task takes the next."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A streaming query whose micro-batches commit with Headgate's checkpoints: lines of files, each written exactly once.
 
 Three files come in, one for each batch. In the second batch the driver's own code fails, first before its lines are
-written, then behind their commit. The query is started again each time, and goes on from the checkpoint that fits.
+written, then after their commit. The query is started again each time, and continues from the matching checkpoint.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def lines_to(output: str, handle: OperatorHandle) -> BatchFunction:
 
 
 class FailingOnce:
-    """Raises in the second batch the first time, ahead of ``function`` or behind it."""
+    """Raises in the second batch the first time, before ``function`` or after it."""
 
     def __init__(self, function: BatchFunction, *, ahead: bool) -> None:
         self._function = function
@@ -64,7 +64,7 @@ class FailingOnce:
 
 
 def run_query(spark: SparkSession, folder: Path, function: BatchFunction) -> bool:
-    """From where Spark's own checkpoint is to the end of the input; False if the query has failed."""
+    """Run from Spark's own checkpoint to the end of the input; return False if the query has failed."""
     source = spark.readStream.option("maxFilesPerTrigger", 1).text(str(folder / "in"))
     query = (
         source.writeStream.foreachBatch(function)

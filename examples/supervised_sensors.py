@@ -1,8 +1,9 @@
 """Supervision without Spark: a reader that fails is restarted with growing pauses, and in the end replaced.
 
-A ``Station`` has one ``Reader`` at a time, as its child, and watches it. The reader's policy says what happens to a
-failure: a reading that is not a number is skipped; after a broken connection the reader restarts, and waits longer
-each time; after the third restart it stops. Then the station gets ``Terminated`` and goes on with the next sensor.
+A ``Station`` has one ``Reader`` at a time, as its child, and watches it. The reader's policy decides what happens
+after a failure: a reading that is not a number is skipped; after a broken connection the reader restarts, and waits
+longer each time; after the third restart it stops. Then the station gets ``Terminated`` and continues with the next
+sensor.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Reading:
 
 
 class Reader(Actor[str]):
-    """Reads one sensor, again and again, and tells the station."""
+    """Reads one sensor repeatedly, and tells the station."""
 
     def __init__(self, sensor: Sensor, station: ActorRef[Reading]) -> None:
         self.sensor = sensor
@@ -135,7 +136,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Read a sensor that breaks; restart its reader, then replace it.")
     parser.add_argument("--readings", type=int, default=5, help="how many readings to wait for (default: %(default)s)")
     options = parser.parse_args(arguments)
-    # The runtime logs each failure with its traceback; here the hook tells it in one line.
+    # The runtime logs each failure with its traceback; here the hook reports it in one line.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     asyncio.run(run(max(1, options.readings)))
     return 0

@@ -22,7 +22,7 @@ NUMBERS = 100
 
 
 class Unlucky(OperatorCoordinator):
-    """In the driver: the first runs end with an exit, and the next one succeeds."""
+    """In the driver: the first runs exit, and the next one succeeds."""
 
     def __init__(self, steady_works: threading.Event, over: threading.Event) -> None:
         self._steady_works = steady_works
@@ -38,7 +38,7 @@ class Unlucky(OperatorCoordinator):
         return "at last"
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
-        """What is counted here is counted over all runs."""
+        """The counts here include all runs."""
 
 
 class Steady(OperatorCoordinator):
@@ -78,7 +78,7 @@ class Asker(SubtaskOperator):
 
 
 class CountedCalls:
-    """An action that knows how often it was called."""
+    """An action that counts its calls."""
 
     def __init__(self, action: Callable[[], list[Any]]) -> None:
         self._action = action

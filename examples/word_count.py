@@ -1,10 +1,10 @@
 """Count the words of a source tree on Spark, with a coordinator that hands out the files.
 
 The files of ``--input`` are splits; ``--parallelism`` long-running Spark tasks ask for them, a few at a time. On the
-way (``--faults``) one task's process is killed with SIGKILL while it holds unfinished splits, and one attempt goes
-deaf: its process is stopped with SIGSTOP, so it confirms nothing, its confirmation times out, and exactly that attempt
-is killed through Spark. Their splits go to others. The counts are then compared, word by word, with those of a plain
-Spark job over the same files.
+way (``--faults``) one task's process is killed with SIGKILL while it holds unfinished splits, and one attempt stops
+responding: its process is stopped with SIGSTOP, so it confirms nothing, its confirmation times out, and exactly that
+attempt is killed through Spark. Their splits go to others. The counts are then compared, word by word, with those of
+a plain Spark job over the same files.
 
 Exit status: 0 if every word agrees; 1 if not, or if the job failed; 2 for wrong arguments or an unusable environment;
 130 after Ctrl-C.
@@ -47,7 +47,7 @@ from headgate import (
 WORD = re.compile(r"\w+")
 KILL, DEAF = "kill", "deaf"
 FAULTS = (KILL, DEAF)
-BATCH_MAX = 8  # splits handed out at once: a small file costs less than asking for it
+BATCH_MAX = 8  # splits handed out together: a small file costs less than asking for it
 CONFIRM_TIMEOUT_S = 2.0
 POKE_EVERY_S = 0.2
 SNIFFED_BYTES = 8192
@@ -58,12 +58,12 @@ FOLDERS_LEFT_OUT = ("__pycache__", "site-packages", "dist-packages", ".git")
 
 
 def words_of(path: str) -> list[str]:
-    """The words of one file; what is not UTF-8 in it counts as replacement characters, that is, not at all."""
+    """The words of one file; bytes that are not UTF-8 become replacement characters, which count as no word."""
     return WORD.findall(Path(path).read_text(encoding="utf-8", errors="replace"))
 
 
 class CountWords(SplitReader):
-    """Counts the words of the files that it is handed, and yields the sums when there are no more."""
+    """Counts the words of the files that it gets, and yields the sums when there are no more."""
 
     def __init__(self, root: str) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class CountWords(SplitReader):
 
 @dataclass
 class Progress:
-    """What the coordinator tells the person who watches. Written on the sidecar's loop."""
+    """The messages that the coordinator shows to the user. Written on the sidecar's loop."""
 
     bar: ProgressBar
     done: dict[int, int] = field(default_factory=dict)  # subtask -> splits read by its current attempt
@@ -114,7 +114,7 @@ class WordSplits(StaticSplitEnumerator):
     def __init__(self, files: Sequence[str], faults: list[str], batch_size: int, progress: Progress) -> None:
         super().__init__(files, batch_size=batch_size)
         self._faults = faults
-        self._ripe_after = 2 * batch_size  # a victim has read so many, and so has something to lose
+        self._ripe_after = 2 * batch_size  # a victim has read this many, and so has something to lose
         self._victims: set[int] = set()
         self._progress = progress
 
@@ -145,14 +145,14 @@ class WordSplits(StaticSplitEnumerator):
         self._progress.note(f"subtask {subtask} is reset: {len(splits)} splits given back")
 
     def _is_ripe(self, subtask: int) -> bool:
-        """It has something to lose and was spared so far; or else these are the last splits, and it must be it."""
+        """Whether it has something to lose and was spared so far, or these are the last splits, so it must be it."""
         if not self.pending_count:
             return True
         spared = subtask not in self._victims or self._context.parallelism == 1
         return spared and self._progress.done.get(subtask, 0) >= self._ripe_after
 
     def _poke(self, subtask: int, attempts: list[int]) -> None:
-        """Send the deaf attempt something to confirm, for as long as it is taken for alive."""
+        """Keep sending the stopped attempt events to confirm, for as long as it counts as alive."""
 
         async def poke() -> None:
             if self._context.attempts(subtask) == attempts:
@@ -163,7 +163,7 @@ class WordSplits(StaticSplitEnumerator):
 
 
 class WordCoordinator(SourceCoordinator):
-    """A source coordinator that says aloud which attempts were lost."""
+    """A source coordinator that reports which attempts were lost."""
 
     def __init__(self, files: Sequence[str], faults: Iterable[str], batch_size: int, progress: Progress) -> None:
         self.faults_left = list(faults)
@@ -176,7 +176,7 @@ class WordCoordinator(SourceCoordinator):
 
 
 def find_files(root: Path) -> tuple[dict[str, int], int]:
-    """The text files under ``root``, relative to it, with their times of change, and how many others were left out."""
+    """The text files under ``root``, relative to it, with modification times, and the number of others left out."""
     files: dict[str, int] = {}
     left_out = 0
     for folder, folders, names in os.walk(root):
@@ -194,18 +194,18 @@ def find_files(root: Path) -> tuple[dict[str, int], int]:
 
 
 def is_text(path: Path) -> bool:
-    if not path.is_file():  # reading a pipe would wait for ever
+    if not path.is_file():  # reading a pipe would wait forever
         return False
     try:
         str(path).encode()
-    except UnicodeEncodeError:  # such a name cannot travel as a split
+    except UnicodeEncodeError:  # such a name cannot be sent as a split
         return False
     with path.open("rb") as file:
         return b"\0" not in file.read(SNIFFED_BYTES)
 
 
 def changed_since(root: Path, files: dict[str, int]) -> list[str]:
-    """Those of ``files`` that are gone or were written meanwhile: their words cannot be compared."""
+    """Those of ``files`` that were deleted or written meanwhile: their words cannot be compared."""
 
     def changed(name: str) -> bool:
         try:
@@ -272,7 +272,7 @@ def report(summary: dict[str, Any], out: TextIO) -> None:
 
 
 def run(options: argparse.Namespace, files: dict[str, int]) -> dict[str, Any]:
-    """Both jobs; returns the summary that ``--json`` writes."""
+    """Run both jobs; return the summary that ``--json`` writes."""
     root, parallelism = options.input, options.parallelism
     bar = ProgressBar(len(files), sys.stderr)
     progress = Progress(bar)
@@ -324,7 +324,7 @@ def run(options: argparse.Namespace, files: dict[str, int]) -> dict[str, Any]:
 
 
 def explain(counts: dict[str, int], plain: dict[str, int], changed: Sequence[str]) -> None:
-    """Say which words differ, and whether the input is to blame."""
+    """Print which words differ, and whether the input is to blame."""
     differences = sorted(word for word in counts.keys() | plain.keys() if counts.get(word) != plain.get(word))
     for word in differences[:10]:
         print(f"  {word!r}: {counts.get(word)} here, {plain.get(word)} by plain Spark", file=sys.stderr)

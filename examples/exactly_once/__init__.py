@@ -1,1 +1,1 @@
-"""The parts of ``examples/exactly_once_pipeline.py``: ``pipeline`` is what a user would write, the rest tries it."""
+"""The parts of ``examples/exactly_once_pipeline.py``: ``pipeline`` is what a user would write, the rest tests it."""

@@ -1,8 +1,9 @@
-"""The Spark driver of the pipeline, as a program of its own that may be killed and started again at any moment.
+"""The Spark driver of the pipeline, as a separate program that may be killed and started again at any moment.
 
 ``python -m examples.exactly_once.driver JSON`` with the fields of ``DriverOptions``. It writes what happens into its
-journal, a JSON object a line, which survives it. It ends with status 0 when the job has ended well and everything is
-committed, 2 where there is no Spark. It ends at once when its standard input closes: whoever started it is gone.
+journal, a JSON object per line, which survives it. It ends with status 0 when the job has succeeded and everything is
+committed, and with 2 if Spark cannot start. It ends immediately when its standard input closes, because then the
+process that started it has ended.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from headgate import CheckpointConfig, FixedDelay, GatewayLimits, Sidecar, Sidec
 
 CHECKPOINT = CheckpointConfig(
     interval_s=0.1, timeout_s=3.0, tolerated_failures=1000
-)  # a checkpoint that meets a fault fails; the fault itself is what fails somebody over
+)  # a checkpoint that meets a fault fails; the fault itself causes the failover
 CONFIRM_TIMEOUT_S = 1.0
 RESTART = FixedDelay(restarts_max=20, delay_s=0.2)
 
 
 class DriverOptions(NamedTuple):
-    """What the driver is told. URLs are of folders; ``faults`` are those that are still to come."""
+    """The driver's arguments. URLs are of folders; ``faults`` are those that have not happened yet."""
 
     master: str
     parallelism: int
@@ -51,7 +52,7 @@ class DriverOptions(NamedTuple):
 
 
 class Journal:
-    """Lines that are in the file when ``write`` returns, whatever becomes of the process. Thread-safe."""
+    """Lines that are in the file when ``write`` returns, even if the process dies then. Thread-safe."""
 
     def __init__(self, path: str) -> None:
         self._file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 - open as long as the process
@@ -72,7 +73,7 @@ def end_with_stdin() -> None:
 
 
 def run(options: DriverOptions) -> None:
-    """Restore what the storage holds, go on to the end, commit. Raises whatever the sidecar or Spark raises."""
+    """Restore what the storage holds, continue to the end, commit. Raises whatever the sidecar or Spark raises."""
     journal = Journal(options.journal)
     for module in (pipeline, faults):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # executors have no examples

@@ -1,7 +1,7 @@
-"""What goes wrong on the way, when, and with whom: drawn from a seed, and done by the pipeline's own two ends.
+"""The faults of a run: what fails and when is drawn from a seed, and the pipeline's own two ends carry it out.
 
-A fault is due when a certain part of all numbers has passed. Every other one then waits for the next checkpoint's cut.
-It strikes a random moment later, from a thread of its own, in the middle of whatever the process does then.
+A fault is due when a certain part of all numbers has passed. Every other one then waits for the next checkpoint's
+cut. It strikes a random moment later, from a separate thread, in the middle of whatever the process does then.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ DELAY_MAX_S = 0.3
 CHECKPOINT_DELAY_MAX_S = 0.05  # about as long as a checkpoint takes from its cut to its completion
 DAWDLE_S = 0.01
 TROUBLE_MAX_S = 2.0
-FAILS_AFTER_S, DIES_AFTER_S = 0.05, 0.5  # once the storage does not answer
+FAILS_AFTER_S, DIES_AFTER_S = 0.05, 0.5  # after the storage stops answering
 SIGNALS = {TASK: signal.SIGKILL, DEAF: signal.SIGSTOP}
 NOT_ITS_OWN_FAULT = (FailureKind.GLOBAL_FAILURE, FailureKind.RUN_ENDED, FailureKind.SUPERSEDED, FailureKind.REVOKED)
 
 
 class Fault(NamedTuple):
-    """``at`` is a part of all numbers, 0 to 1; ``delay_s`` is how much later it strikes.
+    """One planned fault. ``at`` is a part of all numbers, 0 to 1; ``delay_s`` is how much later it strikes.
 
-    ``in_checkpoint``: it waits for a cut first. ``by_exception``: how a coordinator fails, else by ``fail_job``.
-    ``trouble`` is the storage's, and lasts for ``lasts_s``; ``dies``: the driver is killed meanwhile.
+    ``in_checkpoint``: it waits for a cut first. ``by_exception``: the coordinator fails by an exception, not by
+    ``fail_job``. ``trouble`` is the storage's, and lasts for ``lasts_s``; ``dies``: the driver is killed meanwhile.
     """
 
     kind: str
@@ -88,7 +88,7 @@ class CoordinatorFault(Exception):
 
 
 class FaultySubtask(NumberSubtask):
-    """Dies or goes deaf when it is told to, and takes its time for snapshots, as a large state would."""
+    """Dies or stops responding when told to, and takes snapshots slowly, as with a large state."""
 
     def __init__(self, numbers: int, sink_url: str) -> None:
         super().__init__(numbers, sink_url)
@@ -102,7 +102,7 @@ class FaultySubtask(NumberSubtask):
                 super().handle_event(event)
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
-        """Between the first acknowledgement and the last there is time for a fault."""
+        """Leave time for a fault between the first acknowledgement and the last."""
         time.sleep(DAWDLE_S * ((checkpoint_id + self.context.subtask) % 4))
         return super().snapshot_state(checkpoint_id)
 
@@ -113,7 +113,7 @@ class FaultySubtask(NumberSubtask):
 
 
 def strike_later(delay_s: float, number: signal.Signals) -> threading.Timer:
-    """Send this process a signal after ``delay_s`` seconds, wherever it then is."""
+    """Send this process a signal after ``delay_s`` seconds, whatever it is doing then."""
     timer = threading.Timer(delay_s, os.kill, (os.getpid(), number))
     timer.daemon = True
     timer.start()
@@ -124,7 +124,7 @@ def strike_later(delay_s: float, number: signal.Signals) -> threading.Timer:
 
 
 class FaultyCoordinator(NumberCoordinator):
-    """Causes the faults that are due, one after the other, and sees whether they came about."""
+    """Causes the faults that are due, one after the other, and checks whether they happened."""
 
     def __init__(
         self,
@@ -135,14 +135,14 @@ class FaultyCoordinator(NumberCoordinator):
         on_wrong: Callable[[str], None],
         on_fault: Callable[..., None],
     ) -> None:
-        """``on_fault`` is told the kind of a fault that came about; the driver's own death only somebody else sees.
+        """``on_fault`` gets the kind of a fault that happened; the driver's own death is visible only from outside.
 
-        With ``kills=True``, the driver is killed for it in a moment. It may be called in another thread.
+        With ``kills=True``, the fault is about to kill the driver. It may be called in another thread.
         """
         super().__init__(numbers, sink_url, on_wrong)
         self._faults = list(faults)
         self._on_fault = on_fault
-        self._struck: dict[tuple[int, int], Fault] = {}  # subtask and attempt -> what it was told to do
+        self._struck: dict[tuple[int, int], Fault] = {}  # subtask and attempt -> the fault it was told to cause
 
     async def send_more(self) -> None:
         await super().send_more()
@@ -172,13 +172,13 @@ class FaultyCoordinator(NumberCoordinator):
             case _:
                 subtask = self._victim(fault)
                 gateway = self.gateways.get(subtask)
-                if gateway is not None:  # else it is being started again: then a moment later
+                if gateway is not None:  # else it is being started again: try again a moment later
                     self._faults.pop(0)
                     self._struck[subtask, gateway.attempt.attempt] = fault
                     gateway.send_event_nowait([FAULT, fault.kind, fault.delay_s])
 
     def _storage_struck(self, loop: asyncio.AbstractEventLoop, fault: Fault) -> None:
-        """A checkpoint is there and will be reported as failed: the job fails, and perhaps the driver dies."""
+        """A checkpoint exists but will be reported as failed: the job fails, and perhaps the driver dies."""
         self._on_fault(STORAGE, kills=fault.dies)
         loop.call_soon_threadsafe(self.context.call_later, FAILS_AFTER_S, self._fail_for_storage)
         if fault.dies:
@@ -196,7 +196,7 @@ class FaultyCoordinator(NumberCoordinator):
         self.context.fail_job(CoordinatorFault("it gives up, on purpose"))
 
     def _victim(self, fault: Fault) -> int:
-        """The one that was drawn, unless it might end before the fault strikes: then the one that is last."""
+        """The chosen subtask, unless it might end before the fault strikes: then the slowest one."""
         if self.progress_of(fault.subtask) <= ALMOST_DONE:
             return fault.subtask
         return min(range(self.context.parallelism), key=self.progress_of)
@@ -206,7 +206,7 @@ class FaultyCoordinator(NumberCoordinator):
         fault = self._struck.pop((subtask, attempt), None)
         if fault is None:
             return
-        if reason.kind in NOT_ITS_OWN_FAULT:  # something else was quicker, and the next attempt has to do it
+        if reason.kind in NOT_ITS_OWN_FAULT:  # another failure came first; the next attempt must do it
             self._faults.insert(0, fault)
         else:
             self._on_fault(fault.kind)

@@ -1,8 +1,8 @@
-"""A local directory of checkpoints whose answers are not to be trusted for a while: ``faulty:///path`` for fsspec.
+"""A local directory of checkpoints whose answers are wrong for a while: ``faulty:///path`` for fsspec.
 
-A trouble waits until a checkpoint has got its name. That rename reports a failure, or no answer for a while; and then
-the directory may be out of reach, or refuse every deletion, until it is over. What the storage says is wrong, then, but
-what it holds is right: so whatever is restored must find all that it refers to.
+A trouble waits until a checkpoint has got its name. That rename reports a failure, or does not answer for a while.
+Then the directory may be out of reach, or refuse every deletion, until the trouble is over. The storage's answers are
+wrong then, but its contents are right: so a restored checkpoint must find all that it refers to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HANGING_S = 4.0
 
 
 class Trouble:
-    """What is wrong with the directory. Thread-safe; ``on_struck`` is called in the thread that writes."""
+    """The current trouble of the directory. Thread-safe; ``on_struck`` is called in the thread that writes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,18 +33,18 @@ class Trouble:
         self._over_at: dict[str, float] = {}
 
     def begin(self, how: str, lasts_s: float, on_struck: Callable[[], None]) -> None:
-        """The next checkpoint that is renamed meets it; what follows lasts for ``lasts_s`` seconds."""
+        """Give the trouble to the next checkpoint that is renamed; its effects last for ``lasts_s`` seconds."""
         with self._lock:
             self._waiting = how, lasts_s, on_struck
 
     def end(self) -> None:
-        """Everything is answered again."""
+        """Answer everything again."""
         with self._lock:
             self._waiting = None
         self._over_at.clear()
 
     def check(self, deletes: bool) -> None:
-        """Before an operation. Raises ``OSError``."""
+        """Call this before an operation. Raises ``OSError``."""
         now = time.monotonic()
         if self._over_at.get(OUT_OF_REACH, now) > now:
             raise OSError("the directory is out of reach, on purpose")
@@ -52,7 +52,7 @@ class Trouble:
             raise PermissionError("deletions are refused, on purpose")
 
     def renamed(self) -> None:
-        """A checkpoint has got its name. Raises ``OSError``."""
+        """Call this when a checkpoint has got its name. Raises ``OSError``."""
         with self._lock:
             waiting, self._waiting = self._waiting, None
         if waiting is None:
@@ -66,7 +66,7 @@ class Trouble:
 
 
 class FaultyFileSystem(LocalFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """A local directory, as far as ``trouble`` lets it answer."""
+    """A local directory that answers only as ``trouble`` allows."""
 
     protocol: ClassVar = PROTOCOL
     trouble: ClassVar = Trouble()

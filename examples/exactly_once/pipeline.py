@@ -1,10 +1,11 @@
 """Numbered events in both directions, and a file sink, exactly once whatever fails.
 
-The coordinator sends each subtask 1, 2, 3 and so on, and each subtask does the same upwards, all of them at once and
-all the time. Both sides know how far they are, and keep that in their part of each checkpoint. The subtasks write what
-they sent and what they received into part files, which the coordinator makes visible when a checkpoint is complete.
+The coordinator sends each subtask 1, 2, 3 and so on, and each subtask does the same upwards, all of them concurrently
+and all the time. Both sides know their position, and keep it in their part of each checkpoint. The subtasks write the
+numbers that they sent and received into part files, which the coordinator makes visible when a checkpoint is
+complete.
 
-What is expected of each event is the number after the last one: anything else was lost, doubled or out of order.
+The expected number of each event is the one after the last: anything else was lost, duplicated or out of order.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from headgate import (
 
 OPERATOR_ID = "numbers"
 NUMBER, WRONG = "number", "wrong"
-TICK_S = 0.01  # both sides send one number to the other so often
+TICK_S = 0.01  # how often both sides send a number to each other
 
 
 # --- in the tasks -------------------------------------------------------------------------------------------------
 
 
 class NumberSubtask(SubtaskOperator):
-    """Sends its numbers up, takes those that come down, and writes both into the sink."""
+    """Sends its numbers up, receives those that come down, and writes both into the sink."""
 
-    snapshot_anywhere = True  # at every call of the context, the fields agree with what has left and what was taken
+    snapshot_anywhere = True  # at every call of the context, the fields agree with what was sent and received
 
     def __init__(self, numbers: int, sink_url: str) -> None:
         self._numbers = numbers
@@ -63,7 +64,7 @@ class NumberSubtask(SubtaskOperator):
                 self.context.wait_for_event(left_s)
 
     def _send_next(self) -> None:
-        """The count follows the event: a snapshot that comes while ``send_event`` waits has neither of them."""
+        """The count follows the event: a snapshot that comes while ``send_event`` waits includes neither."""
         self.context.send_event([NUMBER, self._sent + 1])
         self._sent += 1
         self._write(f"up {self._sent}")
@@ -80,7 +81,7 @@ class NumberSubtask(SubtaskOperator):
         self._sink.write(f"{self.context.subtask} {row}")
 
     def snapshot_state(self, checkpoint_id: int) -> bytes:
-        """What was written since the last snapshot belongs to this one; the coordinator is told which files."""
+        """The rows since the last snapshot belong to this one; the coordinator is told which files hold them."""
         assert self._sink is not None, "open comes first"
         self._sink.send_sealed(self.context, checkpoint_id)
         return json.dumps([self._sent, self._received]).encode()
@@ -94,22 +95,22 @@ class NumberSubtask(SubtaskOperator):
 
 
 class Position(NamedTuple):
-    """How far the coordinator is with one subtask, in both directions."""
+    """The coordinator's position with one subtask, in both directions."""
 
     sent: int = 0
     received: int = 0
 
 
 class NumberCoordinator(OperatorCoordinator):
-    """Sends every subtask its numbers, takes theirs, and publishes their files.
+    """Sends every subtask its numbers, receives theirs, and publishes their files.
 
-    The heart of it is ``_cuts``: where it was with each subtask at each checkpoint that may still be restored. When
-    one subtask goes back to a checkpoint, the coordinator goes back with it, for this subtask alone: what it sent after
-    the cut is to be sent again, and what it received after the cut will come again.
+    Its core is ``_cuts``: the position with each subtask at each checkpoint that may still be restored. When one
+    subtask goes back to a checkpoint, the coordinator goes back with it, for this subtask alone: what it sent after
+    the cut must be sent again, and what it received after the cut will come again.
     """
 
     def __init__(self, numbers: int, sink_url: str, on_wrong: Callable[[str], None]) -> None:
-        """``on_wrong`` is told of every event that is not the one after the last; no failover takes that back."""
+        """``on_wrong`` is told of every event that is not the one after the last; a failover does not undo that."""
         self._numbers = numbers
         self._on_wrong = on_wrong
         self._sink = SinkCommitter(sink_url)
@@ -120,7 +121,7 @@ class NumberCoordinator(OperatorCoordinator):
 
     @property
     def progress(self) -> float:
-        """Which part of all numbers was sent and received, 0 to 1."""
+        """The part of all numbers that was sent and received, 0 to 1."""
         parallelism = self.context.parallelism
         return sum(map(self.progress_of, range(parallelism))) / parallelism
 
@@ -138,14 +139,14 @@ class NumberCoordinator(OperatorCoordinator):
         await self.send_more()
 
     async def send_more(self) -> None:
-        """The next number to each subtask that is ready for it."""
+        """Send the next number to each subtask that is ready for it."""
         for subtask, gateway in self.gateways.items():
             position = self._position(subtask)
             if position.sent == self._numbers:
                 continue
             try:
                 gateway.send_event_nowait([NUMBER, position.sent + 1])
-            except GatewayFull:  # it is slow, or about to be found dead; the others need not wait for it
+            except GatewayFull:  # it is slow, or about to be declared dead; the others need not wait
                 continue
             self._positions[subtask] = position._replace(sent=position.sent + 1)
 
@@ -193,11 +194,11 @@ class NumberCoordinator(OperatorCoordinator):
         await self._sink.complete(checkpoint_id)
 
     async def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """No subtask of this driver goes back to it. The next driver may, so nothing else is cleaned up here."""
+        """This driver's subtasks no longer restore it. The next driver may, so nothing else is cleaned up here."""
         self._cuts.pop(checkpoint_id, None)
 
     async def notify_checkpoint_discarded(self, checkpoint_id: int) -> None:
-        """No driver goes back to it any more: the sink deletes what it has kept for it."""
+        """Drivers no longer restore it either: the sink deletes what it has kept for it."""
         await self._sink.discarded(checkpoint_id)
 
     async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:

@@ -1,7 +1,7 @@
-"""Whether every number went exactly once and in order, judged by what a run has left behind.
+"""Verify from a run's files that every number was sent exactly once and in order.
 
-Nothing that the job says of itself counts. The newest checkpoint says what both sides know: it is the final one, taken
-when all subtasks had ended. The visible part files say what a reader of the sink sees.
+The job's own reports do not count. The newest checkpoint says what both sides know: it is the final one, taken when
+all subtasks had ended. The visible part files show what a reader of the sink sees.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROBLEMS_SHOWN = 10
 
 
 class Side(NamedTuple):
-    """One row of the table: how many numbers of one subtask are known where. All must be the same."""
+    """One row of the table: how many numbers of one subtask each place knows. All must be the same."""
 
     subtask: int
     sent_down: int
@@ -33,7 +33,7 @@ class Side(NamedTuple):
 
 
 class Proof(NamedTuple):
-    """It holds if there are no problems."""
+    """The result of the proof: it holds if there are no problems."""
 
     rows: list[Side]
     files: int
@@ -42,7 +42,7 @@ class Proof(NamedTuple):
 
 
 def prove(storage_url: str, sink_url: str, numbers: int, parallelism: int) -> Proof:
-    """Read what the run left behind, and compare it with 1 to ``numbers`` for each subtask and direction."""
+    """Read the files of the run, and compare them with 1 to ``numbers`` for each subtask and direction."""
     try:
         checkpoint = CheckpointStorage(storage_url).latest(OPERATOR_ID)
     except StorageError as error:
@@ -98,7 +98,7 @@ def numbers_written(files: Iterable[tuple[str, str]], problems: list[str]) -> di
 
 
 def differences(direction: str, found: list[int], numbers: int) -> Iterator[str]:
-    """What is wrong with the numbers in the sink, in words; nothing if they are 1 to ``numbers`` in order."""
+    """The errors among the numbers in the sink, in words; empty if they are 1 to ``numbers`` in order."""
     expected = range(1, numbers + 1)
     missing = sorted(set(expected) - set(found))
     doubled = sorted(number for number, times in Counter(found).items() if times > 1)
@@ -115,7 +115,7 @@ def some(numbers: list[int]) -> str:
 
 
 def visible_files(url: str) -> Iterator[tuple[str, str]]:
-    """Name and content of every file that a reader sees: no name that begins with a dot or an underscore."""
+    """Name and content of every file that a reader sees: names that begin with a dot or an underscore are hidden."""
     filesystem, root = fsspec.core.url_to_fs(url)
     for path in filesystem.find(root):
         name = path[len(root) :].strip("/")
@@ -124,7 +124,7 @@ def visible_files(url: str) -> Iterator[tuple[str, str]]:
 
 
 def table(proof: Proof) -> str:
-    """The proof for people."""
+    """Print the proof."""
     heads = ("subtask", "sent down", "received", "in the sink", "sent up", "received", "in the sink")
     lines = ["  ".join(f"{head:>11}" for head in heads)]
     lines += ["  ".join(f"{figure:>11}" for figure in row) for row in proof.rows]

@@ -1,4 +1,4 @@
-"""One run of the pipeline from its start to its proof: starts the driver, and starts it again when it is killed."""
+"""One run of the pipeline from start to proof: starts the driver, and starts it again when it is killed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Outcome(NamedTuple):
 
 
 class Trial:
-    """Runs in the process of the person who watches; nothing of it depends on the driver that is killed."""
+    """Runs outside of the driver, in the process that the user started, so it survives when the driver is killed."""
 
     def __init__(self, options: TrialOptions, say: Callable[[str], None]) -> None:
         self._options = options
@@ -62,13 +62,13 @@ class Trial:
         self._struck: list[str] = []
         self._wrong: list[str] = []
         self._checkpoints = 0
-        self._kills = False  # a fault that came about is about to kill the driver
+        self._kills = False  # a fault is about to kill the driver
         self._groups: list[int] = []
 
     def run(self) -> Outcome:
-        """Blocks until the job has ended and was judged. Ctrl-C ends the driver, and comes out as usual.
+        """Run until the job has ended and was judged. Ctrl-C ends the driver, and is raised as usual.
 
-        Raises ``SparkDidNotStart`` where a driver says so.
+        Raises ``SparkDidNotStart`` if a driver reports that.
         """
         options = self._options
         began = time.monotonic()
@@ -105,7 +105,7 @@ class Trial:
         return [fault.kind for fault in self._planned if fault.kind not in self._struck]
 
     def _run_driver(self) -> int:
-        """Start it with the faults that are still to come, and return its exit status; 1 also for one that hangs."""
+        """Start the driver with the faults still to come, and return its exit status; 1 also if it hangs."""
         options = self._options
         log = options.folder / f"driver-{len(self._groups) + 1}.log"
         planned = [fault for fault in self._planned if fault.kind not in self._struck]
@@ -161,9 +161,9 @@ class Trial:
 
 @contextmanager
 def started(command: list[str], log: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver in a process group of its own, so that a Ctrl-C is not for it; ended with the block if it still runs.
+    """A driver in a separate process group, which a Ctrl-C does not reach; the block ends it if it still runs.
 
-    Of a driver that is gone, the JVM and the workers end by themselves, while the next one runs already.
+    The JVM and the workers of a dead driver end without help, while the next driver already runs.
     """
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
@@ -193,7 +193,7 @@ def started(command: list[str], log: Path, folder: Path) -> Iterator[subprocess.
 
 
 def await_end_of_group(group: int) -> None:
-    """Return when no process of a dead driver's group is left: its JVM may take a moment. One that hangs is killed."""
+    """Wait until no process of a dead driver's group is left: its JVM may take a moment. One that hangs is killed."""
     deadline = time.monotonic() + GONE_TIMEOUT_S
     with suppress(ProcessLookupError):
         while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Files that a checkpoint makes visible, tested with the real sink: it works in threads, and waits between its tries.
+"""A test of files that a checkpoint makes visible, with the real sink: it uses threads, and waits between its tries.
 
 Run it with ``python -m pytest --asyncio-mode auto examples/testing/test_file_sink.py``.
 """
@@ -12,7 +12,7 @@ from headgate.testing import running_operator
 
 
 def visible_rows(folder: Path) -> list[str]:
-    """What a reader of the folder sees: names that begin with a dot or an underscore are hidden."""
+    """The rows that a reader of the folder sees: names that begin with a dot or an underscore are hidden."""
     return sorted(row for file in folder.glob("[!._]*") for row in file.read_text().splitlines())
 
 

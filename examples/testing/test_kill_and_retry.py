@@ -1,4 +1,4 @@
-"""A task is killed after a checkpoint, and the retry goes on from there: both halves restore their state.
+"""A task is killed after a checkpoint, and the retry continues from there: both halves restore their state.
 
 Run it with ``python -m pytest --asyncio-mode auto examples/testing/test_kill_and_retry.py``.
 """

@@ -16,7 +16,7 @@ PERMITS_AT_ONCE = 4.0
 
 
 class PermitBucket(OperatorCoordinator):
-    """A bucket that fills steadily, and whose permits are worth one call each."""
+    """A bucket that fills steadily; one permit allows one call."""
 
     async def start(self, context: CoordinatorContext) -> None:
         self._clock = context.clock  # the virtual one in a test
@@ -24,7 +24,7 @@ class PermitBucket(OperatorCoordinator):
         self._filled_at = self._clock.now()
 
     async def handle_request(self, subtask: int, attempt: int, request: Any) -> float:
-        """The answer: 0 for a permit, else the seconds after which to ask again."""
+        """Answer 0 for a permit, else the seconds after which to ask again."""
         now = self._clock.now()
         self._permits = min(PERMITS_AT_ONCE, self._permits + (now - self._filled_at) * PERMITS_PER_S)
         self._filled_at = now
