@@ -1,1 +1,1 @@
-"""The examples, run as their reader runs them."""
+"""Tests that run the examples as a reader would."""

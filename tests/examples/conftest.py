@@ -18,7 +18,7 @@ RunExample = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run_example(tmp_path: Path) -> RunExample:
-    """Runs ``examples/<name>.py`` in an empty folder and returns how it ended; ``environment`` replaces variables."""
+    """Runs ``examples/<name>.py`` in an empty folder and returns the result; ``environment`` replaces variables."""
 
     def run(name: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *map(str, arguments)]
@@ -40,7 +40,7 @@ def run_example(tmp_path: Path) -> RunExample:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Forty files in three folders, of very different sizes, two of them no text."""
+    """Forty files in three folders, of very different sizes, two of which are not text."""
     root = tmp_path / "tree"
     for number in range(40):
         folder = root / f"part{number % 3}"

@@ -1,4 +1,4 @@
-"""The examples of actors without Spark run, end by themselves, and show what they say; their own tests run too."""
+"""The examples of actors without Spark run, end, and show what they claim; their own tests run, too."""
 
 from __future__ import annotations
 

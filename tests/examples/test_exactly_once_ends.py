@@ -1,4 +1,4 @@
-"""The two ends of the exactly-once pipeline and their faults, each against a world of the test's own."""
+"""The two ends of the exactly-once pipeline and their faults, each with simulated counterparts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NUMBERS = 10
 
 
 class Gateway:
-    """Takes down what is sent; refuses when it is full."""
+    """Records what is sent; refuses when it is full."""
 
     def __init__(self, subtask: int, attempt: int = 0) -> None:
         self.attempt = ExecutionAttempt("numbers", subtask, attempt, 100 * attempt + subtask)
@@ -53,7 +53,7 @@ class Gateway:
 
 
 class CoordinatorWorld:
-    """A context that keeps what is to be called later, and what the job was failed for."""
+    """A context that keeps the scheduled calls, and the reason for which the job was failed."""
 
     operator_id = "numbers"
     parallelism = 2
@@ -79,7 +79,7 @@ class CoordinatorWorld:
 
 
 class SubtaskWorld:
-    """A context of a task: takes down what is sent, and lets a test act in the middle of it."""
+    """A context of a task: records what is sent, and lets a test act in the middle of it."""
 
     operator_id = "numbers"
     subtask = 1
@@ -131,7 +131,7 @@ FAILED = FailureReason(FailureKind.FAILED, "it crashed")
 
 
 async def test_one_subtask_goes_back_to_the_cut_and_the_coordinator_with_it(tmp_path: Path) -> None:
-    """H13, H18: what was sent to it after the cut is sent again, what it sent will come again; the other goes on."""
+    """H13, H18: what was sent to it after the cut is sent again, what it sent will come again; the other continues."""
     coordinator, world, wrong = await a_coordinator(tmp_path)
     gateways = [await ready(coordinator, subtask) for subtask in range(2)]
     await world.tick()
@@ -155,7 +155,7 @@ async def test_one_subtask_goes_back_to_the_cut_and_the_coordinator_with_it(tmp_
 
 
 async def test_a_cut_is_kept_until_a_newer_one_is_complete_whatever_is_given_up_meanwhile(tmp_path: Path) -> None:
-    """H18, H45: 5 is complete, 6 was given up; before any of them the way back leads to the beginning."""
+    """H18, H45: 5 is complete, 6 was given up; before any of them a reset leads to the beginning."""
     coordinator, world, _ = await a_coordinator(tmp_path)
     await ready(coordinator, 0)
     positions = []
@@ -196,7 +196,7 @@ async def test_a_new_coordinator_goes_on_from_the_bytes_of_the_old_one(tmp_path:
 
 
 async def test_a_number_that_is_not_the_next_one_is_told(tmp_path: Path) -> None:
-    """H30: doubled, lost, and what a subtask has found."""
+    """H30: a duplicated and a lost event, and one that a subtask reports."""
     coordinator, _, wrong = await a_coordinator(tmp_path)
     await ready(coordinator, 0)
 
@@ -313,7 +313,7 @@ async def a_faulty(sink: Path, *faults: Fault) -> tuple[FaultyCoordinator, Coord
 
 
 async def test_a_fault_is_due_when_its_part_of_the_numbers_has_passed(tmp_path: Path) -> None:
-    """H7: and the coordinator goes on after it."""
+    """H7: and the coordinator continues after it."""
     coordinator, world, struck = await a_faulty(tmp_path, a_fault(COORDINATOR, 0.1))
     for subtask in range(2):
         await ready(coordinator, subtask)
@@ -349,7 +349,7 @@ async def test_an_attempt_that_fails_for_something_else_leaves_its_fault_to_the_
     tmp_path: Path, kind: str, way: FailureKind
 ) -> None:
     coordinator, world, struck = await a_faulty(tmp_path, a_fault(kind, 0.0))
-    await world.tick()  # nobody is there yet
+    await world.tick()  # not ready yet
     first = await ready(coordinator, 0)
     await world.tick()
     await coordinator.subtask_failed(0, 0, FailureReason(FailureKind.GLOBAL_FAILURE, "all of them"))
@@ -366,7 +366,7 @@ async def test_an_attempt_that_fails_for_something_else_leaves_its_fault_to_the_
 
 
 async def test_one_that_has_almost_ended_is_spared_for_the_last_one(tmp_path: Path) -> None:
-    """Or it would end before it could fail."""
+    """Otherwise it would end before it could fail."""
     coordinator, world, _ = await a_faulty(tmp_path, a_fault(TASK, 0.4))
     await coordinator.reset_to_checkpoint(3, A_STATE)
     gateways = [await ready(coordinator, subtask) for subtask in range(2)]

@@ -46,7 +46,7 @@ def test_a_wrong_option_is_refused(arguments: list[str], said: str, capsys: pyte
 
 
 def test_a_storage_that_was_used_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What another run has left would be restored, and prove nothing."""
+    """Leftovers of another run would be restored, and the proof would mean nothing."""
     (tmp_path / "seed-4" / "sink").mkdir(parents=True)
 
     with pytest.raises(SystemExit):
@@ -118,7 +118,7 @@ SPARK_TIMEOUT_S = 900
 
 
 def started_pipeline(folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    """The example as a separate program, whose temporary files lie in ``folder``."""
+    """The example as a separate program with its temporary files in ``folder``."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "examples" / "exactly_once_pipeline.py"), *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},

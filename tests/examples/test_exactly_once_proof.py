@@ -1,4 +1,4 @@
-"""The proof of the exactly-once pipeline finds what is wrong, and a trial takes every end of a driver as it is."""
+"""The proof of the exactly-once pipeline finds every error, and a trial handles every end of a driver."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_file_that_ends_within_a_row_is_no_proof() -> None:
 
 
 def a_finished_run(folder: Path) -> Path:
-    """What the run of ``a_checkpoint`` leaves: a storage and a sink. Returns the checkpoint's file."""
+    """The files that the run of ``a_checkpoint`` leaves: a storage and a sink. Returns the checkpoint's file."""
     storage = CheckpointStorage(folder / "checkpoints")
     storage.prepare()
     file = storage.store(OPERATOR_ID, a_checkpoint())
@@ -150,7 +150,7 @@ def a_trial(folder: Path, monkeypatch: pytest.MonkeyPatch, program: str, **chang
 def test_the_next_driver_gets_the_faults_that_have_not_come_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """H52: a driver that dies by SIGKILL is followed by one that goes on."""
+    """H52: a driver that dies by SIGKILL is followed by one that continues."""
     program = """
         if "driver" in kinds:
             journal.write(fault="deaf")

@@ -1,4 +1,4 @@
-"""How the examples' programs meet a Ctrl-C."""
+"""How the examples' programs handle a Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _as_before() -> Iterator[None]:
 
 
 def test_only_the_first_ctrl_c_interrupts() -> None:
-    # A second one came while Py4J tidied up after the first: no session could be stopped through it any more.
+    # A second one came while Py4J cleaned up after the first: after that it could not stop a session any more.
     interrupt_quietly()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The small examples run by themselves and show what they say."""
+"""The small examples run without arguments and show what they claim."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.examples.conftest import RunExample
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_rule_that_is_made_while_the_tasks_run_reaches_them(run_example: RunExample) -> None:
-    """H22: the rule is sent before the leave to go on, so the task that tipped the scales obeys immediately.
+    """H22: the rule is sent before the permission to continue, so the task that reached the limit obeys immediately.
 
-    H66: the rule that exists from the beginning holds for the first record of each task.
+    H66: a rule that exists from the beginning applies to the first record of each task.
     """
     ended = run_example("live_rules")
 

@@ -1,4 +1,4 @@
-"""The streaming example runs by itself, fails where it says, and writes each line once."""
+"""The streaming example runs without arguments, fails where it claims to, and writes each line once."""
 
 from __future__ import annotations
 

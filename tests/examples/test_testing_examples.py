@@ -1,4 +1,4 @@
-"""The examples of ``headgate.testing`` are tests themselves, and they also run from a folder of their own."""
+"""The examples of ``headgate.testing`` are tests themselves, and they also run from a separate folder."""
 
 from __future__ import annotations
 

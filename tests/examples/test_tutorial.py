@@ -46,7 +46,7 @@ def test_the_page_can_be_followed_to_the_letter(tmp_path: Path) -> None:
     assert right in shell.said["survive_a_task.py"]
     closed = re.search(r"'sold': (\d+), 'turned away': (\d+)} together 1000", shell.said["talk_back.py"])
     assert closed is not None
-    assert int(closed[1]) >= 137  # 100 000 needs so many of the largest orders
+    assert int(closed[1]) >= 137  # 100 000 needs this many of the largest orders
     assert "back to checkpoint" in shell.said["survive_the_driver.py"]
     assert right in shell.said["survive_the_driver.py"]
 
@@ -56,7 +56,7 @@ class Shell:
 
     def __init__(self, root: Path) -> None:
         self.folder = root
-        self.said: dict[str, str] = {}  # by program: what its last run has printed
+        self.said: dict[str, str] = {}  # by program: the output of its last run
         self._wheels = root / "wheels"
         command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(self._wheels)]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
@@ -90,7 +90,7 @@ class Shell:
         )
 
     def wait_for(self, text: str) -> None:
-        """Until the running program has said this; the timeout of the test bounds it."""
+        """Wait until the running program has printed this; the test's timeout limits the wait."""
         assert self._running.stdout is not None
         assert any(text in line for line in self._running.stdout), f"it ended without {text!r}"
 
@@ -115,7 +115,7 @@ class Shell:
         self.said[command.removeprefix("python ")] = done.stdout
 
     def _make_environment(self) -> None:
-        """A new one that finds what Headgate depends on where this test finds it, and Headgate itself nowhere."""
+        """A new environment that finds Headgate's dependencies where this test finds them, but not Headgate itself."""
         venv.create(self.folder / ".venv", with_pip=True, symlinks=True)
         (site,) = (self.folder / ".venv").glob("lib/python*/site-packages")
         installed = next(path for path in sys.path if path.endswith("site-packages"))

@@ -1,4 +1,4 @@
-"""The word count: right sums with faults and without, and plain words where it cannot run."""
+"""The word count: correct sums with and without faults, and plain errors if it cannot run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_word_counts_once_though_two_attempts_are_lost(
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_terminal_sees_one_growing_line_and_more_subtasks_than_files_harm_nobody(tree: Path, tmp_path: Path) -> None:
-    """Two files, three subtasks, the other relay; and somebody has to die for the fault that was ordered."""
+    """Two files, three subtasks, the other relay; one subtask must die for the requested fault."""
     few = tmp_path / "few"
     few.mkdir()
     (few / "one.txt").write_text("to be or not to be")
@@ -107,7 +107,7 @@ def test_a_terminal_sees_one_growing_line_and_more_subtasks_than_files_harm_nobo
 
 
 def read_terminal(terminal: int, seen: list[bytes]) -> None:
-    """Until the other end is closed, which Linux reports as an error."""
+    """Wait until the other end is closed, which Linux reports as an error."""
     try:
         while chunk := os.read(terminal, 4096):
             seen.append(chunk)
@@ -120,7 +120,7 @@ def read_terminal(terminal: int, seen: list[bytes]) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_job_that_fails_is_reported_in_few_words(run_example: RunExample, tree: Path) -> None:
-    """A master that forgives nothing: the first lost attempt is the end of the job."""
+    """A master that allows no failures: the first lost attempt ends the job."""
     ended = run_example("word_count", "--input", tree, "--master", "local[2,1]", "--parallelism", 2)
 
     assert ended.returncode == 1
@@ -150,7 +150,7 @@ def test_a_port_in_use_is_named(run_example: RunExample, tree: Path) -> None:
 def test_without_java_it_says_so(run_example: RunExample, tree: Path, tmp_path: Path) -> None:
     nowhere = tmp_path / "no-java"
     nowhere.mkdir()
-    for tool in ("bash", "dirname", "env", "ps"):  # what Spark's launcher itself calls
+    for tool in ("bash", "dirname", "env", "ps"):  # the command that Spark's launcher calls
         for folder in ("/bin", "/usr/bin"):
             if Path(folder, tool).exists() and not (nowhere / tool).exists():
                 (nowhere / tool).symlink_to(Path(folder, tool))
@@ -208,7 +208,7 @@ def test_a_folder_that_is_missing_empty_or_without_text_is_refused(
 
 
 def test_only_readable_text_whose_name_can_travel_becomes_a_split(tree: Path) -> None:
-    os.mkfifo(tree / "pipe.txt")  # to read it would wait for ever
+    os.mkfifo(tree / "pipe.txt")  # reading it would wait forever
     (tree / "gone.txt").symlink_to(tree / "nowhere")
     Path(os.fsdecode(os.fsencode(tree) + b"/caf\xe9.txt")).write_text("a name that is not UTF-8")
 
