@@ -1,4 +1,4 @@
-"""Figures that nobody has measured."""
+"""Made-up figures for tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def checkpoint_figure(subtasks: int, *, timeline: bool = False) -> Figure:
 
 
 def results(*figures: Figure) -> dict[str, Any]:
-    """As ``python -m benchmarks`` writes them."""
+    """The figures in the format of ``python -m benchmarks``."""
     return {"host": {}, "quick": False, "figures": [figure.as_dict() for figure in figures]}
 
 

@@ -1,4 +1,4 @@
-"""The benchmarks run and say what they measured. No test asserts how fast anything is."""
+"""The benchmarks run and report figures. No test asserts how fast anything is."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from benchmarks.__main__ import FIGURES
 from tests.spark.program import Program
 
 WITHOUT_SPARK = {"local_messages", "actors_10k", "checkpoint", "memory", "recovery"}
-"""The modules whose figures need no Java."""
+"""The modules that need no Java."""
 RUN_MAX_S = 580.0
-"""On a machine that has much else to do, Spark alone may take half a minute to start."""
+"""On a busy machine, Spark alone may take half a minute to start."""
 
 
 @pytest.mark.long
@@ -35,7 +35,7 @@ def test_a_quick_run_on_a_real_spark_does_too(name: str, tmp_path: Path) -> None
 
 
 def check_quick_run(name: str, file: Path) -> None:
-    """In a separate process, which may start a Spark and leaves no process or file."""
+    """Run it in a separate process, which may start a Spark and leaves no process or file."""
     command = ("-m", "benchmarks", "--quick", "--only", name, "--json", str(file))
     with Program("-W", "always::ResourceWarning", *command) as program:
         program.ends_with(0, RUN_MAX_S)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: its options, what it writes, and that every figure it names can be found."""
+"""``python -m benchmarks``: its options, its output, and that every figure it names exists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.benchmarks.made_up import measure
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """The command sets how this process logs; the tests after this one expect what they had."""
+    """The command changes how this process logs; later tests expect the previous settings."""
     before, configured = structlog.get_config(), structlog.is_configured()
     yield
     if configured:
@@ -30,7 +30,7 @@ def logging_as_it_was() -> Iterator[None]:
 
 @pytest.fixture
 def one_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The command knows one figure, which ends immediately, and writes to ``tmp_path``."""
+    """The command knows only one figure, which ends immediately, and writes to ``tmp_path``."""
     monkeypatch.setattr(command, "FIGURES", {"event_confirm": "made_up"})
     monkeypatch.setattr(command, "find", lambda name: measure)
     monkeypatch.setattr(command, "RESULTS", tmp_path)

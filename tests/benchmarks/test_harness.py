@@ -1,4 +1,4 @@
-"""What every benchmark stands on: turns, percentiles, ratios, and a figure as JSON."""
+"""The common parts of all benchmarks: turns, percentiles, ratios, and a figure as JSON."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ COLUMNS = {
     "ratio_p99",
     "params",
 }
-"""What tables and readers of the JSON rely on."""
+"""The keys that tables and readers of the JSON need."""
 TURNS = ["baseline", "subject", "baseline", "subject", "subject", "baseline", "baseline", "subject"]
-"""A warm-up and three rounds: who comes first changes."""
+"""A warm-up and three rounds: the order alternates."""
 
 
 def test_percentiles_are_samples_and_never_beyond_the_largest() -> None:
@@ -65,7 +65,7 @@ def test_a_figure_without_the_same_rounds_on_both_sides_is_refused() -> None:
 
 
 class Turns:
-    """Two sides that say when it is their turn; each sample is the number of its turn."""
+    """Two sides that record their turns; each sample is the number of its turn."""
 
     def __init__(self) -> None:
         self.taken: list[str] = []

@@ -1,4 +1,4 @@
-"""The counts of the hot paths: the same ones twice, and no worse than those that are kept."""
+"""The counts of the hot paths are repeatable, and no worse than the stored ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT = {"path": {"bytecodes": 100.0, "python_calls": 10.0, "c_calls": 0.0}}
 
 
 def run(*arguments: str, seed: str = "0") -> subprocess.CompletedProcess[str]:
-    """In a separate process, which nothing else traces. ``seed``: of the hashes."""
+    """Run it in a separate process, without other tracing. ``seed``: of the hashes."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(
         [sys.executable, "-m", "benchmarks.instructions", *arguments],

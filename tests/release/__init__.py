@@ -1,1 +1,1 @@
-"""What ``make release`` does; see ``tests.release.__main__``."""
+"""The implementation of ``make release``; see ``tests.release.__main__``."""

@@ -1,8 +1,9 @@
-"""``python -m tests.release``: build the distributions in ``dist/``, check them, and try the wheel on each Python here.
+"""``python -m tests.release``: build the distributions in ``dist/``, check them, and try the wheel on each Python
+here.
 
-Each Python gets an empty environment with the wheel and what it depends on. There ``headgate check`` and the programs
+Each Python gets an empty environment with the wheel and its dependencies. There ``headgate check`` and the programs
 of ``PROGRAMS`` run, from copies outside of the repository, and a user's program must pass mypy and pyright in their
-strict modes. Nothing is uploaded. Exit status: 0 all passed, 1 something did not, which a line says.
+strict modes. Nothing is uploaded. Exit status: 0 if all passed, 1 if a step failed; a line names that step.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PROGRAMS = {
 
 
 class StepFailed(Exception):
-    """A step of the release did not pass; the text says why."""
+    """A step of the release failed; the text says why."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def release(tools: Path, folder: Path) -> int:
-    """Every step in turn; a wheel that cannot be built or is wrong ends it, but each Python has its try."""
+    """Run every step in turn; a missing or wrong wheel ends the release, but each Python is tried."""
     steps: dict[str, Callable[[], str]] = {
         "build": build,
         "wheel": lambda: check_wheel(built("*.whl")),
@@ -70,7 +71,7 @@ def say(title: str, text: str) -> None:
 
 
 def step(title: str, action: Callable[[], str]) -> bool:
-    """Do one step and print a line about it. Whether it passed."""
+    """Do one step and print a line about it. Return whether it passed."""
     start = time.monotonic()
     try:
         said = action()
@@ -83,7 +84,7 @@ def step(title: str, action: Callable[[], str]) -> bool:
 
 
 def run(command: Iterable[str | Path], cwd: Path = ROOT, **environment: str) -> str:
-    """Run a command as a user would, without our environment's settings for Python and Spark. Returns its output."""
+    """Run a command as a user would, without this environment's settings for Python and Spark. Returns its output."""
     words = [str(word) for word in command]
     ours = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "PYTHONHOME", "SPARK_HOME", "VIRTUAL_ENV")
     env = {name: value for name, value in os.environ.items() if name not in ours} | environment
@@ -102,7 +103,7 @@ def built(pattern: str) -> Path:
 
 
 def build() -> str:
-    """Both distributions, in a ``dist/`` that holds nothing else. The versions of the build tools are the lock's."""
+    """Build both distributions in an otherwise empty ``dist/``. The versions of the build tools are the lock's."""
     shutil.rmtree(DIST, ignore_errors=True)
     run([sys.executable, "-m", "hatchling", "build", "-d", DIST])
     return ", ".join(f"{file.name} ({file.stat().st_size // 1024} KiB)" for file in sorted(DIST.iterdir()))
@@ -116,7 +117,7 @@ def check_wheel(wheel: Path) -> str:
 
 
 def check_sdist(sdist: Path, folder: Path) -> str:
-    """Its content, and that the same wheel can be built from it."""
+    """Check its content, and that the same wheel can be built from it."""
     refuse(list(sdist_problems(sdist)))
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
@@ -139,7 +140,7 @@ def refuse(problems: list[str]) -> None:
 
 
 def try_python(version: str, tools: Path, folder: Path) -> bool | None:
-    """Install and try the wheel with one Python. None if there is no such Python here."""
+    """Install and try the wheel with one Python. Return None if there is no such Python here."""
     python = find_python(version)
     if python is None:
         say(f"Python {version}", "missing: neither on PATH nor installed by pyenv or uv")
@@ -150,7 +151,7 @@ def try_python(version: str, tools: Path, folder: Path) -> bool | None:
 
 
 def try_wheel(python: Path, tools: Path, folder: Path) -> str:
-    """What a user does, in an empty environment that is activated: install, check, run, and let types be checked."""
+    """Do what a user does in an empty, activated environment: install, check, run, and check the types."""
     run([python, "-m", "venv", folder / "env"])
     path = os.pathsep.join((str(folder / "env" / "bin"), os.environ["PATH"]))
     inside = folder / "env" / "bin" / "python"
@@ -170,7 +171,7 @@ def try_wheel(python: Path, tools: Path, folder: Path) -> str:
 
 
 def check_types(python: Path, tools: Path, folder: Path) -> None:
-    """The user's program against the installed wheel: a completeness of types that our own checks do not see."""
+    """Check the user's program against the installed wheel: the project's own checks cover less of the types."""
     folder.mkdir()
     shutil.copy(TYPED_PROGRAM, folder)
     strict = {"typeCheckingMode": "strict", "include": [TYPED_PROGRAM.name]}

@@ -1,4 +1,4 @@
-"""What must be in the wheel and in the source distribution, and what must not."""
+"""Required and forbidden contents of the wheel and the source distribution."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def version_of(init: str) -> str:
 
 
 def wheel_problems(wheel: Path) -> Iterator[str]:
-    """What is wrong with a wheel; each problem in a line."""
+    """Find the problems of a wheel, one per line."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (path,) = (name for name in names if name.endswith(".dist-info/METADATA"))
@@ -74,7 +74,7 @@ def metadata_problems(metadata: Message, version: str) -> Iterator[str]:
 
 
 def sdist_problems(sdist: Path) -> Iterator[str]:
-    """What is wrong with a source distribution."""
+    """Find the problems of a source distribution."""
     names = sdist_names(sdist)
     for needed in TO_BUILD_AND_TEST:
         if needed not in names:
@@ -85,7 +85,7 @@ def sdist_problems(sdist: Path) -> Iterator[str]:
 
 
 def sdist_names(sdist: Path) -> set[str]:
-    """The paths of its files, without the folder that holds them all."""
+    """The paths of its files, without the top folder."""
     with tarfile.open(sdist) as archive:
         return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
 

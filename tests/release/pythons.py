@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 MANAGED = (".pyenv/versions/{version}.*/bin", ".local/share/uv/python/cpython-{version}.*/bin")
-"""Under the home directory: where pyenv and uv keep what they installed."""
+"""Under the home directory: where pyenv and uv keep their installations."""
 
 
 def find_python(version: str, folders: Sequence[str] | None = None, home: Path | None = None) -> Path | None:
-    """An interpreter of ``version`` ("3.12") that can make environments: of ``folders`` (PATH), pyenv or uv."""
+    """An interpreter of ``version`` ("3.12") that can make environments: from ``folders`` (PATH), pyenv or uv."""
     on_path = map(Path, os.get_exec_path() if folders is None else folders)
     for folder in (*on_path, *_managed(version, home or Path.home())):
         python = folder / f"python{version}"
@@ -28,7 +28,7 @@ def _managed(version: str, home: Path) -> Iterator[Path]:
 
 
 def _is_usable(python: Path, version: str) -> bool:
-    """Whether it runs: a shim of pyenv's may lead nowhere, and Debian ships Python without ``ensurepip``."""
+    """Whether it runs: a shim of pyenv may point nowhere, and Debian ships Python without ``ensurepip``."""
     program = "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"
     try:
         done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=60, check=False)

@@ -58,7 +58,7 @@ from headgate.actors.testing import deterministic_system, settle
 
 
 class Rules(OperatorCoordinator):
-    """Sends its rule to each task that is ready, and keeps count of what the tasks say."""
+    """Sends its rule to each task that is ready, and counts what the tasks report."""
 
     def __init__(self, rule: str = "first") -> None:
         self._rule = rule
@@ -143,7 +143,7 @@ class Numbers(SplitReader):
 
 
 class Growing(SplitEnumerator):
-    """Hands each subtask a number of its own."""
+    """Gives each subtask its own number."""
 
     async def start(self, context: SplitEnumeratorContext) -> None:
         self._context = context
