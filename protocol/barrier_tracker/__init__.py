@@ -1,8 +1,8 @@
 """One operator's checkpoints.
 
-``tracker`` is the machine; ``vocabulary`` is what it is told, ``effects`` what it asks for. ``under_way`` are the
-checkpoints that are pending at one time, ``pending`` is one of them, ``attempts`` who may take part; ``schedule`` says
-when one is due, ``rescale`` cuts one to another parallelism.
+``tracker`` is the machine, ``vocabulary`` its inputs, and ``effects`` its outputs. ``under_way`` keeps the checkpoints
+that are pending at one time, ``pending`` is one of them, and ``attempts`` are the possible participants. ``schedule``
+says when a checkpoint is due, and ``rescale`` cuts one to another parallelism.
 """
 
 from protocol.barrier_tracker.effects import (

@@ -1,6 +1,6 @@
 """The attempts of one operator that are not over, and which of its subtasks wait for their reset.
 
-The attempt ledger decides about attempts. This keeps the part of its decisions that checkpoints depend on.
+The attempt ledger decides about attempts. This module keeps the part of its decisions that checkpoints depend on.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from protocol.ids import ExecutionAttempt
 
 @dataclass(slots=True)
 class KnownAttempt:
-    """An attempt that is not over: accepted, then ready, then perhaps finished, a success that may be revoked.
+    """An attempt that is not over: accepted, then ready, then perhaps finished, which may be revoked.
 
-    ``events_restored``: where its count of events began (H32). ``final``: what it ended with.
+    ``events_restored``: where its count of events began (H32). ``final``: its final state.
     """
 
     attempt: ExecutionAttempt
@@ -28,10 +28,10 @@ class KnownAttempt:
 
 @dataclass(slots=True)
 class KnownAttempts:
-    """By task attempt id, in the order of their acceptance. ``resets_owed``: failed, and not yet reset.
+    """Attempts by task attempt id, in the order of acceptance. ``resets_owed``: subtasks that failed and await a reset.
 
-    What every input asks for (does any run, has a subtask several) is counted as it changes: an operator may have
-    thousands of subtasks.
+    Every input asks whether any attempt runs, and whether a subtask has several. These are counted as they change,
+    because an operator may have thousands of subtasks.
     """
 
     parallelism: int
@@ -62,7 +62,7 @@ class KnownAttempts:
         self._look_at(attempt.subtask)
 
     def fail(self, attempt: ExecutionAttempt) -> None:
-        """The attempt is over. If it was the last one of its subtask, the reset is due (H13)."""
+        """Remove an attempt that is over. If it was the last one of its subtask, the reset is due (H13)."""
         known = self.by_task.pop(attempt.task_attempt_id, None)
         if known is None:
             return
@@ -74,7 +74,7 @@ class KnownAttempts:
             self.resets_owed.add(attempt.subtask)
 
     def keep_finished(self) -> None:
-        """The run is over, and with it every attempt that has not finished."""
+        """End the run: forget every attempt that has not finished."""
         self.by_task = {key: known for key, known in self.by_task.items() if known.finished}
         self._tasks_of.clear()
         for task_attempt_id, known in self.by_task.items():
@@ -83,7 +83,7 @@ class KnownAttempts:
         self._running = 0
 
     def clear(self) -> None:
-        """The operator is reset: no attempt is left, and no reset is due."""
+        """Reset the operator: no attempt is left, and no reset is due."""
         self.by_task.clear()
         self.resets_owed.clear()
         self._tasks_of.clear()
@@ -94,11 +94,11 @@ class KnownAttempts:
         return [self.by_task[task_attempt_id] for task_attempt_id in self._tasks_of.get(subtask, ())]
 
     def running(self) -> bool:
-        """Whether any is ready and has not finished."""
+        """Whether any attempt is ready and has not finished."""
         return self._running > 0
 
     def copies(self) -> str:
-        """Name a subtask with several attempts alive and none finished, so without a single state; else empty."""
+        """Name a subtask with several live attempts and none finished, so without a single state; otherwise empty."""
         if not self._crowded:
             return ""
         subtask = min(self._crowded)
@@ -112,9 +112,9 @@ class KnownAttempts:
             self._crowded.discard(subtask)
 
     def parts(self, point: CompletedCheckpoint | None) -> tuple[dict[int, Part], dict[int, SubtaskSnapshot]]:
-        """Who takes part in a checkpoint that starts now: those that run or have finished, and those at rest (H47).
+        """The parts of a checkpoint that starts now: of running and finished subtasks, and of those at rest (H47).
 
-        ``point`` is what the next attempt of a subtask at rest would restore.
+        ``point`` is the checkpoint that the next attempt of a subtask at rest would restore.
         """
         parts: dict[int, Part] = {}
         at_rest: dict[int, SubtaskSnapshot] = {}
@@ -130,7 +130,7 @@ class KnownAttempts:
         return parts, at_rest
 
     def check_invariants(self) -> None:
-        """Raise ``AssertionError`` when what is counted is not what is there."""
+        """Raise ``AssertionError`` if the counts are wrong."""
         counted = KnownAttempts(self.parallelism)
         for known in self.by_task.values():
             counted.accept(known.attempt, known.events_restored)

@@ -1,7 +1,7 @@
-"""What a ``BarrierTracker`` asks for; ``tracker`` says in which order.
+"""The effects of a ``BarrierTracker``; ``tracker`` describes their order.
 
-What the coordinator is told is the very value that its actor handles. A decision of the ledger goes through unchanged:
-``SubtaskReady``, ``SubtaskFailed``, ``RunEnded``. A reset gains the checkpoint to go back to, and another name with it.
+The coordinator's actor handles these values as they are. Decisions of the ledger pass unchanged: ``SubtaskReady``,
+``SubtaskFailed``, ``RunEnded``. Only a reset gets the checkpoint to go back to, and with it another name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from protocol.wire.messages import HeldEvent, SubtaskState
 
 @value
 class CloseSubtask:
-    """Close the attempt's valve for the checkpoint, through its gateway; it answers ``SubtaskClosed``."""
+    """Close the attempt's valve for the checkpoint, through its gateway; ``SubtaskClosed`` is the answer."""
 
     attempt: ExecutionAttempt
     checkpoint_id: int
@@ -25,16 +25,14 @@ class CloseSubtask:
 
 @value
 class SnapshotCoordinator:
-    """``checkpoint_coordinator``, in the coordinator's order; its return closes the gateways (H40)."""
+    """Call ``checkpoint_coordinator``, in the coordinator's order. Its return closes the gateways (H40)."""
 
     checkpoint_id: int
 
 
 @value
 class SendBarrier:
-    """Send the barrier; the attempt answers with its snapshot, which reopens its valves, and only its
-    (H41).
-    """
+    """Send the barrier. The attempt answers with its snapshot, which reopens only its own valves (H41)."""
 
     attempt: ExecutionAttempt
     checkpoint_id: int
@@ -42,10 +40,9 @@ class SendBarrier:
 
 @value
 class ReopenSubtask:
-    """The attempt has ended, and so has its part: its gateway need not close for the checkpoint, or stay
-    closed.
+    """The attempt has ended, and so has its part: its gateway must neither close for the checkpoint nor stay closed.
 
-    Only for a part that ends without an acknowledgement; that one reopens the gateway by itself (H41).
+    Only for a part that ends without an acknowledgement, because an acknowledgement itself reopens the gateway (H41).
     """
 
     attempt: ExecutionAttempt
@@ -54,7 +51,7 @@ class ReopenSubtask:
 
 @value
 class StoreCheckpoint:
-    """Write it durably and atomically, then say ``CheckpointStored`` or ``CheckpointStoreFailed``."""
+    """Write the checkpoint durably and atomically; the answer is ``CheckpointStored`` or ``CheckpointStoreFailed``."""
 
     checkpoint: CompletedCheckpoint
     savepoint: bool = False
@@ -62,10 +59,10 @@ class StoreCheckpoint:
 
 @value
 class DiscardCheckpoint:
-    """What ``StoreCheckpoint`` asked for is not wanted any more: stop the write, and void what it wrote.
+    """The checkpoint of a ``StoreCheckpoint`` is no longer wanted: stop the write, and void what it wrote.
 
-    ``CheckpointDiscarded`` follows once the storage promises that no restart restores it, however late that is. None
-    is expected for a savepoint.
+    The answer is ``CheckpointDiscarded``, once the storage promises that no restart restores it, however late that is.
+    A savepoint needs no answer.
     """
 
     checkpoint_id: int
@@ -74,17 +71,17 @@ class DiscardCheckpoint:
 
 @value
 class NotifyCheckpointComplete:
-    """Tell the coordinator and every live attempt; from here on resets name this checkpoint (H18)."""
+    """Tell the coordinator and every live attempt. From here on, resets name this checkpoint (H18)."""
 
     checkpoint_id: int
 
 
 @value
 class NotifyCheckpointAborted:
-    """Tell the coordinator and every live attempt; reopen what is closed for it, and only that (H44, H45).
+    """Tell the coordinator and every live attempt, and reopen only what is closed for this checkpoint (H44, H45).
 
-    ``in_doubt``: a restart may still restore it (H64), and ``NotifyCheckpointDiscarded`` says when that has ended. If
-    False, it is discarded at this moment: tell the coordinator that too, right after the abort.
+    ``in_doubt``: a restart may still restore it (H64), until ``NotifyCheckpointDiscarded``. If False, it is discarded
+    now: tell the coordinator that too, right after the abort.
     """
 
     checkpoint_id: int
@@ -94,23 +91,23 @@ class NotifyCheckpointAborted:
 
 @value
 class NotifyCheckpointDiscarded:
-    """It was aborted in doubt, and no restart restores it any more: tell the coordinator (H64)."""
+    """Tell the coordinator that no restart can restore this aborted checkpoint any more (H64)."""
 
     checkpoint_id: int
 
 
 @value
 class EndSavepoint:
-    """The savepoint is durable: tell who asked, reopen what is closed for it; nobody commits anything (H49)."""
+    """The savepoint is durable: tell the requester, and reopen what is closed for it. Nothing is committed (H49)."""
 
     checkpoint_id: int
 
 
 @value
 class TriggerCheckpoint:
-    """One is due: mint an id and say ``CheckpointTriggered``. The machine mints none itself (H4).
+    """A checkpoint is due: generate an id and answer ``CheckpointTriggered``. The machine generates no ids (H4).
 
-    If no id can be had, say nothing: it is asked for again in time.
+    If no id is available, do not answer: the machine asks again later.
     """
 
 
@@ -127,7 +124,7 @@ class RefuseCheckpoint:
 
 @value
 class RestoreAttempt:
-    """The answer to ``AttemptAccepted``: restore this; ``held`` is sent first, before anything new (H31)."""
+    """The answer to ``AttemptAccepted``: restore this. ``held`` is sent first, before anything new (H31)."""
 
     attempt: ExecutionAttempt
     checkpoint_id: int
@@ -138,7 +135,7 @@ class RestoreAttempt:
 
 @value
 class SubtaskResetToCheckpoint:
-    """``subtask_reset``: a ``SubtaskReset``, with the checkpoint to go back to (H18).
+    """Call ``subtask_reset``: a ``SubtaskReset``, with the checkpoint to go back to (H18).
 
     That is the last one whose completion the coordinator was told, or -1.
     """
@@ -149,7 +146,7 @@ class SubtaskResetToCheckpoint:
 
 @value
 class OperatorResetToCheckpoint:
-    """``reset_to_checkpoint``: an ``OperatorReset``, with the checkpoint to go back to.
+    """Call ``reset_to_checkpoint``: an ``OperatorReset``, with the checkpoint to go back to.
 
     ``(-1, None)`` if there is none (H15).
     """
@@ -167,7 +164,7 @@ class RaiseGlobalFailure:
 
 @value
 class ReportStale:
-    """Count and log: the input is of a checkpoint or attempt that is over, and changed nothing (H3, H44)."""
+    """An input about a checkpoint or attempt that is over changed nothing: count and log it (H3, H44)."""
 
     what: str
 

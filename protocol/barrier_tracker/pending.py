@@ -1,4 +1,4 @@
-"""One checkpoint between its trigger and its end: its phase, its parts, and what is in turn.
+"""One checkpoint between its trigger and its end: its phase, its parts, and which inputs may come.
 
 A checkpoint N goes through these phases (H40), and is in exactly one of them::
 
@@ -12,15 +12,15 @@ Each running subtask has a part in it, which only moves forward::
 
     AWAITING_CLOSE ─► AWAITING_DRAIN ─► AWAITING_ACKNOWLEDGE ─► SETTLED
 
-A phase ends when no part is left in the step that it waits for; CLOSING also waits until every lower checkpoint has
+A phase ends when no part is left in the step that it waits for. CLOSING also waits until every lower checkpoint has
 been cut or is gone, so that the coordinator snapshots in the order of the ids (H43). A drain may be reported before the
-coordinator's snapshot is, because they take different ways. An acknowledgement cannot come before its barrier; if it
-does, the tracker aborts. A subtask that has ended is SETTLED with its final state, from whatever step: it ends only
+coordinator's snapshot, because the two reports take different ways. An acknowledgement cannot come before its barrier;
+if it does, the tracker aborts. A subtask that has ended is SETTLED with its final state, from any step. It ends only
 when its valve holds nothing, and nothing more will be taken from its mailbox, so there is no drain to wait for (G10).
 
-**Both halves must be of one cut** (H32). The coordinator's part says how many events of each attempt it covers, the
-subtask's part how many have left; they are compared as soon as both are known. If they differ, an event was lost,
-doubled or taken on the wrong side of the cut, and the checkpoint must not complete.
+**Both halves must be of one cut** (H32). The coordinator's part says how many events of each attempt it covers. The
+subtask's part says how many have left. The two are compared as soon as both are known. If they differ, an event was
+lost, duplicated or taken on the wrong side of the cut, and the checkpoint must not complete.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from protocol.ids import ExecutionAttempt
 
 
 class Phase(Enum):
-    """Where a checkpoint is; IDLE when it is not, or no more."""
+    """The phase of a checkpoint; IDLE before its trigger and after its end."""
 
     IDLE = "idle"
     CLOSING = "closing"
@@ -62,7 +62,7 @@ class Phase(Enum):
 
 
 class Step(IntEnum):
-    """How far one subtask's part is."""
+    """How far one subtask's part has come."""
 
     AWAITING_CLOSE = 0
     AWAITING_DRAIN = 1
@@ -71,17 +71,17 @@ class Step(IntEnum):
 
 
 class Verdict(Enum):
-    """What becomes of a report about a checkpoint in one of its phases."""
+    """How a report about a checkpoint is treated in one of its phases."""
 
     ACT = "act"
-    STALE = "stale"  # of the past: counted and logged, and nothing changes (H44)
-    ABORT = "abort"  # the peer speaks out of turn, as it can: the checkpoint is given up
-    ILLEGAL = "illegal"  # our own side speaks out of turn: ``LocalProtocolError``
+    STALE = "stale"  # outdated: counted and logged, and nothing changes (H44)
+    ABORT = "abort"  # the peer is out of turn, which can happen: the checkpoint is given up
+    ILLEGAL = "illegal"  # our own side is out of turn: ``LocalProtocolError``
 
 
 _A, _S, _X, _P = Verdict.ACT, Verdict.STALE, Verdict.ILLEGAL, Verdict.ABORT
 
-# The word of an attempt that has no part, or whose part is past the step (``STEP_OF``), is stale in every phase.
+# A report of an attempt that has no part, or whose part is past the step (``STEP_OF``), is stale in every phase.
 LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict, Verdict, Verdict]] = {
     #                         IDLE CLOSING SNAPSHOTTING DRAINING ACKNOWLEDGING STORING
     SubtaskClosed: (_S, _A, _S, _S, _S, _S),
@@ -114,19 +114,19 @@ WAITS_FOR: dict[Phase, Step] = {
 BEFORE_CUT = (Phase.CLOSING, Phase.SNAPSHOTTING)
 
 SubtaskWord = SubtaskClosed | GatewayDrained | SubtaskAcknowledged | SubtaskDeclined
-"""What is said of a checkpoint on behalf of one attempt."""
+"""The reports about a checkpoint on behalf of one attempt."""
 SUBTASK_WORDS = (SubtaskClosed, GatewayDrained, SubtaskAcknowledged, SubtaskDeclined)
 
 DriverWord = CoordinatorSnapshotTaken | CoordinatorSnapshotFailed | CheckpointStored | CheckpointStoreFailed
-"""What the coordinator and the storage say of a checkpoint."""
+"""The reports of the coordinator and the storage about a checkpoint."""
 
 
 @dataclass(slots=True)
 class Part:
-    """One running subtask's share. Events are counted along the subtask's history (H32).
+    """One running subtask's part. Events are counted along the subtask's history (H32).
 
-    ``events_restored``: where the attempt's count began. ``events_taken``: what the coordinator had taken at the cut;
-    None before the cut.
+    ``events_restored``: where the attempt's count began. ``events_taken``: how many the coordinator had taken at the
+    cut; None before the cut.
     """
 
     attempt: ExecutionAttempt
@@ -150,9 +150,9 @@ class Part:
 
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """See the module. ``at_rest`` is what the subtasks that are not running take part with.
+    """One pending checkpoint; see the module. ``at_rest`` has the parts of the subtasks that are not running.
 
-    A part's step is changed by ``move`` and ``settle`` alone, which count how many parts are in each: every subtask
+    Only ``move`` and ``settle`` change a part's step. They count how many parts are in each step, because every subtask
     reports three times about each checkpoint, and no report may cost a look at all subtasks.
     """
 
@@ -170,19 +170,19 @@ class PendingCheckpoint:
             self._in_step[part.step] += 1
 
     def move(self, subtask: int, step: Step) -> None:
-        """The part of this subtask is one step further."""
+        """Move this subtask's part one step further."""
         part = self.parts[subtask]
         self._in_step[part.step] -= 1
         self._in_step[step] += 1
         part.step = step
 
     def settle(self, subtask: int, snapshot: SubtaskSnapshot) -> None:
-        """This is the subtask's share; nothing more is awaited from it."""
+        """Record the subtask's snapshot; nothing more is awaited from it."""
         self.move(subtask, Step.SETTLED)
         self.parts[subtask].snapshot = snapshot
 
     def judge(self, word: SubtaskWord | DriverWord) -> Verdict:
-        """What becomes of a word about this checkpoint."""
+        """Return how a report about this checkpoint is treated."""
         if isinstance(word, SUBTASK_WORDS):
             part = self.parts.get(word.attempt.subtask)
             if part is None or not part.is_of(word.attempt) or part.step > STEP_OF[type(word)]:
@@ -190,7 +190,7 @@ class PendingCheckpoint:
         return LEGAL[type(word)][_COLUMN[self.phase]]
 
     def describe(self, word: SubtaskWord | DriverWord) -> str:
-        """How such a word stands to this checkpoint, for the reader of the message that it was not taken."""
+        """Say, for a message to people, why a report about this checkpoint was not taken."""
         name = type(word).__name__
         if isinstance(word, SUBTASK_WORDS):
             if not self.has_part(word.attempt):
@@ -200,26 +200,26 @@ class PendingCheckpoint:
         return f"{name} for checkpoint {word.checkpoint_id}, which is {self.phase.value}"
 
     def has_part(self, attempt: ExecutionAttempt) -> bool:
-        """Whether this attempt takes part as one that runs, or did."""
+        """Whether this attempt takes part as a running one, or did."""
         part = self.parts.get(attempt.subtask)
         return part is not None and part.is_of(attempt)
 
     def cut(self, state: bytes, events_taken: dict[int, int]) -> None:
-        """The coordinator has returned its snapshot: the cut. ``events_taken``: per task attempt id."""
+        """Record the cut: the coordinator has returned its snapshot. ``events_taken``: per task attempt id."""
         self.phase, self.coordinator_state = Phase.DRAINING, state
         for part in self.parts.values():
             part.events_taken = events_taken.get(part.attempt.task_attempt_id, part.events_restored)
 
     def why_torn(self) -> str:
-        """Say of which parts the halves differ (H32); empty if none does."""
+        """Say in which parts the halves differ (H32); empty if in none."""
         return "; ".join(filter(None, (part.why_torn() for part in self.parts.values())))
 
     def settled(self) -> bool:
-        """Whether no subtask owes anything more."""
+        """Whether no subtask's part is missing."""
         return self._in_step[Step.SETTLED] == len(self.parts)
 
     def advance(self, parallelism: int, may_cut: bool, out: list[TrackerEffect]) -> None:
-        """Move on through every phase that has nothing left to wait for.
+        """Advance through every phase that has nothing left to wait for.
 
         ``may_cut``: every lower checkpoint has been cut, or is gone.
         """
@@ -238,7 +238,7 @@ class PendingCheckpoint:
             out.append(StoreCheckpoint(self.whole(parallelism), self.savepoint))
 
     def whole(self, parallelism: int) -> CompletedCheckpoint:
-        """The checkpoint, once every part is settled."""
+        """The complete checkpoint, once every part is settled."""
         assert self.coordinator_state is not None
         states = dict(self.at_rest)
         for subtask, part in self.parts.items():
@@ -249,7 +249,7 @@ class PendingCheckpoint:
         )
 
     def waiting_for(self) -> str:
-        """Name who keeps the checkpoint waiting, for the reader of a log."""
+        """Name, for a log, what the checkpoint is waiting for."""
         match self.phase:
             case Phase.SNAPSHOTTING:
                 return "the coordinator has not returned its snapshot"
@@ -269,7 +269,7 @@ class PendingCheckpoint:
         return f"{', '.join(late)}: {what}" if late else "the coordinator has not returned an earlier snapshot"
 
     def check_invariants(self, may_cut: bool) -> None:
-        """Raise ``AssertionError`` when the state is impossible. ``may_cut``: as in ``advance``."""
+        """Raise ``AssertionError`` if the state is impossible. ``may_cut``: as in ``advance``."""
         steps = {part.step for part in self.parts.values()}
         assert self._in_step == [sum(part.step is step for part in self.parts.values()) for step in Step]
         for subtask, part in self.parts.items():

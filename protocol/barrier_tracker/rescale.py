@@ -1,4 +1,4 @@
-"""A checkpoint cut to another parallelism (H52)."""
+"""Cuts a checkpoint to another parallelism (H52)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from protocol.errors import LocalProtocolError
 
 
 def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedCheckpoint:
-    """The same checkpoint for ``parallelism`` subtasks; itself if nothing changes.
+    """Return the same checkpoint for ``parallelism`` subtasks; the checkpoint itself if nothing changes.
 
-    The part of subtask j goes to subtask ``j % parallelism``. If several meet, their states stand next to each
-    other in the order of the subtasks that took them, for the operator to merge; held events stand in the order of the
-    old subtasks, each with its first sender and in its old order. A position belongs to the history of one old
-    subtask, so the count of events starts again at 0 (H32).
+    The part of subtask j goes to subtask ``j % parallelism``. If several meet, their states are next to each other, in
+    the order of the subtasks that took them, for the operator to merge. Held events are in the order of the old
+    subtasks, each with its first sender and in its old order. A position belongs to the history of one old subtask, so
+    the count of events starts again at 0 (H32).
 
-    Raises ``LocalProtocolError`` for a part that has no place in the checkpoint's own parallelism, and if two
-    states of one subtask would meet: that takes a second change of parallelism before a subtask has restored after the
-    first one.
+    Raises ``LocalProtocolError`` for a part outside the checkpoint's own parallelism, and if two states of one subtask
+    would meet. The latter needs a second change of parallelism before a subtask has restored after the first one.
     """
     whose = f"checkpoint {checkpoint.checkpoint_id}"
     if parallelism < 1 or not set(checkpoint.subtask_states) <= set(range(checkpoint.parallelism)):

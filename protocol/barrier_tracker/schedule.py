@@ -1,14 +1,14 @@
-"""When a checkpoint is due without being asked for.
+"""Decides when a checkpoint is due without a request.
 
-There are two reasons. While an attempt runs, a checkpoint is due every ``interval_s``, but none before ``min_pause_s``
-have passed since the last one ended. And a run that ended well in streaming mode needs a *final* one, without which its
-last output would never be committed. It is due immediately, and again if it fails, until one that started after the
-run's end completes. A checkpoint that is due and cannot start now stays due until it can: it is late, but never asked
-for twice.
+There are two reasons. While an attempt runs, a checkpoint is due every ``interval_s``, but not before ``min_pause_s``
+have passed since the last one ended. After a run that succeeded in streaming mode, a *final* one is due, because
+otherwise the last output would never be committed. It is due immediately, and again if it fails, until one that started
+after the run's end completes. A checkpoint that is due but cannot start stays due until it can: it is late, but never
+asked for twice.
 
-Asking means ``TriggerCheckpoint``: the shell takes an id and answers with ``CheckpointTriggered``. If that does not
-come, for example because there was no id, the schedule asks again after ``timeout_s``. It asks for the final one only
-as often as failures are tolerated in a row, because somebody waits for its end (H48).
+Asking means ``TriggerCheckpoint``: the shell takes an id and answers with ``CheckpointTriggered``. If no answer comes,
+for example because there was no id, the schedule asks again after ``timeout_s``. It asks for the final one only as
+often as failures are tolerated in a row, because the end of the run waits for it (H48).
 """
 
 from __future__ import annotations
@@ -21,68 +21,68 @@ from protocol.barrier_tracker.vocabulary import CheckpointConfig
 
 @dataclass(slots=True)
 class CheckpointSchedule:
-    """Pure. All times are readings of the tracker's clock, in seconds."""
+    """The due times of one operator's checkpoints. All times are readings of the tracker's clock, in seconds."""
 
     config: CheckpointConfig
     due_at: float = inf  # by the interval
     final_at: float = inf  # the final one; inf if none is pending
-    final_id: int | None = None  # the pending one that will be the final one, if it completes
+    final_id: int | None = None  # the pending checkpoint that becomes the final one if it completes
     not_before: float = -inf  # the pause after the last one
-    asked_until: float = -inf  # asked for; the answer is awaited until then
-    final_asked: int = 0  # how often in a row the final one was
+    asked_until: float = -inf  # until when an answer to the last question is awaited
+    final_asked: int = 0  # how often in a row the final one was asked for
 
     def see_attempts(self, running: bool, now: float) -> None:
-        """The clock of the interval starts with the first attempt that runs, and stops with the last."""
+        """Start the interval's clock with the first attempt that runs, and stop it with the last."""
         if not running:
             self.due_at = inf
         elif self.due_at == inf and self.config.interval_s is not None:
             self.due_at = now + self.config.interval_s
 
     def run_ended_well(self, now: float) -> None:
-        """The last output waits for a checkpoint that starts from here on."""
+        """Record that the last output waits for a checkpoint that starts from here on."""
         self.final_at, self.final_id, self.final_asked = now, None, 0
 
     def reset(self) -> None:
-        """What was due belonged to a run that no longer counts."""
+        """Forget what is due, because its run no longer counts."""
         self.due_at, self.final_at, self.final_id = inf, inf, None
         self.triggered()
 
     def triggered(self) -> None:
-        """What was asked for has come, or somebody else's request has, which serves as well."""
+        """Record that the answer has come, or another request, which has the same effect."""
         self.asked_until, self.final_asked = -inf, 0
 
     def started(self, checkpoint_id: int) -> None:
-        """It covers everything up to here."""
+        """A checkpoint has started; it covers everything up to here."""
         if self.final_pending and self.final_id is None:
             self.final_id = checkpoint_id
 
     def completed(self, checkpoint_id: int) -> None:
-        """It is durable, and the coordinator will know."""
+        """A checkpoint is durable, and the coordinator will be told."""
         if self.final_id is not None and checkpoint_id >= self.final_id:
             self.final_at, self.final_id = inf, None
 
     def ended(self, checkpoint_id: int, now: float) -> None:
-        """It is over, completed or not."""
+        """A checkpoint is over, completed or not."""
         self.not_before = now + self.config.min_pause_s
         if checkpoint_id == self.final_id:
             self.final_at, self.final_id = self.not_before, None
 
     @property
     def final_pending(self) -> bool:
-        """Whether the last output of a run that ended well is not committed yet."""
+        """Whether the last output of a successful run is not committed yet."""
         return self.final_at < inf
 
     def next_deadline(self) -> float | None:
-        """When one is due, provided that it could start."""
+        """When a checkpoint is due, provided that it can start."""
         due_at = self._due_at()
         return None if due_at == inf else due_at
 
     def is_due(self, now: float) -> bool:
-        """Whether to ``ask``, provided that one could start: this is the cheaper question."""
+        """Whether to call ``ask``, provided that a checkpoint can start; this check is cheaper."""
         return now >= self._due_at()
 
     def ask(self, now: float) -> bool:
-        """Whether to ask for one now; call it only when one could start."""
+        """Whether to ask for a checkpoint now. Call it only if one can start."""
         if -inf < self.asked_until <= now:
             self.asked_until = -inf
             if self.final_asked > self.config.tolerated_failures:

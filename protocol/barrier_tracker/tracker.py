@@ -1,61 +1,59 @@
 """One operator's checkpoints, and the order of everything that its coordinator is told.
 
-Every decision of the attempt ledger passes through this machine on its way to the coordinator, so it alone
-orders failures and resets against checkpoints. Usually at most one checkpoint is in progress; with
-``concurrent_max`` there may be several (H43, ``under_way``), each of which goes this way::
+Every decision of the attempt ledger passes through this machine on its way to the coordinator, so this machine alone
+orders failures and resets against checkpoints. Usually at most one checkpoint is in progress. With ``concurrent_max``
+there may be several (H43, ``under_way``). Each goes through these phases::
 
     IDLE ── trigger ──► CLOSING ► SNAPSHOTTING ► DRAINING ► ACKNOWLEDGING ► STORING ── complete ──► IDLE
                            └──────────────┴────────── abort ┴───────────────────┘
 
-What may be said about a checkpoint in which phase stands in the table ``pending.LEGAL``. What the ledger decided may
-come in every phase.
+The table ``pending.LEGAL`` says which input about a checkpoint may come in which phase. The ledger's decisions may come
+in every phase.
 
-**Who takes part** is settled at the start. A subtask whose attempt is ready takes part step by step
-(``pending``). One that has finished, or finishes meanwhile, takes part with its final state. One that is
-not running takes part with what its next attempt would restore, unchanged, which is nothing if nothing was ever
-restored (H47): the coordinator has exchanged no event with it since. To keep that true, an attempt that
-becomes ready while the others are closing is *withheld*: the coordinator is told of it after the request for
-its own snapshot, so whatever passes between them is after the cut.
+**The participants** are fixed at the start. A subtask whose attempt is ready takes part step by step (``pending``). One
+that has finished, or finishes meanwhile, takes part with its final state. One that is not running takes part with what
+its next attempt would restore, unchanged; that is nothing if nothing was ever restored (H47). The coordinator has
+exchanged no event with it since. To keep that true, an attempt that becomes ready while the others are closing is
+*withheld*: the coordinator is told of it after the request for its own snapshot, so everything that they exchange is
+after the cut.
 
-**Copies** and checkpoints exclude each other (H13): a subtask with two attempts has no single state. An attempt that is
-accepted beside a living one aborts what is pending, and while there are two of which none has finished, requests are
-refused.
+**Copies** and checkpoints exclude each other (H13), because a subtask with two attempts has no single state. If an
+attempt is accepted beside a living one, everything pending is aborted. Requests are refused while there are two of
+which none has finished.
 
-**Abort** is by id (H44). An attempt that fails or has a copy, a reset and the end of a run abort all that is pending,
-in the same list of effects and ahead of what they tell (H16); they do not count as failures of the checkpoint. A
-timeout, a refusal, an exception of the coordinator, the storage, and two halves that do not fit together (H32) do
-(H45).
+**Aborts** are by id (H44). An attempt that fails or gets a copy, a reset, and the end of a run abort everything that is
+pending. The aborts are in the same list of effects, ahead of the news that caused them (H16), and do not count as
+failures of the checkpoint. A timeout, a refusal, an exception of the coordinator, an error of the storage, and two
+halves that do not match (H32) do count (H45).
 
 **In doubt** is a checkpoint that is aborted after its write has begun (H64): the storage may hold it, now or later, and
 a new application may restore it. ``NotifyCheckpointAborted.in_doubt`` says so, and ``DiscardCheckpoint`` follows it.
 The doubt ends with ``NotifyCheckpointDiscarded``, exactly once: when the storage has discarded the checkpoint durably
 (``CheckpointDiscarded``), or right after the ``NotifyCheckpointComplete`` of a higher one, which every restart prefers.
 Until then nothing that was prepared for the checkpoint may be destroyed. Resets and ends of runs do not end the doubt.
-A checkpoint that is aborted earlier was never written: it is discarded together with its abort.
+A checkpoint that is aborted earlier was never written, so it is discarded together with its abort.
 
-**A savepoint** goes the same way, but is stored elsewhere and changes nothing: both sides reopen, nobody commits, no
-reset ever names it (H49). One that fails is aborted like any other, but does not count as a failure, for somebody waits
-for it and is told; one that succeeds does not end a row of failures either. It is never in doubt, because a restart
-restores it only if somebody names its file.
+**A savepoint** goes through the same phases, but is stored elsewhere and changes nothing: both sides reopen, nothing is
+committed, and no reset ever names it (H49). One that fails is aborted like any other, but does not count as a failure,
+because its requester is told. One that succeeds does not end a row of failures either. It is never in doubt, because a
+restart restores it only if the user names its file.
 
-**A request** that comes while as many checkpoints are pending as may be waits, at most one. So does one that comes
-while a reset is owed (a subtask has failed and is not yet reset): the coordinator's view of that subtask is of the
-past. A request that waits longer than ``timeout_s`` is refused. Each request is answered by one of
-complete, end of the savepoint, abort and refuse. One that is due by itself (``schedule``) is asked for with
-``TriggerCheckpoint`` as soon as it can start.
+**A request** waits if the maximum number of checkpoints is pending, or if a reset is due: a subtask has failed and is
+not yet reset, so the coordinator's view of it is outdated. At most one request waits, and it is refused after
+``timeout_s``. Each request is answered by exactly one of complete, end of the savepoint, abort and refuse. A checkpoint
+that is due without a request (``schedule``) is asked for with ``TriggerCheckpoint`` as soon as it can start.
 
-**Restores.** In batch mode Spark owns the output, so a retry restarts from nothing, -1, whatever was
-completed. In streaming mode it restores the last checkpoint whose completion the coordinator *was told*:
-``NotifyCheckpointComplete`` and the id in a ``SubtaskResetToCheckpoint`` come in one ordered sequence of effects, so
-they cannot cross (H18). The checkpoint that a new application starts from is such a one, cut to its parallelism
-(``rescale``).
+**Restores.** In batch mode Spark owns the output, so a retry restarts from nothing, -1, whatever was completed. In
+streaming mode it restores the last checkpoint whose completion the coordinator *was told*. ``NotifyCheckpointComplete``
+and the id in a ``SubtaskResetToCheckpoint`` are in one ordered sequence of effects, so they cannot cross (H18). The
+checkpoint that a new application starts from counts as such, cut to its parallelism (``rescale``).
 
-**What the coordinator is told** is told with the ledger's own values, as they came: ``SubtaskReady``,
-``SubtaskFailed``, ``RunEnded``. A ``SubtaskReset`` or ``OperatorReset`` gains the checkpoint to go back to, which only
-this machine knows, and another name with it: ``SubtaskResetToCheckpoint``, ``OperatorResetToCheckpoint``.
+**What the coordinator is told** are the ledger's own values, unchanged: ``SubtaskReady``, ``SubtaskFailed``,
+``RunEnded``. Only a ``SubtaskReset`` or ``OperatorReset`` gets another name, ``SubtaskResetToCheckpoint`` or
+``OperatorResetToCheckpoint``, and the checkpoint to go back to, which only this machine knows.
 
-**The order of effects is part of the contract**: carry them out one after the other, and hand on those for
-the coordinator through one ordered mailbox, which also takes the events of its subtasks.
+**The order of effects is part of the contract.** Carry them out one after the other. Pass those for the coordinator
+through one ordered mailbox, which also takes the events of its subtasks.
 
 - ``NotifyCheckpointAborted`` comes before ``SubtaskFailed``, ``SubtaskResetToCheckpoint``,
   ``OperatorResetToCheckpoint``, ``RunEnded`` and ``RaiseGlobalFailure`` (H16), and that of a subsumed checkpoint before
@@ -119,11 +117,11 @@ from protocol.wire.messages import RestoreMode, SubtaskState
 
 
 class BarrierTracker:
-    """See the module. Pure; one per operator.
+    """The pure state machine of one operator's checkpoints; see the module.
 
-    ``restored`` is the checkpoint that this application starts from; the shell has told the coordinator of
-    it by ``reset_to_checkpoint`` before ``start`` (H52). It may be of another parallelism (``rescale``); ids go on
-    above its own (H4). Raises ``LocalProtocolError`` when it cannot be cut to ``parallelism``.
+    ``restored`` is the checkpoint that this application starts from. The shell has already passed it to the
+    coordinator's ``reset_to_checkpoint``, before ``start`` (H52). It may be of another parallelism (``rescale``); ids
+    continue above its own (H4). Raises ``LocalProtocolError`` if it cannot be cut to ``parallelism``.
     """
 
     def __init__(
@@ -144,7 +142,7 @@ class BarrierTracker:
 
     @property
     def phase(self) -> Phase:
-        """Where the lowest pending checkpoint is."""
+        """The phase of the lowest pending checkpoint."""
         return self._under_way.phase()
 
     @property
@@ -174,16 +172,16 @@ class BarrierTracker:
         return self._schedule.final_pending
 
     def next_deadline(self) -> float | None:
-        """When ``TimePassed`` is due at the latest."""
+        """The latest time for ``TimePassed``; None if none is needed."""
         due_at, deadline = self._schedule.next_deadline(), self._under_way.next_deadline()
         if due_at is None or (deadline is not None and deadline <= due_at) or not self._could_start():
             return deadline
         return due_at
 
     def handle(self, input: TrackerInput, now: float) -> list[TrackerEffect]:
-        """Take a fact in, return what to do, in order. ``now`` is in seconds, of a monotonic clock.
+        """Take one input and return what to do, in order. ``now`` is in seconds, of a monotonic clock.
 
-        Raises ``LocalProtocolError``, with nothing changed, for what our own side may not say at this point.
+        Raises ``LocalProtocolError``, and changes nothing, for an input that our own side must not give now.
         """
         act = _HANDLERS.get(type(input))
         if act is None:
@@ -203,7 +201,7 @@ class BarrierTracker:
             out.append(TriggerCheckpoint())
         return out
 
-    # --- staleness and turn, once for all ---
+    # --- staleness and turn, checked in one place ---
 
     def _why_stale(self, input: TrackerInput) -> str | None:
         """Say why the input is stale, or None; raise if our own side sent it out of turn."""
@@ -305,7 +303,7 @@ class BarrierTracker:
     def _failed(self, input: SubtaskFailed, now: float, out: list[TrackerEffect]) -> None:
         attempt = input.attempt
         self._attempts.fail(attempt)
-        self._under_way.forget(attempt)  # if it was not announced yet, it never will be (H11)
+        self._under_way.forget(attempt)  # an attempt that was not announced yet never will be (H11)
         self._under_way.abort_all(f"{attempt}: {input.reason}", out)
         out.append(input)
 
@@ -328,9 +326,7 @@ class BarrierTracker:
         out.append(OperatorResetToCheckpoint(self.restore_id, state))
 
     def _run_ended(self, input: RunEnded, now: float, out: list[TrackerEffect]) -> None:
-        """What has finished stays known, with its final state, until the reset that comes before the next
-        run.
-        """
+        """End the run. Finished attempts stay known, with their final states, until the reset before the next run."""
         self._attempts.keep_finished()
         self._under_way.withheld.clear()
         over = [
@@ -341,7 +337,7 @@ class BarrierTracker:
         self._under_way.give_up(over, f"run {input.run_id} has ended", out)
         out.append(input)
         if input.succeeded and self._mode is RestoreMode.STREAMING:
-            # A global failure that came too late for the run must not keep its last output uncommitted.
+            # A global failure that came too late for the run must not prevent the commit of its last output.
             self._under_way.halted = False
             self._schedule.run_ended_well(now)
 
@@ -351,7 +347,7 @@ class BarrierTracker:
         self._under_way.take(input, out)
 
     def _final_state(self, input: SubtaskFinalState, now: float, out: list[TrackerEffect]) -> None:
-        """It ends only when its valve holds nothing, so nothing is held."""
+        """Take a final state. A subtask ends only when its valve holds nothing, so no held events come with it."""
         attempt = input.attempt
         final = SubtaskSnapshot((SubtaskState(attempt.subtask, input.state),), (), input.events_sent)
         self._attempts.by_task[attempt.task_attempt_id].final = final
@@ -372,17 +368,17 @@ class BarrierTracker:
         return self._completed if self._mode is RestoreMode.STREAMING else None
 
     def _obstacle(self) -> str:
-        """Why a request must wait; empty when it need not."""
+        """Why a request must wait; empty if it need not."""
         if self._attempts.resets_owed and not self._under_way.halted:
             return f"subtasks {sorted(self._attempts.resets_owed)} have failed and are not yet reset"
         return self._under_way.obstacle()
 
     def _could_start(self) -> bool:
-        """Whether a request that came now would start immediately."""
+        """Whether a request would start immediately now."""
         return self._under_way.queued is None and not self._obstacle() and not self._attempts.copies()
 
     def check_invariants(self) -> None:
-        """Raise ``AssertionError`` when the state is impossible."""
+        """Raise ``AssertionError`` if the state is impossible."""
         under_way = self._under_way
         under_way.check_invariants()
         self._attempts.check_invariants()

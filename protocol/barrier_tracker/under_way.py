@@ -1,20 +1,21 @@
 """The checkpoints in progress, at most ``concurrent_max`` at one time, and the request that waits (H43).
 
-**Several at the same time.** Each goes through its own phases (``pending``), and ids keep the order: they start in it,
-the coordinator is asked for its snapshots in it, and a checkpoint that completes *subsumes* every lower one that is
-still pending, so that completions come in it. A subsumed checkpoint is aborted, but this does not count as a failure. A
-savepoint neither subsumes nor is subsumed: it has its own place, and somebody waits for this very one (H49).
+**Several at the same time.** Each goes through its own phases (``pending``). Starts, the coordinator's snapshots and
+completions are in the order of the ids. A checkpoint that completes *subsumes* every lower one that is still pending. A
+subsumed checkpoint is aborted, but this does not count as a failure. A savepoint neither subsumes nor is subsumed: it
+is stored elsewhere, and its requester waits for this savepoint and no other (H49).
 
 **Withheld** is an attempt that becomes ready while a checkpoint in which it has no part is closing the others. The
-coordinator is told of it after the request for its own snapshot.
+coordinator is told of the attempt after the request for its own snapshot.
 
-**Failures** in a row are counted over all checkpoints, savepoints apart; beyond ``tolerated_failures`` they become a
-global failure (H45). From then on everything is *halted* until the operator's reset: what is pending is given up, and
-nothing starts. If the run ends well all the same, there is nobody left to fail, and its final checkpoint may start.
+**Failures** in a row are counted over all checkpoints except savepoints. More than ``tolerated_failures`` become a
+global failure (H45). From then on everything is *halted* until the operator's reset: pending checkpoints are given up,
+and none starts. If the run succeeds nevertheless, nothing is left to fail, and its final checkpoint may start.
 
 **In doubt** is a checkpoint that was aborted after its write had begun (H64). It stays so until the storage has
-discarded it durably, or until a higher one completes. Resets and the end of a run change nothing about it. The set
-grows by one with each such abort; a storage that fails for good leads to a global failure, and restarts are limited.
+discarded it durably, or until a higher one completes. Resets and the end of a run do not change this. The set grows by
+one with each such abort. It stays bounded: a storage that fails permanently leads to a global failure, and restarts are
+limited.
 """
 
 from __future__ import annotations
@@ -68,7 +69,10 @@ Effects = list[TrackerEffect]
 
 @dataclass(slots=True)
 class CheckpointsUnderWay:
-    """See the module. ``pending`` is by id, ascending; ``queued`` is the request that waits, and until when."""
+    """The checkpoints in progress; see the module.
+
+    ``pending`` is by id, ascending. ``queued`` is the waiting request, and until when it waits.
+    """
 
     operator_id: str
     parallelism: int
@@ -81,7 +85,7 @@ class CheckpointsUnderWay:
     halted: bool = False
 
     def phase(self) -> Phase:
-        """Where the lowest one is."""
+        """The phase of the lowest one."""
         return next((pending.phase for pending in self.pending.values()), Phase.IDLE)
 
     def next_deadline(self) -> float | None:
@@ -91,7 +95,7 @@ class CheckpointsUnderWay:
         return min(deadlines, default=None)
 
     def obstacle(self) -> str:
-        """Why none can start now; empty when one can."""
+        """Why no checkpoint can start now; empty if one can."""
         if self.halted:
             return "the operator waits for its reset"
         if len(self.pending) < self.config.concurrent_max:
@@ -114,7 +118,7 @@ class CheckpointsUnderWay:
             self.queued = None
 
     def is_known(self, checkpoint_id: int) -> bool:
-        """Whether it is pending or waits."""
+        """Whether the checkpoint is pending or waiting."""
         return checkpoint_id in self.pending or (
             self.queued is not None and self.queued[0].checkpoint_id == checkpoint_id
         )
@@ -122,7 +126,7 @@ class CheckpointsUnderWay:
     def start_queued(
         self, parts: dict[int, Part], at_rest: dict[int, SubtaskSnapshot], now: float
     ) -> PendingCheckpoint:
-        """Start the request that waited. Close its subtasks, then ``move_on``."""
+        """Start the waiting request. The caller then closes its subtasks and calls ``move_on``."""
         assert self.queued is not None
         request, self.queued = self.queued[0], None
         pending = PendingCheckpoint(request.checkpoint_id, now + self.config.timeout_s, parts, at_rest)
@@ -131,7 +135,7 @@ class CheckpointsUnderWay:
         return pending
 
     def expire(self, now: float, out: Effects) -> None:
-        """Give up what is not complete in time (H48)."""
+        """Give up every checkpoint that is not complete in time (H48)."""
         for pending in list(self.pending.values()):
             if pending.deadline <= now and pending.checkpoint_id in self.pending:
                 reason = f"not complete within {self.config.timeout_s:g} s: {pending.waiting_for()}"
@@ -151,7 +155,7 @@ class CheckpointsUnderWay:
         return pending.describe(word) if verdict is Verdict.STALE else None
 
     def take(self, word: SubtaskWord | DriverWord, out: Effects) -> None:
-        """A step of one of them, which is not stale."""
+        """Take a step of one checkpoint, which is not stale."""
         pending = self.pending[word.checkpoint_id]
         _STEPS[type(word)](self, pending, word, out)
         self.move_on(out)
@@ -189,7 +193,7 @@ class CheckpointsUnderWay:
             self._fail(pending, why_torn, out)
 
     def end_part(self, attempt: ExecutionAttempt, final: SubtaskSnapshot, out: Effects) -> None:
-        """The attempt's operator has ended: this is its part of everything in which it still owes one (H47)."""
+        """The attempt's operator has ended: use its final state as its part wherever that is missing (H47)."""
         for pending in list(self.pending.values()):
             if pending.checkpoint_id not in self.pending:
                 continue  # given up with the one before it
@@ -200,7 +204,7 @@ class CheckpointsUnderWay:
         self.move_on(out)
 
     def move_on(self, out: Effects) -> None:
-        """Let each go on as far as it can, in the order of the ids; then tell of the attempts that wait no more."""
+        """Advance each as far as possible, in the order of the ids; then report the attempts no longer withheld."""
         may_cut = True
         for pending in self.pending.values():
             pending.advance(self.parallelism, may_cut, out)
@@ -215,12 +219,12 @@ class CheckpointsUnderWay:
     # --- readiness ----------------------------------------------------------------------------------------
 
     def tell_ready(self, attempt: ExecutionAttempt, out: Effects) -> None:
-        """Report it ready, immediately or after the snapshots in which it has no part."""
+        """Report an attempt ready, immediately or after the snapshots in which it has no part."""
         self.withheld.append(attempt)
         self.move_on(out)
 
     def forget(self, attempt: ExecutionAttempt) -> None:
-        """It is over; nobody is told any more that it is ready."""
+        """Forget an attempt that is over: it is no longer reported ready."""
         self.withheld = [other for other in self.withheld if other != attempt]
 
     def _withholds(self, attempt: ExecutionAttempt) -> bool:
@@ -231,7 +235,7 @@ class CheckpointsUnderWay:
     # --- ends ---------------------------------------------------------------------------------------------
 
     def complete(self, checkpoint_id: int, out: Effects) -> CompletedCheckpoint | None:
-        """It is durable. Returns what restores refer to from here on; None for a savepoint."""
+        """Complete a durable checkpoint and return it, for later restores; None for a savepoint."""
         pending = self.pending.pop(checkpoint_id)
         if pending.savepoint:
             out.append(EndSavepoint(checkpoint_id))
@@ -248,7 +252,7 @@ class CheckpointsUnderWay:
         return None if pending.savepoint else pending.whole(self.parallelism)
 
     def abort(self, checkpoint_id: int, reason: str, out: Effects) -> None:
-        """Give one up, pending or waiting, by its id (H44); it does not count as a failure."""
+        """Give up one checkpoint, pending or waiting, by its id (H44). It does not count as a failure."""
         pending = self.pending.get(checkpoint_id)
         if pending is None:
             self.refuse_queued(reason, out)
@@ -260,16 +264,13 @@ class CheckpointsUnderWay:
         self.give_up(list(self.pending.values()), reason, out)
 
     def give_up(self, those: list[PendingCheckpoint], reason: str, out: Effects) -> None:
-        """Both sides first, then those who waited for it."""
+        """Give up one checkpoint: tell both sides first, then what waited for it."""
         for pending in those:
             self._end(pending, reason, out)
         self.move_on(out)
 
     def _fail(self, pending: PendingCheckpoint, reason: str, out: Effects) -> None:
-        """It ends by its own fault. A savepoint is answered for by the one who asked; the others count (H45).
-
-        Then ``move_on``.
-        """
+        """Fail a checkpoint, which counts unless it is a savepoint (H45). The caller then calls ``move_on``."""
         self._end(pending, reason, out)
         if not pending.savepoint:
             self.failures += 1
@@ -293,7 +294,7 @@ class CheckpointsUnderWay:
     # --- doubt --------------------------------------------------------------------------------------------
 
     def why_no_doubt(self, word: CheckpointDiscarded) -> str | None:
-        """Say why the report is stale, or None. Raises ``LocalProtocolError`` if nobody asked for a discard."""
+        """Say why the report is stale, or None. Raises ``LocalProtocolError`` if no discard was requested."""
         checkpoint_id = word.checkpoint_id
         if checkpoint_id in self.pending:
             raise LocalProtocolError(f"checkpoint {checkpoint_id} was discarded, although it is pending")
@@ -302,12 +303,12 @@ class CheckpointsUnderWay:
         return f"CheckpointDiscarded for checkpoint {checkpoint_id}, which is not in doubt"
 
     def discarded(self, checkpoint_id: int, out: Effects) -> None:
-        """No restart restores it any more."""
+        """End the doubt about a checkpoint: no restart restores it any more."""
         self.in_doubt.remove(checkpoint_id)
         out.append(NotifyCheckpointDiscarded(checkpoint_id))
 
     def check_invariants(self) -> None:
-        """Raise ``AssertionError`` when the state is impossible."""
+        """Raise ``AssertionError`` if the state is impossible."""
         assert list(self.pending) == sorted(self.pending)
         assert len(self.pending) <= self.config.concurrent_max
         assert self.failures <= self.config.tolerated_failures

@@ -1,6 +1,6 @@
-"""What a ``BarrierTracker`` is told, and the values that it keeps; ``effects`` is what it asks for.
+"""The inputs of a ``BarrierTracker``, and the values that it keeps; ``effects`` has its outputs.
 
-Its inputs are requests for checkpoints, the steps of each, and the decisions of the attempt ledger as they are
+The inputs are requests for checkpoints, the steps of each, and the unchanged decisions of the attempt ledger
 (``protocol.attempts.types``).
 """
 
@@ -25,13 +25,13 @@ from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 
 @value
 class CheckpointConfig:
-    """How checkpoints are taken. Times in seconds.
+    """When and how checkpoints are taken. Times are in seconds.
 
-    ``timeout_s``: how long one may take from its start to its durable write, and how long a request may
-    wait for its start. ``tolerated_failures``: how many in a row may fail; one more is a global failure.
-    ``mode`` holds until the first attempt is accepted, which brings its own. ``interval_s``: seconds between due
-    times while an attempt runs; None: only on request. ``min_pause_s``: no checkpoint is due for this long after one
-    has ended. ``concurrent_max``: how many may be in progress at the same time.
+    ``timeout_s``: how long a checkpoint may take from its start to its durable write, and how long a request may wait
+    for its start. ``tolerated_failures``: how many in a row may fail; one more is a global failure. ``mode`` holds
+    until the first attempt is accepted, which brings its own. ``interval_s``: seconds between due times while an
+    attempt runs; None: only on request. ``min_pause_s``: no checkpoint is due for this long after one has ended.
+    ``concurrent_max``: how many may be in progress at the same time.
     """
 
     timeout_s: float = 60.0
@@ -106,7 +106,7 @@ class AbortRequested:
 
 @value
 class SubtaskClosed:
-    """What the attempt sent before its close is in the coordinator's mailbox, ahead of what follows."""
+    """The attempt has closed its valve, and everything that it sent before is in the coordinator's mailbox."""
 
     attempt: ExecutionAttempt
     checkpoint_id: int
@@ -116,9 +116,9 @@ class SubtaskClosed:
 class CoordinatorSnapshotTaken:
     """The cut: ``checkpoint_coordinator`` has returned, and every gateway closed at that moment (H40).
 
-    ``events_taken``: per task attempt id, how many upward events of the attempt's history the coordinator had
-    taken at that moment, counted on from what the attempt restored (H32); those that have finished included. One
-    that is missing has sent nothing since.
+    ``events_taken``: per task attempt id, how many upward events of the attempt's history the coordinator had taken at
+    that moment, counting on from what the attempt restored (H32). Finished attempts are included. A missing attempt has
+    sent nothing since its restore.
     """
 
     checkpoint_id: int
@@ -128,7 +128,7 @@ class CoordinatorSnapshotTaken:
 
 @value
 class CoordinatorSnapshotFailed:
-    """It raised, returned no bytes, or took too long (H45, H46)."""
+    """``checkpoint_coordinator`` raised, did not return bytes, or took too long (H45, H46)."""
 
     checkpoint_id: int
     reason: str
@@ -164,7 +164,7 @@ class SubtaskDeclined:
 
 @value
 class SubtaskFinalState:
-    """The operator ended well with this state; nothing more comes from the attempt (H47)."""
+    """The operator succeeded and ended with this state; nothing more comes from the attempt (H47)."""
 
     attempt: ExecutionAttempt
     state: bytes
@@ -173,7 +173,7 @@ class SubtaskFinalState:
 
 @value
 class CheckpointStored:
-    """It is durable: a reader sees all of it (H50)."""
+    """The checkpoint is durable: a reader sees all of it (H50)."""
 
     checkpoint_id: int
 
