@@ -93,7 +93,7 @@ def _in_turn(thrown_ns: list[int], failed_ns: list[int], next_ns: list[int]) -> 
 
 
 def failover(quick: bool, progress: Progress) -> list[Figure]:
-    """Milliseconds from a task's throw to ``subtask_failed`` and the next ``subtask_ready``, beside plain Spark."""
+    """Milliseconds from a task's throw to ``subtask_failed`` and the next ``subtask_ready``, against plain Spark."""
     rounds, failures = (1, 2) if quick else (8, 16)
     names = (f"failover-{number}" for number in count())
     with spark_session(MASTER) as spark, Sidecar(spark) as sidecar:

@@ -28,7 +28,7 @@ FLINK_CHECKPOINT_MS = {1: 3.0, 16: 8.0, 64: 30.0, 256: 144.0}
 """Median milliseconds of a checkpoint by number of subtasks: Flink 2.3.0."""
 NINES = (("50", 0.5), ("90", 0.9), ("99", 0.99), ("99.9", 0.999))
 MAX_NINES = 4.0
-"""Where the largest sample stands on the axis of nines."""
+"""The position of the largest sample on the axis of nines."""
 SUBJECT, BASELINE, OTHER = "#1f77b4", "#7f7f7f", "#d62728"
 PANEL_INCHES = (4.2, 3.0)
 PANELS_IN_A_ROW = 3

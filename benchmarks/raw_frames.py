@@ -15,15 +15,15 @@ import msgpack
 
 LENGTH = Struct(">I")
 EVENT = 1
-"""To be confirmed."""
+"""An event to confirm."""
 ECHO = 2
-"""To be answered with its payload."""
+"""An event to answer with its payload."""
 CONFIRM = 3
 ANSWER = 4
 FLOOD = 5
-"""To be answered ``count`` times with ``[ANSWER, place, payload]``, the last place being 0.
+"""A request for ``count`` answers ``[ANSWER, place, payload]``; the last place is 0.
 
-As a raw frame ``[FLOOD, 0, [count, payload]]``, as an event ``[FLOOD, 0, payload, count]``.
+As a raw frame it is ``[FLOOD, 0, [count, payload]]``, as an event ``[FLOOD, 0, payload, count]``.
 """
 READ_BYTES = 65536
 

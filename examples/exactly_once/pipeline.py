@@ -126,7 +126,7 @@ class NumberCoordinator(OperatorCoordinator):
         return sum(map(self.progress_of, range(parallelism))) / parallelism
 
     def progress_of(self, subtask: int) -> float:
-        """The same for one subtask."""
+        """The part of one subtask's numbers that was sent and received, 0 to 1."""
         return sum(self._position(subtask)) / (2 * self._numbers)
 
     async def start(self, context: CoordinatorContext) -> None:
@@ -213,7 +213,7 @@ class NumberCoordinator(OperatorCoordinator):
 
 
 def read_state(state: bytes | None) -> tuple[dict[int, Position], bytes | None]:
-    """What ``checkpoint_coordinator`` returned: the positions, and the sink's own part."""
+    """Read the result of ``checkpoint_coordinator``: the positions, and the sink's own part."""
     if state is None:
         return {}, None
     positions, _, sink_state = state.partition(b"\n")

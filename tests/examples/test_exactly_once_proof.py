@@ -87,7 +87,7 @@ def test_a_file_that_ends_within_a_row_is_no_proof() -> None:
 
 
 def a_finished_run(folder: Path) -> Path:
-    """The files that the run of ``a_checkpoint`` leaves: a storage and a sink. Returns the checkpoint's file."""
+    """Create the files of a run that ended with ``a_checkpoint``: storage and sink. Returns the checkpoint's file."""
     storage = CheckpointStorage(folder / "checkpoints")
     storage.prepare()
     file = storage.store(OPERATOR_ID, a_checkpoint())

@@ -107,7 +107,7 @@ def test_a_terminal_sees_one_growing_line_and_more_subtasks_than_files_harm_nobo
 
 
 def read_terminal(terminal: int, seen: list[bytes]) -> None:
-    """Wait until the other end is closed, which Linux reports as an error."""
+    """Read until the other end is closed, which Linux reports as an error."""
     try:
         while chunk := os.read(terminal, 4096):
             seen.append(chunk)

@@ -26,7 +26,7 @@ from tests.release.pythons import find_python
 ROOT = Path(__file__).resolve().parent.parent.parent
 DIST = ROOT / "dist"
 TYPED_PROGRAM = Path(__file__).with_name("typed_program.py")
-# Example → a line that it prints.
+# Maps each example to a line that it prints.
 PROGRAMS = {
     "examples/squares.py": "[0, 1, 4, 9, 16, 25, 36, 49, 64, 81]",
     "examples/tutorial/survive_a_task.py": "takings: 500500 of 500500",
@@ -171,7 +171,7 @@ def try_wheel(python: Path, tools: Path, folder: Path) -> str:
 
 
 def check_types(python: Path, tools: Path, folder: Path) -> None:
-    """Check the user's program against the installed wheel: the project's own checks cover less of the types."""
+    """Check the user's program against the installed wheel: this finds incomplete types that other checks miss."""
     folder.mkdir()
     shutil.copy(TYPED_PROGRAM, folder)
     strict = {"typeCheckingMode": "strict", "include": [TYPED_PROGRAM.name]}

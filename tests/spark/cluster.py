@@ -161,13 +161,13 @@ class StandaloneCluster:
 
 
 def _module_options() -> list[str]:
-    """What Spark's own launcher adds for Java 17 and later."""
+    """The options that Spark's own launcher adds for Java 17 and later."""
     opened = ["java.lang", "java.lang.invoke", "java.net", "java.nio", "java.util", "java.util.concurrent"]
     return [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in opened]
 
 
 def command_line(pid: int) -> str:
-    """Empty if the process has ended."""
+    """The command line of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -194,7 +194,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def parent(pid: int) -> int | None:
-    """None if the process has ended."""
+    """The parent of a process; None if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     except (OSError, IndexError):

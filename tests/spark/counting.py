@@ -45,7 +45,7 @@ class Counting(SubtaskOperator):
                 self.compute()
 
     def compute(self) -> None:
-        """Computes without reading the mailbox until the file ``go on`` exists; sends an event halfway."""
+        """Sends an event, computes without reading the mailbox until the file ``go on`` exists, and sends another."""
         self.context.send_event("computing")
         go_on = Path(self._folder, "go on")
         while not go_on.exists():

@@ -145,7 +145,7 @@ class Hanging(OperatorCoordinator):
 
 
 def enter_and_leave(spark: SparkSession, coordinator: Hanging) -> list[Action]:
-    """A ``with`` block that is left as soon as the coordinator hangs, or by the Ctrl-C that it then raises."""
+    """Leave a ``with`` block as soon as the coordinator hangs, or by the Ctrl-C that it then raises."""
     actions: list[Action] = []
     with Sidecar(spark, CONFIG) as sidecar:
         if coordinator.method == "start":

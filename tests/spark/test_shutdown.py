@@ -118,7 +118,7 @@ def test_an_action_after_the_sidecar_has_closed_fails_with_a_clear_error(spark: 
 
 @pytest.mark.parametrize("relay", ["jvm", "py4j"])
 def test_a_sidecar_that_is_left_while_a_job_runs_fails_the_job_and_says_why(spark: SparkSession, relay: Any) -> None:
-    # H57: and the coordinator hears of it before it is closed
+    # H57: and the coordinator is told before it is closed
     coordinator = Script({}, ["hello"])
     with Sidecar(spark, SidecarConfig(relay=relay)) as sidecar:
         handle = sidecar.coordinate("op", coordinator, parallelism=2)

@@ -113,7 +113,7 @@ async def answer(method: str, argument: Any) -> Any:
 
 
 async def asked(method: str, argument: Any = None, *, secret: bytes = SECRET, timeout_s: float = 30.0) -> Any:
-    """Over a real connection to a separate server."""
+    """Ask over a real connection to a separate server."""
     outcome: list[Any] = []
     async with anyio.create_task_group() as tasks:
         port = await tasks.start(serve_control, answer, SECRET, "127.0.0.1", 0)

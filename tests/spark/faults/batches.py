@@ -28,7 +28,7 @@ TOLERANT = CheckpointConfig(tolerated_failures=100)
 
 
 class Lines(FileSinkOperator):
-    """Writes each record and tells the coordinator. Files say what to do before a record is written.
+    """Writes each record and tells the coordinator. Files control what it does partway through a batch.
 
     ``raise-BATCH-SUBTASK``: raise in the middle of the batch. ``wait-BATCH-SUBTASK``: create the file ``waiting-...``
     to report the position, and continue when the first file has been removed.

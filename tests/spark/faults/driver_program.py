@@ -45,7 +45,7 @@ class Announcing(Script):
 
 
 def be_interrupted(subtasks: Callable[[], RDD[Any]], sidecar: Sidecar, script: Script) -> None:
-    """The action ends by Ctrl-C and the program goes on; in the end nothing must be left over."""
+    """Ctrl-C ends the action, and the program goes on: it runs other actions, then leaves the sidecar properly."""
     try:
         subtasks().collect()
     except RAISED_BY_CTRL_C:
@@ -60,7 +60,7 @@ def be_interrupted(subtasks: Callable[[], RDD[Any]], sidecar: Sidecar, script: S
 
 
 def end(how: str) -> None:
-    """It closes nothing, whatever else it does."""
+    """End the program without closing anything."""
     match how:
         case "sys.exit":
             sys.exit(3)

@@ -43,6 +43,6 @@ def open_gates(folder: Path, partitions: Iterable[int]) -> None:
 
 
 def close_gates(folder: Path, partitions: Iterable[int]) -> None:
-    """Open the gate for tasks that arrive from now on."""
+    """Close the gates for tasks that arrive from now on."""
     for partition in partitions:
         Path(folder, f"open-{partition}").unlink()

@@ -91,7 +91,7 @@ class HostOfItsOwn:
 
 
 def _dotted(address: str) -> str:
-    """In the format of the kernel's tables: hexadecimal, the last byte first."""
+    """Convert an address from the format of the kernel's tables: hexadecimal, the last byte first."""
     return ".".join(str(byte) for byte in reversed(bytes.fromhex(address)))
 
 

@@ -65,7 +65,7 @@ class NotingSource(SourceCoordinator):
 
 
 class GatedReader(SplitReader):
-    """Yields the rows of each split; after the first note about a split it waits until its subtask's gate is open."""
+    """Yields the rows of each split; first it reports the split and waits until its subtask's gate is open."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

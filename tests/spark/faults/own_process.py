@@ -60,7 +60,7 @@ async def batch(sidecar: SidecarRuntime) -> None:
 
 
 async def quick(sidecar: SidecarRuntime) -> None:
-    """Settings for tasks that do not wait long for a lost sidecar."""
+    """Coordinate an operator whose tasks give up soon after the sidecar is lost."""
     gateway = GatewayLimits(reconnect_timeout_s=1.0)
     await sidecar.coordinate(OPERATOR, RemoteCounting(), parallelism=2, gateway=gateway)
 

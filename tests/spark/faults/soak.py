@@ -63,7 +63,7 @@ class Footprint:
         return f"{megabytes:.0f} MiB, {self.threads} threads, {self.sockets} sockets, {self.files} files"
 
     def grown_since(self, before: Footprint) -> list[str]:
-        """What exceeds the limits."""
+        """The resources that exceed the limits."""
         grown = []
         if self.memory_bytes > before.memory_bytes + GROWTH_BYTES:
             grown.append(f"memory by {(self.memory_bytes - before.memory_bytes) / 2**20:.0f} MiB")

@@ -8,7 +8,7 @@ from typing import Any
 from tests.spark.recorder import Callback
 
 FIRST_ATTEMPTS_WAIT: dict[tuple[int, int], list[Any]] = {(0, 0): ["hello"], (1, 0): ["hello"]}
-"""For a ``Script`` of two subtasks whose first attempts say hello and wait for more."""
+"""The script for two subtasks whose first attempts say hello and wait for more."""
 
 
 def both_talk(story: list[Callback]) -> bool:

@@ -124,7 +124,7 @@ def test_a_node_dies(bench: Bench) -> None:
     wait_for_executors(bench.spark, bench.cluster.hosts)
 
 
-# --- sessions of their own ------------------------------------------------------------------------------------------
+# --- separate sessions ----------------------------------------------------------------------------------------------
 
 
 def a_session(spark_on: SparkOn, cluster: StandaloneCluster) -> SparkSession:

@@ -226,7 +226,7 @@ def test_a_jvm_that_refuses_the_relay_gets_the_other_one_and_the_log_says_so(
     assert what_became_of(script, 1) == ["ready", "failed", "reset", "ready"]
 
 
-# --- a queue that is too small (sessions of their own) ------------------------------------------------------------
+# --- a queue that is too small (separate sessions) ----------------------------------------------------------------
 
 
 @pytest.fixture

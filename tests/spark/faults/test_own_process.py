@@ -80,7 +80,7 @@ def test_a_driver_is_served_by_a_sidecar_in_another_process(
         assert sidecar.operator_ids == [OPERATOR]
         rdd = tasks(spark, sidecar)
 
-        async def as_in_a_notebook() -> Any:  # in case a loop runs in the calling thread
+        async def as_in_a_notebook() -> Any:  # a loop runs in the calling thread
             return sidecar.run(rdd.collect, restart=RESTART)
 
         action = Action(lambda: asyncio.run(as_in_a_notebook()))

@@ -158,7 +158,7 @@ def test_zombies_in_streaming_mode(bench: Bench, tmp_path: Path) -> None:
 
 
 def numbered(rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Each with its place in the partition: so the reducer that gets it depends on the partition's whole content."""
+    """Number the rows: so the reducer that gets one depends on the partition's whole content."""
     return enumerate(rows)
 
 

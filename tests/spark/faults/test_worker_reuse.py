@@ -22,12 +22,12 @@ ROUNDS_MAX = 10
 
 
 def open_sockets() -> int:
-    """Of this process."""
+    """The number of sockets that this process holds."""
     found = 0
     for entry in os.scandir("/proc/self/fd"):
         try:
             found += os.readlink(entry.path).startswith("socket:")
-        except FileNotFoundError:  # the one that the scan itself has used
+        except FileNotFoundError:  # the descriptor that the scan itself used
             continue
     return found
 
@@ -39,7 +39,7 @@ def what_is_here(records: Iterable[Any]) -> Iterator[tuple[int, list[str], int]]
 
 
 def look(bench: Bench, folder: Path) -> dict[int, tuple[list[str], int]]:
-    """Run it in all workers that are in use, by plain tasks, one in each slot."""
+    """Run ``what_is_here`` in all workers in use, by plain tasks, one in each slot."""
     folder.mkdir()
     found = bench.numbers(SLOTS).mapPartitionsWithIndex(all_at_once(folder, SLOTS)).mapPartitions(what_is_here)
     return {pid: (threads, sockets) for pid, threads, sockets in found.collect()}

@@ -101,7 +101,7 @@ LATER: dict[str, list[Step]] = {
 
 
 class Crash(Exception):
-    """Stands for the death of the process."""
+    """Stands for the death of the process that raises it."""
 
 
 async def take(world: World, step: Step) -> None:
