@@ -1,4 +1,4 @@
-"""What users write, a class with ``receive``, and the context through which such a class acts."""
+"""The base classes of users' actors, and the context that an actor acts through."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class DirectActor(Actor[M]):
     """
 
     def handle(self, context: ActorContext[M], message: M) -> None:
-        """Handle one message, in a turn of its own or in the middle of the sender's."""
+        """Handle one message, in a separate turn or in the middle of the sender's."""
         raise NotImplementedError(f"{type(self).__name__} does not implement handle()")
 
     async def receive(self, context: ActorContext[M], message: M) -> None:

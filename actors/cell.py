@@ -9,7 +9,7 @@ The life of a cell::
                    finish
 
 ``finish`` is synchronous and always happens, however the task ends: watchers, parents and waiting callers rely on it.
-The order in it matters: nothing can be queued any more before anybody learns that the actor is over.
+The order in it matters: the mailbox is closed before anything learns that the actor is over.
 
 The file has four parts: what a cell needs of its system, the cell, the context that it gives to the actor's code, and
 the background work that it runs.
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 SLICE_MESSAGES = 256
 SLICE_S = 0.005
-"""An actor with a full mailbox lets others run after so many messages or so much time, whichever comes first."""
+"""An actor with a full mailbox lets others run after this many messages or this much time, whichever comes first."""
 
 
 class System(Surroundings, Protocol):
@@ -88,13 +88,13 @@ class System(Surroundings, Protocol):
         """Wait until these actors are over; cancel them when their time is up."""
 
     def request_stop(self, cell: ActorCell[Any]) -> None:
-        """Stop an actor, and see in the background that it ends within the deadline."""
+        """Stop an actor, and ensure in the background that it ends within the deadline."""
 
     def forget(self, cell: ActorCell[Any]) -> None:
-        """An actor is over: free its name."""
+        """Free the name of an actor that is over."""
 
     def fail(self, cause: BaseException) -> None:
-        """A failure has reached the top."""
+        """Handle a failure that has reached the top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class _Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What is being handled, if it is not a message."""
+    """A stage of an actor's life that is being handled in place of a message."""
 
     what: str
 
@@ -116,7 +116,7 @@ _STARTED = _Call("started")
 
 
 class ActorCell(Generic[M]):
-    """The inside of one actor. Only the runtime touches it."""
+    """The implementation of one actor. Only the runtime uses it."""
 
     __slots__ = (
         "_abandoned",
@@ -280,7 +280,7 @@ class ActorCell(Generic[M]):
                 return verdict
 
     def _outlives_cancellation(self) -> bool:
-        """Whether the actor goes on after its idle task was cancelled, which the runtime did not do."""
+        """Whether the actor continues after foreign code has cancelled its idle task."""
         if self.cancel_called or self.system.cancelled:
             return False
         instance = self._instance
@@ -377,7 +377,7 @@ class ActorCell(Generic[M]):
                 wake.cancel()
 
     def _forget_commands_to_the_last_instance(self) -> None:
-        """Several children, or pieces of background work, may have failed together; one restart answers them all."""
+        """Drop failures reported to the last instance: one restart answers all that failed together."""
         signals = self.mailbox.signals
         signals[:] = [signal for signal in signals if not isinstance(signal, FailCommand)]
 
@@ -404,7 +404,7 @@ class ActorCell(Generic[M]):
         return self._carry_out(cause, decision)
 
     def _carry_out(self, cause: BaseException, decision: Decision) -> _Verdict | None:
-        """Tell those concerned, and return what this task must do; None is to go on."""
+        """Report the decision to hooks and parent, and return what this task must do; None means continue."""
         self.log.warning("actor failed", decision=decision.directive.value, exc_info=cause)
         for hook in self.system.hooks:
             hook.actor_failed(self.ref, cause, decision)
@@ -423,7 +423,7 @@ class ActorCell(Generic[M]):
         return _Verdict(cause)
 
     def _own_failure(self, failure: BaseException, what: str) -> BaseException:
-        """Tell a cancellation of this actor, which is raised again, from one that a handler let out: a failure.
+        """Re-raise a cancellation of this actor; turn one that a handler let out into a failure.
 
         Otherwise a handler that awaits something that others cancelled would end its actor silently, and a
         ``SystemExit`` would end the event loop with all actors on it.
@@ -481,7 +481,7 @@ class ActorCell(Generic[M]):
             await self._background_idle
 
     def finish(self, cause: BaseException | None) -> None:
-        """Tell everybody that this actor is over. Synchronous, idempotent."""
+        """Notify watchers, parent and waiting callers that this actor is over. Synchronous, idempotent."""
         if self.finished:
             return
         self.finished = True
@@ -545,7 +545,7 @@ class ActorCell(Generic[M]):
 
     @property
     def watches(self) -> Watches:
-        """Who watches it, and whom it watches. Made when first used: most actors never need it."""
+        """The actor's watches, in both directions. Created when first used, because most actors never need them."""
         if self._watches is None:
             self._watches = Watches(self.ref, self.mailbox)
             if self.finished:
@@ -600,7 +600,7 @@ class ActorCell(Generic[M]):
         return work
 
     def background_ended(self, work: Background) -> None:
-        """One piece of background work is over."""
+        """Handle the end of one piece of background work."""
         self.background.pop(work, None)
         idle = self._background_idle
         if not self.background and idle is not None and not idle.done():
@@ -618,7 +618,7 @@ class ActorCell(Generic[M]):
 
     @property
     def _handled(self) -> str:
-        """What its code runs for: the type of a message, or a stage of its life."""
+        """The reason why the actor's code runs: the type of a message, or a stage of its life."""
         handling = self.handling
         return handling.what if isinstance(handling, _Call) else type(handling).__name__
 
@@ -661,7 +661,7 @@ class _Context(ActorContext[M]):
         return self._timers
 
     def cancel_timers(self) -> None:
-        """The instance ends."""
+        """Cancel all timers, because the instance ends."""
         if self._timers is not None:
             self._timers.cancel_all()
 
@@ -721,7 +721,7 @@ async def _run_background(
     on_result: Callable[[Any], Any] | None,
     on_error: Callable[[Exception], Any] | None,
 ) -> None:
-    """Run one piece of work to its end and hand the outcome to the actor. Raises nothing but its own cancellation."""
+    """Run one piece of work to its end and pass the outcome to the actor. Raises nothing but its own cancellation."""
     current_actor.set(cell)
     system = cell.system
     system.works.add(work)

@@ -2,7 +2,7 @@
 
 Everything in this package that waits for *logical* time (timers, ask deadlines, restart back-off) uses a ``Clock``,
 so that a test can replace it. Two things deliberately do not: the shutdown deadline and the slow-handler watch. They
-guard the real process, and a virtual clock that nobody advances must not switch them off.
+guard the real process, and a virtual clock that is not advanced must not switch them off.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Messages that nobody will handle, and why.
+"""Messages that no actor will handle, and why.
 
-A dead letter is a fact, not an error: ``tell`` to a stopped actor does not raise. Subscribe to learn of them.
+A dead letter is a fact, not an error: ``tell`` to a stopped actor does not raise. Subscribe to be notified of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actors.ref import ActorRef
 __all__ = ["DeadLetter", "DeadLetterReason", "DeadLetters"]
 
 LOGGED_MAX = 20
-"""So many dead letters of a system are logged; further ones are only counted and handed to subscribers."""
+"""This many dead letters of a system are logged; further ones are only counted and passed to subscribers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What can go wrong between actors, as exceptions.
+"""The exceptions of the actor runtime.
 
 Every error names actors by their path, a string, and holds no live reference. So it can be logged, compared and
 pickled. Each class passes all its constructor arguments to ``Exception``, which makes pickling work.

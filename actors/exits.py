@@ -1,7 +1,7 @@
 """Keep an exception that would end the loop, or a task, inside the call that raised it.
 
 ``SystemExit`` and ``KeyboardInterrupt`` out of any task stop the whole event loop; ``CancelledError`` and
-``GeneratorExit`` look like the end of a task that nobody ended. User code that an actor calls may raise any of them.
+``GeneratorExit`` look like an end of the task that was never requested. User code may raise any of them.
 ``contained`` turns each into an ordinary exception, so that it fails the actor that made the call and nothing else.
 """
 

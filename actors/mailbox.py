@@ -4,7 +4,7 @@ Only the actor's own task reads. It takes an item in the same step in which it b
 while it is parked loses nothing.
 
 A sender that has to wait leaves its message with the mailbox. The reader moves that message into the queue as soon as
-there is room, so waiting senders are served in order and nobody overtakes them. If the sender is cancelled before the
+there is room, so waiting senders are served in order and none is overtaken. If the sender is cancelled before the
 move, its message goes with it; after the move, the message is accepted.
 
 Loop-only, like everything in this package that does not say otherwise.
@@ -111,7 +111,7 @@ class Envelope:
         return True
 
     def undeliverable(self, error: Exception) -> bool:
-        """The item will not be handled, because of ``error``. False if nobody needs to know."""
+        """The item will not be handled, because of ``error``. False if no caller waits for it."""
         return True
 
 

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Surroundings(Protocol):
-    """What a reference needs of the actor system. ``ActorSystem`` provides it."""
+    """The part of the actor system that a reference uses. ``ActorSystem`` implements it."""
 
     loop: asyncio.AbstractEventLoop
     deadlines: Deadlines
@@ -32,7 +32,7 @@ class Surroundings(Protocol):
 
 
 class Recipient(Named, Protocol):
-    """What a reference needs of its actor. ``ActorCell`` provides it."""
+    """The part of its actor that a reference uses. ``ActorCell`` implements it."""
 
     mailbox: Mailbox
     direct: Callable[[Any, Any], None] | None
@@ -61,11 +61,11 @@ class Reply(Generic[T]):
 
     @property
     def open(self) -> bool:
-        """Whether somebody still waits for the answer."""
+        """Whether the ``ask`` still waits for the answer."""
         return not self._future.done()
 
     def answer(self, value: T) -> bool:
-        """Give the answer. Returns False, and ``value`` becomes a dead letter, if nobody waits any more."""
+        """Give the answer. Returns False, and ``value`` becomes a dead letter, if the ``ask`` is over."""
         if self._future.done():
             self._asked.bury(value, DeadLetterReason.ANSWER_TOO_LATE)
             return False
@@ -73,7 +73,7 @@ class Reply(Generic[T]):
         return True
 
     def fail(self, error: BaseException) -> bool:
-        """Make the ``ask`` raise ``error``. Returns False, and ``error`` becomes a dead letter, if nobody waits."""
+        """Make the ``ask`` raise ``error``. Returns False, and ``error`` becomes a dead letter, if it is over."""
         if self._future.done():
             self._asked.bury(error, DeadLetterReason.ANSWER_TOO_LATE)
             return False

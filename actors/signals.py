@@ -1,4 +1,4 @@
-"""What the runtime tells an actor about lives: its own, its children's, and those of the actors it watches.
+"""Signals tell an actor about its own life, its children's, and those of the actors that it watches.
 
 Signals are not messages. They have their own queue, overtake all messages that wait, do not count against the
 mailbox's capacity, and only the runtime sends them.

@@ -1,6 +1,6 @@
 """Measure how long a coroutine holds the event loop, step by step.
 
-A coroutine that awaits for an hour harms nobody; one that computes for half a second stops every other actor. To tell
+A coroutine that awaits for an hour does no harm. One that computes for half a second stops every other actor. To tell
 them apart, each step of a task is timed, from where it resumes to where it next suspends. The timing wraps everything
 that the task does, so a message that is handled without suspending costs nothing extra.
 """

@@ -1,4 +1,4 @@
-"""What to do about a failure, as a pure function.
+"""Decides what to do about a failure, as a pure function.
 
 ``decide`` takes a policy, the restarts so far, the failure and the time, and returns what to do. It does nothing
 itself: the actor's own task carries the decision out, and tests read it as a table.

@@ -159,7 +159,7 @@ class ActorSystem:
             work.abandon(self.log)
 
     async def _end_actor_tasks(self) -> None:
-        """Leave no actor's task behind, however often the caller is cancelled."""
+        """Wait until no actor's task is left, however often the caller is cancelled."""
         cancelled: asyncio.CancelledError | None = None
         while self._actor_tasks:
             try:
@@ -284,20 +284,20 @@ class ActorSystem:
         self._tasks.start_soon(function, *args, name=name)
 
     def forget(self, cell: ActorCell[Any]) -> None:
-        """An actor is over: free its name."""
+        """Free the name of an actor that is over."""
         family = self._top if cell.parent is None else cell.parent.children
         family.pop(cell.path.rpartition("/")[2], None)
         self._cells.pop(cell, None)
 
     def fail(self, cause: BaseException) -> None:
-        """A failure has reached the top. The first one counts."""
+        """Handle a failure that has reached the top. Only the first one counts."""
         if self._failure is None:
             self._failure = cause
             self.log.error("actor system failed", exc_info=cause)
             self._body.cancel()
 
     def request_stop(self, cell: ActorCell[Any]) -> None:
-        """Stop an actor, and see in the background that it ends within the deadline."""
+        """Stop an actor, and ensure in the background that it ends within the deadline."""
         if cell.finished:
             return
         cell.mailbox.signal(StopCommand())

@@ -113,7 +113,7 @@ class TurnGate:
 
 
 class _DeterministicSystem(ActorSystem):
-    """Its tasks go by the virtual time of ``virtual``, which is set before it is entered."""
+    """A system whose tasks use the virtual time of ``virtual``, which is set before it is entered."""
 
     virtual: VirtualLoop
 
@@ -339,7 +339,7 @@ class TestProbe(Generic[M]):
     any other system, it waits up to ``timeout_s`` real seconds.
     """
 
-    __test__ = False  # not a test class, whatever its name begins with
+    __test__ = False  # not a test class, although its name begins with Test
 
     def __init__(
         self,

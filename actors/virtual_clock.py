@@ -10,9 +10,9 @@ from actors.clock import Scheduled
 
 
 async def settle() -> None:
-    """Let the loop run until nothing is ready. Code that waits for I/O, threads or real time goes on waiting."""
+    """Let the loop run until nothing is ready. Code that waits for I/O, threads or real time keeps waiting."""
     ready = getattr(asyncio.get_running_loop(), "_ready", None)
-    if ready is None:  # a foreign loop that does not show: many turns instead of as many as it takes
+    if ready is None:  # a foreign loop does not show what is ready: run many turns instead of just enough
         for _ in range(100):
             await asyncio.sleep(0)
         return

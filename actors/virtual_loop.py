@@ -2,7 +2,7 @@
 
 Code under test calls ``anyio.sleep``, ``asyncio.timeout`` or ``asyncio.to_thread`` directly. This module redirects
 these calls to the kit's clock, but only for tasks that belong to the system: a context variable marks them, and every
-task that they start inherits it. The test itself, and whatever runs beside it on the same loop, keeps real time.
+task that they start inherits it. The test itself, and everything else on the same loop, keeps real time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class VirtualLoop:
     """The time and the threads that the tasks of one system see. Loop only.
 
     ``enter`` marks the calling context, and with it every task that is started inside. After ``close`` time runs by
-    itself: whenever nothing else moves, the next timer fires. So what sleeps, or times out, never delays the end.
+    itself: whenever nothing else moves, the next timer fires. So sleeps and timeouts never delay the end.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: VirtualClock) -> None:
@@ -152,7 +152,7 @@ class _Timer(asyncio.TimerHandle):
 
 
 class _Redirection:
-    """What of one loop is replaced, and by how many systems at present."""
+    """The replaced methods of one loop, and how many systems use them now."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.users = 0

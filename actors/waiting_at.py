@@ -103,7 +103,7 @@ def _frames(awaited: object) -> list[tuple[CodeType, int]]:
 
 
 def _look(awaited: Any) -> tuple[FrameType | None, Any]:
-    """The frame of one link of the chain, and the next link."""
+    """Return the frame of one link of the chain, and the next link."""
     if inspect.iscoroutine(awaited):
         return awaited.cr_frame, awaited.cr_await
     if inspect.isgenerator(awaited):

@@ -1,4 +1,4 @@
-"""``python -m headgate COMMAND``: look at checkpoints, run a sidecar, check the installation."""
+"""``python -m headgate COMMAND``: inspect checkpoints, run a sidecar, check the installation."""
 
 import sys
 

@@ -85,7 +85,7 @@ class CheckpointWrites:
             except DiscardRefused as error:
                 log.warning("checkpoint stays in doubt", error=str(error))
                 return
-            except Exception as error:  # nobody fails for it (H48)
+            except Exception as error:  # it fails nothing (H48)
                 log.warning("checkpoint discard failed", error=repr(error), retry_s=delay_s)
             else:
                 self._context.self_ref.tell(CheckpointDiscarded(checkpoint_id))

@@ -296,7 +296,7 @@ class OperatorCoordinator:
         ``notify_checkpoint_complete`` of a later one. Resets and other runs may come in between.
 
         It never comes if the application ends first; then the next application either restores the checkpoint or does
-        not. An aborted savepoint counts as never written, because it is restored only if somebody names its file.
+        not. An aborted savepoint counts as never written, because it is restored only if the user names its file.
         """
         # H64
 

@@ -9,14 +9,14 @@ three steps, and ``reset_to_checkpoint`` waits only for the first:
 
 All calls after a reset wait for the new incarnation and then reach it in order. Each call is awaited before the next
 (H5), so no call is in progress at a reset. If a second reset comes before the new incarnation is created, it is created
-for the second one. If the new incarnation is starting, its start ends, fenced, and then it is closed like any other.
+for the second one. If the new incarnation is already starting, it is fenced, and closed after its start has ended.
 
 Every incarnation that was created is closed once, whenever the resets and the end of the operator come.
 
 A close that raises is logged. One that takes longer than ``close_timeout_s`` is logged and cancelled. Flink fails the
-job in both cases (R104), because its old coordinator can still act; here it is fenced, so the job goes on. A failure to
-create, reset or start the new one comes out of every call until the next reset, and out of a handler if there is no
-call: a global failure (H7).
+job in both cases (R104), because its old coordinator can still act. Here it is fenced, so the job continues. If the new
+one cannot be created, reset or started, every call until the next reset raises that failure. If there is no call, a
+handler raises it. So it is a global failure (H7).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ them and retries them, and it moves the clock::
         await world.advance(1.0)
         assert answer.value is True
 
-Plain actors are tested with ``headgate.actors.testing``, on which this kit stands.
+To test plain actors, use ``headgate.actors.testing``, on which this kit is built.
 
 A task is either a ``Task``, for which the test speaks, or an ``OperatorTask``, which runs your ``SubtaskOperator``.
 

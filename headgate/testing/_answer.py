@@ -1,4 +1,4 @@
-"""What a test has asked for and may still be waiting for."""
+"""The pending or known answer to a request of a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Answer(Generic[T]):
     def __init__(self) -> None:
         self._value: list[T] = []
         self.error: BaseException | None = None
-        """Why there is no value; None while the answer is open, and after a good one."""
+        """Why there is no value; None while the answer is open, and if there is a value."""
 
     @property
     def done(self) -> bool:
@@ -40,14 +40,14 @@ class Answer(Generic[T]):
         return self._value[0]
 
     def answer(self, value: T) -> bool:
-        """Give the value. False if there was an answer already, which stays."""
+        """Give the value. Returns False if there already was an answer, which stays."""
         if self.done:
             return False
         self._value.append(value)
         return True
 
     def fail(self, error: BaseException) -> bool:
-        """Give an error instead of a value. False if there was an answer already, which stays."""
+        """Give an error instead of a value. Returns False if there already was an answer, which stays."""
         if self.done:
             return False
         self.error = error

@@ -1,8 +1,8 @@
 """One attempt that runs a real ``SubtaskOperator``.
 
-The operator blocks where it waits, so it has a separate thread. That thread and the event loop take turns: the loop
-stands still while the operator computes, and the operator stands still until the world has something for it. So the
-order is as deterministic as without a thread.
+An operator blocks while it waits, so it has a separate thread. That thread and the event loop take turns: the loop
+stops while the operator computes, and the operator stops until the world has something for it. So the order is as
+deterministic as without a thread.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class OperatorTask(Task):
     """One attempt that runs a real operator over records. ``World.launch_operator`` makes it.
 
     Times of the operator's context, such as ``request(..., timeout_s=5.0)``, are virtual; ``time.sleep`` is not. A kill
-    raises ``ProcessKilled`` where the operator waits, so that its thread ends; nothing that it does after that leaves
-    the task. The context must be used on the task's own thread.
+    raises ``ProcessKilled`` where the operator waits, so that its thread ends. After that, nothing that it does has an
+    effect outside the task. The context must be used on the task's own thread.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class OperatorTask(Task):
         self.operator: SubtaskOperator
         """The operator, once it is built."""
         self.outputs: list[Any] = []
-        """What ``process`` has yielded, in order."""
+        """The outputs of ``process``, in order."""
         self.error: BaseException | None = None
-        """What the operator raised, or what ended its run."""
+        """The operator's exception, or the reason why its run ended."""
         self.records_left: deque[Any] = deque() if records is None else deque(records)
         """The records that the operator has not asked for yet."""
         self._more_records = records is None
@@ -102,7 +102,7 @@ class OperatorTask(Task):
         self.records_left.extend(records)
 
     def end_records(self) -> None:
-        """No more records follow. An operator that reads to the end of its input then finishes."""
+        """End the records. An operator that reads to the end of its input then finishes."""
         self._more_records = False
 
     # --- for the world, on the loop -------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class OperatorTask(Task):
 
 
 class _Channel:
-    """What ``SubtaskContext`` and ``run_subtask_with`` use of a ``SubtaskChannel``: its methods mean the same here."""
+    """The methods of ``SubtaskChannel`` that ``SubtaskContext`` and ``run_subtask_with`` use, with the same meaning."""
 
     def __init__(self, task: OperatorTask, endpoint: TaskEndpoint) -> None:
         self.key = (task.attempt.task_attempt_id, endpoint.operator_id)

@@ -1,4 +1,4 @@
-"""A coordinator that writes down how it is called."""
+"""A coordinator that records its calls."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Method: TypeAlias = Callable[..., Awaitable[Any]]
 
 
 class RecordingCoordinator(OperatorCoordinator):
-    """Records each call as ``(method, *arguments)``, for tests of operators and of what surrounds a coordinator.
+    """Records each call as ``(method, *arguments)``, for tests of operators and of code around a coordinator.
 
-    ``methods`` are async functions by the name of a method: each is called with that method's arguments, after the call
-    was recorded, and what it returns is returned. Without one, a snapshot is ``b"state"`` and requests are refused.
+    ``methods`` are async functions by the name of a method. Each is called with that method's arguments after the call
+    was recorded, and its result is returned. Without one, a snapshot is ``b"state"`` and requests are refused.
 
     In the record, the gateway of ``subtask_ready`` is replaced by its attempt number, the reason of ``subtask_failed``
     by its kind, and the context of ``start`` is left out.
@@ -29,7 +29,7 @@ class RecordingCoordinator(OperatorCoordinator):
         self.gateways: dict[int, SubtaskGateway] = {}
         """The gateway of each subtask's latest attempt that became ready."""
         self.context: CoordinatorContext
-        """What ``start`` was given."""
+        """The context that ``start`` received."""
 
     def calls_of(self, *names: str) -> list[Call]:
         """The recorded calls of these methods, in order."""

@@ -1,4 +1,4 @@
-"""One attempt of a subtask in memory: the real ``SubtaskMachine``, and the test in place of the operator."""
+"""One attempt of a subtask in memory: the real ``SubtaskMachine``, with the test in place of the operator."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from spark_bridge.subtask.errors import CoordinatorTraceback, RequestFailed
 
 
 class MemoryConnection:
-    """An ``AttemptConnection`` that keeps what is sent on it, in order, if the wire could carry it."""
+    """An ``AttemptConnection`` that keeps the messages sent on it, in order, if the wire could carry them."""
 
     def __init__(self, connection_id: int) -> None:
         self._connection_id = connection_id
@@ -72,34 +72,37 @@ class MemoryConnection:
 
 
 class Task:
-    """One attempt of a subtask, for which the test speaks. ``World.launch`` makes it.
+    """One attempt of a subtask, whose operator the test plays. ``World.launch`` makes it.
 
-    What the test does here travels when the world moves next (``settle``, ``advance``, ``launch``, ...). Events arrive
-    in the order in which they were sent, each once. The task answers checkpoints by itself, with ``state``.
+    Messages travel when the world moves next (``settle``, ``advance``, ``launch``, ...). Events arrive in the order in
+    which they were sent, each once. The task answers checkpoints by itself, with ``state``.
 
-    After the attempt is over (``outcome``), what it still sends is dropped.
+    After the attempt is over (``outcome``), further messages from it are dropped.
     """
 
     def __init__(self, attempt: ExecutionAttempt, connection: MemoryConnection, clock: Clock) -> None:
         self.attempt = attempt
         """Which attempt this is. Its number counts the subtask's attempts that the coordinator knows, from 0."""
         self.busy = False
-        """Whether the operator leaves its mailbox alone. Events are confirmed meanwhile, but not handled."""
+        """Whether the operator does not handle its mailbox. Events are confirmed meanwhile, but not handled."""
         self.unresponsive = False
         """Whether the whole process is frozen: it reads and confirms nothing."""
         self.declines = ""
         """Why the operator declines checkpoints; empty if it takes part."""
         self.state = b""
-        """What the task gives to the next checkpoint."""
+        """The task's state in the next checkpoint."""
         self.restored_state: bytes | None = None
-        """The state that this attempt restores; None for none."""
+        """The state that this attempt restores, or None."""
         self.restored_checkpoint_id = -1
         """The checkpoint that it comes from; -1 for none."""
         self.handled: list[Any] = []
-        """In order: events; and as tuples ``("start",)``, when ``subtask_ready`` has returned, and for checkpoints
-        ``("snapshot", id)``, ``("completed", id)`` and ``("aborted", id)``."""
+        """What the operator has handled, in order: events, and tuples for everything else.
+
+        The tuples are ``("start",)``, when ``subtask_ready`` has returned, and for checkpoints ``("snapshot", id)``,
+        ``("completed", id)`` and ``("aborted", id)``.
+        """
         self.ended: list[str] = []
-        """What the driver said when it ended the attempt."""
+        """The driver's reason for ending the attempt."""
         self.outcome = ""
         """How Spark counts the attempt: empty while it runs, then ``"success"``, ``"failed"`` or ``"killed"``."""
         self.connection: MemoryConnection | None = connection
@@ -134,34 +137,35 @@ class Task:
         self._drive(EventSubmitted(encode_event(event)))
 
     def request(self, payload: Any) -> Answer[Any]:
-        """Ask the coordinator. The answer's error is ``RequestFailed``, as an operator's. Raises what ``send`` does."""
+        """Send a request to the coordinator. The error of a failed one is ``RequestFailed``. Raises as ``send``."""
         answer: Answer[Any] = Answer()
         self._requests.append(answer)
         self._drive(RequestSubmitted(len(self._requests), encode_event(payload)))
         return answer
 
     def finish(self, failure: str = "", state: bytes | None = None) -> None:
-        """The operator ends: well, or with the text of a failure. Spark counts the attempt when all has arrived.
+        """End the operator: successfully, or with the text of a failure.
 
-        ``state`` stands for the subtask in later checkpoints; by default it is ``self.state``.
+        Spark counts the attempt when everything that it sent has arrived. ``state`` is the subtask's part of later
+        checkpoints; by default it is ``self.state``.
         """
         final = b"" if failure else self.snapshot_state() if state is None else state
         self._drive(OperatorFinished(failure, final))
         self._goodbye = failure
 
     def snapshot_state(self) -> bytes:
-        """What the task gives to a checkpoint: ``state``, unless overridden."""
+        """Return the task's state for a checkpoint: ``state``, unless overridden."""
         return self.state
 
     def restore(self, registered: Registered) -> None:
         """Called before the operator opens."""
 
     def open(self) -> None:
-        """The operator is open. The task calls this itself, unless ``opens_at_once`` is False."""
+        """Report that the operator is open. The task calls this itself, unless ``opens_at_once`` is False."""
         self._drive(OperatorOpened())
 
     def work(self) -> None:
-        """Handle all that lies in the mailbox."""
+        """Handle everything in the mailbox."""
         while self.mailbox:
             match self.mailbox.popleft():
                 case MailboxEvent(payload):
@@ -188,7 +192,7 @@ class Task:
     # --- for the world --------------------------------------------------------------------------------------------
 
     def read(self) -> bool:
-        """Take in what has arrived; True if there was anything. The world does that whenever it moves."""
+        """Read what has arrived; True if there was anything. The world calls this whenever it moves."""
         moved = False
         connection = self.connection
         while connection is not None and connection.on_the_way and not self.unresponsive:
@@ -197,13 +201,13 @@ class Task:
         return self._handle_mailbox() or moved
 
     def stop(self) -> None:
-        """The process is gone."""
+        """End the process, as a kill does."""
         if self.connection is not None:
             self.connection.close(flush=False)
         self.connection = None
 
     def exit_status(self) -> tuple[bool, str] | None:
-        """How the process has ended, if it was not killed: well or not, and why not. None while it runs."""
+        """Whether the process has succeeded, and the failure if not. None while it runs, or if it was killed."""
         if self._refusal:
             return False, self._refusal
         if self._goodbye is None:
@@ -245,7 +249,7 @@ class Task:
                 self._drive(MessageReceived(message))
 
     def _take_note(self, note: CoordinatorAwaited) -> None:
-        """The coordinator says which of its methods it waits for; that only shows up in texts of timeouts."""
+        """Take the coordinator's note about the method that it waits in, which only texts of timeouts contain."""
 
     def _drive(self, fact: SubtaskInput) -> None:
         if self.registered is None:

@@ -68,13 +68,13 @@ Mode = RestoreMode | Literal["batch", "streaming"]
 class World:
     """A Spark application with one operator, in which the test plays Spark. ``running_operator`` makes it.
 
-    The test launches tasks, kills and retries them, asks for checkpoints, and lets time pass. What Spark does by itself
-    happens by itself: a task that has finished counts as a success, other copies of it are killed, the job ends when
-    every subtask has succeeded, and it fails when the coordinator fails it or a subtask has failed ``attempts_max``
-    times. The next launch then begins a new run.
+    The test launches tasks, kills and retries them, asks for checkpoints, and lets time pass. The rest of Spark's
+    behaviour is automatic: a task that has finished counts as a success, and other copies of it are killed. The job
+    ends when every subtask has succeeded. It fails when the coordinator fails it, or when a subtask has failed
+    ``attempts_max`` times. The next launch then begins a new run.
 
-    Nothing moves while the test does not: the methods that move the world are coroutines, and each returns when nothing
-    can happen any more without another step or time passing. Only one may run at a time; another one meanwhile raises
+    Nothing happens between the test's calls. The methods that move the world are coroutines, and each returns when
+    nothing more can happen without another call or time passing. Only one may run at a time; a second one raises
     ``RuntimeError``. After the ``async with`` they raise ``LocalProtocolError``.
     """
 
@@ -82,20 +82,20 @@ class World:
         self, kit: DeterministicKit, coordinator: GivenCoordinator, config: OperatorConfig, attempts_max: int
     ) -> None:
         self.kit = kit
-        """The deterministic system below, with its ``trace`` of all steps."""
+        """The deterministic actor system of this world, with its ``trace`` of all steps."""
         self.parallelism = config.parallelism
         self.tasks: list[Task] = []
         """All tasks that were launched, in order."""
         self.checkpoints: list[CompletedCheckpoint] = []
         """The completed checkpoints, in order. ``running_operator(restored=...)`` starts from one of them."""
         self.savepoints: list[tuple[str, CompletedCheckpoint]] = []
-        """The completed savepoints, with the directories that were asked for."""
+        """The completed savepoints, each with its requested directory."""
         self.failures: list[BaseException] = []
-        """What the coordinator has failed its jobs with."""
+        """The causes with which the coordinator has failed its jobs, in order."""
         self.cancelled_jobs: list[str] = []
         """Why jobs were cancelled, in order."""
         self.storage_error: Exception | None = None
-        """What the storage raises when it is to write a checkpoint; None if it works."""
+        """The exception that the storage raises when it writes a checkpoint; None if it works."""
         self.statistics = OperatorStatistics(config.operator_id)
         self._config = config
         self._attempts_max = attempts_max
@@ -144,7 +144,7 @@ class World:
         await self.kit.run_until_idle()
 
     async def advance(self, by_s: float) -> None:
-        """Let ``by_s`` seconds pass. Timers fire in the order of their times, each followed by all that it leads to."""
+        """Let ``by_s`` seconds pass. Timers fire in the order of their times, each followed by its consequences."""
         self._check_open()
         await self.kit.advance(by_s)
 
@@ -152,7 +152,7 @@ class World:
         """Run a coroutine in virtual time, such as ``gateway.send_event(...)``, until it is done.
 
         Raises:
-            AssertionError: nothing moves any more before that; perhaps only time could help.
+            AssertionError: nothing moves any more before it is done; it may need time to pass.
         """
         if self._closed:
             coroutine.close()
@@ -162,7 +162,7 @@ class World:
     # --- Spark ----------------------------------------------------------------------------------------------------
 
     async def launch(self, subtask: int) -> Task:
-        """Launch a task of ``subtask``, for which the test speaks.
+        """Launch a task of ``subtask``, whose operator the test plays.
 
         If an attempt of the subtask is alive, the new one is a speculative copy. The first launch after the end of a
         job begins the next run.
@@ -197,12 +197,12 @@ class World:
         return task
 
     async def kill(self, task: Task, reason: str = "killed by the test") -> None:
-        """Spark kills the task: its process is gone immediately. Does nothing if the task is over."""
+        """Kill the task as Spark does: its process is gone immediately. Does nothing if the task is over."""
         self._end(task, TaskOutcome.KILLED, reason)
         await self.settle()
 
     async def lose_executor(self, task: Task, reason: str = "executor lost") -> None:
-        """The executor of the task dies. Does nothing if the task is over."""
+        """Let the executor of the task die. Does nothing if the task is over."""
         self._end(task, TaskOutcome.EXECUTOR_LOST, reason)
         await self.settle()
 
@@ -213,7 +213,7 @@ class World:
     async def retry(self, task: Task) -> Task: ...
 
     async def retry(self, task: Task, records: Iterable[Any] | None = None) -> Task:
-        """Spark launches the subtask of ``task`` again: a ``Task``, or an ``OperatorTask`` that runs a new operator.
+        """Launch the subtask of ``task`` again: a ``Task``, or an ``OperatorTask`` that runs a new operator.
 
         ``records``: as in ``launch_operator``.
 
@@ -227,7 +227,7 @@ class World:
         return await self.launch(task.attempt.subtask)
 
     async def cancel_job(self, reason: str = "cancelled by the test") -> None:
-        """Somebody cancels the Spark job: all its tasks are killed, and the run has failed."""
+        """Cancel the Spark job: all its tasks are killed, and the run has failed."""
         self._end_job(reason)
         await self.settle()
 
@@ -246,14 +246,14 @@ class World:
         return answer.value
 
     def begin_checkpoint(self, savepoint_directory: str | None = None) -> Answer[int]:
-        """Ask for a checkpoint. It begins when the world moves; the answer is its id, or ``CheckpointFailed``."""
+        """Request a checkpoint, which begins when the world moves. The answer is its id, or ``CheckpointFailed``."""
         self._check_open()
         answer: Answer[int] = Answer()
         self._tracker.tell(RequestCheckpoint(cast("Reply[int]", answer), savepoint_directory))
         return answer
 
     async def request(self, payload: Any) -> Any:
-        """Ask the coordinator as the driver's program does, through ``handle_client_request``; returns its answer.
+        """Send a request as the driver's program does, and return the answer of ``handle_client_request``.
 
         Raises:
             AssertionError: the coordinator has not answered yet.
@@ -268,13 +268,13 @@ class World:
     # --- for the simulated Spark ----------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """Start the coordinator; raises what its ``start`` raises. ``running_operator`` does that."""
+        """Start the coordinator; raises what its ``start`` raises."""
         await self.kit.drive(self._tracker.ask(StartOperator, timeout_s=60.0))
         self._spark.tell(OperatorAdded(self._config.operator_id, self.parallelism))
         await self.settle()
 
     def _end(self, task: Task, outcome: TaskOutcome, reason: str = "") -> None:
-        """Spark says that ``task`` has ended. ``kill`` and others do that."""
+        """End ``task`` with this outcome, and report that as Spark does."""
         if task.outcome:
             return
         connection, attempt = task.connection, task.attempt
@@ -300,7 +300,7 @@ class World:
                 self._end_job(f"subtask {subtask} has failed {self._attempts_max} times; the last time: {reason}")
 
     def _end_job(self, reason: str) -> None:
-        """Spark gives the job up. ``cancel_job`` does that."""
+        """Fail the job as Spark does, and kill its tasks."""
         if not self._job_runs:
             return
         self._job_runs = False
@@ -310,11 +310,11 @@ class World:
         self._spark.tell(JobEnded(self._job_id, False, reason))
 
     def _find(self, task_attempt_id: int) -> Task:
-        """The task with this id of Spark's."""
+        """Return the task with this task attempt id."""
         return next(task for task in self.tasks if task.attempt.task_attempt_id == task_attempt_id)
 
     def _look(self, query: QueryStatus) -> StatusReported:
-        """What Spark knows of these jobs and tasks."""
+        """Answer a query about these jobs and tasks, as Spark does."""
         states = {"": TaskState.RUNNING, "success": TaskState.SUCCEEDED}
         return StatusReported(
             {job_id: self._job_runs and job_id == self._job_id for job_id in query.job_ids},
@@ -407,7 +407,7 @@ class World:
     # --- moving ---------------------------------------------------------------------------------------------------
 
     def _move_tasks(self) -> bool:
-        """Each task reads and works, not only the first that has something; returns whether anything moved."""
+        """Let every task read and work, not only the first that has something; returns whether anything moved."""
         moved = sum(task.read() for task in self._running()) > 0
         for task in self._running():
             status = task.exit_status()
@@ -417,7 +417,7 @@ class World:
         return moved
 
     def _close(self) -> None:
-        """End the threads of operators that still run. ``running_operator`` does that."""
+        """End the threads of operators that still run."""
         self._closed = True
         for task in self._running():
             with suppress(RuntimeError):
@@ -425,7 +425,7 @@ class World:
 
 
 class _LedgerActor(Actor[LedgerInput]):
-    """What stands between Spark and the operator on a real driver: the attempt ledger, and the commands to Spark."""
+    """The part between Spark and the operator on a real driver: the attempt ledger, and the commands to Spark."""
 
     def __init__(self, world: World, tracker_ref: ActorRef[TrackerMessage], config: LedgerConfig) -> None:
         self._world = world
@@ -475,15 +475,14 @@ async def running_operator(
     seed: int = 0,
     schedule: Schedule | None = None,
 ) -> AsyncIterator[World]:
-    """An operator whose coordinator has started, without Spark and in virtual time.
+    """Run an operator whose coordinator has started, without Spark and in virtual time.
 
-    ``coordinator``, ``parallelism``, ``mode``, ``checkpoint`` and ``gateway`` are what ``Sidecar.coordinate`` takes.
-    ``restored`` is the checkpoint to start from, of any parallelism. ``attempts_max``: a job fails when one subtask has
-    failed, or was killed by Headgate, so often. ``snapshot_timeout_s``: how long ``checkpoint_coordinator`` may take.
+    ``coordinator``, ``parallelism``, ``mode``, ``checkpoint`` and ``gateway`` are as for ``Sidecar.coordinate``.
+    ``restored`` is the checkpoint to start from, of any parallelism. ``attempts_max``: how often one subtask may fail,
+    or be killed by Headgate, until the job fails. ``snapshot_timeout_s``: how long ``checkpoint_coordinator`` may take.
 
-    Which message is delivered next follows from ``seed``: each one is a different order that could really happen, and
-    the same seed always gives the same. A test that fails names it. ``schedule`` decides instead, as in
-    ``deterministic_system``.
+    ``seed`` determines which message is delivered next. Each seed gives an order that could really happen, and always
+    the same one. A test that fails names its seed. Alternatively, ``schedule`` decides, as in ``deterministic_system``.
 
     Inside the coordinator, and in what it starts, ``anyio.sleep``, ``asyncio.sleep`` and all timeouts follow the
     virtual clock. Functions given to a worker thread (``context.call_async``, ``asyncio.to_thread``,
