@@ -72,7 +72,7 @@ class DirectActor(Actor[M]):
 
 
 class ActorContext(ABC, Generic[M]):
-    """What an actor can do besides handling messages. One context serves all instances of one actor. Loop-only.
+    """The actions of an actor, other than handling messages. One context serves all instances of an actor. Loop-only.
 
     Once the actor is over, ``spawn``, ``run``, ``run_in_thread`` and ``timers.start`` raise ``ActorStopped``.
     """

@@ -51,7 +51,7 @@ SLICE_S = 0.005
 
 
 class System(Surroundings, Protocol):
-    """What a cell needs of the actor system. ``ActorSystem`` provides it."""
+    """The part of the actor system that a cell uses. ``ActorSystem`` implements it."""
 
     name: str
     clock: Clock

@@ -119,7 +119,7 @@ class VirtualLoop:
 
 
 def _name(function: Callable[..., object]) -> str:
-    if isinstance(function, partial) and function.args:  # asyncio.to_thread wraps it into the caller's context
+    if isinstance(function, partial) and function.args:  # asyncio.to_thread runs it in the caller's context
         return _name(function.args[0])
     return getattr(function, "__qualname__", repr(function))
 

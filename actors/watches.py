@@ -45,7 +45,7 @@ class Watches:
         return True
 
     def end(self, cause: BaseException | None) -> None:
-        """This actor is over: signal each watcher once."""
+        """Signal each watcher once, because this actor is over."""
         self._over, self._cause = True, cause
         for target in tuple(self._watching):
             self.unwatch(target)

@@ -23,7 +23,7 @@ OUTPUTS_MAX = 65_536
 
 
 class CurrentEnumeration:
-    """What the runs of one enumeration have computed. Not thread-safe; nothing to close."""
+    """The outputs that the runs of one enumeration have computed. Not thread-safe; nothing to close."""
 
     __slots__ = ("_earlier_outputs", "_outputs", "_partitions", "_runs")
 

@@ -25,7 +25,7 @@ class TimePassed:
 
 
 class Reaction(Enum):
-    """What a machine does with an input in a given state: the cells of its table. No machine needs all of them."""
+    """A machine's reaction to an input in a given state: the cells of its table. No machine uses all of them."""
 
     ACT = "act"
     IGNORE = "ignore"
@@ -36,7 +36,7 @@ class Reaction(Enum):
 
 
 class Machine(Protocol[InputT_contra, EffectT_co]):
-    """What shells and the simulator use of a machine."""
+    """The methods of a machine that shells and the simulator use."""
 
     def handle(self, input: InputT_contra, now: float) -> Sequence[EffectT_co]: ...
 

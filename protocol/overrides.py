@@ -38,7 +38,7 @@ class NeverCalled:
 
 
 def errors_in_overrides(subject: object) -> list[str]:
-    """What is wrong with the methods of ours that ``subject``, a class or an instance of it, overrides.
+    """Find mistakes in the methods of ours that ``subject``, a class or an instance of it, overrides.
 
     Each text names the class and the method, says what is wrong, and what to write. A plain function may replace an
     ``async def`` if its annotation says that it returns an ``Awaitable`` or a ``Coroutine``.

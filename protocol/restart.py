@@ -1,7 +1,7 @@
 """Decides whether a failed job is run again, and after how long (H15).
 
-A strategy is a value; ``RestartBackoff`` counts with it. It is told when the job starts and when it fails, and answers
-how long to wait. It reads no clock: ``now`` is a reading of any monotonic clock, in seconds.
+A strategy is a value; ``RestartBackoff`` applies it. ``RestartBackoff`` is notified when the job starts and when it
+fails, and returns how long to wait. It reads no clock: ``now`` is a reading of any monotonic clock, in seconds.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Tracks which splits a subtask must give back when it is reset (H56; R120 of Flink's contract).
 
-The tracker answers one question: a subtask falls back to checkpoint X; which splits were assigned to it
-since X? Splits that X covers are in the subtask's own state, and must not be assigned again.
+The tracker answers one question: if a subtask is reset to checkpoint X, which splits were assigned to it since X?
+Splits that X covers are in the subtask's own state, and must not be assigned again.
 
     record        an assignment joins ``open``: it is in no checkpoint yet
     checkpoint X  the coordinator's cut: what is open now is filed under X
     completed X   no reset goes further back than X: entries of X and of earlier ones are dropped
     reset to X    what is filed above X, ascending, and then what is open, is taken out and given back
 
-An aborted checkpoint needs no call: its entry lies above the checkpoint that a reset names, or is dropped by
-the next completion (R121). Record an assignment before sending it (R118); otherwise a crash between the two would lose
-the split.
+An aborted checkpoint needs no call: its entry is above the checkpoint that a reset names, or the next completion drops
+it (R121). Record an assignment before sending it (R118). Otherwise, a crash between the two would lose the split.
 """
 
 from __future__ import annotations

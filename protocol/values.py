@@ -1,4 +1,4 @@
-"""The ``@value`` decorator, for messages, inputs and effects, which are created by the million."""
+"""The ``@value`` decorator, for messages, inputs and effects, of which there are millions."""
 
 from __future__ import annotations
 

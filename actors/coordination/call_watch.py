@@ -106,7 +106,7 @@ class CallWatch:
         return call
 
     def end(self, call: Call) -> None:
-        """It has returned, or raised."""
+        """The call has returned or raised."""
         self._open.remove(call)
         if call.reported and not call.cancelled:
             awaited_s = round(self.age_s(call), 3)
@@ -115,7 +115,7 @@ class CallWatch:
             self._on_report(None)
 
     def cancelled(self, call: Call, error: BaseException) -> None:
-        """It did not return in time, say when its operator was stopped, and was cancelled, or ignored that too."""
+        """The call did not return in time, for example at the end of its operator, and was cancelled or abandoned."""
         call.cancelled = True
         self._log.warning(
             "coordinator method abandoned" if isinstance(error, Abandoned) else "coordinator method cancelled",
@@ -142,7 +142,7 @@ class CallWatch:
         return describe_wait(call.name, self.age_s(call), call.place)
 
     def close(self) -> None:
-        """Report nothing any more."""
+        """Stop reporting."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -42,7 +42,7 @@ class CheckpointLabels:
             self._now = self._after
 
     def see(self, pending_ids: tuple[int, ...]) -> None:
-        """These checkpoints are in progress: new ones have just begun, missing ones are over."""
+        """Note which checkpoints are in progress: new ones have just begun, missing ones are over."""
         if pending_ids == tuple(self._of):
             return
         self._of = {checkpoint_id: self._of.get(checkpoint_id, self._now) for checkpoint_id in pending_ids}

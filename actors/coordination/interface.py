@@ -1,4 +1,4 @@
-"""What users of coordination implement and hold: the coordinator, its context, its gateways.
+"""The interfaces of users' code: the coordinator, its context, its gateways.
 
 Headgate calls the methods of an ``OperatorCoordinator`` one at a time, in order, and awaits each before the next (H5).
 For each subtask the order is always ready, failed, reset (of the subtask or of the whole coordinator), ready again
@@ -79,7 +79,7 @@ class SubtaskGateway(Protocol):
 
 
 class CoordinatorContext(Protocol):
-    """What a coordinator uses to reach its surroundings. ``start`` receives it; keep it.
+    """A coordinator's access to Headgate and Spark. ``start`` receives it; keep it.
 
     Use it on the event loop only, except for ``call_soon_threadsafe``.
     """

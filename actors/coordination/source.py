@@ -44,7 +44,7 @@ _Assigned = tuple[int, bytes]
 
 
 class SplitEnumeratorContext:
-    """What an enumerator can do. Use it on the event loop only, inside the enumerator's own methods or handlers."""
+    """The actions of an enumerator. Use it on the event loop only, inside the enumerator's own methods or handlers."""
 
     def __init__(self, source: SourceCoordinator, context: CoordinatorContext) -> None:
         self._source = source

@@ -6,9 +6,9 @@ See the machine's text. What an item does depends on how far the peer has come:
     |---------------------|----------------------|----------|----------|
     | Opened              | reported immediately | refused  | refused  |
     | an event or request | waits for readiness  | the same | refused  |
-    | of a checkpoint     | behind what waits    | the same | refused, except that the valve is closed (H47) |
-    | Finished, well      | behind what waits    | the same | refused  |
-    | Finished, badly     | reported immediately | the same | refused  |
+    | of a checkpoint     | after what waits     | the same | refused, except that the valve is closed (H47) |
+    | Finished, success   | after what waits     | the same | refused  |
+    | Finished, failure   | reported immediately | the same | refused  |
 
 Events of a restored snapshot are ordinary events, except that they name the subtask which first sent them (H52). So do
 its requests, and nothing waits for their answers (H73).
@@ -61,7 +61,7 @@ class _Peer(Enum):
 
 
 class GatewayInbound:
-    """What one attempt sends. ``outbound``, the other half, gets acknowledgements, and bounds the answers."""
+    """The items from one attempt. ``outbound``, the other half, gets acknowledgements, and bounds the answers."""
 
     __slots__ = (
         "_attempt",
@@ -150,8 +150,11 @@ class GatewayInbound:
             self._deliver(item, now, effects)
 
     def _keep(self, item: UpItem, effects: Effects) -> None:
-        """Keep the item until readiness. A checkpoint item is kept only if its checkpoint is not over, and only once.
-        So items that count against no window are bounded too (H27)."""
+        """Keep the item until readiness.
+
+        A checkpoint item is kept only if its checkpoint is not over, and only once. So items that count against no
+        window are bounded too (H27).
+        """
         if isinstance(item, OF_CHECKPOINT):
             word = (type(item), item.checkpoint_id)
             if word in self._kept_words or not self._outbound.knows(item.checkpoint_id):

@@ -31,9 +31,9 @@ A loss-tolerant event has the same time on the same clock. When that is over, ``
 sender and nothing else (H28, H72). The event stays in the stream: it may still arrive, and takes room until it does.
 If an event of the other kind is late at the same moment, the attempt is given up, and all fail with it.
 
-*Up.* Events and requests wait until the coordinator knows that the subtask is ready (H10); whatever comes
-after them waits behind them, except ``Opened``, which readiness needs, and the report of a failure. They are confirmed
-to the peer when the coordinator has taken them, so the peer's window bounds what waits here; everything else counts as
+*Up.* Events and requests wait until the coordinator knows that the subtask is ready (H10). Items that come after them
+wait too, except ``Opened``, which readiness needs, and the report of a failure. Events and requests are confirmed to
+the peer when the coordinator has taken them, so the peer's window bounds what waits here. Everything else counts as
 taken when it comes. The events and requests that a restored snapshot held come first, and name the subtask that first
 sent them (H31, H52); such a request gets no answer (H73).
 

@@ -88,7 +88,7 @@ class GatewayPhase(Enum):
 
 
 class _Checkpoint:
-    """What a gateway knows about a checkpoint that is not over."""
+    """A gateway's record of a checkpoint that is not over."""
 
     __slots__ = ("order_at_cut", "phase", "submitted_at_cut")
 
@@ -99,7 +99,7 @@ class _Checkpoint:
 
 
 class GatewayOutbound:
-    """What is sent to one attempt. Every method that appends to ``effects`` does so in the order of the wire."""
+    """The items to one attempt. Every method that appends to ``effects`` does so in the order of the wire."""
 
     __slots__ = (
         "_attempt",
@@ -142,7 +142,7 @@ class GatewayOutbound:
         self._settled = 0  # of those, the confirmed ones
         self._last_event_seq = 0
         self.answers_pending = 0  # held or unconfirmed
-        self._start_held = False  # StartProcessing waits behind the last held event
+        self._start_held = False  # StartProcessing waits for the last held event to leave
         # The connected clock stands still while no connection is up.
         self.attached = False
         self.stopped_at: float | None = None

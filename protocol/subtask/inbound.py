@@ -39,7 +39,7 @@ PAYLOAD = (EventMessage, AnswerMessage)
 
 
 class SubtaskInbound:
-    """What one attempt receives. ``outbound`` is the other half, which has the valve and the open requests."""
+    """The items to one attempt. ``outbound`` is the other half, which has the valve and the open requests."""
 
     __slots__ = ("_apart", "_id", "_outbound", "_started", "stream")
 

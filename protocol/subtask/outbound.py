@@ -6,8 +6,8 @@ for none, so it is in the snapshot of each one that was closed when it was sent.
 
     | submitted                | snapshot 5 first         | snapshot 6 first         |
     |--------------------------|--------------------------|--------------------------|
-    | before both snapshots    | in both, leaves behind 6 | in both, leaves behind 5 |
-    | between the two          | in 6, leaves behind 6    | in 5, leaves behind 5    |
+    | before both snapshots    | in both, leaves after 6  | in both, leaves after 5  |
+    | between the two          | in 6, leaves after 6     | in 5, leaves after 5     |
 
 If one of them ends without a snapshot, the event is in the other alone, and leaves when neither is closed.
 
@@ -50,7 +50,7 @@ Submitted = EventSubmitted | RequestSubmitted
 Effects = list[SubtaskEffect]
 
 HELD_OVERHEAD_BYTES = 16
-"""What a held event takes in a snapshot besides its payload, at most: a list, a number, a length, a flag."""
+"""The maximum overhead of a held event in a snapshot, in bytes: a list, a number, a length, a flag."""
 
 
 class SubtaskPhase(Enum):
@@ -63,7 +63,7 @@ class SubtaskPhase(Enum):
 
 
 class SubtaskOutbound:
-    """What one attempt sends. Every method that appends to ``effects`` does so in the order of the wire."""
+    """The items from one attempt. Every method that appends to ``effects`` does so in the order of the wire."""
 
     __slots__ = (
         "_checkpoints",

@@ -1,1 +1,1 @@
-"""What travels between driver and task: messages, their encoding, frames, the handshake, and the checkpoint format."""
+"""The wire between driver and task: messages, their encoding, frames, the handshake, and the checkpoint format."""

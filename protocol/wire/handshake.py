@@ -43,7 +43,7 @@ _SERVER_LABEL = b"headgate-server"
 
 
 class HandshakeState(Enum):
-    """What an end waits for. Client and server both pass through these in order, from ``HELLO``."""
+    """The part that an end waits for. Client and server both pass through these in order, from ``HELLO``."""
 
     HELLO = "the peer's hello"
     PROOF = "the peer's proof"
@@ -52,7 +52,7 @@ class HandshakeState(Enum):
 
 
 class _Handshake(ABC):
-    """What both ends share: they collect the expected part, and a failure is permanent."""
+    """The common part of both ends: it collects the expected part, and a failure is permanent."""
 
     _own_label: bytes
     _peer_label: bytes

@@ -372,5 +372,5 @@ DownItem = (
 UpMessage = Register | Resume | Confirm | UpItem
 DownMessage = Registered | Resumed | Refused | AttemptEnded | Confirm | DownItem
 Downward = DownMessage | CoordinatorAwaited
-"""What a subtask may receive. Its machine handles all except the note."""
+"""The messages that a subtask may receive. Its machine handles all except the note."""
 Message = UpMessage | Downward

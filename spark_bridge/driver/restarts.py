@@ -197,7 +197,7 @@ class Restarter:
 
 
 def _first_line(error: BaseException) -> str:
-    """What failed, in one line. Py4J's own first line names only its call; the JVM's exception is the second."""
+    """Describe a failure in one line. Py4J's own first line names only its call; the JVM's exception is the second."""
     lines = str(error).strip().splitlines() or [""]
     if len(lines) > 1 and lines[0].startswith("An error occurred while calling"):
         return lines[1].lstrip(": ")

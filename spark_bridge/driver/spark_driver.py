@@ -24,11 +24,11 @@ __all__ = ["LocalDriver", "RemoteDriver", "SparkDriver"]
 
 
 class SparkDriver(Protocol):
-    """What a ``SidecarRuntime`` needs from its Spark driver. For the runtime's loop."""
+    """The Spark driver, as a ``SidecarRuntime`` uses it. For the runtime's loop."""
 
     @property
     def secret(self) -> bytes:
-        """What tasks prove that they know (H61)."""
+        """The secret that tasks prove to know (H61)."""
         ...
 
     @property

@@ -172,7 +172,10 @@ class SidecarProcess:
         return self._relay_port
 
     async def _uncommitted_output(self) -> str:
-        """Of the driver that is leaving or has left: stopping the context ends its application immediately."""
+        """Why output of a driver that is leaving or has left is not committed.
+
+        The runtime may end meanwhile, because stopping the context ends the application immediately.
+        """
         if self._runtime is None:
             return self._left_uncommitted
         ended = self._ended

@@ -1,4 +1,4 @@
-"""What runs inside a Spark task: the operator that users write, and its connection to the coordinator."""
+"""The part that runs inside a Spark task: the user's operator, and its connection to the coordinator."""
 
 from __future__ import annotations
 

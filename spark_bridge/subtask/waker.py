@@ -35,13 +35,13 @@ class Waker:
             self._writer.send(b"\0")
 
     def drain(self) -> None:
-        """Consume the wake-ups so far. Raises ``Interrupted`` if the thread must end; otherwise its wait goes on."""
+        """Consume the wake-ups so far. Raises ``Interrupted`` if the thread must end; otherwise its wait continues."""
         with suppress(BlockingIOError, InterruptedError):
             self._reader.recv(4096)
         if self._stopping():
             raise Interrupted
 
     def close(self) -> None:
-        """Give both ends back. Safe to call twice."""
+        """Close both ends. Safe to call twice."""
         self._reader.close()
         self._writer.close()
