@@ -20,7 +20,7 @@ class Background:
         self.done = False
         """Whether it has ended, in whatever way."""
         self.scope = anyio.CancelScope()
-        self.steps: Steps[Any] | None = None  # what runs it
+        self.steps: Steps[Any] | None = None  # runs the work
 
     def cancel(self) -> None:
         """Cancel the work. No message comes back from it, even if one is already in the mailbox.

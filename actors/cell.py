@@ -177,7 +177,7 @@ class ActorCell(Generic[M]):
         self.finished = False
         self.ended_with: BaseException | None = None
         self.handling: object = None
-        self.direct: Callable[[Any, Any], None] | None = None  # takes a message immediately, while nothing forbids it
+        self.direct: Callable[[Any, Any], None] | None = None  # takes a message immediately if nothing prevents that
         self._watches: Watches | None = None
         self._ending = False
         self._history: tuple[float, ...] = ()

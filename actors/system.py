@@ -316,7 +316,7 @@ class ActorSystem:
         def abandon() -> None:
             for cell in cells:
                 cell.abandon()
-            timers.append(self.loop.call_later(ABANDON_S, abandon))  # next, whatever waited for it
+            timers.append(self.loop.call_later(ABANDON_S, abandon))  # next, those that waited for it
 
         timers = [
             self.loop.call_later(self.shutdown_timeout_s * HANDLERS_SHARE, cut_off, False),

@@ -112,7 +112,7 @@ def _look(awaited: Any) -> tuple[FrameType | None, Any]:
         return awaited.ag_frame, awaited.ag_await
     if isinstance(awaited, asyncio.Task):
         return None, None if awaited.done() else awaited.get_coro()
-    # What C code puts around a future, a coroutine or an asynchronous generator does not show it otherwise.
+    # C code wraps a future, a coroutine or an asynchronous generator in objects that do not expose it otherwise.
     return None, next((held for held in gc.get_referents(awaited) if _is_link(held)), None)
 
 

@@ -276,7 +276,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
             case SubtaskFailed(attempt, reason):
                 why = f"{reason.kind.name.lower()}: {reason.text}"
                 self._gateways.reject_sends(attempt, why)
-                tell(_timed(effect, callback_us))  # it does not wait for the gateway to be taken down
+                tell(_timed(effect, callback_us))  # without waiting for the end of the gateway
                 self._gateways.close(attempt, why)
             case SubtaskResetToCheckpoint():
                 tell(_timed(effect, callback_us))

@@ -16,7 +16,7 @@ class CheckpointFailed(HeadgateError):
 @dataclass(frozen=True, slots=True)
 class _Request:
     since: float
-    reply_to: Reply[int] | None  # None where the schedule asked
+    reply_to: Reply[int] | None  # None if the schedule asked
     savepoint_directory: str | None
 
 

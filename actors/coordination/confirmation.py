@@ -27,7 +27,7 @@ class Confirmation:
         self.sent_at = sent_at
         self._done = False
         self._error: AttemptOver | None = None
-        self._waiters: list[asyncio.Future[None]] | None = None  # most have one of these at the most
+        self._waiters: list[asyncio.Future[None]] | None = None  # most confirmations need at most one of these lists
         self._callbacks: list[Callable[[Confirmation], object]] | None = None
 
     def __await__(self) -> Generator[object, None, None]:

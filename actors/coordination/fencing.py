@@ -91,7 +91,7 @@ class FencedGateway:
 
     async def _send(self, event: Any, loss_tolerant: bool, check: AwaitCheck) -> Confirmation:
         check.begun = True
-        # It may wait for room; being cancelled there, it sends nothing.
+        # It may wait for room. If it is cancelled there, it sends nothing.
         sent = await self._token.guard(lambda: self._gateway.send_event(event, loss_tolerant=loss_tolerant))
         return sent or self._refused(event)
 
@@ -101,7 +101,7 @@ class FencedGateway:
         return self._gateway.send_event_nowait(event, loss_tolerant=loss_tolerant)
 
     def _refused(self, event: Any) -> Confirmation:
-        encode_event(event)  # what cannot be encoded raises, as it does at any other time (H21)
+        encode_event(event)  # an event that cannot be encoded raises, as at any other time (H21)
         confirmation = Confirmation()
         confirmation.settle(AttemptOver(f"{self.attempt}: the coordinator that sent this was replaced by a reset"))
         return confirmation
@@ -182,7 +182,7 @@ class FencedContext:
             try:
                 return function(*args)
             except BaseException:
-                if token.is_revoked():  # it fails no job any more, whatever it raised
+                if token.is_revoked():  # whatever it raised, it no longer fails a job
                     return None
                 raise
 

@@ -282,7 +282,7 @@ class SourceCoordinator(OperatorCoordinator):
 
     async def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         self._require_start("notify_checkpoint_complete")
-        if self._context.mode is RestoreMode.STREAMING:  # in batch mode a subtask still falls back to the beginning
+        if self._context.mode is RestoreMode.STREAMING:  # in batch mode a subtask may still be reset to the beginning
             self._splits.on_checkpoint_complete(checkpoint_id)
         await self.enumerator.notify_checkpoint_complete(checkpoint_id)
 

@@ -66,7 +66,7 @@ class OperatorStatistics:
     events_unhandled: int = 0  # of those received; the coordinator does not override handle_event_from_operator
     operator_ignores_events: str = ""  # the class of all tasks, if it does not override handle_event
     client_requests: int = 0
-    messages_dropped: int = 0  # of attempts that were over (H3)
+    messages_dropped: int = 0  # messages of attempts that were over (H3)
     checkpoints_completed: int = 0
     checkpoints_aborted: int = 0
     checkpoints_refused: int = 0  # requested or due, and never begun

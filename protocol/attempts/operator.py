@@ -354,7 +354,7 @@ class OperatorLedger:
             return
         run.told.add(task_attempt_id)
         if any(entry.task_attempt_id > task_attempt_id for entry in run.subtask(subtask).living):
-            return  # too late: a failure reported now would come between its successor's ready and failed (H10)
+            return  # too late: reported now, the failure would come between its successor's ready and failed (H10)
         attempt = self._new_attempt(subtask, task_attempt_id)
         self.out.append(SubtaskFailed(attempt, FailureReason(kind, text)))
         self._after_failure(run, attempt, text or kind.value)

@@ -54,7 +54,7 @@ class TaskRecord:
     executor_id: str = ""
     end: TaskOutcome | None = None
     end_reason: str = ""
-    start_order: int | None = None  # place of its start and its end among the facts of the bus, if they came that way
+    start_order: int | None = None  # positions of its start and end in the order of the bus, if they came that way
     end_order: int | None = None
 
     def launched_before_end_of(self, other: TaskRecord) -> bool:
@@ -108,7 +108,7 @@ class StageRecord:
     failed_attempt: int = -1  # the last attempt of the stage that is known to have failed
     hosts_operator: bool = False
     jobs: dict[int, bool] = field(default_factory=dict)  # job id -> it has ended
-    failures: list[str] = field(default_factory=list)  # reasons of those of its jobs that ended badly
+    failures: list[str] = field(default_factory=list)  # reasons of its failed jobs
     tasks: dict[int, TaskRecord] = field(default_factory=dict)
 
     @property
@@ -268,7 +268,7 @@ class EngineRecords:
             record = TaskRecord(fact.task_attempt_id, fact.stage_id, fact.partition, fact.attempt_number)
             stage.tasks[fact.task_attempt_id] = record
         record.stage_attempt = fact.stage_attempt
-        if record.end_order is None:  # also of an end that an answer of Spark has told before
+        if record.end_order is None:  # even if an answer of Spark has already told the end
             self._order += 1
             record.end_order = self._order
         revoked = record.end is TaskOutcome.SUCCESS and fact.outcome is TaskOutcome.RESUBMITTED

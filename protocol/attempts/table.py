@@ -15,7 +15,7 @@ class AttemptState(Enum):
     READY = "ready"  # announced to the coordinator
     ENDING = "ending"  # has said that it ended well; only Spark's word can end it now
     FINISHED = "finished"  # Spark counts it as a success; revocable
-    OVER = "over"  # announced failed; what it says is ignored
+    OVER = "over"  # reported failed; later words are ignored
 
 
 ALIVE = (AttemptState.ACCEPTED, AttemptState.READY, AttemptState.ENDING)
@@ -57,8 +57,8 @@ _ROWS: dict[AttemptState, tuple[Outcome, ...]] = {
         Outcome.FAILED,
     ),
     AttemptState.READY: (_NONE, Outcome.ENDING, Outcome.FAILED, Outcome.KILLED, Outcome.FINISHED, Outcome.FAILED),
-    # The operator has ended, so its connection may go, and what is unconfirmed is not a failure (H25). Spark may have
-    # its success already: giving the attempt up now could count its output twice.
+    # The operator has ended, so its connection may close, and unconfirmed events are not a failure (H25). Spark may
+    # have counted its success already: giving the attempt up now could count its output twice.
     AttemptState.ENDING: (_NONE, _NONE, _NONE, _NONE, Outcome.FINISHED, Outcome.FAILED),
     AttemptState.FINISHED: (_NONE, _NONE, _NONE, _NONE, _NONE, Outcome.REVOKED),
     AttemptState.OVER: (_NONE, _NONE, _NONE, _NONE, _NONE, _NONE),

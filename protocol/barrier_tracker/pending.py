@@ -95,7 +95,7 @@ LEGAL: dict[type, tuple[Verdict, Verdict, Verdict, Verdict, Verdict, Verdict]] =
 }
 _COLUMN = {phase: place for place, phase in enumerate(Phase)}
 
-# The step at which the part of an attempt must be when the attempt speaks; past it, the input is a
+# The step at which the part of an attempt must be when its report comes; past it, the input is a
 # repetition.
 STEP_OF: dict[type, Step] = {
     SubtaskClosed: Step.AWAITING_CLOSE,

@@ -196,7 +196,7 @@ class CheckpointsUnderWay:
         """The attempt's operator has ended: use its final state as its part wherever that is missing (H47)."""
         for pending in list(self.pending.values()):
             if pending.checkpoint_id not in self.pending:
-                continue  # given up with the one before it
+                continue  # already given up together with an earlier one
             if pending.has_part(attempt) and pending.parts[attempt.subtask].step is not Step.SETTLED:
                 pending.settle(attempt.subtask, final)
                 out.append(ReopenSubtask(attempt, pending.checkpoint_id))
