@@ -64,13 +64,15 @@ class AttachedSidecar:
         self._address = ControlAddress(host, int(port), read_secret(secret_file))
         self._connect_timeout_s = connect_timeout_s
         self._listener: Any = None
+        self._driver = ""  # names one `with` block to the sidecar
         self._operators: dict[str, OperatorHandle] = {}
 
     def __enter__(self) -> AttachedSidecar:
         if self._listener is not None:
             raise SidecarError("this driver is already attached: exit its `with` block first")
         check_worker_python(self._context)
-        place = self._ask("attach")
+        self._driver = secrets.token_hex(8)
+        place = self._ask("attach", self._driver)
         ship_packages(self._context)
         address = self._address
         self._listener = open_listener(self._context, address.host, place["relay_port"], address.secret, patient=True)
@@ -113,6 +115,8 @@ class AttachedSidecar:
         self._operators.clear()
         if listener is not None:
             close_listener(listener)
+            with suppress(SidecarError):  # it is gone, or gives up on this driver by itself
+                self._ask("detach", self._driver, connect_timeout_s=0.0)
 
     # --- for the driver's code ------------------------------------------------------------------------------------
 

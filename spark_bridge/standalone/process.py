@@ -69,6 +69,8 @@ class SidecarProcess:
         self._lost_after_s = lost_after_s
         self._instance = secrets.token_hex(8)
         self._relay_port = 0
+        self._relay: AwaitedRelay | None = None
+        self._driver: str | None = None  # who has attached; None also for one that was taken over
         self._listening = anyio.Event()
         self._runtime: SidecarRuntime | None = None
         self._ready = anyio.Event()
@@ -92,7 +94,8 @@ class SidecarProcess:
             tasks.cancel_scope.cancel()
 
     async def _serve_application(self) -> None:
-        relay = AwaitedRelay(self._secret, lost_after_s=self._lost_after_s)
+        self._relay = relay = AwaitedRelay(self._secret, lost_after_s=self._lost_after_s)
+        self._driver = None
         try:
             _, self._relay_port = await relay.listen(self._host, self._ports.relay)
             self._listening.set()
@@ -117,7 +120,10 @@ class SidecarProcess:
             except OutputNotCommitted as error:  # it is in the log, and the driver asks for it
                 self._left_uncommitted = str(error)
         finally:
-            self._runtime, self._listening, self._ready = None, anyio.Event(), anyio.Event()
+            self._relay = self._runtime = None
+            self._ready = anyio.Event()
+            if self._listening.is_set():  # if not, the next driver waits for it already
+                self._listening = anyio.Event()
             self._ended.set()
             self._ended = anyio.Event()
             with anyio.CancelScope(shield=True):
@@ -127,7 +133,9 @@ class SidecarProcess:
 
     async def _answer(self, method: str, argument: Any) -> Any:
         if method == "attach":
-            return {"instance": self._instance, "host": self._host, "relay_port": await self._relay_is_there()}
+            return await self._attach(str(argument))
+        if method == "detach":
+            return self._detach(str(argument))
         if method == "uncommitted":
             return await self._uncommitted_output()
         return await self._answer_with(await self._served(), method, argument)
@@ -170,6 +178,31 @@ class SidecarProcess:
         with anyio.fail_after(READY_TIMEOUT_S):
             await self._listening.wait()
         return self._relay_port
+
+    async def _attach(self, driver: str) -> dict[str, object]:
+        """Make place for a driver: end an application whose driver is gone, and refuse a second living one."""
+        relay = self._relay
+        if relay is not None and relay.joined and not relay.over.is_set():
+            if relay.connected:
+                raise SidecarError(
+                    "another driver is attached to this sidecar, which serves one at a time: exit its "
+                    "`with AttachedSidecar(...)` block first, or start a second sidecar"
+                )
+            log.warning("lost driver replaced by another")
+            self._end_application(relay)
+        port = await self._relay_is_there()
+        self._driver = driver
+        return {"instance": self._instance, "host": self._host, "relay_port": port}
+
+    def _detach(self, driver: str) -> None:
+        """End the application whose driver leaves, so that the next driver is not taken for it."""
+        relay = self._relay
+        if relay is not None and relay.joined and self._driver in (None, driver):
+            self._end_application(relay)
+
+    def _end_application(self, relay: AwaitedRelay) -> None:
+        self._listening = anyio.Event()  # the next driver waits for the next relay
+        relay.detach()
 
     async def _uncommitted_output(self) -> str:
         """Why output of a driver that is leaving or has left is not committed.

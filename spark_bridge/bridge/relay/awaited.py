@@ -78,6 +78,21 @@ class AwaitedRelay(JvmCommands):
         for relayed in early:
             deliver(self._on_fact, relayed)
 
+    @property
+    def joined(self) -> bool:
+        """Whether a driver's JVM has ever connected."""
+        return self._server.connected.is_set()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a driver's JVM is connected now."""
+        return self._server.linked
+
+    def detach(self) -> None:
+        """The driver has left and will not come back, so it is not waited for."""
+        self._server.end("the driver has detached")
+        self.over.set()
+
     async def close(self) -> None:
         """See ``Relay.close``."""
         await self._server.close()

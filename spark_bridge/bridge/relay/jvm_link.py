@@ -179,11 +179,20 @@ class RelayServer:
         """The JVM's end is about to be closed, so its disconnection is not a loss."""
         self._end_expected = True
 
-    async def close(self) -> None:
-        """Close every connection; pending commands fail with ``RelayStopped``. Idempotent."""
-        self._end("the relay is closed")
+    @property
+    def linked(self) -> bool:
+        """Whether the JVM is connected now."""
+        return self._link is not None
+
+    def end(self, why: str) -> None:
+        """Serve the JVM no more: pending and later commands fail with ``RelayStopped(why)``. Idempotent."""
+        self._end(why)
         if self._lost_timer is not None:
             self._lost_timer.cancel()
+
+    async def close(self) -> None:
+        """Close every connection; pending commands fail with ``RelayStopped``. Idempotent."""
+        self.end("the relay is closed")
         if self._link is not None:
             self._link.close()
         for link in tuple(self._unproven):

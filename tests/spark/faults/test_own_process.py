@@ -16,8 +16,9 @@ from pyspark.sql import SparkSession
 
 from protocol.restart import FixedDelay
 from spark_bridge.errors import RestartsExhausted, SidecarError
+from spark_bridge.standalone import attached
 from spark_bridge.standalone.attached import AttachedSidecar
-from spark_bridge.standalone.control_client import SidecarUnreachable
+from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask
 from spark_bridge.subtask import SubtaskContext
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, SparkOn
@@ -210,6 +211,57 @@ def test_a_second_driver_is_served_when_the_first_has_left(
             sidecar.request(OPERATOR, "stop")
             assert sorted(action.result()) == [(0, seen), (1, seen)]
             spark.stop()
+
+
+def test_a_driver_that_attaches_after_another_has_detached_is_not_taken_for_it(
+    spark_on: SparkOn, program: Callable[..., SidecarProgram]
+) -> None:
+    """H52. The first one's application ends when its ``with`` block does, although its Spark still runs.
+
+    Stage ids and the listener's numbers begin again with the next Spark: served as the first one's, its tasks would be
+    refused and its facts skipped.
+    """
+    here = program()
+    here.start()
+    for seen in (5, 10, 15):
+        spark = spark_on(LOCAL)
+        with attach(spark, here) as sidecar:
+            rdd = tasks(spark, sidecar)
+            action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))  # noqa: B023 - awaited below
+            wait_until_ready(sidecar)
+            exchange(sidecar, 5, seen=seen)
+            sidecar.request(OPERATOR, "stop")
+            with pytest.raises(SidecarError, match="another driver is attached to this sidecar"):
+                attach(spark, here).__enter__()
+            assert sorted(action.result()) == [(0, seen), (1, seen)]
+        if seen == 10:  # the third block attaches the same Spark again
+            continue
+        spark.stop()
+
+
+def test_a_driver_that_was_lost_is_replaced_by_the_next(
+    spark_on: SparkOn, program: Callable[..., SidecarProgram], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H52. Nobody hears that the first one leaves, as when it is killed; the sidecar would wait for it."""
+
+    def cut_off(address: ControlAddress, method: str, *arguments: Any, **options: Any) -> Any:
+        if method == "detach":
+            raise SidecarUnreachable("the driver was killed before it could detach")
+        return ask(address, method, *arguments, **options)
+
+    monkeypatch.setattr(attached, "ask", cut_off)
+    here = program()
+    here.start()
+    for seen in (5, 10):
+        spark = spark_on(LOCAL)
+        with attach(spark, here) as sidecar:
+            rdd = tasks(spark, sidecar)
+            action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))  # noqa: B023 - awaited below
+            wait_until_ready(sidecar)
+            exchange(sidecar, 5, seen=seen)
+            sidecar.request(OPERATOR, "stop")
+            assert sorted(action.result()) == [(0, seen), (1, seen)]
+        spark.stop()
 
 
 def test_a_wrong_secret_is_reported(
