@@ -45,8 +45,8 @@ from headgate import (
 )
 
 WORD = re.compile(r"\w+")
-KILL, DEAF = "kill", "deaf"
-FAULTS = (KILL, DEAF)
+KILL, UNRESPONSIVE = "kill", "unresponsive"
+FAULTS = (KILL, UNRESPONSIVE)
 BATCH_MAX = 8  # splits handed out together: a small file costs less than asking for it
 CONFIRM_TIMEOUT_S = 2.0
 POKE_EVERY_S = 0.2
@@ -83,7 +83,7 @@ class CountWords(SplitReader):
                 self.context.send_event(["pong", sent_at])
             case ["fault", "kill"]:
                 os.kill(os.getpid(), signal.SIGKILL)
-            case ["fault", "deaf"]:
+            case ["fault", "unresponsive"]:
                 os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -127,9 +127,9 @@ class WordSplits(StaticSplitEnumerator):
         if self._faults and self._is_ripe(subtask):
             fault = self._faults.pop(0)
             self._victims.add(subtask)
-            self._progress.note(f"subtask {subtask} is told to go {'down' if fault == KILL else 'deaf'}")
+            self._progress.note(f"subtask {subtask} is told to {'die' if fault == KILL else 'stop responding'}")
             await self._context.send_event(subtask, ["fault", fault])
-            if fault == DEAF:
+            if fault == UNRESPONSIVE:
                 self._poke(subtask, self._context.attempts(subtask))
 
     async def handle_source_event(self, subtask: int, attempt: int, event: Any) -> None:
@@ -299,7 +299,7 @@ def run(options: argparse.Namespace, files: dict[str, int]) -> dict[str, Any]:
     finally:
         spark.stop()
     for fault in coordinator.faults_left:
-        print(f"nobody was left to {'kill' if fault == KILL else 'deafen'}", file=sys.stderr)
+        print(f"no attempt was left to {'kill' if fault == KILL else 'stop'}", file=sys.stderr)
     explain(counts, plain, changed_since(root, files))
     return {
         "exactly_once": counts == plain,
@@ -342,7 +342,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     option("--input", type=Path, default=stdlib, metavar="DIR", help=text)
     option("--parallelism", type=int, default=4, metavar="N", help="subtasks (default: %(default)s)")
     option("--master", metavar="URL", help="Spark master (default: local[N,4], N being the parallelism)")
-    text = "comma-separated: kill (SIGKILL), deaf (SIGSTOP); or none (default: %(default)s)"
+    text = "comma-separated: kill (SIGKILL), unresponsive (SIGSTOP); or none (default: %(default)s)"
     option("--faults", default=",".join(FAULTS), help=text)
     option("--relay", choices=("jvm", "py4j"), default="jvm", help="how Spark's facts are fetched")
     option("--port", type=int, default=0, help="port that tasks connect to (default: a free one)")

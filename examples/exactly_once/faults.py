@@ -21,12 +21,12 @@ from examples.exactly_once.pipeline import NumberCoordinator, NumberSubtask
 from headgate import FailureKind, FailureReason
 
 FAULT = "fault"
-TASK, DEAF, COORDINATOR, DRIVER, STORAGE = "task", "deaf", "coordinator", "driver", "storage"
-KINDS = (TASK, DEAF, COORDINATOR, DRIVER)
+TASK, UNRESPONSIVE, COORDINATOR, DRIVER, STORAGE = "task", "unresponsive", "coordinator", "driver", "storage"
+KINDS = (TASK, UNRESPONSIVE, COORDINATOR, DRIVER)
 ALL_KINDS = (*KINDS, STORAGE)
 WHAT = {
     TASK: "a task is killed (SIGKILL)",
-    DEAF: "an attempt goes deaf (SIGSTOP)",
+    UNRESPONSIVE: "an attempt stops responding (SIGSTOP)",
     COORDINATOR: "the coordinator fails the job",
     DRIVER: "the driver is killed (SIGKILL)",
     STORAGE: "the storage does not answer, and the job fails",
@@ -37,7 +37,7 @@ CHECKPOINT_DELAY_MAX_S = 0.05  # about as long as a checkpoint takes from its cu
 DAWDLE_S = 0.01
 TROUBLE_MAX_S = 2.0
 FAILS_AFTER_S, DIES_AFTER_S = 0.05, 0.5  # after the storage stops answering
-SIGNALS = {TASK: signal.SIGKILL, DEAF: signal.SIGSTOP}
+SIGNALS = {TASK: signal.SIGKILL, UNRESPONSIVE: signal.SIGSTOP}
 NOT_ITS_OWN_FAULT = (FailureKind.GLOBAL_FAILURE, FailureKind.RUN_ENDED, FailureKind.SUPERSEDED, FailureKind.REVOKED)
 
 

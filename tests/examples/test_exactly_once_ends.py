@@ -14,9 +14,9 @@ import structlog
 from actors.coordination import CoordinatorStore
 from examples.exactly_once.faults import (
     COORDINATOR,
-    DEAF,
     KINDS,
     TASK,
+    UNRESPONSIVE,
     CoordinatorFault,
     Fault,
     FaultyCoordinator,
@@ -344,7 +344,9 @@ async def test_some_wait_for_the_cut_of_a_checkpoint(tmp_path: Path) -> None:
     assert isinstance(world.failures[0], CoordinatorFault)
 
 
-@pytest.mark.parametrize(("kind", "way"), [(TASK, FailureKind.FAILED), (DEAF, FailureKind.CONFIRMATION_TIMEOUT)])
+@pytest.mark.parametrize(
+    ("kind", "way"), [(TASK, FailureKind.FAILED), (UNRESPONSIVE, FailureKind.CONFIRMATION_TIMEOUT)]
+)
 async def test_an_attempt_that_fails_for_something_else_leaves_its_fault_to_the_next(
     tmp_path: Path, kind: str, way: FailureKind
 ) -> None:

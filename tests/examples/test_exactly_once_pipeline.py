@@ -32,7 +32,10 @@ from tests.examples.conftest import ROOT
     [
         (["--parallelism", "0"], "--parallelism must be more than 0, not 0"),
         (["--runs", "-1"], "--runs must be more than 0, not -1"),
-        (["--faults", "task,flood"], "--faults: 'flood' is none of task, deaf, coordinator, driver, storage and none"),
+        (
+            ["--faults", "task,flood"],
+            "--faults: 'flood' is none of task, unresponsive, coordinator, driver, storage and none",
+        ),
         (["--master", "local[4]"], "--master: local[4] retries no task"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -69,7 +72,7 @@ def test_many_runs_end_at_the_first_that_is_wrong_and_name_its_seed(
     assert exactly_once_pipeline.main(["--seed", "10", "--runs", "5"]) == 1
     said = capsys.readouterr().out
     assert tried == [10, 11, 12]
-    assert "3/5  seed 12  WRONG    9.5 s  task, deaf, coordinator, driver" in said
+    assert "3/5  seed 12  WRONG    9.5 s  task, unresponsive, coordinator, driver" in said
     assert "again: --seed 12" in said
     assert said.splitlines()[-1] == "exactly once: no"
 

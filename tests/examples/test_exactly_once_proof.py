@@ -14,11 +14,11 @@ from examples.exactly_once import trial
 from examples.exactly_once.driver import DriverOptions
 from examples.exactly_once.faults import (
     COORDINATOR,
-    DEAF,
     DRIVER,
     KINDS,
     STORAGE,
     TASK,
+    UNRESPONSIVE,
     plan_faults,
 )
 from examples.exactly_once.pipeline import OPERATOR_ID
@@ -153,7 +153,7 @@ def test_the_next_driver_gets_the_faults_that_have_not_come_about(
     """H52: a driver that dies by SIGKILL is followed by one that continues."""
     program = """
         if "driver" in kinds:
-            journal.write(fault="deaf")
+            journal.write(fault="unresponsive")
             os.kill(os.getpid(), signal.SIGKILL)
         journal.write(wrong=",".join(sorted(kinds)))
         journal.write(statistics={"checkpoints_completed": 4})
@@ -161,7 +161,7 @@ def test_the_next_driver_gets_the_faults_that_have_not_come_about(
 
     outcome = a_trial(tmp_path, monkeypatch, program).run()
 
-    assert outcome.struck == [DEAF, DRIVER]
+    assert outcome.struck == [UNRESPONSIVE, DRIVER]
     assert outcome.wrong == ["coordinator,task"]
     assert sorted(outcome.missed) == [COORDINATOR, TASK]
     assert (outcome.drivers, outcome.checkpoints) == (2, 4)

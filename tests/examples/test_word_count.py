@@ -59,7 +59,7 @@ def test_every_word_counts_once_though_two_attempts_are_lost(
     assert summary.keys() >= PROMISED_KEYS
     told = {key: summary[key] for key in ("exactly_once", "splits", "subtasks", "attempts", "failures", "resets")}
     assert told == {"exactly_once": True, "splits": 41, "subtasks": 2, "attempts": 4, "failures": 2, "resets": 2}
-    assert summary["faults"] == ["kill", "deaf"]
+    assert summary["faults"] == ["kill", "unresponsive"]
     assert summary["failures_by_kind"].keys() >= {"confirmation_timeout"}
     assert summary["splits_given_back"] >= 2
     assert summary["words"] == 3 * 40 + sum(n * n for n in range(40)) + 3
@@ -169,7 +169,7 @@ def test_without_java_it_says_so(run_example: RunExample, tree: Path, tmp_path: 
         (["--parallelism", "0"], "--parallelism must be at least 1, not 0"),
         (["--parallelism", "many"], "invalid int value: 'many'"),
         (["--port", "65536"], "--port must be between 0 and 65535, not 65536"),
-        (["--faults", "kill,maim"], "--faults: 'maim' is none of kill, deaf and none"),
+        (["--faults", "kill,maim"], "--faults: 'maim' is none of kill, unresponsive and none"),
         (["--master", "local[2]"], "--master: local[2] retries no task"),
         (["--relay", "pigeon"], "invalid choice: 'pigeon'"),
         (["--json", "/"], "--json: / is a folder"),

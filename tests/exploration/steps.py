@@ -234,7 +234,7 @@ class Steps:
             if facts.may_expire and budgets[TIMEOUTS]:
                 yield Step("the task:", slot, self.timeout, TIMEOUTS)
         if dies:
-            if facts.doomed:
+            if facts.condemned:
                 yield Step("the task:", slot, self.killed)
             if budgets[FAILURES] and (slot + 1) % world.scope.attempts:
                 yield Step("the task:", slot, self.died, FAILURES)

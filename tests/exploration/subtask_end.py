@@ -84,7 +84,7 @@ class SubtaskFacts(NamedTuple):
 
     life: Life
     attached: bool
-    doomed: bool
+    condemned: bool
     sends: bool
     at_barrier: bool
     may_finish: bool
@@ -114,7 +114,7 @@ class SubtaskEnd:
         self.to_greet = 0
         self.mode = RestoreMode.STREAMING
         self.life = Life.ABSENT
-        self.doomed = False
+        self.condemned = False
         self.attached = False
         self.machine: SubtaskMachine | None = None
         self.mailbox: deque[MailboxItem] = deque()
@@ -132,7 +132,7 @@ class SubtaskEnd:
             case Started():
                 self._start(out)
             case KillRequested():
-                self.doomed = self.life not in (Life.GONE, Life.SUCCEEDED)
+                self.condemned = self.life not in (Life.GONE, Life.SUCCEEDED)
             case Died():
                 self._end(Life.GONE, TaskOutcome.FAILED, out)
             case Killed():
@@ -185,7 +185,7 @@ class SubtaskEnd:
     def _end(self, life: Life, outcome: TaskOutcome, out: list[Output]) -> None:
         """End the task; only its end and the data that it wrote remain."""
         self.life = life
-        self.attached = self.doomed = self.unanswered = self.started = False
+        self.attached = self.condemned = self.unanswered = self.started = False
         self.machine = None
         self.mailbox.clear()
         self.sent = self.received = self.put = self.to_greet = 0
@@ -312,7 +312,7 @@ class SubtaskEnd:
     def facts(self) -> SubtaskFacts:
         machine = self.machine
         if machine is None:
-            return SubtaskFacts(self.life, False, self.doomed, False, False, False, False, False, True, 0)
+            return SubtaskFacts(self.life, False, self.condemned, False, False, False, False, False, True, 0)
         running = self.life is Life.RUNNING
         all_sent = self.sent == self.to_send
         done = (
@@ -321,7 +321,7 @@ class SubtaskEnd:
         return SubtaskFacts(
             self.life,
             self.attached,
-            self.doomed,
+            self.condemned,
             running and self.started and not all_sent,
             running and bool(self.mailbox),
             running and self.finishes and done and machine.may_finish,

@@ -73,7 +73,7 @@ def test_a_killed_worker_process_resets_its_subtask(spark: SparkSession) -> None
 def test_only_the_unresponsive_attempt_is_killed(spark: SparkSession) -> None:
     """H25: the process is stopped, an event goes unconfirmed, and exactly that attempt is failed through Spark."""
 
-    class Deaf(Script):
+    class Unresponsive(Script):
         async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
             await super().handle_event_from_operator(subtask, attempt, event)
             if event == ["echo", "last words"]:
@@ -86,7 +86,7 @@ def test_only_the_unresponsive_attempt_is_killed(spark: SparkSession) -> None:
                 await gateway.send_event("are you there")
                 self.context.call_later(0.2, lambda: self.poke(gateway))
 
-    script = Deaf({(0, 0): ["last words"]}, ["hello", "stop"])
+    script = Unresponsive({(0, 0): ["last words"]}, ["hello", "stop"])
 
     results = run(spark, script, gateway=GatewayLimits(confirm_timeout_s=1.0))
 

@@ -94,7 +94,7 @@ async def test_a_job_with_a_failure_and_a_kill_is_reported_attempt_by_attempt(sp
     async with a_relay(spark, kind=kind) as (relay, log):
         job = in_a_thread(run_three_tasks, spark.sparkContext)
         hanging = await log.wait_for(TaskStarted, lambda fact: fact.partition == 2)
-        await relay.kill_task(hanging.task_attempt_id, "it went deaf")
+        await relay.kill_task(hanging.task_attempt_id, "unresponsive")
         assert await job == [3, 12, 21]
         ended = await log.wait_for(JobEnded)
 
@@ -103,7 +103,7 @@ async def test_a_job_with_a_failure_and_a_kill_is_reported_attempt_by_attempt(sp
         # Facts may include a worker that Spark itself has just lost; an earlier job may also end late.
         ends = [fact for fact in log.of(TaskEnded) if fact.stage_id in started.stage_ids]
         killed = [fact for fact in ends if fact.outcome is TaskOutcome.KILLED]
-        assert [(fact.task_attempt_id, fact.reason) for fact in killed] == [(hanging.task_attempt_id, "it went deaf")]
+        assert [(fact.task_attempt_id, fact.reason) for fact in killed] == [(hanging.task_attempt_id, "unresponsive")]
         assert sorted(fact.partition for fact in ends if fact.outcome is TaskOutcome.SUCCESS) == [0, 1, 2], ends
         [raised] = [fact for fact in ends if "the first attempt of partition 1 fails" in fact.reason]
         assert (raised.partition, raised.attempt_number, raised.outcome) == (1, 0, TaskOutcome.FAILED)
@@ -114,7 +114,7 @@ async def hear_one_job_twice(spark: SparkSession) -> tuple[FactsLog, FactsLog]:
     async with a_relay(spark, kind="jvm") as (relay, by_jvm), a_relay(spark, kind="py4j") as (_, by_py4j):
         job = in_a_thread(run_three_tasks, spark.sparkContext)
         hanging = await by_jvm.wait_for(TaskStarted, lambda fact: fact.partition == 2)
-        await relay.kill_task(hanging.task_attempt_id, "it went deaf")
+        await relay.kill_task(hanging.task_attempt_id, "unresponsive")
         assert await job == [3, 12, 21]
         await by_jvm.wait_for(JobEnded)
         await by_py4j.wait_for(JobEnded)

@@ -75,7 +75,7 @@ async def test_a_command_to_a_lost_relay_is_sent_to_the_other() -> None:
     # H19: neither a command nor the query that it needs now is lost with it.
     two = Two()
     await two.relay.start()
-    killing = asyncio.get_running_loop().create_task(two.relay.kill_task(7, "deaf"))
+    killing = asyncio.get_running_loop().create_task(two.relay.kill_task(7, "unresponsive"))
     await asyncio.sleep(0)
     with structlog.testing.capture_logs() as lines:
         two.lose_the_first()
@@ -97,7 +97,7 @@ async def test_without_another_relay_the_owner_is_notified_and_commands_fail() -
     await two.relay.start()
     two.lose_the_first()
     with pytest.raises(RelayStopped, match="it did not come back"):
-        await two.relay.kill_task(7, "deaf")
+        await two.relay.kill_task(7, "unresponsive")
     assert [str(error) for error in two.lost] == ["it did not come back"]
     assert two.facts == []
 

@@ -53,8 +53,8 @@ RECORDS: dict[bytes, EngineFact] = {
     record(5, struct.pack(">qiiii?", 2**40, 11, 1, 5, 2, True), text("3"), text("hôte")): TaskStarted(
         2**40, 11, 1, 5, 2, speculative=True, executor_id="3", host="hôte"
     ),
-    record(6, struct.pack(">qiiiiB", 9, 11, 1, 5, 2, 2), text("deaf")): TaskEnded(
-        9, 11, 1, 5, 2, TaskOutcome.KILLED, "deaf"
+    record(6, struct.pack(">qiiiiB", 9, 11, 1, 5, 2, 2), text("unresponsive")): TaskEnded(
+        9, 11, 1, 5, 2, TaskOutcome.KILLED, "unresponsive"
     ),
     record(7, text("3"), text("gone")): ExecutorLost("3", "gone"),
     record(8, struct.pack(">q", 41)): FactsDropped(41),

@@ -118,7 +118,7 @@ class Peer:
             await self.writer.wait_closed()
 
 
-class House:
+class RunningServer:
     """A running server with its recorder, and peers that are closed with it."""
 
     def __init__(self, server: SubtaskServer, handler: Recorder) -> None:
@@ -148,15 +148,15 @@ class House:
 
 
 @asynccontextmanager
-async def a_running_server(config: ServerConfig = CONFIG) -> AsyncIterator[House]:
+async def a_running_server(config: ServerConfig = CONFIG) -> AsyncIterator[RunningServer]:
     handler = Recorder()
     server = SubtaskServer(handler, SECRET, config)
     await server.start()
-    house = House(server, handler)
+    running = RunningServer(server, handler)
     try:
-        yield house
+        yield running
     finally:
-        for peer in house.peers:
+        for peer in running.peers:
             await peer.close()
         await server.close()
 
@@ -165,29 +165,29 @@ async def a_running_server(config: ServerConfig = CONFIG) -> AsyncIterator[House
 
 
 async def test_messages_go_both_ways_in_order() -> None:
-    async with a_running_server() as house:
-        peer = await house.a_task()
+    async with a_running_server() as running:
+        peer = await running.a_task()
         events = [EventMessage(7, seq, b"\xc0") for seq in range(1, 1001)]
         await peer.send(*events)
-        await house.handler.until(lambda: len(house.handler.messages) == 1000)
-        assert house.handler.messages == events
+        await running.handler.until(lambda: len(running.handler.messages) == 1000)
+        assert running.handler.messages == events
         for event in events:
-            house.handler.connections[0].send(event)
+            running.handler.connections[0].send(event)
         assert [await peer.receive() for _ in events] == events
 
 
 async def test_frames_that_come_together_are_handed_over_together() -> None:
-    async with a_running_server() as house:
-        peer = await house.a_task()
+    async with a_running_server() as running:
+        peer = await running.a_task()
         await peer.send(*[Confirm(7, seq) for seq in range(100)])
-        await house.handler.until(lambda: len(house.handler.messages) == 100)
-        assert len(house.handler.batches) < 10
+        await running.handler.until(lambda: len(running.handler.messages) == 100)
+        assert len(running.handler.batches) < 10
 
 
 async def test_what_is_sent_in_one_turn_of_the_loop_leaves_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with a_running_server() as house:
-        peer = await house.a_task()
-        connection = house.handler.connections[0]
+    async with a_running_server() as running:
+        peer = await running.a_task()
+        connection = running.handler.connections[0]
         written: list[bytes] = []
         monkeypatch.setattr(connection._transport, "write", written.append)
         for seq in range(10):
@@ -200,9 +200,9 @@ async def test_what_is_sent_in_one_turn_of_the_loop_leaves_in_one_write(monkeypa
 
 
 async def test_of_very_many_messages_some_leave_before_the_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with a_running_server() as house:
-        peer = await house.a_task()
-        connection = house.handler.connections[0]
+    async with a_running_server() as running:
+        peer = await running.a_task()
+        connection = running.handler.connections[0]
         written: list[bytes] = []
         monkeypatch.setattr(connection._transport, "write", written.append)
         count = 2 * FRAMES_TOGETHER + 1
@@ -220,9 +220,9 @@ async def test_of_very_many_messages_some_leave_before_the_turn_is_over(monkeypa
 async def test_an_immediate_message_leaves_together_with_the_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with a_running_server() as house:
-        peer = await house.a_task()
-        connection = house.handler.connections[0]
+    async with a_running_server() as running:
+        peer = await running.a_task()
+        connection = running.handler.connections[0]
         written: list[bytes] = []
         monkeypatch.setattr(connection._transport, "write", written.append)
         connection.send(Confirm(7, 1))
@@ -238,62 +238,62 @@ async def test_an_immediate_message_leaves_together_with_the_queue(
 
 
 async def test_a_peer_that_sends_byte_by_byte_is_understood() -> None:
-    async with a_running_server() as house:
-        peer = await house.a_stranger()
+    async with a_running_server() as running:
+        peer = await running.a_stranger()
         await peer.authenticate(portion=1)
         for byte in encode_message(Opened(7, 1)):
             peer.writer.write(bytes([byte]))
             await peer.writer.drain()
-        await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
+        await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
 
 
 async def test_frames_right_after_the_handshake_are_received() -> None:
-    async with a_running_server() as house:
-        peer = await house.a_stranger()
+    async with a_running_server() as running:
+        peer = await running.a_stranger()
         handshake = ClientHandshake(SECRET, NONCE)
         peer.writer.write(handshake.initial_bytes())
         peer.writer.write(handshake.receive(await peer.reader.readexactly(38)) + encode_message(Opened(7, 1)))
-        await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
+        await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
 
 
 async def test_each_connection_has_a_unique_id() -> None:
-    async with a_running_server() as house:
-        await house.a_task()
-        await house.a_task()
-        first, second = house.handler.connections
+    async with a_running_server() as running:
+        await running.a_task()
+        await running.a_task()
+        first, second = running.handler.connections
         assert first.connection_id != second.connection_id
         assert first.peer.startswith("127.0.0.1:")
 
 
 async def test_the_handler_is_notified_once_of_a_disconnection() -> None:
-    async with a_running_server() as house:
-        peer = await house.a_task()
+    async with a_running_server() as running:
+        peer = await running.a_task()
         await peer.close()
-        await house.handler.until(lambda: bool(house.handler.reasons))
-        connection = house.handler.connections[0]
+        await running.handler.until(lambda: bool(running.handler.reasons))
+        connection = running.handler.connections[0]
         connection.send(Confirm(7, 1))  # dropped
         connection.close()
         connection.abort()
-        assert house.handler.reasons == ["the peer closed the connection"]
+        assert running.handler.reasons == ["the peer closed the connection"]
 
 
 async def test_a_reset_connection_is_reported_as_one() -> None:
-    async with a_running_server() as house:
-        peer = await house.a_task()
+    async with a_running_server() as running:
+        peer = await running.a_task()
         sock = peer.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.writer.transport.abort()
-        await house.handler.until(lambda: bool(house.handler.reasons))
-        assert "the connection broke" in house.handler.reasons[0]
+        await running.handler.until(lambda: bool(running.handler.reasons))
+        assert "the connection broke" in running.handler.reasons[0]
 
 
 # --- closing ------------------------------------------------------------------------------------------------
 
 
 async def test_close_lets_everything_that_was_sent_leave_first() -> None:
-    async with a_running_server() as house:
-        peer = await house.a_task()
-        connection = house.handler.connections[0]
+    async with a_running_server() as running:
+        peer = await running.a_task()
+        connection = running.handler.connections[0]
         payload = bytes(1_000_000)
         for seq in range(1, 6):
             connection.send(EventMessage(7, seq, payload))
@@ -310,78 +310,78 @@ async def test_the_last_message_arrives_although_the_peer_is_still_sending() -> 
         connection.send(AttemptEnded(7, "stop"))
         connection.close()
 
-    async with a_running_server() as house:
-        house.handler.on_messages = dismiss
-        peer = await house.a_task()
+    async with a_running_server() as running:
+        running.handler.on_messages = dismiss
+        peer = await running.a_task()
         for seq in range(1, 200):
             await peer.send(EventMessage(7, seq, bytes(1000)))
         assert await peer.receive() == AttemptEnded(7, "stop")
-        assert len(house.handler.batches) == 1
+        assert len(running.handler.batches) == 1
 
 
 async def test_a_peer_that_does_not_read_its_last_bytes_is_dropped_in_time() -> None:  # H48
-    async with a_running_server(replace(CONFIG, close_timeout_s=0.05)) as house:
-        await house.a_task()
-        house.handler.connections[0].close()
-        await house.handler.until(lambda: bool(house.handler.reasons))
-        assert house.handler.reasons == ["closed here"]
+    async with a_running_server(replace(CONFIG, close_timeout_s=0.05)) as running:
+        await running.a_task()
+        running.handler.connections[0].close()
+        await running.handler.until(lambda: bool(running.handler.reasons))
+        assert running.handler.reasons == ["closed here"]
 
 
 async def test_a_peer_that_resets_while_we_close_is_simply_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     def shut_down() -> None:
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
-    async with a_running_server() as house:
-        await house.a_task()
-        connection = house.handler.connections[0]
+    async with a_running_server() as running:
+        await running.a_task()
+        connection = running.handler.connections[0]
         monkeypatch.setattr(connection._transport, "write_eof", shut_down)
         connection.close()
-        await house.handler.until(lambda: house.handler.reasons == ["closed here"])
-        assert house.server.statistics.closing == 0
+        await running.handler.until(lambda: running.handler.reasons == ["closed here"])
+        assert running.server.statistics.closing == 0
 
 
 async def test_a_peer_that_only_stops_sending_gets_what_was_sent_to_it() -> None:
-    async with a_running_server() as house:
-        peer = await house.a_task()
+    async with a_running_server() as running:
+        peer = await running.a_task()
         payload = bytes(1_000_000)
         for seq in range(1, 6):
-            house.handler.connections[0].send(EventMessage(7, seq, payload))
+            running.handler.connections[0].send(EventMessage(7, seq, payload))
         peer.writer.write_eof()
         assert [await peer.receive() for _ in range(5)][4] == EventMessage(7, 5, payload)
-        await house.handler.until(lambda: house.handler.reasons == ["the peer closed the connection"])
+        await running.handler.until(lambda: running.handler.reasons == ["the peer closed the connection"])
 
 
 async def test_close_without_flush_is_immediate() -> None:
-    async with a_running_server() as house:
-        peer = await house.a_task()
-        house.handler.connections[0].send(Confirm(7, 1))
-        house.handler.connections[0].close(flush=False, reason="no more")
-        await house.handler.until(lambda: house.handler.reasons == ["no more"])
+    async with a_running_server() as running:
+        peer = await running.a_task()
+        running.handler.connections[0].send(Confirm(7, 1))
+        running.handler.connections[0].close(flush=False, reason="no more")
+        await running.handler.until(lambda: running.handler.reasons == ["no more"])
         assert await peer.until_closed() == b""
 
 
 async def test_closing_the_server_ends_every_connection_and_notifies_the_handler() -> None:
-    async with a_running_server() as house:
-        task, stranger = await house.a_task(), await house.a_stranger()
-        address = house.server.address
-        closing = asyncio.gather(house.server.close(), house.server.close())
+    async with a_running_server() as running:
+        task, stranger = await running.a_task(), await running.a_stranger()
+        address = running.server.address
+        closing = asyncio.gather(running.server.close(), running.server.close())
         assert await task.until_closed() == b""
         assert await stranger.until_closed() == b""
         await task.close()
         await closing
-        assert house.handler.reasons == ["the server is closing"]
+        assert running.handler.reasons == ["the server is closing"]
         with pytest.raises(OSError):  # noqa: PT011 - refused, whatever the platform calls it
             await asyncio.open_connection(*address)
-        await house.server.close()
+        await running.server.close()
 
 
 async def test_a_cancelled_close_drops_the_connections_immediately() -> None:
-    async with a_running_server() as house:
-        await house.a_task()
+    async with a_running_server() as running:
+        await running.a_task()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await house.server.close()
-        await house.handler.until(lambda: house.handler.reasons == ["the server is closing"])
+                await running.server.close()
+        await running.handler.until(lambda: running.handler.reasons == ["the server is closing"])
 
 
 async def test_a_server_that_was_never_started_can_be_closed() -> None:
@@ -398,25 +398,25 @@ async def test_a_server_that_was_never_started_can_be_closed() -> None:
     "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 38, b"HDGT\x00\x03" + bytes(64), b"\x16\x03\x01" + bytes(200)]
 )
 async def test_garbage_is_refused_with_one_line_and_affects_no_other_peer(garbage: bytes) -> None:  # H62
-    async with a_running_server() as house:
-        honest = await house.a_task()
+    async with a_running_server() as running:
+        honest = await running.a_task()
         with capture_logs() as lines:
-            stranger = await house.a_stranger()
+            stranger = await running.a_stranger()
             stranger.writer.write(garbage)
             answer = await stranger.until_closed()
         assert len(answer) <= 38  # at most a challenge, never a proof
         assert [line["event"] for line in lines] == ["connection refused"]
         assert lines[0]["why"]
-        assert len(house.handler.connections) == 1
+        assert len(running.handler.connections) == 1
         await honest.send(Opened(7, 1))
-        await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
-        assert await house.is_well()
+        await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
+        assert await running.is_well()
 
 
 @pytest.mark.parametrize("length", range(38 + 32))
 async def test_a_handshake_cut_off_anywhere_leaves_nothing_behind(length: int) -> None:  # H62
-    async with a_running_server() as house:
-        stranger = await house.a_stranger()
+    async with a_running_server() as running:
+        stranger = await running.a_stranger()
         handshake = ClientHandshake(SECRET, NONCE)
         stranger.writer.write(handshake.initial_bytes()[:length])
         if length > 38:
@@ -424,93 +424,93 @@ async def test_a_handshake_cut_off_anywhere_leaves_nothing_behind(length: int) -
             stranger.writer.write(proof[: length - 38])
         stranger.writer.write_eof()
         assert len(await stranger.until_closed()) in (0, 38)
-        assert house.handler.connections == []
-        assert await house.is_well()
+        assert running.handler.connections == []
+        assert await running.is_well()
 
 
 async def test_a_peer_with_another_secret_learns_nothing() -> None:  # H61
-    async with a_running_server() as house:
+    async with a_running_server() as running:
         with capture_logs() as lines:
-            stranger = await house.a_stranger()
+            stranger = await running.a_stranger()
             with pytest.raises((ConnectionError, HandshakeFailed)):
                 await stranger.authenticate(secret=b"x" * 32)
         assert "secret" in lines[0]["why"]
         assert SECRET.decode() not in str(lines)
-        assert house.handler.connections == []
-        assert await house.is_well()
+        assert running.handler.connections == []
+        assert await running.is_well()
 
 
 async def test_both_ends_name_both_versions() -> None:  # H60
-    async with a_running_server() as house:
+    async with a_running_server() as running:
         with capture_logs() as lines:
-            peer = await house.a_stranger()
+            peer = await running.a_stranger()
             with pytest.raises(VersionMismatch, match="version 9 here, 3 at the peer"):
                 await peer.authenticate(version=9)
         assert f"version {PROTOCOL_VERSION} here, 9 at the peer" in lines[0]["why"]
-        assert await house.is_well()
+        assert await running.is_well()
 
 
 async def test_a_peer_that_says_nothing_is_dropped_in_time() -> None:  # H62
-    async with a_running_server(replace(CONFIG, authenticate_timeout_s=0.05)) as house:
+    async with a_running_server(replace(CONFIG, authenticate_timeout_s=0.05)) as running:
         with capture_logs() as lines:
-            stranger = await house.a_stranger()
+            stranger = await running.a_stranger()
             assert await stranger.until_closed() == b""
         assert "did not authenticate within 0.05 s" in lines[0]["why"]
 
 
 async def test_a_task_that_never_identifies_itself_is_dropped_in_time() -> None:  # H62
-    async with a_running_server(replace(CONFIG, authenticate_timeout_s=0.2)) as house:
-        house.handler.identify = False
-        peer = await house.a_task()
+    async with a_running_server(replace(CONFIG, authenticate_timeout_s=0.2)) as running:
+        running.handler.identify = False
+        peer = await running.a_task()
         with capture_logs() as lines:
             await peer.until_closed()
-        await house.handler.until(lambda: bool(house.handler.reasons))
-        assert "did not identify its attempt" in house.handler.reasons[0]
+        await running.handler.until(lambda: bool(running.handler.reasons))
+        assert "did not identify its attempt" in running.handler.reasons[0]
         assert [line["event"] for line in lines] == ["connection dropped"]
 
 
 async def test_an_identified_task_has_no_deadline() -> None:
-    async with a_running_server(replace(CONFIG, authenticate_timeout_s=0.05)) as house:
-        peer, late = await house.a_task(), await house.a_stranger()
+    async with a_running_server(replace(CONFIG, authenticate_timeout_s=0.05)) as running:
+        peer, late = await running.a_task(), await running.a_stranger()
         await late.until_closed()  # so the time is over
         await peer.send(Opened(7, 1))
-        await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
+        await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
 
 
 async def test_hundreds_of_half_open_connections_do_not_keep_a_task_out() -> None:  # H62
-    async with a_running_server(replace(CONFIG, unauthenticated_max=50)) as house:
-        honest = await house.a_task()
+    async with a_running_server(replace(CONFIG, unauthenticated_max=50)) as running:
+        honest = await running.a_task()
         for number in range(300):
-            stranger = await house.a_stranger()
+            stranger = await running.a_stranger()
             if number % 2:
                 stranger.writer.write(b"HDGT\x00\x03half of a hello")
-        assert await house.is_well()
-        statistics = house.server.statistics
+        assert await running.is_well()
+        statistics = running.server.statistics
         assert statistics.unauthenticated <= 50
         assert statistics.identified == 2
         assert statistics.turned_away_total >= 250
         await honest.send(Opened(7, 1))
-        await house.handler.until(lambda: Opened(7, 1) in house.handler.messages)
+        await running.handler.until(lambda: Opened(7, 1) in running.handler.messages)
 
 
 async def test_authenticated_but_silent_connections_are_bounded_too() -> None:  # H62
-    async with a_running_server(replace(CONFIG, unauthenticated_max=3)) as house:
-        house.handler.identify = False
-        peers = [await house.a_task() for _ in range(5)]
+    async with a_running_server(replace(CONFIG, unauthenticated_max=3)) as running:
+        running.handler.identify = False
+        peers = [await running.a_task() for _ in range(5)]
         await peers[0].until_closed()
         await peers[1].until_closed()
-        assert house.server.statistics.unidentified == 3
+        assert running.server.statistics.unidentified == 3
 
 
 async def test_one_connection_too_many_is_refused() -> None:  # H62
-    async with a_running_server(replace(CONFIG, connections_max=2)) as house:
-        first = await house.a_task()
-        await house.a_task()
-        third = await house.a_stranger()
+    async with a_running_server(replace(CONFIG, connections_max=2)) as running:
+        first = await running.a_task()
+        await running.a_task()
+        third = await running.a_stranger()
         assert await third.until_closed() == b""
         await first.close()
-        await house.handler.until(lambda: len(house.handler.reasons) == 1)
-        assert await house.is_well()
+        await running.handler.until(lambda: len(running.handler.reasons) == 1)
+        assert await running.is_well()
 
 
 @pytest.mark.parametrize(
@@ -525,16 +525,16 @@ async def test_one_connection_too_many_is_refused() -> None:  # H62
     ids=["huge", "empty", "no-msgpack", "unknown-tag", "downward"],
 )
 async def test_a_bad_frame_closes_that_connection_with_one_line(data: bytes, why: str) -> None:  # H62
-    async with a_running_server() as house:
-        honest, bad = await house.a_task(), await house.a_task()
+    async with a_running_server() as running:
+        honest, bad = await running.a_task(), await running.a_task()
         with capture_logs() as lines:
             bad.writer.write(data)
             await bad.until_closed()
-            await house.handler.until(lambda: bool(house.handler.reasons))
-        assert why in house.handler.reasons[0]
+            await running.handler.until(lambda: bool(running.handler.reasons))
+        assert why in running.handler.reasons[0]
         assert [(line["log_level"], line["event"]) for line in lines] == [("warning", "connection refused")]
         await honest.send(Opened(7, 1))
-        await house.handler.until(lambda: house.handler.messages == [Opened(7, 1)])
+        await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
 
 
 async def test_a_handler_that_fails_loses_that_connection_only() -> None:
@@ -542,23 +542,23 @@ async def test_a_handler_that_fails_loses_that_connection_only() -> None:
         if Opened(7, 1) in messages:
             raise KeyError("a defect")
 
-    async with a_running_server() as house:
-        house.handler.on_messages = fail
-        peer = await house.a_task()
+    async with a_running_server() as running:
+        running.handler.on_messages = fail
+        peer = await running.a_task()
         with capture_logs() as lines:
             await peer.send(Opened(7, 1))
             await peer.until_closed()
         assert lines[0]["log_level"] == "error"
-        assert await house.is_well()
+        assert await running.is_well()
 
 
 # --- back-pressure ------------------------------------------------------------------------------------------
 
 
 async def test_a_peer_that_does_not_read_is_dropped_at_the_limit() -> None:  # H24: it is sent again
-    async with a_running_server(replace(CONFIG, write_buffer_bytes_max=5_000_000)) as house:
-        await house.a_task()
-        connection = house.handler.connections[0]
+    async with a_running_server(replace(CONFIG, write_buffer_bytes_max=5_000_000)) as running:
+        await running.a_task()
+        connection = running.handler.connections[0]
         with capture_logs() as lines:
             for seq in range(1, 100):
                 connection.send(EventMessage(7, seq, bytes(1_000_000)))
@@ -567,15 +567,15 @@ async def test_a_peer_that_does_not_read_is_dropped_at_the_limit() -> None:  # H
                     break
                 assert connection.unsent_bytes <= 6_100_000
         assert connection.is_write_paused
-        await house.handler.until(lambda: bool(house.handler.reasons))
-        assert "does not read" in house.handler.reasons[0]
+        await running.handler.until(lambda: bool(running.handler.reasons))
+        assert "does not read" in running.handler.reasons[0]
         assert len(lines) == 1
 
 
 async def test_writing_continues_when_the_peer_reads_again() -> None:
-    async with a_running_server() as house:
-        peer = await house.a_task()
-        connection = house.handler.connections[0]
+    async with a_running_server() as running:
+        peer = await running.a_task()
+        connection = running.handler.connections[0]
         events = [EventMessage(7, seq, bytes(1_000_000)) for seq in range(1, 21)]
         for event in events:
             connection.send(event)
@@ -588,11 +588,11 @@ async def test_writing_continues_when_the_peer_reads_again() -> None:
 
 async def test_an_oversized_message_raises_and_leaves_the_connection_open() -> None:
     limits = WireLimits(frame_bytes_max=2**20, event_bytes_max=1000)
-    async with a_running_server(replace(CONFIG, limits=limits)) as house:
-        peer = await house.a_task()
+    async with a_running_server(replace(CONFIG, limits=limits)) as running:
+        peer = await running.a_task()
         with pytest.raises(LocalProtocolError):
-            house.handler.connections[0].send(EventMessage(7, 1, bytes(1001)))
-        house.handler.connections[0].send(Confirm(7, 1))
+            running.handler.connections[0].send(EventMessage(7, 1, bytes(1001)))
+        running.handler.connections[0].send(Confirm(7, 1))
         assert await peer.receive() == Confirm(7, 1)
 
 
@@ -637,8 +637,8 @@ async def test_bound_and_advertised_address_are_fixed_separately() -> None:  # H
 
 
 async def test_the_port_that_was_found_is_advertised() -> None:  # H63
-    async with a_running_server() as house:
-        host, port = house.server.address
+    async with a_running_server() as running:
+        host, port = running.server.address
         assert host == "127.0.0.1"
         assert port > 0
 

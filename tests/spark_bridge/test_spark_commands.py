@@ -61,7 +61,7 @@ async def asked_of(spark: Spark, effect: KillTask | CancelJobs | QueryStatus, *,
 async def test_a_failed_kill_is_repeated_until_spark_accepts_it() -> None:
     """H19, H25: an unresponsive task was never killed if one answer of the relay was lost. Found by the simulation."""
     spark = Spark(RelayError("no answer"), RelayError("no answer"))
-    assert await asked_of(spark, KillTask(7, "deaf"), within_s=3600.0) == ["kill 7: deaf"] * 3
+    assert await asked_of(spark, KillTask(7, "unresponsive"), within_s=3600.0) == ["kill 7: unresponsive"] * 3
 
 
 @pytest.mark.asyncio
@@ -74,14 +74,14 @@ async def test_each_job_is_cancelled_and_only_failures_are_repeated() -> None:  
 @pytest.mark.asyncio
 async def test_the_pause_between_two_tries_grows_and_is_bounded() -> None:  # H48
     spark = Spark(*[RelayError("no answer")] * 1000)
-    asked = await asked_of(spark, KillTask(7, "deaf"), within_s=600.0)
+    asked = await asked_of(spark, KillTask(7, "unresponsive"), within_s=600.0)
     assert 60 <= len(asked) <= 70
 
 
 @pytest.mark.asyncio
 async def test_nothing_is_repeated_when_spark_is_gone() -> None:  # H57
     spark = Spark(RelayStopped("stopped"))
-    assert await asked_of(spark, KillTask(7, "deaf"), within_s=3600.0) == ["kill 7: deaf"]
+    assert await asked_of(spark, KillTask(7, "unresponsive"), within_s=3600.0) == ["kill 7: unresponsive"]
 
 
 @pytest.mark.asyncio

@@ -143,8 +143,8 @@ async def test_held_and_unconfirmed_events_fail_at_the_end_and_nothing_follows()
 async def test_an_unconfirmed_event_condemns_exactly_its_attempt() -> None:  # H25
     coordinator = RecordingCoordinator()
     async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
-        deaf, _ = await world.running(0, 1)
-        deaf.unresponsive = True
+        silent, _ = await world.running(0, 1)
+        silent.unresponsive = True
         late = await coordinator.gateways[0].send_event("nobody listens")
         other = await coordinator.gateways[1].send_event("hello")
         await world.advance(2.9)
@@ -152,7 +152,7 @@ async def test_an_unconfirmed_event_condemns_exactly_its_attempt() -> None:  # H
         await world.advance(0.2)
         (condemned,) = world.reports
         assert isinstance(condemned, AttemptCondemned)
-        assert (condemned.operator_id, condemned.task_attempt_id) == ("words", deaf.attempt.task_attempt_id)
+        assert (condemned.operator_id, condemned.task_attempt_id) == ("words", silent.attempt.task_attempt_id)
         assert "event 1" in condemned.reason
         assert isinstance(late.error(), ConfirmationTimeout)
         assert other.confirmed()
@@ -250,8 +250,8 @@ async def test_every_confirmation_is_settled_when_the_operator_stops(seed: int) 
 
     coordinator = RecordingCoordinator(close=send_more)
     async with running_operator(coordinator, seed=seed) as world:
-        deaf, _ = await world.running(0, 1)
-        deaf.unresponsive = True
+        silent, _ = await world.running(0, 1)
+        silent.unresponsive = True
         for gateway in coordinator.gateways.values():
             sent.append(await gateway.send_event("on the way"))
         await world.settle()

@@ -29,7 +29,7 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Doomed(LinesCoordinator):
+class DyingCoordinator(LinesCoordinator):
     """Dies, if told so, when it is notified that the checkpoint after the second batch is complete."""
 
     def __init__(self, folder: Path, moment: str) -> None:
@@ -48,7 +48,7 @@ def main(folder: Path, moment: str) -> None:
     if moment in (BEFORE_ANY, BEHIND_ONE_IN_THE_MIDDLE):
         stream.tell("wait", 1, 0)
     with Sidecar(spark, SidecarConfig(storage=folder / "storage")) as sidecar:
-        coordinator = Doomed(folder, moment)
+        coordinator = DyingCoordinator(folder, moment)
         commit = sidecar.for_each_batch("lines", stream.lines_of(stream.coordinate(sidecar, coordinator)))
 
         def batch(frame: DataFrame, batch_id: int) -> None:

@@ -126,14 +126,14 @@ def test_a_job_group_is_cancelled(bench: Bench) -> None:
         bench.coordinated(scripts[2], 1) as other,
     ):
         actions = []
-        for handle, group in [(first, "doomed"), (second, "doomed"), (other, "spared")]:
+        for handle, group in [(first, "condemned"), (second, "condemned"), (other, "spared")]:
             rdd = bench.numbers(1).mapPartitions(handle.subtask(Listening))
             actions.append(Action(in_group(context, group, rdd.collect)))
         for script in scripts:
             script.wait_for(lambda story: any(callback[0] == "event" for callback in story))
-        context.cancelJobGroup("doomed")
+        context.cancelJobGroup("condemned")
         for script, action in zip(scripts[:2], actions[:2], strict=True):
-            assert "cancelled job group doomed" in what_the_user_reads(action.result)
+            assert "cancelled job group condemned" in what_the_user_reads(action.result)
             script.wait_for(lambda story: ("run_ended", False) in story)
             assert script.of_subtask(0) == [("ready", 0, 0), ("failed", 0, 0, "RUN_ENDED")]
         assert scripts[2].of_subtask(0) == [("ready", 0, 0)]
