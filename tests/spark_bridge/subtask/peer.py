@@ -91,8 +91,8 @@ class PeerConnection:
         return EventMessage(TASK_ID, seq, encode_event(value))
 
     def finish(self) -> Finished:
-        """Receive the task's completion message and confirm it."""
-        finished = self.expect(Finished)
+        """Receive the task's completion message and confirm it; confirmations may come before it."""
+        finished = self.next_item(Finished)
         self.send(Confirm(finished.task_attempt_id, finished.seq))
         return finished
 
