@@ -269,11 +269,9 @@ class _Channel:
 
     def submit_event(self, payload: bytes, *, in_snapshot: bool = False) -> None:
         self._submit_with_room(EventSubmitted(payload, in_snapshot), self._endpoint.send_timeout_s)
-        self.statistics.events_submitted += 1
 
     def submit_event_nowait(self, payload: bytes) -> None:
         self._submit(EventSubmitted(payload))
-        self.statistics.events_submitted += 1
 
     def ask(self, payload: bytes, timeout_s: float) -> bytes:
         deadline = self.now() + timeout_s

@@ -104,6 +104,7 @@ class SidecarProcess:
             except RelayStopped as error:
                 log.warning("driver disconnected during startup", error=str(error))
                 return
+            self._listening = anyio.Event()  # this relay has its driver: the next one waits for the next relay
             if stages:
                 log.warning("running jobs taken over", stages=len(stages), resume=self._resume)
             driver = RemoteDriver(relay, self._secret, stages, resume=self._resume)
@@ -122,7 +123,7 @@ class SidecarProcess:
         finally:
             self._relay = self._runtime = None
             self._ready = anyio.Event()
-            if self._listening.is_set():  # if not, the next driver waits for it already
+            if self._listening.is_set():  # nobody has joined; if it is not set, drivers may wait for it
                 self._listening = anyio.Event()
             self._ended.set()
             self._ended = anyio.Event()
@@ -173,14 +174,11 @@ class SidecarProcess:
         fenced = None if runtime.fenced is None else str(runtime.fenced)
         return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced}
 
-    async def _relay_is_there(self) -> int:
-        """The port for the driver's JVM, as soon as the previous application has been closed."""
-        with anyio.fail_after(READY_TIMEOUT_S):
-            await self._listening.wait()
-        return self._relay_port
-
     async def _attach(self, driver: str) -> dict[str, object]:
-        """Make place for a driver: end an application whose driver is gone, and refuse a second living one."""
+        """Return the port for the driver's JVM, as soon as the previous application has been closed.
+
+        A driver that is lost is not waited for any longer. A second one is refused while the first is connected.
+        """
         relay = self._relay
         if relay is not None and relay.joined and not relay.over.is_set():
             if relay.connected:
@@ -189,20 +187,22 @@ class SidecarProcess:
                     "`with AttachedSidecar(...)` block first, or start a second sidecar"
                 )
             log.warning("lost driver replaced by another")
-            self._end_application(relay)
-        port = await self._relay_is_there()
+            relay.detach()
+        with anyio.move_on_after(READY_TIMEOUT_S) as waiting:
+            await self._listening.wait()
+        if waiting.cancelled_caught:
+            raise SidecarError(
+                f"the previous driver's application has not been closed within {READY_TIMEOUT_S:g} s: look in the "
+                "sidecar's log for the method that does not return, then attach again"
+            )
         self._driver = driver
-        return {"instance": self._instance, "host": self._host, "relay_port": port}
+        return {"instance": self._instance, "host": self._host, "relay_port": self._relay_port}
 
     def _detach(self, driver: str) -> None:
         """End the application whose driver leaves, so that the next driver is not taken for it."""
         relay = self._relay
         if relay is not None and relay.joined and self._driver in (None, driver):
-            self._end_application(relay)
-
-    def _end_application(self, relay: AwaitedRelay) -> None:
-        self._listening = anyio.Event()  # the next driver waits for the next relay
-        relay.detach()
+            relay.detach()
 
     async def _uncommitted_output(self) -> str:
         """Why output of a driver that is leaving or has left is not committed.

@@ -85,7 +85,6 @@ class ChannelStatistics:
     """Counts of one attempt, for logs and tests."""
 
     events_received: int = 0
-    events_submitted: int = 0
     reconnects: int = 0
     messages_refused: int = 0
 
@@ -211,13 +210,11 @@ class SubtaskChannel:
         """
         with self._changed:
             self._submit_with_room(EventSubmitted(payload, in_snapshot), self.endpoint.send_timeout_s)
-            self.statistics.events_submitted += 1
 
     def submit_event_nowait(self, payload: bytes) -> None:
         """Send one encoded event without waiting. Raises ``GatewayFull`` if there is no room; nothing was sent."""
         with self._changed:
             self._submit(EventSubmitted(payload))
-            self.statistics.events_submitted += 1
 
     def ask(self, payload: bytes, timeout_s: float) -> bytes:
         """Send one encoded request and wait for its answer (H33).

@@ -42,7 +42,7 @@ import org.apache.spark.storage.RDDInfo;
  *
  * Three kinds of threads meet here:
  *   - the bus's dispatch thread runs the on... callbacks. It must never wait: a callback builds one byte array and
- *     offers it to a bounded queue. Where there is no room the record is dropped and counted.
+ *     offers it to a bounded queue. If there is no room, the record is dropped and counted.
  *   - one writer thread owns the connection: it connects, drains the queue, numbers the records, reports drops.
  *   - one reader thread per connection carries out commands and answers them.
  * A sequence number on each record lets the other side drop what a reconnect sends twice and count what it lost.
@@ -450,7 +450,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         return ((scala.collection.mutable.HashSet) context.dagScheduler().jobIdToStageIds().apply(jobId)).iterator();
     }
 
-    /** The bus may have dropped the start of a job, so whoever looks hears of each active one, perhaps once more. */
+    /** Report each active job, perhaps again, before a look: the bus may have dropped its start. */
     private void tellActiveJobs() {
         try {
             scala.collection.Iterator jobs = context.dagScheduler().jobIdToActiveJob().keysIterator();

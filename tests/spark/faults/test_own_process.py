@@ -71,6 +71,16 @@ def exchange(sidecar: AttachedSidecar, count: int, seen: int) -> None:
     wait_until(lambda: sidecar.request(OPERATOR, "seen") == {0: seen, 1: seen}, f"{seen} numbers seen")
 
 
+def run_one_job(spark: SparkSession, sidecar: AttachedSidecar, seen: int) -> None:
+    """Send five numbers to each subtask of one job, after which it has seen so many, and let the job end."""
+    rdd = tasks(spark, sidecar)
+    action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))
+    wait_until_ready(sidecar)
+    exchange(sidecar, 5, seen=seen)
+    sidecar.request(OPERATOR, "stop")
+    assert sorted(action.result()) == [(0, seen), (1, seen)]
+
+
 def test_a_driver_is_served_by_a_sidecar_in_another_process(
     spark: SparkSession, program: Callable[..., SidecarProgram]
 ) -> None:
@@ -204,12 +214,7 @@ def test_a_second_driver_is_served_when_the_first_has_left(
     for seen in (5, 10):
         spark = spark_on(LOCAL)
         with attach(spark, here) as sidecar:
-            rdd = tasks(spark, sidecar)
-            action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))  # noqa: B023 - awaited below
-            wait_until_ready(sidecar)
-            exchange(sidecar, 5, seen=seen)
-            sidecar.request(OPERATOR, "stop")
-            assert sorted(action.result()) == [(0, seen), (1, seen)]
+            run_one_job(spark, sidecar, seen)
             spark.stop()
 
 
@@ -221,22 +226,17 @@ def test_a_driver_that_attaches_after_another_has_detached_is_not_taken_for_it(
     Stage ids and the listener's numbers begin again with the next Spark: served as the first one's, its tasks would be
     refused and its facts skipped.
     """
-    here = program()
+    here = program("streaming", "--lost-after", "3600")
     here.start()
     for seen in (5, 10, 15):
         spark = spark_on(LOCAL)
         with attach(spark, here) as sidecar:
-            rdd = tasks(spark, sidecar)
-            action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))  # noqa: B023 - awaited below
-            wait_until_ready(sidecar)
-            exchange(sidecar, 5, seen=seen)
-            sidecar.request(OPERATOR, "stop")
             with pytest.raises(SidecarError, match="another driver is attached to this sidecar"):
                 attach(spark, here).__enter__()
-            assert sorted(action.result()) == [(0, seen), (1, seen)]
-        if seen == 10:  # the third block attaches the same Spark again
-            continue
-        spark.stop()
+            run_one_job(spark, sidecar, seen)
+        wait_until(lambda: here.log().count("driver detached") == seen // 5, "the application ends with the block")  # noqa: B023
+        if seen != 10:  # the third block attaches the same Spark again
+            spark.stop()
 
 
 def test_a_driver_that_was_lost_is_replaced_by_the_next(
@@ -255,12 +255,7 @@ def test_a_driver_that_was_lost_is_replaced_by_the_next(
     for seen in (5, 10):
         spark = spark_on(LOCAL)
         with attach(spark, here) as sidecar:
-            rdd = tasks(spark, sidecar)
-            action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))  # noqa: B023 - awaited below
-            wait_until_ready(sidecar)
-            exchange(sidecar, 5, seen=seen)
-            sidecar.request(OPERATOR, "stop")
-            assert sorted(action.result()) == [(0, seen), (1, seen)]
+            run_one_job(spark, sidecar, seen)
         spark.stop()
 
 
