@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """An extension of griffe, for `make docs`: methods that take their arguments from another method.
 
 `Sidecar.coordinate` is written as `@_on_its_loop(SidecarRuntime.coordinate)`. Type checkers and `help` see the

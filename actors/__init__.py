@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """An actor runtime for asyncio: typed messages, bounded mailboxes, supervision.
 
 ``actors.testing`` has a virtual clock, a repeatable order of delivery, and probes. ``headgate.actors`` has the same

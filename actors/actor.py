@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The base classes of users' actors, and the context that an actor acts through."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Work that an actor starts and does not wait for; its outcome comes back as a message."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One actor at work: the task that drains its mailbox and carries out what supervision decides.
 
 The life of a cell::

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Time, as actors see it.
 
 Everything in this package that waits for *logical* time (timers, ask deadlines, restart back-off) uses a ``Clock``,

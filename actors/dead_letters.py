@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Messages that no actor will handle, and why.
 
 A dead letter is a fact, not an error: ``tell`` to a stopped actor does not raise. Subscribe to be notified of them.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Deadlines that are nearly always met, and so must cost nearly nothing.
 
 An event loop pays for each timer, even for one that is cancelled a moment later. Most asks of a program share a few

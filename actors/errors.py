@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The exceptions of the actor runtime.
 
 Every error names actors by their path, a string, and holds no live reference. So it can be logged, compared and

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Keep an exception that would end the loop, or a task, inside the call that raised it.
 
 ``SystemExit`` and ``KeyboardInterrupt`` out of any task stop the whole event loop; ``CancelledError`` and

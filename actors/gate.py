@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Whose turn it is: the seam through which a test kit delivers messages one by one."""
 
 from __future__ import annotations

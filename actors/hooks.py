@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Hooks: observe what actors do, or interfere with it, for metrics, tracing and fault injection."""
 
 from __future__ import annotations

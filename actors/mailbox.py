@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A bounded mailbox: a queue of messages, a list of signals, one reader, and the senders that wait for room.
 
 Only the actor's own task reads. It takes an item in the same step in which it begins to handle it, so a cancellation

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """How to reach an actor, and how to answer one.
 
 An ``ActorRef`` names one life of an actor. It stays valid across supervised restarts. Once the actor has stopped, the

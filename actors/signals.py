@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Signals tell an actor about its own life, its children's, and those of the actors that it watches.
 
 Signals are not messages. They have their own queue, overtake all messages that wait, do not count against the

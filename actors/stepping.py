@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Measure how long a coroutine holds the event loop, step by step.
 
 A coroutine that awaits for an hour does no harm. One that computes for half a second stops every other actor. To tell

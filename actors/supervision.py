@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Decides what to do about a failure, as a pure function.
 
 ``decide`` takes a policy, the restarts so far, the failure and the time, and returns what to do. It does nothing

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The root of all actors: one place for their tasks, one clock, one shutdown deadline.
 
 Each actor has a plain asyncio task, kept here; everything else (background work, calls from threads) runs in one anyio

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A public kit for testing actors: virtual time, probes, and an order of delivery that can be repeated.
 
 >>> async with deterministic_system(seed=7) as kit:  # doctest: +SKIP

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Keyed timers that belong to one actor.
 
 A timer that was cancelled or replaced never delivers, even if its message is already in the mailbox: what is queued is

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A clock that tests advance, and a wait until nothing is left to run. Public through ``actors.testing``."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Take over asyncio's time and worker threads for the tasks of one deterministic system.
 
 Code under test calls ``anyio.sleep``, ``asyncio.timeout`` or ``asyncio.to_thread`` directly. This module redirects

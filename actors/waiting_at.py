@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Where a suspended coroutine waits, in words: ``/app/jobs.py:31 in meet``.
 
 The chain of awaited objects is followed from the called method to the innermost frame: through coroutines, generators,

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Who waits for whom, right now.
 
 Each unanswered ``ask`` and each ``send`` that waits for room is on record, with the actor or task that waits. When a

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Death watch: an actor that watches another one gets a ``Terminated`` signal when that one has ended."""
 
 from __future__ import annotations

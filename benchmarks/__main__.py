@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m benchmarks``: measure, print, and write the figures as JSON and plots."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``actors_10k``: ten thousand idle actors in one event loop, compared with as many asyncio tasks with a queue each.
 
 Three cases. ``created``: microseconds for each, from the call until all of them have taken their first step and wait

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoints of many subtasks, compared with bare frames to the same number of connections between the same
 processes.
 

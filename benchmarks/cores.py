@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Pin the driver's loop and the task to separate cores, as on two machines.
 
 Otherwise the system sometimes puts both ends of the baseline on one core for a whole round. Then no sleeping

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A sidecar in this process and many subtasks in a few children, over loopback TCP, without Spark.
 
 The sidecar is the real one on the running loop (``SidecarRuntime``). Only Spark is simulated: this module reports

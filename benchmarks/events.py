@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Events between a coordinator and a task of a real Spark job, compared with bare frames between the same processes.
 
 ``event_confirm``: ``send_event`` until its confirmation, which comes once the event is in the operator's mailbox.

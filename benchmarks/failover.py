@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``failover``: how soon a coordinator learns that a task has thrown, and has the next attempt ready.
 
 One task throws again and again; the text of its exception contains the time. A sample is the time from then to the

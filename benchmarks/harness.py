@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Interleaved measuring: baseline and subject alternate, so that a drift in speed affects both equally."""
 
 from __future__ import annotations

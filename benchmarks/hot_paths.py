@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The paths that every event, message, task and checkpoint takes, for ``benchmarks.instructions`` to count.
 
 Each function prepares a given number of steps and returns the function for one step, which is called with its number.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m benchmarks.instructions``: the cost of the hot paths, counted in instructions instead of seconds.
 
 For each path of ``benchmarks.hot_paths`` it counts the Python bytecodes executed, the Python functions called or

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``job_overhead``: the cost of a sidecar for a job that does not use it.
 
 A sample is the time of a plain Spark job of many tasks, in milliseconds. The subject has a sidecar attached, which is

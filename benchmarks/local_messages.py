@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``local_tell`` and ``local_ask``: messages inside one event loop, compared with a bare queue and a bare future."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The executor's half of many subtasks in one process, without a thread for each.
 
 Each subtask is the real one: registration with its handshake, ``SubtaskChannel`` with its lock, ``SubtaskMachine``,

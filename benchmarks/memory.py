@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``memory``: bytes on the driver for what stays, compared with a bare connection, and memory growth.
 
 Case ``gateway``: all that an idle, ready attempt holds, from the records about its task to its connection. Case

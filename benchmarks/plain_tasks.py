@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Functions that the benchmarks run in Spark's tasks without Headgate. Newly forked workers import this again."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m benchmarks.plots results/latest.json``: the figures as plots, SVG files next to the JSON.
 
 ``latency.svg``: the events' percentiles, subject and baseline, on an axis of nines. ``checkpoint.svg``: the cost of a

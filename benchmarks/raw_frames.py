@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The raw baseline: a length and ``[kind, seq, payload]`` as msgpack, between a bare protocol and a bare socket.
 
 ``RawProtocol`` is the end on an event loop, ``RawSocket`` the one in a task. They have no resending, limits or logic.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``recovery``: milliseconds from the search for the newest checkpoint until the operator is restored from it.
 
 Restored means that ``coordinate`` has returned. The file was found, read, verified and decoded, the coordinator's

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """How soon a coordinator is told what Spark's scheduler has seen, on a real Spark.
 
 The fact is the end of a failed task. The task fails again and again, each time after a pause in which nothing else

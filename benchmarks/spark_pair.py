@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A driver and a task of a real Spark job, joined by a sidecar and by the bare sockets of the baseline.
 
 The sidecar is entered on the loop that measures, the job runs in a thread of the driver, and its one task in a Python

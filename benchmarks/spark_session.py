@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A Spark session for a benchmark: local, silent, over loopback, and removed afterwards, including its JVM."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The operators that the benchmarks run in Spark's tasks. A newly forked Python worker imports this again."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``split_dispatch``: splits that a coordinator hands to running tasks, compared with a Spark task for each split.
 
 A sample is the time of a whole job, from the action to its result, divided by its splits, in microseconds. The

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The code that the event benchmarks run in a Spark task: an operator, and the bare sockets of the baseline."""
 
 from __future__ import annotations

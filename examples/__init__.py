@@ -1,1 +1,3 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Runnable example programs; each is also a test."""

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A bounded mailbox without Spark: producers that are faster than the writer wait for room, and nothing is lost.
 
 Three producers send lines to one ``Writer``, which needs 10 ms for each. Its mailbox holds four. ``--on-full`` shows

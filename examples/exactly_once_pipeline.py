@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Numbered events in both directions and a file sink on real Spark, exactly once, whatever dies on the way.
 
 A streaming job: a coordinator sends 1, 2, 3 and so on to each of ``--parallelism`` long-running tasks, and each task

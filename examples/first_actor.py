@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A first actor without Spark: messages, an answer, work in a thread, and calls from a thread."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Rules that change while the tasks run: a word that all tasks together have passed too often is blocked everywhere.
 
 Each task sends its counts up after every batch. Only the coordinator sees the sum. When a word has passed ``LIMIT``

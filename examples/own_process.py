@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A coordinator in its own process: it adds up what the tasks report, and outlives the driver.
 
 This program starts the process, runs one job that is attached to it, and ends the process.

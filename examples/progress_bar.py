@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A progress bar for a terminal, or for a log."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A Spark session for the examples: local, silent, and with short error messages."""
 
 from __future__ import annotations

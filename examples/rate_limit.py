@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One budget for all tasks: each asks the coordinator for a permit before it calls a service that must not be flooded.
 
 The example shows requests with an answer. ``handle_request`` may not block, because a coordinator does one thing at a

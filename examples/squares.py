@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Tasks that fetch their work from the driver, one number at a time: any free task takes the next."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A streaming query whose micro-batches commit with Headgate's checkpoints: lines of files, each written exactly once.
 
 Three files come in, one for each batch. In the second batch the driver's own code fails, first before its lines are

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Supervision without Spark: a reader that fails is restarted with growing pauses, and in the end replaced.
 
 A ``Station`` has one ``Reader`` at a time, as its child, and watches it. The reader's policy decides what happens

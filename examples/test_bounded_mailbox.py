@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Tests of ``bounded_mailbox`` in virtual time: seconds pass without waiting, and every run takes the same course.
 
 Run them with ``python -m pytest --asyncio-mode auto examples/test_bounded_mailbox.py``.

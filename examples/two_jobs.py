@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Two jobs of one sidecar, each in its own thread: one fails again and again, and the other never notices.
 
 It shows what `sidecar.run` isolates. The coordinator of the "unlucky" operator raises `SystemExit` in each of its first

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Count the words of a source tree on Spark, with a coordinator that hands out the files.
 
 The files of ``--input`` are splits; ``--parallelism`` long-running Spark tasks ask for them, a few at a time. On the

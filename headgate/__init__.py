@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Headgate: operator coordinators for Apache Spark.
 
 A coordinator lives on the driver and exchanges events with the running tasks of a job. Everything that a program needs

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m headgate COMMAND``: inspect checkpoints, run a sidecar, check the installation."""
 
 import sys

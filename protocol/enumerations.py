@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Decides whether a run continues the previous run's enumeration of splits or starts a new one (H56, H68).
 
 A new action starts a new enumeration. But sometimes Spark computes only some of the partitions, and combines them with

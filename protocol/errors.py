@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Errors of the protocol.
 
 There are two families, as in h11: a *local* error is the caller's fault, a *remote* error is the peer's. A remote error

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Facts that the engine reports about its jobs, stages and tasks.
 
 The names are Spark's; nothing here imports it. Facts can be missing, duplicated or late (H19), and they may arrive in

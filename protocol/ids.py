@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Identifiers: execution attempts and the virtual empty checkpoint (H1, H2, H4)."""
 
 from __future__ import annotations

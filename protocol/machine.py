@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The interface of every state machine.
 
 ``handle(input, now)`` takes a past-tense fact and returns imperatives, which the shell carries out *in order*. ``now``

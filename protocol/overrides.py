@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Finds mistakes in the methods that a user's class overrides, by inspecting the class.
 
 Such a mistake would show only when the method is called, or never: a plain function where an ``async def`` is awaited,

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Decides whether a failed job is run again, and after how long (H15).
 
 A strategy is a value; ``RestartBackoff`` applies it. ``RestartBackoff`` is notified when the job starts and when it

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The events between a split enumerator and its readers, as values that msgpack can encode.
 
 Each is a list whose first element is one of the reserved names below; every other event is the user's own.

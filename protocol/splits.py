@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Tracks which splits a subtask must give back when it is reset (H56; R120 of Flink's contract).
 
 The tracker answers one question: if a subtask is reset to checkpoint X, which splits were assigned to it since X?

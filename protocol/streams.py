@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The reliable, ordered stream between the two ends of an attempt. Each direction has one instance at each end.
 
 Theory of operation

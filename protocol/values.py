@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The ``@value`` decorator, for messages, inputs and effects, of which there are millions."""
 
 from __future__ import annotations

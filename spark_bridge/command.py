@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m headgate COMMAND``. Each command imports what it needs: ``checkpoints`` works without Spark and Java."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Exceptions raised on the driver. Each message states the cause and the fix."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Finds foreign packages in the place of Headgate's own ``protocol`` or ``actors``.
 
 Both names are general. Another distribution, or a file of the user's own, can come first on Python's path, on the

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m headgate version`` and ``check``: what is installed here, and whether Headgate works with it."""
 
 from __future__ import annotations

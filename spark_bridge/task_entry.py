@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The function that Spark ships to executors: one object for every ``map...`` and ``foreachPartition`` method.
 
 It is the only executor-side module that knows pyspark: it asks Spark's ``TaskContext`` which task this is, and passes

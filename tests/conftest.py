@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Settings of the whole suite: the order of the tests, and no failures because the machine is slow."""
 
 from __future__ import annotations

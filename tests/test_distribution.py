@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The contents of `pip install`, and the parts of `make release` that need neither Spark nor a network."""
 
 from __future__ import annotations
@@ -58,6 +60,14 @@ def test_every_source_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     files = (file for package in PACKAGES for file in (ROOT / package).rglob("*") if file.suffix in TRAVELS)
     assert names == {str(file.relative_to(ROOT)) for file in files}
     assert any(name.startswith("spark_bridge/bridge/relay/") and name.endswith(".java") for name in names)
+
+
+def test_every_source_in_the_wheel_names_its_license(wheel: Path) -> None:
+    """For Java too; ruff checks all Python of the repository."""
+    with zipfile.ZipFile(wheel) as archive:
+        sources = {name: archive.read(name) for name in archive.namelist() if name.endswith((".py", ".java"))}
+    named = (b"# SPDX-License-Identifier: Apache-2.0\n", b"// SPDX-License-Identifier: Apache-2.0\n")
+    assert [name for name, source in sources.items() if not source.startswith(named)] == []
 
 
 @pytest.mark.long  # mypy reads all of PySpark; make release does it for each Python, with pyright too

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The documents agree with the repository: links resolve, snippets run, and every name and rule is described."""
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ def test_every_fault_that_is_tried_stands_in_the_table_and_every_test_that_it_na
 # --- snippets -----------------------------------------------------------------------------------------------------
 
 BLOCK = re.compile(r"^```python[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LICENSE_LINE = "# SPDX-License-Identifier: Apache-2.0\n\n"
 PROGRAM = re.compile(r'^```python title="([^"]+)"[^\n]*\n(.*?)^```', re.MULTILINE | re.DOTALL)
 
 
@@ -105,7 +108,8 @@ def test_the_programs_of_the_tutorial_are_those_that_are_tested() -> None:
     """`tests/examples/test_tutorial.py` runs them."""
     page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
     files = (ROOT / "examples" / "tutorial").glob("[!_]*.py")
-    assert dict(PROGRAM.findall(page)) == {file.name: file.read_text(encoding="utf-8") for file in files}
+    programs = {file.name: file.read_text(encoding="utf-8").removeprefix(LICENSE_LINE) for file in files}
+    assert dict(PROGRAM.findall(page)) == programs
 
 
 # --- the reference ------------------------------------------------------------------------------------------------

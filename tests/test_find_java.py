@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """`.ci/find-java` against fake Javas and fake package managers, in a PATH with nothing else."""
 
 from __future__ import annotations

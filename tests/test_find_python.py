@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """`.ci/find-python` against fake interpreters, in a PATH with nothing else."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Another distribution's ``protocol`` or ``actors`` in front of ours: the error names it and says what to do."""
 
 from __future__ import annotations

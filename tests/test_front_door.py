@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``import headgate`` is one place to import from, and loads only the names that are used."""
 
 from __future__ import annotations

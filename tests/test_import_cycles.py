@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Modules import each other without cycles, even counting the imports that only types need.
 
 No module in a cycle can be read alone. The front of a package (``__init__``) re-exports its modules, so an import from

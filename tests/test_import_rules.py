@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The import rules: every module's source is checked against the table of docs/architecture.md.
 
 The layers make the protocol testable without a loop, the actors usable without Spark, and the executor's half small

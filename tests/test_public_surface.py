@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The public names: those in ``__all__`` exist, have docstrings and are listed once."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Coordinator, gateway and barrier tracker as actors, and the interfaces that users implement.
 
 Nothing here knows Spark: any engine that can say when its execution attempts start and end can stand behind

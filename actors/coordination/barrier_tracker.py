@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The actor around one ``BarrierTracker``: the root of one operator's actors.
 
 Every decision of the attempt ledger about this operator passes through here on its way to the coordinator, so that

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Track the calls of one coordinator's methods, and report one that does not return (H70).
 
 A call that returns soon costs only an entry in a list. At most one timer runs, during a call or shortly after it, and

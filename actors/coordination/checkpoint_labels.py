@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Label an operator's checkpoints, so that a restore shows how far the work had come.
 
 A piece of work is one run. Checkpoints that begin before the run has succeeded are labelled ``during``. Those that

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Record the triggered checkpoints of an operator that are not answered yet: since when, and who waits for them."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The durable writes of an operator's checkpoints; several may be in progress concurrently (H43)."""
 
 from __future__ import annotations

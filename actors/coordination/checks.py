@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Find mistakes in a coordinator's class before the coordinator starts."""
 
 from __future__ import annotations

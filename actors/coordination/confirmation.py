@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The awaitable that tells whether an event arrived."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The connection interface that a gateway uses; the engine's server implements it."""
 
 from __future__ import annotations

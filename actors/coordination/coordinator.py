@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The actor around one ``OperatorCoordinator``.
 
 It calls the user's methods one at a time, in the order of its mailbox (H5). It is the only place that drops messages of

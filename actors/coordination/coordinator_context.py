@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Implement ``CoordinatorContext`` with the context of the coordinator's actor."""
 
 from __future__ import annotations

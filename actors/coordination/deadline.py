@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Keeps one timer for a machine's ``next_deadline``."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Report at most one global failure between two resets of an operator (H7, H8, H15)."""
 
 from __future__ import annotations

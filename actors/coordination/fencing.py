@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Keep a coordinator that was replaced from acting alongside its successor (G16).
 
 Each incarnation has a token, which a reset revokes. After that, the incarnation has no effect through its context or

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The actor around a ``GatewayMachine``. Each execution attempt has its own (H20).
 
 The coordinator's handle bounds the events that are accepted and not yet settled (H27), so the mailbox is bounded too.

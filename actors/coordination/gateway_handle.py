@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A coordinator's handle to a gateway, and the bound on the events that it may send (H27)."""
 
 from __future__ import annotations

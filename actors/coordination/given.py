@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """How a coordinator is given to an operator, and whether it can serve a second run (H68).
 
 Given a class or a factory, ``RecreateOnReset`` builds a new coordinator for each reset. An instance stays, so its own

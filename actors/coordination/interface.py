@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The interfaces of users' code: the coordinator, its context, its gateways.
 
 Headgate calls the methods of an ``OperatorCoordinator`` one at a time, in order, and awaits each before the next (H5).

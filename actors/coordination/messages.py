@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The messages between the actors of one operator.
 
 Inputs and effects of the machines travel unchanged. For example, the attempt ledger decides ``SubtaskFailed``, the

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The open gateways of one operator: each from the acceptance of an attempt until the attempt is over."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The settings of one operator, and its interface to the engine's side."""
 
 from __future__ import annotations

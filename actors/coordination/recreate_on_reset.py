@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Build a new coordinator at each reset, for coordinators that cannot be reset in place (R101).
 
 ``RecreateOnReset`` takes the coordinator's place and passes every call on to the current *incarnation*. A reset has

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The source coordinator: hands splits of an input to the subtasks that read them.
 
 A ``SplitEnumerator`` decides *which* split goes where. The ``SourceCoordinator`` around it records the assignments, so

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Counts and latencies of one operator."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The map that the coordinators of one sidecar share.
 
 A sidecar makes one store and gives it to every operator; a coordinator reaches it as ``context.store``. It holds live

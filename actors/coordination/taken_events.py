@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """How many upward events of each attempt's history the coordinator has taken (H32)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Notices a coroutine that was created and never awaited, and says where.
 
 Python's own warning names only the coroutine. The log says where it was created, because its work was not done.

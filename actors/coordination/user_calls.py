@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Call users' methods, and format the tracebacks of their exceptions."""
 
 from __future__ import annotations

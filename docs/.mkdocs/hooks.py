@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Pages that link to a file outside docs/ get it: the site has a page for each such source, and a copy of the rest.
 
 A link in docs/ is one that works in a clone: `../examples/squares.py`. On the site that file is a page with the

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The Spark driver of the pipeline, as a separate program that may be killed and started again at any moment.
 
 ``python -m examples.exactly_once.driver JSON`` with the fields of ``DriverOptions``. It writes what happens into its

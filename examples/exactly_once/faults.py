@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The faults of a run: what fails and when is drawn from a seed, and the pipeline's own two ends carry it out.
 
 A fault is due when a certain part of all numbers has passed. Every other one then waits for the next checkpoint's

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A local directory of checkpoints whose answers are wrong for a while: ``faulty:///path`` for fsspec.
 
 A trouble waits until a checkpoint has got its name. That rename reports a failure, or does not answer for a while.

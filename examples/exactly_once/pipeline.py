@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Numbered events in both directions, and a file sink, exactly once whatever fails.
 
 The coordinator sends each subtask 1, 2, 3 and so on, and each subtask does the same upwards, all of them concurrently

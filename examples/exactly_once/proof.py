@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Verify from a run's files that every number was sent exactly once and in order.
 
 The job's own reports do not count. The newest checkpoint says what both sides know: it is the final one, taken when

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One run of the pipeline from start to proof: starts the driver, and starts it again when it is killed."""
 
 from __future__ import annotations

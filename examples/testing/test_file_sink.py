@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A test of files that a checkpoint makes visible, with the real sink: it uses threads, and waits between its tries.
 
 Run it with ``python -m pytest --asyncio-mode auto examples/testing/test_file_sink.py``.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A task is killed after a checkpoint, and the retry continues from there: both halves restore their state.
 
 Run it with ``python -m pytest --asyncio-mode auto examples/testing/test_kill_and_retry.py``.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A global rate limit, tested in virtual time: seconds pass without waiting, to the millisecond.
 
 Run it with ``python -m pytest --asyncio-mode auto examples/testing/test_rate_limit.py``.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Two tasks report each sale to the driver, which adds them up while they run."""
 
 from collections.abc import Iterator

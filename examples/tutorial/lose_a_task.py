@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """As before, but one task is killed in the middle: its first sales are counted twice."""
 
 import os

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One task is killed in the middle, and each sale counts once: the coordinator takes back what the task reported."""
 
 import os

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Tasks, coordinator and driver may all die, and each sale counts once. Start it again to continue."""
 
 import json

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The driver talks back: when the takings reach a goal, it tells all tasks to stop selling."""
 
 import time

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The actor runtime: typed messages, bounded mailboxes, supervision, and a virtual clock for tests.
 
 It needs neither Spark nor Java. Everything here is also importable from ``actors``, and is the same object::

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Tests for actors: virtual time, a repeatable order of delivery, and probes.
 
 Everything here is also importable from ``actors.testing``, and is the same object.

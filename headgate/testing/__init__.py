@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Test coordinators and operators without Spark, in virtual time.
 
 ``running_operator`` runs your coordinator with Headgate's own protocol. The test plays Spark: it launches tasks, kills

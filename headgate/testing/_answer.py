@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The pending or known answer to a request of a test."""
 
 from __future__ import annotations

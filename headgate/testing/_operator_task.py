@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One attempt that runs a real ``SubtaskOperator``.
 
 An operator blocks while it waits, so it has a separate thread. That thread and the event loop take turns: the loop

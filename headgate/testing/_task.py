@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One attempt of a subtask in memory: the real ``SubtaskMachine``, with the test in place of the operator."""
 
 from __future__ import annotations

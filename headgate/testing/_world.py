@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A simulated Spark application around one operator: the real ledger, barrier tracker, gateways and coordinator."""
 
 from __future__ import annotations

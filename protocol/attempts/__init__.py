@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The attempt ledger: which attempts of which subtasks are alive (H1-H3, H10-H17, H19, H55, H57, H69).
 
 The ledger has two streams of input. *Facts* are what Spark posts on its listener bus: in its own order, but late, and

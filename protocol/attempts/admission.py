@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Decides whether a registration is accepted, refused, or held until a fact or a query of Spark decides.
 
 ``decide`` reads what is known and returns a verdict. ``OperatorLedger`` carries it out.

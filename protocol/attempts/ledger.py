@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The ledger's machine: takes facts, registrations and words, and passes each to the operators that it concerns."""
 
 from __future__ import annotations

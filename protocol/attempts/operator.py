@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Accepts, fails and finishes the attempts of one operator, and begins and ends its runs.
 
 Only ``OperatorLedger`` changes an ``OperatorRecord``. Its reaction to news of an attempt is in ``table.TABLE``.

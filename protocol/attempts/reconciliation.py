@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Queries of Spark's own records: what to ask if facts are lost or late, and what an answer means (H19).
 
 The functions read what is known and return findings. ``OperatorLedger`` carries them out.

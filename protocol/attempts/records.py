@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The ledger's records: what Spark has said, by stage, and the state of each operator's attempts.
 
 **Spark's side** (``EngineRecords``). Facts do not name an operator. They are kept by stage until the stage is known to

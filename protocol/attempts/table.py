@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The states of an attempt as a table: which news may come in which state, and what it leads to.
 
 The ledger dispatches on ``TABLE``, and ``table_text`` prints it for the documentation.

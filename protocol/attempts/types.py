@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The inputs, decisions and requests of the attempt ledger.
 
 The ledger returns two kinds of values. A *decision* is a fact about an operator, in the past tense. The operator's

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Finds successes that Spark counts although the coordinator gave up on the attempt: their results could count twice.
 
 The functions read what is known. ``OperatorLedger`` fails the run if they find such a success.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One operator's checkpoints.
 
 ``tracker`` is the machine, ``vocabulary`` its inputs, and ``effects`` its outputs. ``under_way`` keeps the checkpoints

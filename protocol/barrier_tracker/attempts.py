@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The attempts of one operator that are not over, and which of its subtasks wait for their reset.
 
 The attempt ledger decides about attempts. This module keeps the part of its decisions that checkpoints depend on.

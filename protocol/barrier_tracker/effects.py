@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The effects of a ``BarrierTracker``; ``tracker`` describes their order.
 
 The coordinator's actor handles these values as they are. Decisions of the ledger pass unchanged: ``SubtaskReady``,

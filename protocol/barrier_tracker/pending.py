@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One checkpoint between its trigger and its end: its phase, its parts, and which inputs may come.
 
 A checkpoint N goes through these phases (H40), and is in exactly one of them::

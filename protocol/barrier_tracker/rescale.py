@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Cuts a checkpoint to another parallelism (H52)."""
 
 from __future__ import annotations

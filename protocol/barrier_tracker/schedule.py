@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Decides when a checkpoint is due without a request.
 
 There are two reasons. While an attempt runs, a checkpoint is due every ``interval_s``, but not before ``min_pause_s``

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One operator's checkpoints, and the order of everything that its coordinator is told.
 
 Every decision of the attempt ledger passes through this machine on its way to the coordinator, so this machine alone

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The checkpoints in progress, at most ``concurrent_max`` at one time, and the request that waits (H43).
 
 **Several at the same time.** Each goes through its own phases (``pending``). Starts, the coordinator's snapshots and

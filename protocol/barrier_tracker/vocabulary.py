@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The inputs of a ``BarrierTracker``, and the values that it keeps; ``effects`` has its outputs.
 
 The inputs are requests for checkpoints, the steps of each, and the unchanged decisions of the attempt ledger

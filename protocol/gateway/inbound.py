@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The inbound half of a ``GatewayMachine``: what has come from the peer, what may be delivered, and what is taken.
 
 See the machine's text. What an item does depends on how far the peer has come:

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The driver's end of one execution attempt: what may be sent to it, what it sends, and when it is over.
 
 Theory of operation

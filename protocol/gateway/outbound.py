@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The outbound half of a ``GatewayMachine``: what is held, what is unconfirmed, and what a cut waits for.
 
 See the machine's text. Of what the peer sends, this half sees only confirmations and acknowledgements. It never ends by

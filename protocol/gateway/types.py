@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The inputs and effects of a ``GatewayMachine``. All of them can be imported from here."""
 
 from __future__ import annotations

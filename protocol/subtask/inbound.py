@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The inbound half of a ``SubtaskMachine``: what has come, and what goes into the operator's mailbox.
 
 See the machine's text. The mailbox is one queue, so items keep their order there (H22, H23).

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The executor's end of one execution attempt: what the operator sends, and what goes into its mailbox.
 
 Theory of operation

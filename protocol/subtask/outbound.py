@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The outbound half of a ``SubtaskMachine``: what waits, what is unconfirmed, and what a snapshot carries.
 
 See the machine's text. Everything that waits, for any reason, is in one queue. So order is kept by construction, and a

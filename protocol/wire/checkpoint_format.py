@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Encodes a checkpoint as the bytes of one file, and decodes it (H50).
 
 ```

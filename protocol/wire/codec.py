@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Encodes and decodes messages and user events, with every size limited (H60, H62).
 
 The body of a frame (``protocol.wire.framing``) is one *message*: a msgpack array of the message's tag and its

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The wire format as a table: the tag of each message, and what each field may contain (H60, H62).
 
 Both ends use the same checks. The peer's mistake is a remote error; the caller's own is a local error, raised at the

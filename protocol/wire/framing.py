@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Frames, and the limits of the wire (H60, H62).
 
 A frame is a big-endian u32 length and a body of that many bytes.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The mutual authentication that precedes everything else on a connection (H60, H61).
 
     client                                                     server

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The messages between a subtask and its gateway.
 
 There are two kinds. *Items* belong to one of the two ordered streams of an attempt. Each carries ``seq``, counted from

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The bridge: facts from Spark and messages from tasks in, decisions about execution attempts out.
 
 ``BridgeActor`` owns the application's one ``AttemptLedger``. It feeds the ledger, hands each decision to the operator

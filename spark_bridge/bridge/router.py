@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Between the server and the actors: which connection belongs to which gateway."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The operators that have a run now, the Spark jobs of these runs, and the actions that they belong to."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The ledger's commands to Spark, repeated until Spark has accepted them.
 
 If a kill or a cancellation were lost, an attempt that has been given up would stay alive and block its job, and no fact

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The runs that a sidecar finds when it takes over a driver with running jobs, because their earlier sidecar has died.
 
 The new coordinators start from the last completed checkpoint, so every attempt that talked to the dead sidecar must

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Which Spark jobs, and so which operators, belong to one call of ``Sidecar.run``.
 
 While the action is called, a local property of Spark holds its id on the calling thread. Spark gives local properties

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Which micro-batch of which query a checkpoint belongs to, and what to do when Spark asks for one. Pure.
 
 The position is the checkpoint's label. ``done`` means that the checkpoint contains the whole batch, including its

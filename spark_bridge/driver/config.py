@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The settings of a sidecar."""
 
 from __future__ import annotations

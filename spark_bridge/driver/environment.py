@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Settings of the driver's Spark: its hosts, its limits, and the Python of its workers."""
 
 from __future__ import annotations

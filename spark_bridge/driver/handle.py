@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The handle of a coordinated operator in the driver's code."""
 
 from __future__ import annotations

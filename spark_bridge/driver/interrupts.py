@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Delays Ctrl-C at the few moments when it would do harm."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Leaves a sidecar that has its own thread, within the time of its settings, whatever the user's code does.
 
 The contexts are left in a separate thread, so that the calling thread can receive a Ctrl-C and check whether the event

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The event loop of a sidecar with its own thread, which no code that runs on it can end.
 
 asyncio lets ``SystemExit`` and ``KeyboardInterrupt`` out of any task or callback end the whole loop, and a

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Coordinated tasks in the micro-batches of a Structured Streaming query (``foreachBatch``).
 
 Each micro-batch is one run of the operator in streaming mode, and its final checkpoint commits it. That checkpoint is

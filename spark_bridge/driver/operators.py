@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The operators that a sidecar coordinates: their actors, their checkpoints and their failures."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Runs the user's Spark action, and again after a failure that a restart may fix (H15).
 
 Spark restarts tasks and stages by itself, but not a job that has failed. The coordinators are reset to the last

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The sidecar on the running event loop: starts and stops server, actors and relay.
 
 They start in the order server, actors, relay, and stop in the reverse order, after the jobs that are still running have

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Sends the executors what a task needs: one small archive, with ``addPyFile``.
 
 It contains Headgate's packages, and the pure Python part of msgpack and fsspec for executors without them. A task only

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The sidecar: Headgate's part of the Spark driver, in one ``with`` block.
 
 ``with Sidecar(spark) as sidecar`` runs it on its own thread and event loop. ``async with Sidecar(spark) as sidecar``

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The Spark driver that a sidecar serves, in the same process or in another one."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One socket of the sidecar's server: handshake, frames in, frames out, deadlines (H61, H62).
 
     AUTHENTICATING -> UNIDENTIFIED -> IDENTIFIED -> CLOSING -> CLOSED

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The server that tasks connect to (H61, H62, H63).
 
 It listens, counts connections by state, and limits each count. ``connection`` does the rest.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Exactly-once files from a streaming operator: sealed in the snapshot, visible when the checkpoint completes.
 
 The sink has two halves. In the task, ``SinkWriter`` (or ``FileSinkOperator`` around it) writes rows into part files in

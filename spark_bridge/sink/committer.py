@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The sink's half on the driver: sealed files become visible when the checkpoint that covers them completes.
 
 Whenever the driver dies, its successor finishes the work: the files in the restored state are published again, the

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A coordinator that only commits files."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The sink's directory on any filesystem: where parts are written, and where readers find them.
 
 ``<url>/.headgate-<name>/`` is the staging directory; Spark, Hive and ``glob`` ignore names with a leading dot.

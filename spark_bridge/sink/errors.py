@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Exceptions raised by the two halves of the sink."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The names of part files, and the event that lists what a subtask has sealed.
 
 A part file never changes its name: it is written, sealed and listed in the staging directory, and published in the

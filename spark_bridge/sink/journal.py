@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Which files were published: distinguishes a file that a reader took from one that was lost.
 
 A restored checkpoint may list a file that is neither in the staging directory nor in the readers' directory. Either it

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Which sealed files may become visible, and which are dead: the driver's records of a sink (pure).
 
 Theory of operation

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """An operator that writes every record of its partition as one line, exactly once."""
 
 from __future__ import annotations

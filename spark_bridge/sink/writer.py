@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The sink's half in a task: writes rows into part files that readers do not see until they are published."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The sidecar in a separate process, and the class that attaches a driver to it.
 
 ``python -m headgate sidecar module:factory`` runs it, and ``AttachedSidecar`` is the driver's half. The process holds

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The driver's half of a sidecar that runs in a separate process."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m headgate sidecar module:factory``: run the sidecar in a separate process."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A driver's requests to a sidecar in another process, each with its own connection.
 
 After the handshake (H61), the driver sends one frame, ``[method, argument]``, and reads one, ``[True, result]`` or

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Answers a driver's requests; see ``control_client``. Each connection runs in a separate task."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The sidecar's process: waits for a driver, takes over its running jobs, serves it, and waits for the next one."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The secret that a sidecar's process and its drivers share (H61), in a file that only its owner can read."""
 
 from __future__ import annotations

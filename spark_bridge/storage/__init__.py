@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Durable checkpoints: files in a directory or behind a URL, and how the event loop uses them (H4, H50 to H52).
 
 Needs neither Spark nor a JVM.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoint ids that increase for the life of a storage, and the fence between applications (H4).
 
 Both rely on empty marker files, which carry all information in their names (``layout.Claim``). An application claims

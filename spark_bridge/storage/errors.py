@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Exceptions raised by the storage. Each message names the file or directory, the cause and the fix."""
 
 from __future__ import annotations

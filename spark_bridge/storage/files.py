@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The files of one directory on any filesystem that fsspec knows, whose errors become ``StorageError`` here.
 
 On a local filesystem, data is on the disk when a method returns (fsync of the file and of its directory). On others it

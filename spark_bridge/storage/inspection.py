@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m headgate checkpoints``: lists and verifies the checkpoints in a storage."""
 
 from __future__ import annotations

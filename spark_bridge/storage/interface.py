@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The interface of a checkpoint storage, whatever keeps the checkpoints."""
 
 from __future__ import annotations

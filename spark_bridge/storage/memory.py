@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoints in the driver's memory, for a sidecar without a directory: they end with the application."""
 
 from __future__ import annotations

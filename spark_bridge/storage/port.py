@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Storage for the event loop: ids are available immediately, reads and writes run in worker threads.
 
 A ``StorageSession`` is one application's storage, for all its operators. Each operator has a ``StoragePort``, which

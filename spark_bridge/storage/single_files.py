@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Single checkpoint files in any directory: savepoints (H49), and the files that a storage reads."""
 
 from __future__ import annotations

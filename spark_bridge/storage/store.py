@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoints in a directory: a local path, or any URL that fsspec knows (H50 to H52)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Which of the checkpoints in a storage a restart may restore (pure).
 
 A file in the storage may be a checkpoint that both sides consider aborted: its write succeeded although an error was

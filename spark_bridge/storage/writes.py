@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The write of one checkpoint in a worker thread, which may be stopped up to a certain point."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The part that runs inside a Spark task: the user's operator, and its connection to the coordinator."""
 
 from __future__ import annotations

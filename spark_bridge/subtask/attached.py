@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Lists the attempts in one Python worker, and manages what they share: the interpreter's switch interval.
 
 Spark reuses workers, so globals, threads and sockets outlive a task (spark-facts 18), and operators may fork. This list

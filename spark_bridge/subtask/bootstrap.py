@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Makes packages importable on an executor that has not installed them.
 
 The archive that the driver ships (``spark_bridge.driver.shipping``) carries msgpack's pure-Python half and fsspec in a

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The task's end of its connection to the coordinator: one ``SubtaskMachine``, socket, lock and I/O thread per attempt.
 
 Two threads use it. The task's own thread submits events, takes items out of the mailbox and writes to the socket

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Finds mistakes in an operator's class before it runs."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One socket to the sidecar: connect, prove the secret, send the first message, read the answer.
 
 These steps wait, each within a deadline, and can be interrupted. After them the socket is non-blocking and belongs to

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The context of an operator: it talks to the coordinator, waits for it, and identifies the attempt."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Sends and receives the bytes of one attempt over its current connection. Never waits."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """What a task needs to find its coordinator and to identify itself."""
 
 from __future__ import annotations

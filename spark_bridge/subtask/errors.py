@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Exceptions raised in a task. Each message states the cause and the fix, because it is read in Spark's log."""
 
 from __future__ import annotations

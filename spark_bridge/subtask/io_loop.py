@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The I/O thread of one attempt: it reads, writes and reconnects until the attempt ends."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The items that an operator has received and not yet handled."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The interface of an operator, which users implement. One instance runs in one Spark task."""
 
 from __future__ import annotations

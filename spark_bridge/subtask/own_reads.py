@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Lets the task's own thread read the socket while it waits, instead of being woken by the I/O thread.
 
 Being woken by the I/O thread costs a second wake-up and a hand-over of the interpreter lock for each event. So a task

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Connects a new task to the sidecar and registers it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Runs one task from its registration to its end. Spark gets an ordinary iterator of outputs."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """An operator that reads the splits which a ``SourceCoordinator`` on the driver assigns to it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Lets one thread wake another that is waiting for a socket."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Small actors and messages that many tests use."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Code that ignores its cancellation is logged and abandoned, and the system still ends (H70)."""
 
 from __future__ import annotations

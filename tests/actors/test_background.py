@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Background work, worker threads, and reports of handlers that hold the loop (H9)."""
 
 # ruff: noqa: PT012 - the exit of the whole `async with` raises

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A system that is cancelled, once or twice: running handlers are cut off, and no task is left."""
 
 from __future__ import annotations

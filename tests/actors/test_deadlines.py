@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Deadline lanes behave like one timer for each deadline."""
 
 from __future__ import annotations

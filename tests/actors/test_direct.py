@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """With ``tell_direct``, an idle actor takes a message within the call, and otherwise behaves like any other actor."""
 
 from __future__ import annotations

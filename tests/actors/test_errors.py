@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Errors explain themselves, and survive the transfer between processes."""
 
 from __future__ import annotations

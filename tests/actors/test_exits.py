@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """An exception that would end the loop fails only the actor whose code raised it (H65)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Spawn, stop, watch, signals, and one shutdown deadline."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Bounds, policies, statistics, and the guarantee that no accepted message is lost."""
 
 from __future__ import annotations

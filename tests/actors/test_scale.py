@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Many actors are cheap, and none of them is left at the end."""
 
 from __future__ import annotations

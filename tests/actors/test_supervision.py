@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The supervision decision as a table, and how actors act on it."""
 
 # ruff: noqa: PT012 - the exit of the whole `async with` raises

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The test kit itself: tests that use it prove something only if its guarantees hold."""
 
 from __future__ import annotations

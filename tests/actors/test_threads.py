@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Calls from other threads."""
 
 # ruff: noqa: PT012 - the exit of the whole `async with` raises

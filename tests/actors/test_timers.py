@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Keyed timers."""
 
 from __future__ import annotations

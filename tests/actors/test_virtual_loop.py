@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Virtual time and worker threads inside a deterministic system, and steps at the wrong moment."""
 
 from __future__ import annotations

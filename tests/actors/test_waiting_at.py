@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Where a suspended coroutine waits, whatever is between it and the innermost frame (H70)."""
 
 from __future__ import annotations

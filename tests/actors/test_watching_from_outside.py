@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Hooks, dead letters, the dump of waiting actors, and the keys of log lines."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Made-up figures for tests."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The benchmarks run and report figures. No test asserts how fast anything is."""
 
 from __future__ import annotations

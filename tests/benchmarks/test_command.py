@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m benchmarks``: its options, its output, and that every figure it names exists."""
 
 from __future__ import annotations

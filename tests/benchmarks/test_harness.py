@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The common parts of all benchmarks: turns, percentiles, ratios, and a figure as JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The counts of the hot paths are repeatable, and no worse than the stored ones."""
 
 from __future__ import annotations

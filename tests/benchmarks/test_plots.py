@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The plots of made-up figures: which are drawn, that they are SVG, and that the same figures give the same bytes."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A simulated Spark application around a sidecar's real bridge, ledger and operators: facts in, kills out.
 
 Each job is a stage with as many tasks as the operator has subtasks. The test plays Spark: it launches tasks, ends them

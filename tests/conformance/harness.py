@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Helpers for the parity scenarios: gateways without a loop, and the checkpoint steps of an operator's actors.
 
 The scenarios restate those of Flink's own tests. S numbers count the entries of the parity list. R and G numbers name

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """S31 to S34, S39 to S41, S44 to S47, S55, S60 to S63: a coordinator's life in an application, from start to close."""
 
 from __future__ import annotations

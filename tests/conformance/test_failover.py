@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """S35 to S38, S42, S43, S48 to S54, S56 to S59: how Spark's failures reach the coordinator.
 
 A failed attempt that Spark retries corresponds to Flink's local failover. A global failover corresponds to a failed job

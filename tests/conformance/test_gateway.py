@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """S1 to S7: one gateway to one running attempt. Marking is ``CloseRequested``, closing is ``CutReached``."""
 
 from __future__ import annotations

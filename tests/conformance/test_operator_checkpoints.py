@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """S8 to S24: one operator's checkpoints, with the real tracker, coordinator and gateway actors and tasks in memory.
 
 Flink's coordinator completes a future; here ``checkpoint_coordinator`` returns, and its return is the cut (H40).

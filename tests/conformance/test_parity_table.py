@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The parity table is complete: every clause has a row, and the test that the row names exists."""
 
 from __future__ import annotations

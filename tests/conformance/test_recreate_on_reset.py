@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The assertions of Flink's own tests of its recreate-on-reset coordinator (R101 to R107).
 
 S numbers are those of the parity list. S90 differs on purpose: a close that takes too long does not fail the job,

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The source coordinator, with the assertions of Flink's own tests. R and S numbers are those of the parity list.
 
 S126 (an interrupted worker thread) has no counterpart: a thread's late result is dropped at close. The intermediate

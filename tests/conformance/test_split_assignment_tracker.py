@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The assertions of Flink's own tests of its split assignment tracker (R120). S numbers: see the parity list."""
 
 from __future__ import annotations

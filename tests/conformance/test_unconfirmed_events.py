@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """S25 to S30: the sends that a checkpoint waits for. Flink keeps a set of them; here each gateway counts (H42)."""
 
 from __future__ import annotations

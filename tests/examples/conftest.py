@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Small trees to count, and a way to run an example as a separate program."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The examples of actors without Spark run, end, and show what they claim; their own tests run, too."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The two ends of the exactly-once pipeline and their faults, each with simulated counterparts."""
 
 from __future__ import annotations

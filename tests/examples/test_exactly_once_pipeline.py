@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The exactly-once pipeline as a command, and the whole of it on real Spark."""
 
 from __future__ import annotations

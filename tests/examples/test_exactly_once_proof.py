@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The proof of the exactly-once pipeline finds every error, and a trial handles every end of a driver."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """How the examples' programs handle a Ctrl-C."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The small examples run without arguments and show what they claim."""
 
 from __future__ import annotations

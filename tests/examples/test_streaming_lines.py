@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The streaming example runs without arguments, fails where it claims to, and writes each line once."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The examples of ``headgate.testing`` are tests themselves, and they also run from a separate folder."""
 
 from __future__ import annotations

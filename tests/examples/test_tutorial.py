@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The tutorial works as its page says, command by command."""
 
 from __future__ import annotations

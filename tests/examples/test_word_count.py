@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The word count: correct sums with and without faults, and plain errors if it cannot run."""
 
 from __future__ import annotations

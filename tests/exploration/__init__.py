@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Explores every interleaving of the machines together, in small scopes.
 
     from tests.exploration import SCOPES, explore

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m tests.exploration``: explore scopes, and print the findings."""
 
 from __future__ import annotations

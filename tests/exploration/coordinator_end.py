@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A model of the coordinator's actor and of a user's coordinator, with checks of the calls that it receives.
 
 Only this part is not a machine. It takes its mailbox in order, counts the events that it sends and receives for each

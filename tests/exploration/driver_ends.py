@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The driver's other parts: the real ``BarrierTracker`` and ``AttemptLedger``, with their actors' surroundings."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checks that must hold in a state where nothing more can happen (H48)."""
 
 from __future__ import annotations

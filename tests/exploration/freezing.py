@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Live objects as values: a hashable form for comparison, and copies for trying something.
 
 Two objects with the same form behave alike, so only one of them is kept. Dicts and sets are compared without their

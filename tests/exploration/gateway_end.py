@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The driver's end of an attempt: the real ``GatewayMachine``, with its actor's surroundings."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Assigns small numbers to the parts of a world, so that its whole state is a short tuple of numbers.
 
 The machines are pure: the result of an input depends only on the machine's state. So each pair of a state and an input

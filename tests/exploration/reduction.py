@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Omits orders of steps that cannot make a difference.
 
 Two steps commute if either order leads to the same state and neither prevents the other. A set of steps may be

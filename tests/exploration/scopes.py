@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The scopes: small worlds, each with its budgets, that are explored completely."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Searches every reachable state, breadth first."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The steps that may happen next in a state, and their descriptions."""
 
 from __future__ import annotations

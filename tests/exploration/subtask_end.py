@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The executor's end of an attempt: the real ``SubtaskMachine``, the operator, and the task's process around them."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Uses the symmetry of subtasks: states that differ only in subtask names have the same consequences, renamed.
 
 So of two such states only the lesser one is explored. An exchange renames everything that identifies a subtask: numbers

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The exploration itself: it is complete, its reductions make no difference, and it detects violations."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The messages between the parts of an explored world, beyond the machines' own vocabulary."""
 
 from __future__ import annotations

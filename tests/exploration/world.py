@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The whole world: a state is a short tuple of numbers, and a step leads from one to another.
 
 A state consists of the tracker, the coordinator and the ledger, each with its mailbox, and the budgets; then for each

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Hostile input for everything that reads bytes from outside: codec, framing, handshake, checkpoint files, relay
 records, and the server with everything behind it (H60, H61, H62).
 

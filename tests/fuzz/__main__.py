@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m tests.fuzz``: try every target in turn until the time is over, or one is broken."""
 
 from __future__ import annotations

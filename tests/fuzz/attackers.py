@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Hostile peers that attack the server in various ways.
 
 An attack gets a connection and records how many lines the server may have logged about that connection. More than one

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m tests.fuzz.besieged``: run the driver's half in a separate process with its own memory, files and log.
 
 It reads lines of JSON and answers each: first the settings, then commands. When its standard input ends, it ends. The

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Inputs worth keeping, because they once broke something or are unusual in a way that no other test covers.
 
 Each is a file ``corpus/<target>/<what it is>.hex`` with lines of hexadecimal digits. A line that begins with ``#`` is a

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The besieged driver's half: server, router, bridge, trackers, coordinators and gateways, all of them real.
 
 It has two operators. ``honest`` has tasks that behave; its coordinator checks that each event comes once and in order.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Target: both ends of the handshake, with an attacker between them who controls every byte (H61).
 
 Whatever the attacker does, an end that says ``done`` has read exactly the bytes that only a holder of the secret can

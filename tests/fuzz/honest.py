@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Tasks that behave while others do not: the real executor's half, each on its own thread."""
 
 from __future__ import annotations

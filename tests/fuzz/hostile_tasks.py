@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Attempts that Spark has started and the ledger has accepted, and that then send arbitrary messages."""
 
 from __future__ import annotations

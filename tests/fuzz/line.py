@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """An attacker's end of one connection."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Ways to corrupt bytes: blind ones, and ones that know msgpack and frames."""
 
 from __future__ import annotations

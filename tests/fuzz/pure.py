@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Targets without a socket: everything that turns bytes from outside into values."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A corrupted checkpoint with its length and checksum corrected, so that its body is read nevertheless."""
 
 from __future__ import annotations

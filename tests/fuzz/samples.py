@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Random valid values: every message of the protocol, events, checkpoints, records of the relay.
 
 Every function draws from the ``Random`` that it is given, so a seed always gives the same value. Numbers are mostly

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Target: the server and everything behind it, under attack, while honest tasks continue their work.
 
 The driver's half is a separate process (``tests.fuzz.besieged``); the attackers and the honest tasks are here. Honest

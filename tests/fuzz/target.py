@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Defines the fuzzer's targets, and runs their cases.
 
 A case is one call with its own ``Random``, made of the target's name and the case's number. So a replay needs only

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The fuzzer's findings, each in its shortest form."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A short run of every target that needs no socket, and the whole corpus (H50, H60, H61, H62)."""
 
 from __future__ import annotations

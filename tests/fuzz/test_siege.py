@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The server under attack, with everything behind it, in a separate process (H61, H62)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``headgate.testing``: a coordinator and its operators without Spark, in virtual time."""
 
 from __future__ import annotations

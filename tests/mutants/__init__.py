@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Deliberate bugs: each is a named change of one line of the product, which the hunters must detect.
 
 ``python -m tests.mutants`` changes the product in memory, one mutant at a time, and runs the simulation and the

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m tests.mutants``: put known and feared bugs into the product, one at a time, and see each one caught."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Mutants of the actors around the machines: the coordinator's, the gateways', the tracker's, and the router."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Mutants of the attempt ledger: live attempts, ready attempts, the consequences of a failure, and lost facts."""
 
 from __future__ import annotations

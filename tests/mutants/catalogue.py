@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """All mutants, in the order in which the table shows them."""
 
 from __future__ import annotations

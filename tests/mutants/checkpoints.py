@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Mutants of the barrier tracker: who takes part, which checkpoints complete or abort, the target of a reset."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Mutants without a clock: each disables one timeout (H48)."""
 
 from __future__ import annotations

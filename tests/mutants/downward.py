@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Mutants of the downward path: the gateway, its valve, its confirmations, and the subtask's intake."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Hunts one mutant: a hunter runs on the changed product until a checker objects.
 
 The machines' own ``check_invariants`` are switched off, so the checkers work without their help.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The fifth hunter: applications that die while they write a checkpoint, whose file appears later (H64).
 
 In the simulation, a restore record rarely decides anything: a driver's file has to appear after its successor has

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The fourth hunter: seeded histories in which Spark's facts are lost silently, and nothing waits for them (H19).
 
 In the simulation something always waits: a registration, the user of an action, the engine's own report that it has

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Defines mutants, and puts their changes into the product without touching a file.
 
 A function is recompiled from its own source with one fragment replaced. The result replaces the original on its class,

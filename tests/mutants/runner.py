@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Hunts many mutants, each in a separate process, a few at a time."""
 
 from __future__ import annotations

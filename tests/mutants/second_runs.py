@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The third hunter: seeded histories of actions over one operator, and the rules for each (H56, H68).
 
 The simulation's coordinator resets itself. This hunter covers coordinators that do not, and sources whose output the

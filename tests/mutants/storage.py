@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Mutants of the storage and its notifications: checkpoints in doubt, discards, records of restores.
 
 Mutants that need two coordinated applications, or the sink, are in the tests of the storage and of the sink.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Bugs of the driver's half that no simulated world covers, each caught by its own test."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Every mutant matches the current source, and a few of them are caught here; ``make mutants`` hunts them all."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Mutants of the upward path: the subtask's valve, its snapshots, and the coordinator's intake."""
 
 from __future__ import annotations

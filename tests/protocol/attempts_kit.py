@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Helpers for tests of the attempt ledger: a playbook that feeds it inputs and checks its effects."""
 
 from __future__ import annotations

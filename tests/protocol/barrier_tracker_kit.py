@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A driver for one barrier tracker: the tests of ``protocol.barrier_tracker`` read as inputs and replies."""
 
 from __future__ import annotations

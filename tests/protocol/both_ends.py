@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Both machines of an attempt and a channel that delays, breaks and reconnects, all driven by one seed.
 
 The channel behaves as badly as a real network may. A connection carries frames in order and in bursts. It may die at

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Walks through the states of a machine, and the checks that apply to every input in every state.
 
 A ``Walk`` drives one machine with seeded random choices. ``explore`` takes the same walks every time. ``wander`` takes

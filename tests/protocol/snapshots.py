@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A deep picture of a machine, to show that a refused input changed nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The attempt ledger: one test per sentence of the contract.
 
 The tasks of one test have increasing ids, as Spark assigns them. ``1#2`` is attempt 2 of subtask 1.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The ledger counts the attempts that the framework kills, so that no sequence of kills is endless (H69)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """How a run ends if the fact that its job started was lost (H19, H57)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The table of an attempt's life, cell by cell, and the path of an input through the ledger (H3, H12)."""
 
 from __future__ import annotations

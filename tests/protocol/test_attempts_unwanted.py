@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The job fails if Spark keeps a success that the coordinator was told is void (H15, H17)."""
 
 from __future__ import annotations

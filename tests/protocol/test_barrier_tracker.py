@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The barrier tracker, one test per sentence of the contract: one checkpoint, its participants, and its restore."""
 
 from __future__ import annotations

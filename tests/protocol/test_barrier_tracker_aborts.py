@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """How a checkpoint is aborted, and how one waits for another (H16, H43 to H45)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Aborted checkpoints that a restart may still restore, and when they stop being in doubt (H64)."""
 
 from __future__ import annotations

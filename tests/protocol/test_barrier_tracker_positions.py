@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Both halves of a checkpoint belong to one cut (H32); a subtask with copies has no half (H13)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A checkpoint restored with another parallelism (H52)."""
 
 from __future__ import annotations

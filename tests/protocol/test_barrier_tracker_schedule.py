@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Scheduled checkpoints: by the interval, and after a run that succeeded."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Several concurrent checkpoints (H43), including savepoints (H49)."""
 
 from __future__ import annotations

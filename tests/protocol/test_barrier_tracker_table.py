@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The table of valid inputs in each phase of a checkpoint, cell by cell (H40, H44)."""
 
 from __future__ import annotations

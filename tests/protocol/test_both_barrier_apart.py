@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A checkpoint barrier that travels apart from the items: both ends, and what each may rely on."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Exactly once and in order, both ways, over a channel that breaks at any time; see ``both_ends``."""
 
 from __future__ import annotations

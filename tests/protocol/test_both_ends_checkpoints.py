@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The contract's invariant, checked over random runs of both machines with a breaking channel and checkpoints.
 
 The tests compare both ends at each acknowledged checkpoint. Downward, the subtask's state holds exactly the events that

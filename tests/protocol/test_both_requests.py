@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Requests and answers obey the rules of events, at both ends, during checkpoints and across a restore (H33)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A savepoint completes nothing, and everything that was closed for it still opens (H49)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The tables of the two valves, each over every order in which three checkpoints can open (H43)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Every cell of both legality tables."""
 
 from __future__ import annotations

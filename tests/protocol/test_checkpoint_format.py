@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A checkpoint as bytes: it survives a round trip, and no other bytes are accepted as one (H50)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Messages and events as bytes: they survive a round trip, and nothing else is decoded (H21, H60, H62)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A message of at most 1 KiB decodes in one go to the same result as value by value, or falls back to the latter.
 
 The second way reports every error. So it must accept every message that the first one accepts, with the same result.

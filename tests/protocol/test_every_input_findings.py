@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Bugs that the walks over every input found, each as the shortest sequence that shows it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The same history has the same effects in every process, whatever the hash seed of its strings."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Every input in every state of the attempt ledger: the table of its package, cell by cell (H3, H10-H13, H17, H19)."""
 
 from __future__ import annotations

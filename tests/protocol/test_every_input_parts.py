@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Every input in every state of the smaller machines: handshake, frames, streams, splits, restarts, source events."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Every input in every state of a subtask: its tables, cell by cell (H20-H24, H30-H33, H40-H44)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Every input in every phase of a barrier tracker: its table, cell by cell (H10, H16, H40, H43-H45)."""
 
 from __future__ import annotations

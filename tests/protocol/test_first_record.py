@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Events that the coordinator sends inside ``subtask_ready`` are in the mailbox before the signal to begin (H66)."""
 
 from __future__ import annotations

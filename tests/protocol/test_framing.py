@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Cutting a byte stream into frames: every length is checked before memory is allocated (H60, H62)."""
 
 from __future__ import annotations

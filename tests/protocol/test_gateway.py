@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The gateway without checkpoints: sending, confirming, reconnecting, receiving, ending."""
 
 from __future__ import annotations

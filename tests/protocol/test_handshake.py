@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Both ends of the handshake, byte by byte, without a socket (H60, H61)."""
 
 from __future__ import annotations

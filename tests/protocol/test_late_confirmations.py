@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoint items are confirmed with the next message that leaves: no later, once, and never alone.
 
 No peer waits for such a confirmation: if the connection breaks before it leaves, the next one still resumes after the

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Mistakes in user classes are found in a class and in an instance of it; correct classes have none."""
 
 from __future__ import annotations

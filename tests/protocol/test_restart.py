@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """After a global failure, the run starts again according to its strategy (H15)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The tracker against a model that keeps the whole history (H56, R120), and its edges."""
 
 from __future__ import annotations

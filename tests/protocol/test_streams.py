@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The ordered stream on its own."""
 
 from __future__ import annotations

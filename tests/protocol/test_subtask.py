@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The subtask without checkpoints: mailbox, sending, requests, reconnecting, ending."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The upward valve: closing, snapshots with held events, aborts, and two checkpoints at a time."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The content of a snapshot: positions (H32), names (H52), and no more than a frame (H62)."""
 
 from __future__ import annotations

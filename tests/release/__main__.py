@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m tests.release``: build the distributions in ``dist/``, check them, and try the wheel on each Python
 here.
 

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Required and forbidden contents of the wheel and the source distribution."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The Pythons of this machine that Headgate supports."""
 
 from __future__ import annotations

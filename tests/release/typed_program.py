@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A user's program, for type checkers: with the wheel installed it passes mypy --strict and pyright's strict mode.
 
 ``make release`` checks a copy of it outside of the repository. It is not meant to be run.

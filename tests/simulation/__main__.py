@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m tests.simulation``: run worlds until one breaks the contract, and print a short story of it."""
 
 from __future__ import annotations

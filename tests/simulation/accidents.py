@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Accidents inside the simulated Spark that are more than the end of one process."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One life of the driver, as the user configured it, and the assignment of work to subtasks.
 
 The work is cut into *keys*. Initially, key k belongs to subtask ``k % parallelism``. With each change of parallelism,

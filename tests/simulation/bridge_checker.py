@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checks the bridge's decisions against its input in the same step: each must be timely and correctly addressed."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The simulated Spark's listener bus and records, whose facts can be late, duplicated, dropped or outdated."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkers that judge a simulated world. They know the contract, but not the machines."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The source of all chance in a world: a seed, or a record of earlier draws.
 
 A record keeps each draw with the function that asked for it, step by step, and keeps actions by name. So if steps are

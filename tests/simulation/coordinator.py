@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A user's coordinator, as simple as possible while showing every lost, duplicated or misplaced event.
 
 Like users' coordinators, it is sometimes slow, raises, or sends from inside a method.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The storage's file system, which outlives every driver, and the failures of each operation on it.
 
 An operation can succeed, or fail before or after it took effect. Its answer can take long. Its error can also come

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The driver's side: a sidecar's real actors, on a loop whose turns and time the world controls.
 
 The world provides the server's connections, Spark's relay and the storage; everything between them is product code.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A simulated Spark: jobs of up to three stages, retries, copies, zombies, slow kills, lost executors.
 
 It follows Spark's own schedulers. A *task set* is one attempt of a stage. It starts attempts of its tasks, never two of

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Faults that can strike a world's connections, tasks, executors and driver, as often as its settings allow."""
 
 from __future__ import annotations

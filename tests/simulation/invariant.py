@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checks the invariant of the contract on a stored checkpoint: restore it, and compare both ends of each channel.
 
 An event counts as received if and only if it counts as sent, or lies in the checkpoint on its sender's side.

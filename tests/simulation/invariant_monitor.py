@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Watches the messages between the actors, one step at a time, and judges them. The actors do not know of it.
 
 In each step, one actor handles one message. So messages newly at the end of a mailbox were sent in that step, by that

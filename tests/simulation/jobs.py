@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The state of the simulated Spark: jobs, the attempts of their stages, the attempts of their tasks."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Silences the product's logs during the simulation."""
 
 from __future__ import annotations

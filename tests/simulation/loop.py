@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """An event loop without a clock and without I/O: the world sets the time and chooses the turns.
 
 Ready callbacks run in the order in which they became ready, as in any loop. Timers wait in a heap that the world

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Runs many worlds over several processes. The lowest seed that breaks a rule counts, whichever process runs it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Connections that break: two ordered queues, cut at any point, slow, or blocked for a while."""
 
 from __future__ import annotations

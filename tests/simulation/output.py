@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The rows that a coordinator prepares for its checkpoints and commits on completion, as in a two-phase sink.
 
 ``Output`` outlives every driver, as files or database transactions do. At each cut, the coordinator prepares the rows

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The actions that the simulated Spark has yet to do: kill tasks, submit stages again, read outputs."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The sidecar's ports to Spark and to the storage, answered by the world."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A task's process: the operator, and the real ``SubtaskMachine`` between it and the network."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The driver's end of each connection, and the real router behind it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The part of the world that the driver's side may touch, and the figures."""
 
 from __future__ import annotations

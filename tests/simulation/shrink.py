@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Shrinks a world that breaks the contract to a short one that breaks the same rule.
 
 Four changes are tried in turn, as long as one of them helps: other chance in the same settings, in simpler and in fresh

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The storage, which outlives every driver: the product's own, in its own threads, on a simulated disk.
 
 Each step of such a thread is an operation on the disk, and the world decides when it is done and what becomes of it.

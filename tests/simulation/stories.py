@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The story of a world that breaks the contract: built from a record, printed for people, kept in a file."""
 
 from __future__ import annotations

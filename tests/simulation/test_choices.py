@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Chance from a record: the draws that it returns, and its answers when the record does not match."""
 
 from __future__ import annotations

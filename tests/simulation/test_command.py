@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m tests.simulation``: its output, its exit status, and many worlds over several processes."""
 
 from __future__ import annotations

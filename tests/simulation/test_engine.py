@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The simulated Spark behaves as Spark does."""
 
 from __future__ import annotations

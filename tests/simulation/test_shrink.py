@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A world that breaks the contract becomes a short story that breaks the same rule; the story can be saved."""
 
 from __future__ import annotations

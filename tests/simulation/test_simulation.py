@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The simulation as a test: fresh worlds each time. ``tests/mutants`` shows that its checkers detect violations.
 
 A failing run prints its seed; ``python -m tests.simulation --seed N`` replays it, and looks for its shortest story.

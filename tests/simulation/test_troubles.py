@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Tests slow, cut and broken networks and tasks in trouble, and that everything that can happen does."""
 
 from __future__ import annotations

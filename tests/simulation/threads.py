@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Worker threads whose every file system operation waits for the world's permission.
 
 The product's storage blocks, so it runs in threads. Here each of them is a real thread that stops before each operation

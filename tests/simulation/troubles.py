@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The troubles of one task: an operator that raises or is slow, a frozen process, a slow or cut network."""
 
 from __future__ import annotations

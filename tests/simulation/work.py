@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The events that a task's operator has exchanged, by key, and the subtask state made of them."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One world: a seed decides how unkind it is, and the order of events."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Helpers that tests use to run Spark actions."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A standalone Spark cluster of real processes on loopback: one master, and workers that act as separate hosts.
 
 Each worker has its own address (127.0.0.2, 127.0.0.3, ...). Spark sees each address as a host, so it places

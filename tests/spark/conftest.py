@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Real Spark sessions for the tests, one at a time and as few as possible."""
 
 from __future__ import annotations

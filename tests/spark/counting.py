@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A coordinator and an operator that count their messages and detect lost or duplicated ones.
 
 The coordinator numbers its events to each subtask, and each subtask numbers its events to the coordinator. Both sides

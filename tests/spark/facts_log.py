@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Collects relayed facts and waits for them, with a deadline and without sleeping."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A source whose splits are found as they are read: a tree of numbers, of which only the root is known at first."""
 
 from __future__ import annotations

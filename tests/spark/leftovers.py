@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Check that a sidecar leaves nothing behind."""
 
 from __future__ import annotations

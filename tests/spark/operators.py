@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Operators of the tests. They are module-level, so that Spark's closures carry them by value or by name."""
 
 from __future__ import annotations

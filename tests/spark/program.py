@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Driver programs that tests interrupt, kill, or watch as they end."""
 
 from __future__ import annotations

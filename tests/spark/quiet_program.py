@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Short jobs that all succeed: tasks that raise or die once, iterators left early, events for tasks that have ended.
 
 After the marker nothing may be written to standard error: Spark's log is off, so any output there is Headgate's.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A coordinator that records its calls in order, and lets a test wait for them."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Differences between the supported releases of PySpark that matter to the tests. The product needs none of them."""
 
 from __future__ import annotations

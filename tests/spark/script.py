@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A coordinator that sends each attempt the events that a script lists for it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoints on real Spark: when they are taken, how they fail, and what is restored from them and where."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The cluster that other tests use: two hosts, one of which can be lost and come back."""
 
 from __future__ import annotations

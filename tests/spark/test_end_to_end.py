@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The whole system on real Spark: what coordinators are told when tasks start, fail, die and are retried."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """What a coordinator sends inside ``subtask_ready`` applies from the first record on (H66)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Two operators of one sidecar, each in its own thread's action: neither is affected by failures of the other (H65)."""
 
 from __future__ import annotations

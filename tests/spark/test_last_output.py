@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """H71: leaving a sidecar raises if the last output is not committed."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A sidecar is left, also by Ctrl-C, while user code hangs: within its limits, and the hanging code is named (H70).
 
 ``settle_timeout_s`` is long enough that a test which waits for it fails by its own time limit.

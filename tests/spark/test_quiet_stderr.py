@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A job that succeeds writes nothing to standard error, whatever its tasks went through (H59)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The relay on a real Spark: what it reports about a job, and which commands Spark carries out for it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Several actions over one operator: no run accidentally sees the state of the run before it (H68)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Leave the sidecar in every possible state: nothing stays, nothing hangs, and the original exception is raised."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The two-phase sink on real Spark: what Spark reads from the directory after each kind of failure."""
 
 from __future__ import annotations

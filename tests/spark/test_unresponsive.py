@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Tasks whose native code holds Python's interpreter lock: their process lives, but cannot respond."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Every way in which Spark runs a subtask: RDDs, DataFrames, barrier stages, both relays, both kinds of sidecar."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Every kind of wrong use, on a real Spark: each error names its cause, and nothing hangs.
 
 After each of these tests the driver is as it was before: no thread, socket or listener is left, and Spark works.

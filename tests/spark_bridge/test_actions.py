@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """H65: which runs and failures belong to which action."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Which micro-batch may run, given the last completed checkpoint: every case, and the errors for refused ones."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """No row is lost or duplicated, whatever the storage answers and whenever the driver dies.
 
 Storage, sink and actors are real. One subtask writes thirty rows, ten for each checkpoint, and the second checkpoint

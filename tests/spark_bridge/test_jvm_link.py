@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The sidecar's end of the relay connection, with a stand-in for the JVM."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """No code that runs on a sidecar's own loop can end that loop (H65)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Micro-batches on real actors and a storage in memory, without Spark: no task runs here."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The operators of a sidecar, on real actors and a storage in memory."""
 
 from __future__ import annotations

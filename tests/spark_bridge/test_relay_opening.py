@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The relay that replaces one lost during use. For how one is chosen, see test_relay.py of spark."""
 
 from __future__ import annotations

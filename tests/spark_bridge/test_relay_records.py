@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A relay record becomes facts or an error, nothing in between."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """H15: which failures restart the action, and when it is given up."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The router between the server and the actors: which gateway gets the messages of a connection."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The server over real TCP on loopback: honest peers, unauthenticated peers, and how each ends (H24, H61, H62, H63)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The archive for the executors contains what a task needs."""
 
 from __future__ import annotations

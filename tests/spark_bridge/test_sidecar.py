@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """What users see of the sidecar's methods."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Commands to Spark are repeated if they fail (H19), on actors with a virtual clock."""
 
 from __future__ import annotations

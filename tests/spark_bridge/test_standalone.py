@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The separate sidecar process without Spark: its arguments, its secret, and the requests of drivers."""
 
 from __future__ import annotations

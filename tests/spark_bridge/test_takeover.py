@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Which runs of a dead sidecar its successor lets continue (H15, H17)."""
 
 from __future__ import annotations

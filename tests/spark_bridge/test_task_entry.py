@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The function that Spark ships: what it carries, and which task it claims to be."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Brings the events of Spark's listener bus to the sidecar, and a few commands to Spark."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The relay of a sidecar in a separate process: the driver attaches the listener, and this end waits for it."""
 
 from __future__ import annotations

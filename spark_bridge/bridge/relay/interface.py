@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The interface of both relays: facts from Spark's listener bus in, a few commands out.
 
 Facts are delivered on the event loop that ``start`` was called on, one call of ``on_fact`` each, in the

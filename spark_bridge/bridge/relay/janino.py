@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The relay that runs inside the driver's JVM: one Java source file, compiled there by Spark's own Janino."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The sidecar's commands to the listener in the driver's JVM, as bytes on the relay's connection."""
 
 from __future__ import annotations

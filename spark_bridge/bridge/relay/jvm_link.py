@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The sidecar's end of the loopback connection to the listener in the driver's JVM.
 
 The sidecar listens, the JVM connects. Nothing is parsed before the peer has proved that it knows the

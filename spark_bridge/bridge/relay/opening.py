@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Chooses a relay, and replaces one that is refused or lost."""
 
 from __future__ import annotations

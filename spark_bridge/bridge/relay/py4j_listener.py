@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The relay that needs nothing in the driver's JVM but Py4J: a Python object on the listener bus.
 
 Each field of an event is one round trip to the JVM, on the bus's own thread, so this relay is 5 to 100 times

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Decodes the relay's records into the facts of ``protocol.facts``.
 
 A relay record is a flat run of big-endian fields: ``u8`` kind, ``i64`` callback time (epoch microseconds

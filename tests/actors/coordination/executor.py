@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Extended tasks of ``headgate.testing`` that lose connections, send messages late and keep requests by number."""
 
 from __future__ import annotations

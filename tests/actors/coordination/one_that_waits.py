@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A sender that may have to wait for room."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One operator's actors in a world without Spark: a deterministic system, in-memory tasks, and the test as ledger."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A task that reads splits, as a subtask of a source does."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Helpers for tests of ``RecreateOnReset``: an actor that calls it like an operator and remembers its coordinators.
 
 The system is deterministic. Calls are made one at a time, in the order in which the test requests them, each awaited

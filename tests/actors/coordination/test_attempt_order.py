@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The order in which a coordinator learns of attempts, and what it can still do then (H3, H10 to H15, H57)."""
 
 from __future__ import annotations

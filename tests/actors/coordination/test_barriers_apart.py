@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoint barriers that travel apart from the events (H23, H40)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """How a checkpoint is aborted, and which one a reset then refers to (H16, H18, H43 to H48)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoint labels say which work a checkpoint belongs to, and whether it holds all of it."""
 
 from __future__ import annotations

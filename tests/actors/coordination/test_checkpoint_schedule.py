@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Scheduled checkpoints: by the interval, and the final one of a run (H40, H45, H48)."""
 
 from __future__ import annotations

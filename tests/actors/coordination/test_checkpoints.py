@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Whole checkpoints, with both ends of every channel (H31, H40 to H42, H47)."""
 
 from __future__ import annotations

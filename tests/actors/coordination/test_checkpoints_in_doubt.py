@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """How a coordinator learns of a checkpoint that was aborted while it was being written (H64)."""
 
 from __future__ import annotations

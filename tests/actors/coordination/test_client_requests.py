@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Requests from the driver's own code to a coordinator (R97, S60, S61)."""
 
 from __future__ import annotations

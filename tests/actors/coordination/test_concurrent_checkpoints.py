@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Several concurrent checkpoints, if that is configured (H43)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """How and when a coordinator's methods are called (H3, H5 to H9)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The coordinator's context and real threads (H9)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A raised object that is not an ``Exception`` fails only the job of its coordinator (H65)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A caller that waits until an operator is settled learns what failed after a successful run (H71)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The fence stops a replaced coordinator from acting, on every path (G16)."""
 
 from __future__ import annotations

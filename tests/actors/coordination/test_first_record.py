@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """An operator begins with its records after all events that ``subtask_ready`` sends (H66)."""
 
 from __future__ import annotations

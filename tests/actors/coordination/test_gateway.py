@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Events from a coordinator to one attempt: order, confirmation, deadlines, the end (H20 to H28)."""
 
 from __future__ import annotations

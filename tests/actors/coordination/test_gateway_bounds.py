@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The limits of events in flight to one attempt, and the senders that wait for room (H27)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A misused gateway: a call from another thread, or one without its await."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A gateway and its connections (H24, H62)."""
 
 from __future__ import annotations

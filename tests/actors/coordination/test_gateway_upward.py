@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Events and requests from one attempt (H30, H33)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """When a gateway's messages leave, and how often it confirms the task's events: these affect only the speed."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A coordinator is given as an instance that resets itself, or as a class or factory that is called again (H68)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """All failures between two resets cause one global failure (H7, H8, H15, H45)."""
 
 from __future__ import annotations

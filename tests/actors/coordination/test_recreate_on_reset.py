@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``RecreateOnReset`` in a real operator, with gateways and checkpoints (R101, G16), and the calls that it forwards."""
 
 from __future__ import annotations

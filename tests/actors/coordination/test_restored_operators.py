@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """An operator that starts from a checkpoint, and the positions that its coordinator sees (H6, H31, H32, H52)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A savepoint is stored elsewhere, reopens everything, and completes nothing (H49)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A copy of a reading attempt, as Spark's speculation starts it, combined with checkpoints (H13, H56)."""
 
 from __future__ import annotations

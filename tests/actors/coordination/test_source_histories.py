@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Random failure histories: the successful attempts always read each split exactly once (H56)."""
 
 from __future__ import annotations

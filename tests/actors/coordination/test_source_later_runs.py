@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Splits in a later run: a new enumeration, unless Spark joins its output with an earlier run's (H56, H68)."""
 
 from __future__ import annotations

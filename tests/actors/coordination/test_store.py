@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The store that coordinators share (R100)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A streaming query whose micro-batches write lines through the sink, and the controls that tests use on it."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A test bench for faults: one long-lived cluster, session and sidecar, on which one fault follows another.
 
 A test that takes only ``bench`` leaves it as it was (killed nodes are back, its operators are released), so that the

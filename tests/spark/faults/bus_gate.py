@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A listener on Spark's bus that delays its whole queue, for as long as a test wants or a little at each event.
 
 The queue gives each event to its listeners one after the other. While one of them does not return, events wait in the

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The bench, made once and made again if another test has taken the session away."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A coordinator that a test directs, attempt by attempt, and an operator that returns its records when told."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A driver that a test interrupts, kills, or watches as it ends: ``python -m tests.spark.faults.driver_program``.
 
 Its arguments are the master, how to end, and a file to wait for before it ends. It prints ``application ID``, ``they

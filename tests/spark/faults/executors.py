@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Find and kill executors of the bench."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Files by which plain tasks and the test's thread wait for one another, without a coordinator."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Record what Spark itself reports during a fault, through a relay alongside the sidecar's own."""
 
 from __future__ import annotations

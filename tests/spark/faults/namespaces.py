@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A host with a separate network: a Linux network namespace with one cable that can be pulled out."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A TCP line between the tasks and the sidecar that a test controls: it can be cut, broken, torn and slow.
 
 The sidecar listens on its own address, and the tasks are given the line's. The line reads what comes, keeps it while

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A coordinator that notes who read which split, and readers that wait for their gates."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A sidecar in a separate process that tests can start, kill and start again."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m tests.spark.faults.soak``: faults of Spark in random order, for any length of time, on one cluster.
 
 Every test of this folder that takes only the bench (and a folder) is a row. All rows share one cluster, one Spark

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A driver that dies in the second batch of its query: ``python -m tests.spark.faults.streaming_program FOLDER WHEN``.
 
 The folder is that of a ``Stream`` with its input. The moments are those of ``MOMENTS``.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The state in which most faults strike: two running subtasks, each of which has exchanged events with its
 coordinator."""
 

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A host whose cable is pulled out, so that Spark loses it, too: docs/spark-faults.md, row 8."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Faults that end an attempt from inside or below: its code, process, executor or node. docs/spark-faults.md."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Nothing remains when the driver, or its Spark, ends without closing anything. docs/spark-faults.md."""
 
 from __future__ import annotations

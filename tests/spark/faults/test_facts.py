@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Facts of Spark that are lost, late or duplicated, and the relay that brings them: docs/spark-faults.md, row 9.
 
 Each of these jobs loses an attempt while it runs, because facts matter only then.

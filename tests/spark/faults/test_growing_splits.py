@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Splits that are found while others are read, with output lost within an action and between two actions."""
 
 from __future__ import annotations

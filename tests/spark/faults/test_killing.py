@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Faults that end an attempt from above: Spark is asked to kill its task, stage or job. docs/spark-faults.md."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The network between the tasks and the sidecar fails while Spark's own works: docs/spark-faults.md, row 8."""
 
 from __future__ import annotations

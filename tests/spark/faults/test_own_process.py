@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A sidecar in a separate process: it serves, dies, and takes over when it comes back.
 
 Its tasks run in the driver's JVM: only the sidecar dies here, so one JVM tests Spark as well as three.

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The shapes that jobs have: operators, stages, jobs and partitions in every combination. docs/spark-faults.md."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Two concurrent attempts of one subtask: real speculative copies, on the other host. docs/spark-faults.md."""
 
 from __future__ import annotations

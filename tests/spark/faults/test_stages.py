@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Faults between stages: lost map output, zombies, revoked successes, barriers. docs/spark-faults.md."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A Structured Streaming query with coordinated tasks in its micro-batches. docs/spark-faults.md, row 11."""
 
 from __future__ import annotations

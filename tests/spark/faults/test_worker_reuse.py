@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A Python worker runs many tasks: what one task leaves in it, and what the next task can see of that."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Wait for unannounced events: a process that ends, an executor that Spark brings back."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A filesystem that fails on request, and helpers to read what the sink wrote."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """What becomes visible and when: writer and committer step by step."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Exactly-once output through crashes at every moment: the model of ``world``, exhaustively and at random."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Names of part files, and the events that list them."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The journal records what was published, even after the files are gone (H64)."""
 
 from __future__ import annotations

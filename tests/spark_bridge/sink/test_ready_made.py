@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``FileSinkOperator`` and ``FileSinkCoordinator``, together and without Spark."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The files that a task writes on a plain path, a file URL and in memory."""
 
 from __future__ import annotations

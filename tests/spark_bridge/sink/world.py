@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A small model of an operator with a sink: real writer and committer, and the guarantees of the protocol around them.
 
 The model covers the valves (what a subtask sends between the close and its snapshot is held and is part of it, H31),

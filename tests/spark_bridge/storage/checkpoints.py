@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoints to store, and filesystems that misbehave."""
 
 from __future__ import annotations

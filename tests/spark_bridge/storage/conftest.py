@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Filesystems for the tests of storage."""
 
 from __future__ import annotations

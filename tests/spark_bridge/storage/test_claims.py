@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoint ids are never reused (H4), and two applications may share a directory."""
 
 from __future__ import annotations

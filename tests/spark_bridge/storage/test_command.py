@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m headgate checkpoints``: what it prints about a directory."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A damaged checkpoint is never restored as if it were intact (H50)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoints with an unknown outcome: what a storage guarantees for them, and which one a restart restores (H64)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Storage as the event loop sees it: ids immediately, and a discard after the store that it overtakes."""
 
 from __future__ import annotations

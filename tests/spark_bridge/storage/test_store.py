@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoints in a directory: written completely, read completely, kept as long as they are needed (H50, H51, H52)."""
 
 from __future__ import annotations

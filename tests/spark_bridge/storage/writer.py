@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A process that stores checkpoints until it is killed: ``python -m tests.spark_bridge.storage.writer DIR``.
 
 It prints "stored ID" for each one after the write.

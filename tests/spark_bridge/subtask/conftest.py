@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Nothing of a task may outlive it: every test here is checked for threads, files and the switch interval."""
 
 from __future__ import annotations

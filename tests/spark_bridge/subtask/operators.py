@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Small operators for the tests."""
 
 from __future__ import annotations

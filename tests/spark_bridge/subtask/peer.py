@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A scripted sidecar: real TCP, real handshake, real frames; each test decides what it answers and when.
 
 The peer runs on the test's own thread, the task on another, so every test reads as a dialogue. Each wait has a

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """What the attempts of one Python worker share, and what they must not leave behind (H57; spark-facts 18)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Checkpoints in a task: while it computes, inside its snapshot, and at its restore."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The operations that an operator's context offers (H21, H27, H33)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The mailbox alone, and what its limit does to the connection (H27)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A task that waits repeatedly reads its socket itself; the I/O thread reads while the task does something else.
 
 First the whole task against a peer; then ``OwnReads`` alone, on a pair of sockets.

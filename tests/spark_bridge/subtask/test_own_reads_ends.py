@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """How the connection of a task that reads its own socket ends; the cases were found by breaking connections."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A broken connection is not a failure (H24)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """A task that cannot start raises a clear error for each cause, within seconds, and leaves nothing behind (H48)."""
 
 from __future__ import annotations

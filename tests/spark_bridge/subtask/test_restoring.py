@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The state that a task restores: none, one, or several of another parallelism (H52)."""
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """One task from its first message to its last, against a peer that plays the sidecar."""
 
 from __future__ import annotations
