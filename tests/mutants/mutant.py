@@ -14,6 +14,7 @@ import difflib
 import importlib
 import inspect
 import linecache
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, MutableMapping
@@ -125,3 +126,33 @@ class Mutant:
 
     def diff(self) -> str:
         return "\n".join(edit.diff() for edit in self.edits)
+
+
+def catalogue(text: str) -> tuple[Mutant, ...]:
+    """Read mutants from a table. Each begins at the left margin with its name, its origin and its rules::
+
+        complete-before-durable [G4; H50]
+          A checkpoint counts as complete before the storage has written it.
+          @ package.module:Class.function
+          - the old fragment
+          + the new fragment
+
+    A mutant may have several edits, and an edit several lines. A line that ends with a backslash continues on the next
+    one. ``Argued:`` after the first sentence begins the argument why no checker can see the mutant.
+    """
+    return tuple(map(_read, re.split(r"\n(?=\S)", text.strip())))
+
+
+def _read(block: str) -> Mutant:
+    about, *edits = block.split("\n  @ ")
+    head, *prose = about.split("\n")
+    parts = re.fullmatch(r"(\S+) \[(.+); (.+)\]", head)
+    assert parts is not None, head
+    what, _, argued = " ".join(line.strip() for line in prose).partition(" Argued: ")
+    return Mutant(parts[1], what, parts[2], tuple(parts[3].split()), tuple(map(_read_edit, edits)), argued)
+
+
+def _read_edit(text: str) -> Edit:
+    where, *lines = text.split("\n")
+    old, new = ("\n".join(line[4:] for line in lines if line[2] == mark).replace("\\\n", "") for mark in "-+")
+    return Edit(where, old, new)
