@@ -70,7 +70,7 @@ check: $(STAMP) ## format, lint, types and import rules; seconds, no Java
 	@$(PY) -m pytest -q tests/test_import_rules.py tests/test_import_cycles.py tests/test_public_surface.py
 
 .PHONY: sim
-sim: $(STAMP) ## the simulator: SEED=n replays one world and shortens its story, SEEDS=n tries so many
+sim: $(STAMP) ## the simulator: SEED=n replays one world, SEEDS=n tries so many
 	@exec $(PY) -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(SEEDS),--seeds $(SEEDS)) $(ARGS)
 
 .PHONY: explore

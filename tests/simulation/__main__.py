@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m tests.simulation``: run worlds until one breaks the contract, and print a short story of it."""
+"""``python -m tests.simulation``: run worlds until one breaks the contract, and print its story."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+import traceback
 from functools import partial
-from pathlib import Path
 from random import SystemRandom
 
+from tests.simulation.checkers import Violation
 from tests.simulation.many import run_many
 from tests.simulation.shared import Totals
-from tests.simulation.shrink import EFFORT, SECONDS, shrink
-from tests.simulation.stories import Story, load, save, tell, tell_seed
+from tests.simulation.world import run_world
 
 say = partial(print, flush=True)
 TITLES = {"kinds": "failures of attempts by kind", "happenings": "what befell the worlds"}
@@ -23,17 +23,13 @@ TITLES = {"kinds": "failures of attempts by kind", "happenings": "what befell th
 def main(arguments: list[str] | None = None) -> int:
     parser = command_line()
     options = parser.parse_args(arguments)
-    if options.seeds < 1 or options.jobs < 1 or options.shrink_steps < 1 or options.shrink_seconds <= 0:
-        parser.error("--seeds, --jobs, --shrink-steps and --shrink-seconds have to be above zero")
+    if options.seeds < 1 or options.jobs < 1:
+        parser.error("--seeds and --jobs have to be above zero")
     try:
-        if options.replay is not None:
-            return replay(options.replay)
-        if options.seed is not None:
-            return run_one(options)
-        return run_seeds(options)
+        return run_one(options.seed) if options.seed is not None else run_seeds(options)
     except KeyboardInterrupt:
         return 130
-    except (OSError, ValueError, RuntimeError) as error:
+    except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
@@ -43,47 +39,24 @@ def command_line() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--seed", type=int, help="run this one world")
     what.add_argument("--seeds", type=int, default=200, help="how many worlds to run (default: 200)")
-    what.add_argument("--replay", type=Path, metavar="FILE", help="run the world of a saved story")
     parser.add_argument("--first", type=int, help="the first seed of many (default: a random one)")
     cores = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=cores, help=f"over so many processes (default: {cores}, the cores)")
-    parser.add_argument(
-        "--save", type=Path, metavar="FILE", help="where to put the story of a world that breaks a rule"
-    )
-    parser.add_argument("--no-shrink", action="store_true", help="tell the whole story, instead of a short one")
-    parser.add_argument(
-        "--shrink-steps",
-        type=int,
-        default=EFFORT,
-        help=f"how many steps may be run to find a short story (default: {EFFORT})",
-    )
-    parser.add_argument(
-        "--shrink-seconds",
-        type=float,
-        default=SECONDS,
-        help=f"and how long at most; what is found then depends on the machine (default: {SECONDS:g})",
-    )
     return parser
 
 
-def replay(path: Path) -> int:
-    world, story = tell(load(path))
-    if story is not None:
-        say(story.text())
-        return 1
+def run_one(seed: int) -> int:
+    """Run one world and print its story."""
+    world, error = run_world(seed)
     say("\n".join(world.story))
-    say("no rule was broken")
-    return 0
-
-
-def run_one(options: argparse.Namespace) -> int:
-    world, story = tell_seed(options.seed)
-    if story is not None:
-        return report(story, options)
-    say("\n".join(world.story))
-    say(table(world.totals()))
-    say("no rule was broken")
-    return 0
+    if error is None:
+        say(table(world.totals()))
+        say("no rule was broken")
+        return 0
+    broken = isinstance(error, Violation)
+    say(f"\nbreaks the contract: {error}" if broken else "".join(traceback.format_exception(error)))
+    say(f"seed {seed} broke the contract; replay: python -m tests.simulation --seed {seed}")
+    return 1
 
 
 def run_seeds(options: argparse.Namespace) -> int:
@@ -98,27 +71,8 @@ def run_seeds(options: argparse.Namespace) -> int:
         return 0
     seed = summary.broken.seed
     say(f"seed {seed}: {summary.broken.broken}")
-    _, story = tell_seed(seed)
-    if story is None:
-        say(
-            f"seed {seed} broke the contract, and when it was run again it did not: a world has to follow from its seed"
-        )
-        return 1
-    return report(story, options)
-
-
-def report(story: Story, options: argparse.Namespace) -> int:
-    """Print the story of a world that broke a rule, shortened if requested."""
-    seed = story.record.seed
-    if not options.no_shrink:
-        say(f"the whole story has {story.steps} steps and {len(story.lines)} lines; looking for a short one")
-        story = shrink(story, say, options.shrink_steps, options.shrink_seconds)
-        say(f"this one has {story.steps} steps and {len(story.lines)} lines\n")
-    say(story.text())
-    say(f"\nseed {seed} broke the contract; replay: python -m tests.simulation --seed {seed}")
-    if options.save is not None:
-        save(story, options.save)
-        say(f"replay the story above: python -m tests.simulation --replay {options.save}")
+    if run_one(seed) == 0:
+        say(f"seed {seed} broke the contract only once: a world has to follow from its seed")
     return 1
 
 

@@ -10,7 +10,6 @@ in the real sidecar, and nothing else can.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -322,11 +321,6 @@ class Driver:
         self.threads.die()
         self.loop.kill()
         demand(self._life.done(), "H48: a killed sidecar goes on")
-
-    def abandon(self) -> None:
-        """Cancel all tasks of a world that broke the contract: anyio keeps pending ones and all they refer to."""
-        with suppress(Exception):  # it is broken, and may break once more
-            self.die()
 
     def close(self) -> None:
         """Leave the sidecar as the user does; nothing of it may be left (H57)."""

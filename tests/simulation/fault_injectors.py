@@ -310,4 +310,4 @@ FAULT_INJECTORS: list[FaultInjector] = [
     cancel,
     start_rival,
 ]
-"""The injectors, from the tamest on; some are more likely than others."""
+"""The injectors; some are more likely than others."""

@@ -2,7 +2,7 @@
 
 """The simulation as a test: fresh worlds each time. ``tests/mutants`` shows that its checkers detect violations.
 
-A failing run prints its seed; ``python -m tests.simulation --seed N`` replays it, and looks for its shortest story.
+A failing run prints its seed; ``python -m tests.simulation --seed N`` replays it.
 """
 
 from __future__ import annotations

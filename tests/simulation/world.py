@@ -17,7 +17,6 @@ from protocol.subtask.types import BarrierArrived
 from protocol.wire.messages import RestoreMode
 from tests.simulation.application import PARALLELISM_MAX, Application, Settings
 from tests.simulation.checkers import AttemptRecord, Violation, check_whole, demand
-from tests.simulation.choices import Choices
 from tests.simulation.driver import Driver
 from tests.simulation.engine import Engine, EngineTask, Faults
 from tests.simulation.fault_injectors import CUTS, FAULT_INJECTORS, copy, some_of, strike
@@ -70,11 +69,9 @@ def draw_settings(random: Random) -> Settings:
 class World:
     """See the module. ``run`` ends in a quiet world, or raises ``Violation``."""
 
-    def __init__(self, seed: int, eager: float | None = None, choices: Choices | None = None) -> None:
+    def __init__(self, seed: int, eager: float | None = None) -> None:
         self.seed = seed
-        self.choices = Choices(seed) if choices is None else choices
-        self.random: Random = self.choices
-        random = self.random
+        self.random = random = Random(seed)
         self.now = 0.0
         self.look_at = 0.0  # when timers are checked next
         self.steps = 0
@@ -264,7 +261,6 @@ class World:
 
     def step(self) -> None:
         self.steps += 1
-        self.choices.begin_step()
         self.now += self.random.expovariate(1000.0)
         if self.engine.active and self.random.random() < self.eager:
             self.driver.request(savepoint=self.random.random() < 0.15)
@@ -466,13 +462,12 @@ class World:
         return figures
 
 
-def run_world(seed: int, eager: float | None = None, choices: Choices | None = None) -> tuple[World, Exception | None]:
+def run_world(seed: int, eager: float | None = None) -> tuple[World, Exception | None]:
     """Run one world; return it with the error, if there was one. Any exception is a finding.
 
     ``eager``: how likely a checkpoint is requested at each step, instead of the seed's choice.
-    ``choices``: the source of all chance, instead of the seed.
     """
-    world = World(seed, eager, choices)
+    world = World(seed, eager)
     try:
         world.run()
     except Exception as error:
