@@ -31,33 +31,38 @@ def fields_of(kind: type) -> tuple[str, ...]:
     return names
 
 
-def items_of(value: object) -> list[tuple[str, Any]]:
+def items_of(value: object, but: frozenset[str]) -> list[tuple[str, Any]]:
     """Return the state of an object: its slots and its ``__dict__``, by name."""
     found = [(name, getattr(value, name)) for name in fields_of(type(value)) if hasattr(value, name)]
     found += sorted(getattr(value, "__dict__", {}).items())
-    return [(name, field) for name, field in found if name not in IGNORED and not callable(field)]
+    return [(name, field) for name, field in found if name not in but and not callable(field)]
 
 
-def freeze(value: Any) -> Hashable:
-    """Return the form of a value. The second occurrence of an object in it is represented by its place."""
-    return _freeze(value, {})
+def freeze(value: Any, but: frozenset[str] = frozenset()) -> Hashable:
+    """Return the form of a value, without the attributes named in ``but``.
+
+    The second occurrence of an object in it is represented by its place.
+    """
+    return _freeze(value, IGNORED | but, {})
 
 
-def _freeze(value: Any, met: dict[int, int]) -> Hashable:
+def _freeze(value: Any, but: frozenset[str], met: dict[int, int]) -> Hashable:
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, tuple | list | deque):
-        return (type(value), *[_freeze(item, met) for item in value])
+        return (type(value), *[_freeze(item, but, met) for item in value])
     if isinstance(value, dict):
-        return (dict, *[(key, _freeze(value[key], met)) for key in sorted(value)])
+        return (dict, *[(key, _freeze(value[key], but, met)) for key in sorted(value)])
     if isinstance(value, set | frozenset):
-        return (set, *sorted(value))
+        return (set, frozenset(value))
+    if isinstance(value, bytearray):
+        return (bytearray, bytes(value))
     place = met.get(id(value))
     if place is not None:
         return ("as before", place)
     if not is_value(type(value)):
         met[id(value)] = len(met)
-    return (type(value), *[_freeze(field, met) for _, field in items_of(value)])
+    return (type(value), *[_freeze(field, but, met) for _, field in items_of(value, but)])
 
 
 def clone(value: Any) -> Any:

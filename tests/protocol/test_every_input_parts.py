@@ -28,7 +28,8 @@ from protocol.splits import SplitAssignmentTracker
 from protocol.streams import IncomingStream, OutgoingStream
 from protocol.wire.framing import FrameDecoder, frame
 from protocol.wire.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeState, ServerHandshake
-from tests.protocol.every_input import HUGE, freeze
+from tests.exploration.freezing import freeze
+from tests.protocol.test_every_input import HUGE
 
 SECRET, CLIENT_NONCE, SERVER_NONCE = b"s" * 32, bytes(range(32)), bytes(range(100, 132))
 
