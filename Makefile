@@ -8,8 +8,9 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.made-from
-OTHER_SPARKS := 4.1.4 4.2.1
-OTHER_VENVS := $(foreach version,$(OTHER_SPARKS),.venv-spark-$(basename $(version)))
+SPARK := 4.3
+OTHER_SPARKS := 4.1 4.2
+OTHER_VENVS := $(OTHER_SPARKS:%=.venv-spark-%)
 RELEASE_VENV := .venv-release
 PACKAGES := actors headgate protocol spark_bridge
 FOLDERS := $(PACKAGES) tests benchmarks examples
@@ -31,6 +32,14 @@ export PYSPARK_DRIVER_PYTHON := $(CURDIR)/$(PY)
 SPARK_LOCAL_IP ?= 127.0.0.1
 export SPARK_LOCAL_IP
 export PYTHONUNBUFFERED := 1
+
+pip_install = -m pip install --quiet --disable-pip-version-check
+# pip refuses a file whose hash is not in the lock. Spark comes last: what builds it must be there, with its own hashes.
+install_locked = $(1)/bin/python $(pip_install) --require-hashes -r requirements.lock && \
+	$(1)/bin/python $(pip_install) --require-hashes --no-deps --no-build-isolation -r $(2) && \
+	$(1)/bin/python $(pip_install) --no-deps --no-build-isolation -e .
+compile = $(RELEASE_VENV)/bin/python -m uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--custom-compile-command "make lock" $(ARGS)
 
 with_java = JAVA_HOME="$$(.ci/find-java)" && export JAVA_HOME
 
@@ -102,7 +111,7 @@ docs: $(STAMP) ## the documentation as a site in site/; a broken link or a missi
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS) && echo "site/index.html"
 
 .PHONY: release
-release: $(STAMP) $(RELEASE_VENV)/.made-from ## sdist and wheel in dist/, checked, and tried with each supported Python here
+release: $(STAMP) $(RELEASE_VENV)/.made-from ## sdist, wheel and SBOM in dist/, checked, and tried with each supported Python here
 	@$(with_java) && exec $(PY) -m tests.release --tools $(RELEASE_VENV)/bin/python $(ARGS)
 
 .PHONY: format
@@ -113,6 +122,15 @@ format: $(STAMP) ## let ruff rewrite what it can
 .PHONY: venv
 venv: $(STAMP) ## only build .venv
 
+.PHONY: lock
+lock: $(RELEASE_VENV)/.made-from ## write the locks from pyproject.toml; ARGS=--upgrade raises the versions
+	@for spark in $(OTHER_SPARKS) $(SPARK); do \
+		echo "pyspark==$$spark.*" | $(compile) --no-deps --no-annotate -o requirements-spark-$$spark.lock - || exit; \
+	done
+	@$(compile) pyproject.toml --group build --group dev --group docs \
+		-c requirements-spark-$(SPARK).lock --no-emit-package pyspark -o requirements.lock
+	@$(compile) --group release -o requirements-release.lock
+
 .PHONY: clean
 clean: ## remove .venv and all that tools left behind
 	@rm -rf $(VENV) $(RELEASE_VENV) .venv-spark-* build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache \
@@ -120,13 +138,12 @@ clean: ## remove .venv and all that tools left behind
 	@find $(wildcard $(FOLDERS)) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Built anew when the pins change. The stamp is written last, so that a broken build is not taken for a good one.
-$(STAMP): requirements.lock
+$(STAMP): requirements.lock requirements-spark-$(SPARK).lock
 	@python="$$(.ci/find-python)" && \
 		echo "headgate: building .venv with $$("$$python" --version) (once; a minute or two)" >&2 && \
 		rm -rf $(VENV) && \
 		"$$python" -m venv $(VENV) && \
-		$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.lock && \
-		$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . && \
+		$(call install_locked,$(VENV),requirements-spark-$(SPARK).lock) && \
 		cp requirements.lock $@
 
 $(RELEASE_VENV)/.made-from: requirements-release.lock
@@ -134,15 +151,13 @@ $(RELEASE_VENV)/.made-from: requirements-release.lock
 		echo "headgate: building $(@D) (once; a minute)" >&2 && \
 		rm -rf $(@D) && \
 		"$$python" -m venv $(@D) && \
-		$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $< && \
+		$(@D)/bin/python $(pip_install) --require-hashes -r $< && \
 		cp $< $@
 
-$(OTHER_VENVS:%=%/.made-from): .venv-spark-%/.made-from: requirements.lock
+$(OTHER_VENVS:%=%/.made-from): .venv-spark-%/.made-from: requirements.lock requirements-spark-%.lock
 	@python="$$(.ci/find-python)" && \
 		echo "headgate: building $(@D) (once; some minutes, for Spark is built from its sources)" >&2 && \
 		rm -rf $(@D) && \
 		"$$python" -m venv $(@D) && \
-		sed "s/^pyspark==.*/pyspark==$(filter $*.%,$(OTHER_SPARKS))/" requirements.lock > $(@D)/requirements.lock && \
-		$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $(@D)/requirements.lock && \
-		$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . && \
+		$(call install_locked,$(@D),requirements-spark-$*.lock) && \
 		cp requirements.lock $@

@@ -5,15 +5,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.release.__main__ import TYPED_PROGRAM, StepFailed, run, step
 from tests.release.contents import (
@@ -131,6 +135,40 @@ def test_the_version_has_its_entry_in_the_changelog() -> None:
 
 def test_the_supported_pythons_are_those_of_the_classifiers() -> None:
     assert supported_pythons((ROOT / "pyproject.toml").read_text(encoding="utf-8")) == ["3.11", "3.12", "3.13", "3.14"]
+
+
+LOCKS = sorted(ROOT.glob("requirements*.lock"))
+PINNED = re.compile(r"^([\w.-]+)==([^ ;]+)[^\n]*\\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+def test_every_requirement_of_a_lock_has_one_version_and_hashes(lock: Path) -> None:
+    text = lock.read_text(encoding="utf-8")
+    assert PINNED.search(text)
+    others = [line for line in PINNED.sub("", text).splitlines() if not line.lstrip().startswith("#")]
+    assert "".join(others) == ""
+
+
+def test_the_locks_have_what_the_project_asks_for() -> None:
+    """If this fails, run ``make lock``."""
+    pins: dict[str, set[str]] = {}
+    for lock in LOCKS:
+        for name, version, _ in PINNED.findall(lock.read_text(encoding="utf-8")):
+            pins.setdefault(name, set()).add(version)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    wanted += [one for group in project["dependency-groups"].values() for one in group]
+    for one in map(Requirement, wanted):
+        versions = pins.get(canonicalize_name(one.name), set())
+        assert versions, f"no lock has {one.name}"
+        assert all(version in one.specifier for version in versions), f"{one} is not {versions}"
+
+
+def test_the_makefile_and_the_locks_name_the_same_versions_of_spark() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.findall(r"^(?:OTHER_SPARKS|SPARK) := (.+)$", makefile, re.MULTILINE)
+    locked = [lock.stem.removeprefix("requirements-spark-") for lock in LOCKS if "spark" in lock.name]
+    assert sorted(" ".join(named).split()) == locked
 
 
 def put_python(folder: Path, *, works: bool) -> Path:
