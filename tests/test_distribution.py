@@ -14,6 +14,7 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -23,6 +24,9 @@ from tests.release.__main__ import TYPED_PROGRAM, StepFailed, run, step
 from tests.release.contents import (
     PACKAGES,
     changelog_problems,
+    pins_of,
+    required_by,
+    sbom_problems,
     sdist_problems,
     supported_pythons,
     version_of,
@@ -123,6 +127,62 @@ def test_a_source_distribution_with_leftovers_is_refused(tmp_path: Path) -> None
     problems = list(sdist_problems(tmp_path / "headgate.tar.gz"))
     assert "the source distribution lacks pyproject.toml" in problems
     assert "the source distribution holds tests/__pycache__/x.pyc, which a tool left behind" in problems
+
+
+def component(name: str, version: str) -> dict[str, Any]:
+    license_of = [{"license": {"id": "MIT"}}]
+    return {
+        "bom-ref": f"{name}=={version}",
+        "name": name,
+        "version": version,
+        "purl": f"pkg:pypi/{name}",
+        "licenses": license_of,
+    }
+
+
+def sbom_of(product_version: str = "1.0") -> dict[str, Any]:
+    return {
+        "metadata": {"component": {"bom-ref": "root-component", "name": "headgate", "version": product_version}},
+        "components": [component("anyio", "4.1"), component("typing_extensions", "4.2")],
+        "dependencies": [
+            {"ref": "root-component", "dependsOn": ["anyio==4.1"]},
+            {"ref": "anyio==4.1", "dependsOn": ["typing_extensions==4.2"]},
+            {"ref": "typing_extensions==4.2"},
+        ],
+    }
+
+
+def problems_of(sbom: dict[str, Any]) -> list[str]:
+    return list(sbom_problems(sbom, [Requirement("anyio>=4")], "1.0", {"anyio": "4.1", "typing-extensions": "4.2"}))
+
+
+def test_an_sbom_lists_what_the_wheel_needs_and_no_more() -> None:
+    assert problems_of(sbom_of()) == []
+    assert problems_of(sbom_of("0.9")) == ["the SBOM is of headgate 0.9, not of headgate 1.0"]
+    sbom = sbom_of()
+    sbom["components"] = [component("pip", "26.0")]
+    assert problems_of(sbom) == [
+        "the SBOM lacks anyio",
+        "the SBOM has pip 26.0, the lock has None",
+        "the SBOM has pip==26.0, which Headgate does not need",
+    ]
+    sbom = sbom_of()
+    sbom["components"][1] = component("typing_extensions", "4.2") | {"version": "4.3", "licenses": []}
+    assert problems_of(sbom) == [
+        "the SBOM has typing-extensions 4.3, the lock has 4.2",
+        "the SBOM has no licenses of typing_extensions==4.2",
+    ]
+
+
+def test_the_wheel_requires_the_dependencies_of_the_project_without_its_extras(wheel: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["optional-dependencies"]
+    assert sorted(map(str, required_by(wheel))) == sorted(str(Requirement(one)) for one in project["dependencies"])
+
+
+def test_the_pins_of_a_lock_are_its_versions() -> None:
+    lock = "# by a tool\nanyio==4.1 \\\n    --hash=sha256:00\n    # via headgate\nuvloop==1.0 ; os_name == 'posix' \\\n"
+    assert pins_of(lock, "pyspark==4.3.0 \\\n") == {"anyio": "4.1", "uvloop": "1.0", "pyspark": "4.3.0"}
 
 
 def test_the_version_has_its_entry_in_the_changelog() -> None:

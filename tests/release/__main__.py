@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m tests.release``: build the distributions in ``dist/``, check them, and try the wheel on each Python
-here.
+"""``python -m tests.release``: build the distributions and the SBOM in ``dist/``, check them, and try the wheel on
+each Python here.
+
+The SBOM (software bill of materials) is a CycloneDX file. It lists what the wheel needs at run time, in the locked
+versions.
 
 Each Python gets an empty environment with the wheel and its dependencies. There ``headgate check`` and the programs
 of ``PROGRAMS`` run, from copies outside of the repository, and a user's program must pass mypy and pyright in their
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +26,16 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tests.release.contents import changelog_problems, sdist_problems, supported_pythons, version_of, wheel_problems
+from tests.release.contents import (
+    changelog_problems,
+    pins_of,
+    required_by,
+    sbom_problems,
+    sdist_problems,
+    supported_pythons,
+    version_of,
+    wheel_problems,
+)
 from tests.release.pythons import find_python
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -41,7 +54,7 @@ class StepFailed(Exception):
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.release", description=__doc__)
-    parser.add_argument("--tools", type=Path, required=True, help="the Python that has twine and basedpyright")
+    parser.add_argument("--tools", type=Path, required=True, help="the Python that has the locked release tools")
     tools: Path = parser.parse_args(arguments).tools.absolute()
     with tempfile.TemporaryDirectory(prefix="headgate-release-") as folder:
         return release(tools, Path(folder))
@@ -54,6 +67,7 @@ def release(tools: Path, folder: Path) -> int:
         "wheel": lambda: check_wheel(built("*.whl")),
         "sdist": lambda: check_sdist(built("*.tar.gz"), folder / "unpacked"),
         "metadata": lambda: check_metadata(tools),
+        "sbom": lambda: write_sbom(tools, folder / "sbom"),
     }
     if not all(step(title, action) for title, action in steps.items()):
         return 1
@@ -111,8 +125,12 @@ def build() -> str:
     return ", ".join(f"{file.name} ({file.stat().st_size // 1024} KiB)" for file in sorted(DIST.iterdir()))
 
 
+def own_version() -> str:
+    return version_of((ROOT / "headgate" / "__init__.py").read_text(encoding="utf-8"))
+
+
 def check_wheel(wheel: Path) -> str:
-    version = version_of((ROOT / "headgate" / "__init__.py").read_text(encoding="utf-8"))
+    version = own_version()
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     refuse([*wheel_problems(wheel), *changelog_problems(changelog, version)])
     return f"version {version}, packages, py.typed and classifiers"
@@ -134,6 +152,32 @@ def check_sdist(sdist: Path, folder: Path) -> str:
 def check_metadata(tools: Path) -> str:
     run([tools, "-m", "twine", "check", "--strict", built("*.whl"), built("*.tar.gz")])
     return "twine check --strict"
+
+
+def write_sbom(tools: Path, folder: Path) -> str:
+    """Install the wheel with the locked versions of what it needs, and list them. The tool validates what it writes."""
+    folder.mkdir()
+    pins = pins_of(*(lock.read_text(encoding="utf-8") for lock in (ROOT / "requirements.lock", newest_spark_lock())))
+    constraints, project, env = folder / "pins.txt", folder / "pyproject.toml", folder / "env"
+    constraints.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()), encoding="utf-8")
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project.write_text(text.replace('dynamic = ["version"]', f'version = "{own_version()}"'), encoding="utf-8")
+    run([sys.executable, "-m", "venv", "--without-pip", env])  # pip itself is not a part of the product
+    quiet = ("--quiet", "--disable-pip-version-check")
+    run([tools, "-m", "pip", "--python", env, "install", *quiet, "--constraint", constraints, built("*.whl")])
+    sbom = DIST / f"headgate-{own_version()}.cdx.json"
+    kind = ("--validate", "--output-reproducible", "--mc-type", "library", "--pyproject", project)
+    run([tools, "-m", "cyclonedx_py", "environment", *kind, "--output-file", sbom, env])
+    contents = json.loads(sbom.read_text(encoding="utf-8"))
+    refuse(list(sbom_problems(contents, required_by(built("*.whl")), own_version(), pins)))
+    shutil.rmtree(folder)  # Spark is large
+    return f"{sbom.name}, {len(contents['components'])} packages, CycloneDX {contents['specVersion']}, valid"
+
+
+def newest_spark_lock() -> Path:
+    return max(
+        ROOT.glob("requirements-spark-*.lock"), key=lambda lock: [int(part) for part in re.findall(r"\d+", lock.name)]
+    )
 
 
 def refuse(problems: list[str]) -> None:

@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 PACKAGES = ("actors", "headgate", "protocol", "spark_bridge")
 TO_BUILD_AND_TEST = (
@@ -90,6 +94,46 @@ def sdist_names(sdist: Path) -> set[str]:
     """The paths of its files, without the top folder."""
     with tarfile.open(sdist) as archive:
         return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+
+
+def pins_of(*locks: str) -> dict[str, str]:
+    """Map each package of these locks to its version. If that depends on the version of Python: to the last one."""
+    return dict(re.findall(r"^([\w.-]+)==([^ ;]+)", "\n".join(locks), re.MULTILINE))
+
+
+def required_by(wheel: Path) -> list[Requirement]:
+    """What a wheel needs at run time without any extra."""
+    with zipfile.ZipFile(wheel) as archive:
+        (path,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = Parser().parsestr(archive.read(path).decode())
+    needed = map(Requirement, metadata.get_all("Requires-Dist", []))
+    return [one for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+
+
+def sbom_problems(
+    sbom: dict[str, Any], required: list[Requirement], version: str, pins: dict[str, str]
+) -> Iterator[str]:
+    """Find the problems of a CycloneDX document: it lists what is required, what that needs in turn, and no more."""
+    product = sbom["metadata"]["component"]
+    if (product["name"], product.get("version")) != ("headgate", version):
+        yield f"the SBOM is of {product['name']} {product.get('version')}, not of headgate {version}"
+    components = {one["bom-ref"]: one for one in sbom.get("components", [])}
+    listed = {canonicalize_name(one["name"]): one.get("version") for one in components.values()}
+    for one in required:
+        if canonicalize_name(one.name) not in listed:
+            yield f"the SBOM lacks {one.name}"
+    for name, found in listed.items():
+        if found != pins.get(name):
+            yield f"the SBOM has {name} {found}, the lock has {pins.get(name)}"
+    needs = {one["ref"]: one.get("dependsOn", []) for one in sbom["dependencies"]}
+    reached, new = set[str](), {product["bom-ref"]}
+    while new:
+        reached |= new
+        new = {ref for one in new for ref in needs.get(one, [])} - reached
+    for ref, component in components.items():
+        if ref not in reached:
+            yield f"the SBOM has {ref}, which Headgate does not need"
+        yield from (f"the SBOM has no {field} of {ref}" for field in ("purl", "licenses") if not component.get(field))
 
 
 def changelog_problems(changelog: str, version: str) -> Iterator[str]:
