@@ -77,7 +77,7 @@ def test_a_restored_request_comes_back_as_a_request_of_the_subtask_that_asked() 
     world.connect()
     world.drive_subtask(s.OperatorOpened())
     world.drive_gateway(g.ReadyAnnounced())
-    carry(world)
+    world.carry()
     assert world.heard == [b"!", b"?", b"."]
     assert world.to_answer == []
     world.settle()
@@ -107,25 +107,19 @@ def test_a_whole_checkpoint_over_an_open_request() -> None:
     world.drive_subtask(s.OperatorOpened())
     world.drive_gateway(g.ReadyAnnounced())
     world.drive_subtask(s.RequestSubmitted(1, b"?"))
-    carry(world)
+    world.carry()
     world.drive_gateway(g.CloseRequested(5))
-    carry(world)
+    world.carry()
     world.drive_gateway(g.CutReached(5))
     world.drive_gateway(g.AnswerSubmitted(1, "", b"!"))
     world.drive_gateway(g.BarrierRequested(5))
-    carry(world)
+    world.carry()
     assert world.asked_back == []
     assert world.mailbox == type(world.mailbox)([s.MailboxBarrier(5)])
     world.drive_subtask(s.SnapshotTaken(5, b"state"))
-    carry(world)
+    world.carry()
     assert world.reports[-1] == g.ReportAcknowledged(5, b"state", (), 1)
     assert world.asked_back == [1]
-
-
-def carry(world: World) -> None:
-    while world.down or world.up:
-        world.carry_down()
-        world.carry_up()
 
 
 def test_an_answer_that_comes_in_the_middle_of_a_checkpoint_does_not_open_the_valve() -> None:

@@ -381,11 +381,6 @@ class WatchedWorld(World):
     def lone_confirms(self) -> int:
         return sum(all(isinstance(message, Confirm) for message in messages) for messages in self.sends)
 
-    def carry(self) -> None:
-        while self.down or self.up:
-            self.carry_down()
-            self.carry_up()
-
 
 def an_open_world(seed: int) -> WatchedWorld:
     world = WatchedWorld(seed)
