@@ -5,17 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 
 import pytest
 
-from protocol.barrier_tracker.under_way import CheckpointsUnderWay
-from protocol.errors import ConfirmationTimeout, RemoteProtocolError
 from protocol.gateway.inbound import GatewayInbound
 from protocol.gateway.machine import GatewayMachine
-from protocol.gateway.outbound import GatewayOutbound
-from protocol.gateway.types import ExpireEvent
-from protocol.streams import IncomingStream
 from protocol.subtask.inbound import SubtaskInbound
 from protocol.subtask.outbound import SubtaskOutbound
 from tests.exploration import SCOPES, Scope, explore
@@ -23,12 +17,16 @@ from tests.exploration.__main__ import main
 from tests.exploration.freezing import freeze
 from tests.exploration.search import Search
 from tests.exploration.world import BUDGETS, COORDINATOR, GATEWAY, LEDGER, LINK, SLOTS, TASK, TRACKER, WIDTH, State
+from tests.mutants.catalogue import BY_NAME
+from tests.mutants.hunt import changed
 
 TINY = SCOPES["tiny"]
 FLOORS = {"in-doubt": 10_000, "loss-tolerant": 500, "tiny": 100, "tiny-drop": 2000, "tiny-fail": 500}
 
 
-@pytest.mark.parametrize("name", FLOORS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name == "in-doubt" else ()) for name in FLOORS]
+)
 def test_every_state_of_a_tiny_scope_keeps_the_contract(name: str) -> None:
     """The invariant, H10, H16, H18, H20-H26, H30-H32, H40-H45, H48, H64."""
     result = explore(SCOPES[name])
@@ -116,47 +114,24 @@ def test_the_states_stand_for_all_that_differ_in_names(scope: Scope) -> None:
 # --- detection of violations ----------------------------------------------------------------------------------------
 
 
-def test_held_events_missing_from_the_snapshot_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SubtaskOutbound, "_snapshot_held", lambda self: ())
-    found = explore(TINY).violation
+@pytest.mark.parametrize(
+    ("mutant", "scope", "rule"),
+    [
+        ("held-missing-from-snapshot", "tiny", "invariant"),
+        ("reopens-at-barrier-injection", "apart", "H23"),  # FLINK-28606
+        ("abort-is-not-told", "tiny-fail", "H16"),
+        ("resend-without-suppression", "tiny-drop", "H30"),
+        ("taken-items-are-lost", "tiny", "H26"),
+        ("waits-for-the-loss-tolerant", "loss-tolerant", "H28"),
+        ("expires-twice", "loss-tolerant", "H72"),
+    ],
+)
+def test_a_known_bug_is_seen(mutant: str, scope: str, rule: str) -> None:
+    with changed(BY_NAME[mutant]):
+        found = explore(SCOPES[scope]).violation
     assert found is not None
-    assert found.rule in ("invariant", "H31")
-    assert 5 <= len(found.path) <= 40, str(found)
-
-
-def test_a_valve_that_reopens_at_the_barrier_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FLINK-28606."""
-    send_barrier = GatewayOutbound.send_barrier
-
-    def send_and_open(self: GatewayOutbound, checkpoint_id: int, apart: bool, effects: list[object]) -> None:
-        send_barrier(self, checkpoint_id, True, effects)  # type: ignore[arg-type]
-        self._reopen(checkpoint_id, 0.0, effects)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(GatewayOutbound, "send_barrier", send_and_open)
-    monkeypatch.setattr(GatewayOutbound, "check_invariants", lambda self: None)
-    found = explore(replace(TINY, apart=True)).violation
-    assert found is not None
-    assert found.rule == "H23"
-
-
-def test_a_checkpoint_that_outlives_a_failure_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H16: it would wait for an attempt that is over, or contain the messages of a dead one."""
-    monkeypatch.setattr(CheckpointsUnderWay, "abort_all", lambda self, reason, out: None)
-    found = explore(SCOPES["tiny-fail"]).violation
-    assert found is not None
-    assert found.path
-
-
-def test_a_duplicate_that_is_taken_again_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_new(self: IncomingStream, seq: int) -> bool:
-        if seq > self.received_seq + 1:
-            raise RemoteProtocolError("a hole")
-        return True
-
-    monkeypatch.setattr(IncomingStream, "is_new", is_new)
-    found = explore(SCOPES["tiny-drop"]).violation
-    assert found is not None
-    assert any("breaks" in line for line in found.path)
+    assert found.rule == rule
+    assert 4 <= len(found.path) <= 40, str(found)
 
 
 def test_a_barrier_that_is_lost_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,29 +156,6 @@ def test_an_attempt_given_up_after_its_last_word_is_seen(monkeypatch: pytest.Mon
     assert found is not None
     assert any("Finish" in line for line in found.path)
     assert any("OutOfTime" in line for line in found.path)
-
-
-def test_an_attempt_that_fails_for_a_loss_tolerant_event_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:  # H28
-    monkeypatch.setattr(GatewayMachine, "_fatal_deadline", lambda self: self._outbound.tolerant_deadline())
-    describe_late = GatewayOutbound.describe_late
-    monkeypatch.setattr(
-        GatewayOutbound,
-        "describe_late",
-        lambda self, *times: describe_late(self, *times) if self._awaited else ("a loss-tolerant event", None),
-    )
-    found = explore(SCOPES["loss-tolerant"]).violation
-    assert found is not None
-    assert found.rule == "H28"
-
-
-def test_a_loss_tolerant_event_that_expires_twice_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:  # H72
-    def expire(self: GatewayOutbound, now: float, effects: list[object]) -> None:
-        effects += [ExpireEvent(tag, ConfirmationTimeout("late")) for tag in self.stream.tags()]
-
-    monkeypatch.setattr(GatewayOutbound, "expire_tolerant", expire)
-    found = explore(SCOPES["loss-tolerant"]).violation
-    assert found is not None
-    assert found.rule == "H72"
 
 
 # --- the program ----------------------------------------------------------------------------------------------------

@@ -11,31 +11,23 @@ import pytest
 from tests.actors.coordination.test_failures_behind_a_run import (
     test_a_coordinator_that_fails_behind_a_good_run_says_so_when_it_is_settled as say_so,
 )
-from tests.mutants.mutant import Edit, Mutant
+from tests.mutants.mutant import catalogue
 from tests.spark_bridge.test_actions import (
     test_a_failure_belongs_to_the_action_of_its_run_and_to_no_other as attribute,
 )
 
-ANOTHERS_FAILURE = Mutant(
-    "another's-failure",
-    "A failed run of any operator counts for every action that is being called.",
-    "E2: a counter of the whole sidecar",
-    ("H65",),
-    (Edit("spark_bridge.bridge.runs:RunningJobs.failed", "else its_action == action_id:", "else True:"),),
-)
-SILENT_COMMIT = Mutant(
-    "silent-commit",
-    "A coordinator that cannot commit the final checkpoint of a good run is logged, and nobody is told.",
-    "E13: nothing was raised",
-    ("H71",),
-    (
-        Edit(
-            "actors.coordination.coordinator:CoordinatorActor.receive",
-            "replace(settled, failed=self._failed_behind)",
-            "settled",
-        ),
-    ),
-)
+ANOTHERS_FAILURE, SILENT_COMMIT = catalogue(r"""
+another's-failure [E2: a counter of the whole sidecar; H65]
+  A failed run of any operator counts for every action that is being called.
+  @ spark_bridge.bridge.runs:RunningJobs.failed
+  - else its_action == action_id:
+  + else True:
+silent-commit [E13: nothing was raised; H71]
+  A coordinator that cannot commit the final checkpoint of a good run is logged, and nobody is told.
+  @ actors.coordination.coordinator:CoordinatorActor.receive
+  - replace(settled, failed=self._failed_behind)
+  + settled
+""")
 
 
 def test_a_failure_that_counts_for_every_action_is_caught() -> None:  # H65

@@ -110,12 +110,20 @@ def check_caught(mutant: Mutant, budget: Budget) -> None:
     assert finding.rule.startswith(("H", "invariant"))
 
 
+@pytest.fixture
+def few_histories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a hunt that finds nothing end soon; ``make mutants`` tells all histories."""
+    monkeypatch.setattr(hunting, "HISTORIES", 1)
+
+
+@pytest.mark.usefixtures("few_histories")
 def test_a_healthy_product_is_not_accused() -> None:
     same = Edit("protocol.gateway.machine:GatewayMachine._ignore", "pass", "pass  # all is well")
-    finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), Budget(worlds=10, states=100))
-    assert (finding.seen, finding.looked) == ("", 10)
+    finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), Budget(worlds=3, states=20))
+    assert (finding.seen, finding.looked) == ("", 3)
 
 
+@pytest.mark.usefixtures("few_histories")
 def test_a_slow_machine_hunts_as_far_as_a_fast_one(monkeypatch: pytest.MonkeyPatch) -> None:
     hours = itertools.count(step=3600.0)
     monkeypatch.setattr(hunting, "time", SimpleNamespace(monotonic=lambda: next(hours)))
@@ -125,13 +133,6 @@ def test_a_slow_machine_hunts_as_far_as_a_fast_one(monkeypatch: pytest.MonkeyPat
     assert (finding.seen, finding.looked) == ("", 5)
 
 
-def test_hunts_run_in_processes_of_their_own() -> None:
-    found: dict[str, Finding] = {}
-    mutants = [BY_NAME["events-twice"], BY_NAME["complete-before-durable"]]
-    runner.run(mutants, SMALL, 2, lambda mutant, finding: found.update({mutant.name: finding}), lambda running: None)
-    assert {name: bool(finding.seen) for name, finding in found.items()} == {mutant.name: True for mutant in mutants}
-
-
 @pytest.mark.parametrize(
     ("instead", "seen"),
     [("__import__('os')._exit(7)", "Died: exit status 7"), ("any(iter(int, 1))", "Stuck")],
@@ -139,7 +140,7 @@ def test_hunts_run_in_processes_of_their_own() -> None:
 def test_a_mutant_that_takes_its_process_with_it_has_shown_itself(
     instead: str, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "STUCK_S", 2.0)
+    monkeypatch.setattr(runner, "STUCK_S", 0.5)
     edit = Edit("protocol.gateway.machine:GatewayMachine._take", "self._inbound.take(input.seq)", instead)
     found: dict[str, Finding] = {}
     mutant = Mutant("fatal", "Nothing comes back.", "feared", ("H1",), (edit,))
@@ -155,9 +156,10 @@ def test_the_command_lists_the_catalogue_and_shows_a_change(capsys: pytest.Captu
     assert "-    self._inbound.take(input.seq)\n+    pass\n" in shown
 
 
+@pytest.mark.usefixtures("few_histories")
 def test_the_command_tells_who_was_caught_and_who_survived(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["events-twice", "--jobs", "1"]) == 0
-    assert "1 of 1 caught" in capsys.readouterr().out
+    assert main(["events-twice", "complete-before-durable", "--jobs", "2"]) == 0
+    assert "2 of 2 caught" in capsys.readouterr().out
     assert main(["held-not-failed", "--jobs", "1", "--worlds", "1", "--states", "10"]) == 1
     assert "survived: held-not-failed" in capsys.readouterr().out
 

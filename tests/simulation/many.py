@@ -4,18 +4,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 
 from tests.simulation.shared import Totals
 from tests.simulation.world import run_world
 
 REPORT_S = 1.0
+BLOCK = 200
+"""How many worlds are handed to the processes at a time."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +46,23 @@ class Summary:
     done: int = 0
     began: float = field(default_factory=time.monotonic)
 
-    def add(self, outcome: Outcome) -> None:
-        self.done += 1
-        self.totals.add(outcome.totals)
-        if outcome.broken and (self.broken is None or outcome.seed < self.broken.seed):
-            self.broken = outcome
-
-    def settled(self, seed: int) -> bool:
-        """Whether the outcome of this seed and of higher ones no longer matters."""
-        return self.broken is not None and self.broken.seed <= seed
-
     def progress(self) -> str:
         rate = self.done / max(time.monotonic() - self.began, 0.001)
         left = (self.count - self.done) / rate if self.done else 0.0
         return f"{self.done}/{self.count} worlds, {rate:.1f} a second, {int(left) // 60} min {int(left) % 60:2} s left"
+
+    def take(self, outcomes: Iterable[Outcome], say: Callable[[str], None]) -> None:
+        """Take outcomes in the order of their seeds, until one broke a rule."""
+        next_report = self.began + REPORT_S
+        for outcome in outcomes:
+            self.done += 1
+            self.totals.add(outcome.totals)
+            if outcome.broken:
+                self.broken = outcome
+                return
+            if time.monotonic() >= next_report:
+                say(self.progress())
+                next_report += REPORT_S
 
 
 def run_many(seeds: range, jobs: int, say: Callable[[str], None], run: Run = run_seed) -> Summary:
@@ -68,75 +72,14 @@ def run_many(seeds: range, jobs: int, say: Callable[[str], None], run: Run = run
     """
     summary = Summary(len(seeds))
     if jobs == 1:
-        run_here(seeds, summary, say, run)
-    else:
-        run_apart(seeds, jobs, summary, say, run)
-    return summary
-
-
-def run_here(seeds: range, summary: Summary, say: Callable[[str], None], run: Run) -> None:
-    next_report = summary.began + REPORT_S
-    for seed in seeds:
-        summary.add(run(seed))
-        if summary.broken is not None:
-            return
-        if time.monotonic() >= next_report:
-            say(summary.progress())
-            next_report += REPORT_S
-
-
-def run_apart(seeds: range, jobs: int, summary: Summary, say: Callable[[str], None], run: Run) -> None:
-    """Run the seeds in several processes, each with every n-th seed in rising order."""
-    workers = [Worker(seeds[number::jobs], run) for number in range(min(jobs, len(seeds)))]
-    next_report = summary.began + REPORT_S
+        summary.take(map(run, seeds), say)
+        return summary
+    pool = ProcessPoolExecutor(jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN))
     try:
-        while working := {worker.pipe: worker for worker in workers if worker.left}:
-            for pipe in wait(list(working), timeout=max(0.0, next_report - time.monotonic())):
-                assert isinstance(pipe, Connection)
-                summary.add(working[pipe].take())
-            for worker in working.values():
-                if worker.left and summary.settled(worker.left[0]):
-                    worker.left = worker.left[:0]
-            if time.monotonic() >= next_report:
-                say(summary.progress())
-                next_report += REPORT_S
+        blocks = (seeds[start : start + BLOCK] for start in range(0, len(seeds), BLOCK))
+        summary.take((outcome for block in blocks for outcome in pool.map(run, block)), say)
+    except BrokenProcessPool:
+        raise RuntimeError(f"a process that ran seed {seeds[summary.done]} or a later one has ended") from None
     finally:
-        for worker in workers:
-            worker.stop()
-
-
-class Worker:
-    """A process and its remaining seeds."""
-
-    def __init__(self, seeds: range, run: Run) -> None:
-        self.left = seeds
-        self.pipe, theirs = multiprocessing.Pipe(duplex=False)
-        self._process: BaseProcess = multiprocessing.Process(target=work, args=(run, seeds, theirs), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def take(self) -> Outcome:
-        try:
-            outcome = self.pipe.recv()
-        except EOFError:
-            raise RuntimeError(f"the process that runs seed {self.left[0]} has ended") from None
-        assert isinstance(outcome, Outcome)
-        self.left = self.left[1:]
-        return outcome
-
-    def stop(self) -> None:
-        """Stop the process immediately."""
-        self._process.kill()
-        self._process.join()
-        self._process.close()
-        self.pipe.close()
-
-
-def work(run: Run, seeds: range, pipe: Connection) -> None:
-    """Run seeds in a separate process. The parent handles an interrupt."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        for seed in seeds:
-            pipe.send(run(seed))
-    except BrokenPipeError:
-        return  # the parent no longer reads
+        pool.shutdown(cancel_futures=True)  # the parent handles an interrupt; each process ends its world
+    return summary
