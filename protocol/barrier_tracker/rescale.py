@@ -22,10 +22,11 @@ def rescaled(checkpoint: CompletedCheckpoint, parallelism: int) -> CompletedChec
     would meet. The latter needs a second change of parallelism before a subtask has restored after the first one.
     """
     whose = f"checkpoint {checkpoint.checkpoint_id}"
-    if parallelism < 1 or not set(checkpoint.subtask_states) <= set(range(checkpoint.parallelism)):
+    outside = [subtask for subtask in checkpoint.subtask_states if not 0 <= subtask < checkpoint.parallelism]
+    if parallelism < 1 or outside:  # compared, not enumerated: a file may claim any parallelism
         raise LocalProtocolError(
-            f"{whose} of parallelism {checkpoint.parallelism} holds subtasks {sorted(checkpoint.subtask_states)},"
-            f" asked for with parallelism {parallelism}"
+            f"{whose} of parallelism {checkpoint.parallelism} cannot be restored with parallelism {parallelism}"
+            + (f": {len(outside)} of its subtasks do not exist, such as {min(outside)}" if outside else "")
         )
     if parallelism == checkpoint.parallelism:
         return checkpoint

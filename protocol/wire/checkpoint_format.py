@@ -10,8 +10,8 @@ bytes 12..19   length of the body, u64 big-endian
 last 32 bytes  SHA-256 of everything before it
 ```
 
-Every version of the format begins with the magic and the version and ends with the digest, so a release can tell a
-file of a later release from a damaged one.
+Every version of the format begins with the magic, the version and the length, and ends with the digest, so a release
+can tell a file of a later release from a damaged one. And 20 bytes show that a large file is not a checkpoint.
 
 The body is a sequence of msgpack values, none of them a container: operator id, checkpoint id, parallelism, mode, time
 of creation, release, the coordinator's state, the number of subtasks; per subtask its number, ``events_sent``, the
@@ -44,11 +44,17 @@ FORMAT_VERSION = 3
 """The newest format. Every format from 1 on can be read."""
 CHECKPOINT_BYTES_MAX = 2**32 - 1
 """The size limit of a file, which is completely in memory while it is written or read."""
+CHECKPOINT_ID_MAX = 2**53 - 1
+"""The highest id of a checkpoint: a thousand a second would reach it after 285,000 years."""
+PARALLELISM_MAX = 2**31 - 1
+"""The highest parallelism: Spark counts partitions in 32 bits."""
 
 _MAGIC = b"\x89HGC\r\n\x1a\n"  # as in PNG: reveals a transfer as text, or one that drops the eighth bit
 _HEAD = Struct(">8sIQ")
 _DIGEST_BYTES = 32
 _OVERHEAD_BYTES = _HEAD.size + _DIGEST_BYTES
+HEAD_BYTES = _HEAD.size
+"""The size of the head, which ``check_head`` takes."""
 _INT_MAX = 2**63 - 1
 
 _pack: Callable[..., bytes] = msgpack.packb
@@ -92,31 +98,38 @@ def encode_checkpoint(stored: StoredCheckpoint, *, bytes_max: int = CHECKPOINT_B
     return b"".join((head, body, digest.digest()))
 
 
+def check_head(head: bytes, size_bytes: int, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> None:
+    """Raise ``CheckpointCorrupt`` if the head shows that a file of ``size_bytes`` is not a whole checkpoint.
+
+    ``head`` has the first ``HEAD_BYTES`` bytes of the file, or all of them if there are fewer. What passes may still be
+    damaged: ``decode_checkpoint`` decides.
+    """
+    if size_bytes > bytes_max:
+        raise CheckpointCorrupt(f"it has {size_bytes} bytes, which exceeds the limit of {bytes_max}")
+    if head[: len(_MAGIC)] != _MAGIC[: len(head)]:
+        raise CheckpointCorrupt("it is not a Headgate checkpoint (bad header); check the path")
+    if size_bytes < _OVERHEAD_BYTES or len(head) < _HEAD.size:
+        raise CheckpointCorrupt(f"it is truncated: {size_bytes} bytes are fewer than any checkpoint has")
+    claimed = _HEAD.unpack_from(head)[2] + _OVERHEAD_BYTES
+    if claimed > size_bytes:
+        raise CheckpointCorrupt(f"it is truncated or altered: it has {size_bytes} of {claimed} bytes")
+    if claimed < size_bytes:
+        raise CheckpointCorrupt(f"it claims {claimed} bytes, but has {size_bytes}")
+
+
 def decode_checkpoint(data: bytes, *, bytes_max: int = CHECKPOINT_BYTES_MAX) -> StoredCheckpoint:
     """Return the checkpoint in the bytes of a file.
 
     Raises ``CheckpointCorrupt``, with the reason, unless ``data`` is exactly what ``encode_checkpoint`` writes, and
     ``CheckpointTooNew`` for a complete checkpoint of a later format.
     """
-    if len(data) > bytes_max:
-        raise CheckpointCorrupt(f"it has {len(data)} bytes, which exceeds the limit of {bytes_max}")
-    if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
-        raise CheckpointCorrupt("it is not a Headgate checkpoint (bad header); check the path")
-    if len(data) < _OVERHEAD_BYTES:
-        raise CheckpointCorrupt(f"it is truncated: {len(data)} bytes are fewer than any checkpoint has")
-    _, version, body_bytes = _HEAD.unpack_from(data)
+    check_head(data[:HEAD_BYTES], len(data), bytes_max=bytes_max)
+    version = _HEAD.unpack_from(data)[1]
     end = len(data) - _DIGEST_BYTES
     if sha256(memoryview(data)[:end]).digest() != data[end:]:
-        length = body_bytes + _OVERHEAD_BYTES
-        if 1 <= version <= FORMAT_VERSION and length > len(data):
-            raise CheckpointCorrupt(
-                f"it is truncated or altered: it has {len(data)} of {length} bytes, and a wrong checksum"
-            )
-        raise CheckpointCorrupt("its checksum does not match: it is altered or truncated")
+        raise CheckpointCorrupt("its checksum does not match: it is altered")
     if not 1 <= version <= FORMAT_VERSION:
         raise CheckpointTooNew(FORMAT_VERSION, version)
-    if body_bytes + _OVERHEAD_BYTES != len(data):
-        raise CheckpointCorrupt(f"it claims {body_bytes + _OVERHEAD_BYTES} bytes, but has {len(data)}")
     return _Body(memoryview(data)[_HEAD.size : end], version).read()
 
 
@@ -131,8 +144,8 @@ def _values(stored: StoredCheckpoint) -> Iterator[object]:
     """Yield the values of the body in order, each checked."""
     checkpoint, version = stored.checkpoint, _version_for(stored)
     yield _text(stored.operator_id, "the operator id")
-    yield _integer(checkpoint.checkpoint_id, "the checkpoint id", least=1)
-    parallelism = _integer(checkpoint.parallelism, "the parallelism", least=1)
+    yield _integer(checkpoint.checkpoint_id, "the checkpoint id", least=1, most=CHECKPOINT_ID_MAX)
+    parallelism = _integer(checkpoint.parallelism, "the parallelism", least=1, most=PARALLELISM_MAX)
     yield parallelism
     yield int(RestoreMode(stored.mode))
     yield _integer(stored.created_ms, "the time of creation")
@@ -185,8 +198,8 @@ class _Body:
 
     def _read_all(self) -> StoredCheckpoint:
         operator_id = _text(self._next(), "the operator id")
-        checkpoint_id = _integer(self._next(), "the checkpoint id", least=1)
-        parallelism = _integer(self._next(), "the parallelism", least=1)
+        checkpoint_id = _integer(self._next(), "the checkpoint id", least=1, most=CHECKPOINT_ID_MAX)
+        parallelism = _integer(self._next(), "the parallelism", least=1, most=PARALLELISM_MAX)
         mode = RestoreMode(_integer(self._next(), "the mode"))
         created_ms = _integer(self._next(), "the time of creation")
         release = _text(self._next(), "the release")
@@ -257,8 +270,12 @@ def _bytes(value: Any, name: str) -> bytes:
 
 __all__ = [
     "CHECKPOINT_BYTES_MAX",
+    "CHECKPOINT_ID_MAX",
     "FORMAT_VERSION",
+    "HEAD_BYTES",
+    "PARALLELISM_MAX",
     "StoredCheckpoint",
+    "check_head",
     "decode_checkpoint",
     "encode_checkpoint",
 ]

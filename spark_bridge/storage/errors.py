@@ -12,9 +12,10 @@ class StorageError(SidecarError):
 
 
 class StorageFenced(StorageError):
-    """A later application has taken over the storage. This one must end without cleaning up.
+    """A later application has taken over the storage, or may have, because this one's marker was deleted.
 
-    If a checkpoint was being stored at that moment, the later application decides whether it counts.
+    This application must end without cleaning up. If a checkpoint was being stored at that moment, the later
+    application decides whether it counts.
     """
 
 

@@ -2,8 +2,8 @@
 
 """The files of one directory on any filesystem that fsspec knows, whose errors become ``StorageError`` here.
 
-On a local filesystem, data is on the disk when a method returns (fsync of the file and of its directory). On others it
-is as durable as the filesystem makes it.
+On a local filesystem, data is on the disk when a method returns, and no symbolic link is followed (``local_files``). On
+others, durability, access rights and links are the filesystem's own.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from protocol.errors import HeadgateError
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError
+from spark_bridge.storage.local_files import LocalFiles, NotRegular
+
+CheckHead = Callable[[bytes, int], None]
+
+_ALWAYS_WHOLE_BYTES = 2**16
+"""Remote files up to this size are read in one request, without looking at their head first."""
 
 
 class Files:
@@ -35,8 +41,9 @@ class Files:
             raise StorageError(f"cannot use {self.url}: {_described(error)}") from error
         self._filesystem: Any = filesystem
         self._root: str = root.rstrip("/")
-        self._local = type(filesystem) is LocalFileSystem  # a subclass may do anything
-        if self._local:
+        self._local: LocalFiles | None = None
+        if type(filesystem) is LocalFileSystem:  # a subclass may do anything
+            self._local = LocalFiles(self._root or "/")
             self.url = root  # absolute, whatever the working directory is
 
     def name_of(self, path: str) -> str:
@@ -46,56 +53,89 @@ class Files:
     def make_folder(self, path: str = "") -> None:
         """Create the folder and its missing parents."""
         with self._refusals("make the directory", path, missing_too=True):
-            if self._local:
-                _make_local_folder(Path(self._full(path)))
+            if self._local is not None:
+                self._local.make_folder(path)
             else:
                 self._filesystem.makedirs(self._full(path), exist_ok=True)
 
     def names(self, path: str = "") -> list[str]:
         """The names in a folder, in no particular order; none if there is no such folder."""
-        with self._refusals("list", path):
+        with self._refusals("list", path), suppress(FileNotFoundError):
+            if self._local is not None:
+                return self._local.names(path)
             full = self._full(path)
             self._filesystem.invalidate_cache(full)  # another application may have written in the meantime
-            try:
-                listed = self._filesystem.ls(full, detail=False)
-            except FileNotFoundError:
-                return []
+            listed = self._filesystem.ls(full, detail=False)
             if [name.rstrip("/") for name in listed] == [full]:
                 raise NotADirectoryError(f"{self.name_of(path)} is a file")
             return [name.rstrip("/").rpartition("/")[2] for name in listed]
+        return []
 
     def folders(self) -> list[str]:
         """The names of the folders in the directory, in no particular order; none if there is no such directory."""
-        with self._refusals("list", ""):
+        with self._refusals("list", ""), suppress(FileNotFoundError):
+            if self._local is not None:
+                return self._local.folders()
             self._filesystem.invalidate_cache(self._full(""))
-            try:
-                listed = self._filesystem.ls(self._full(""), detail=True)
-            except FileNotFoundError:
-                return []
+            listed = self._filesystem.ls(self._full(""), detail=True)
             return [entry["name"].rstrip("/").rpartition("/")[2] for entry in listed if entry["type"] == "directory"]
+        return []
 
     def size(self, path: str) -> int:
         """The size of a file in bytes. Raises ``FileNotFoundError`` if there is no such file."""
         with self._refusals("read", path):
+            if self._local is not None:
+                return self._local.size(path)
             return int(self._filesystem.info(self._full(path))["size"])
 
-    def read(self, path: str, *, bytes_max: int) -> bytes:
-        """Read a whole file. Raises ``FileNotFoundError``, or ``CheckpointUnreadable`` if it exceeds ``bytes_max``."""
-        size = self.size(path)
-        if size > bytes_max:
-            raise CheckpointUnreadable(self.name_of(path), f"{size} bytes exceed the limit of {bytes_max}")
+    def read(self, path: str, *, head_bytes: int, check_head: CheckHead, follow_link: bool = False) -> bytes:
+        """Read a whole file, if its head says that it is one of ours.
+
+        ``check_head`` gets the first ``head_bytes`` and the size of the file. If it raises, no more is read; for a
+        small remote file, everything has been read by then.
+
+        Raises ``FileNotFoundError`` if there is no such file, ``CheckpointUnreadable`` if it is not a regular file, and
+        what ``check_head`` raises.
+        """
         with self._refusals("read", path):
-            return bytes(self._filesystem.cat_file(self._full(path)))
+            if self._local is not None:
+                return self._read_local(self._local, path, head_bytes, check_head, follow_link)
+            full = self._full(path)
+            size = int(self._filesystem.info(full)["size"])
+            if size > _ALWAYS_WHOLE_BYTES:
+                check_head(bytes(self._filesystem.cat_file(full, start=0, end=head_bytes)), size)
+                return bytes(self._filesystem.cat_file(full, start=0, end=size))
+            data = bytes(self._filesystem.cat_file(full))
+            check_head(data[:head_bytes], len(data))
+            return data
+
+    def _read_local(
+        self, local: LocalFiles, path: str, head_bytes: int, check_head: CheckHead, follow_link: bool
+    ) -> bytes:
+        try:
+            with local.opened(path, follow_link=follow_link) as (descriptor, size):
+                with open(descriptor, "rb", closefd=False) as file:
+                    check_head(file.read(head_bytes), size)
+                    file.seek(0)
+                    return file.read(size)
+        except NotRegular as error:
+            raise CheckpointUnreadable(self.name_of(path), str(error.strerror)) from error
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file, by asking for it and not by listing its folder."""
+        try:
+            self.size(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def create_empty(self, path: str) -> None:
         """Create an empty file."""
         with self._refusals("create", path, missing_too=True):
-            full = self._full(path)
-            if self._local:
-                os.close(os.open(full, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
-                _sync_folder(os.path.dirname(full))
+            if self._local is not None:
+                self._local.create_empty(path)
             else:
-                self._filesystem.pipe_file(full, b"")
+                self._filesystem.pipe_file(self._full(path), b"")
 
     def write(self, path: str, data: bytes, *, temporary: str, before_move: Callable[[], None]) -> None:
         """Write a file so that a reader sees all of it or nothing: under ``temporary`` first, then move it.
@@ -105,11 +145,11 @@ class Files:
         """
         try:
             with self._refusals("write", temporary, missing_too=True):
-                self._put(self._full(temporary), data)
+                self._put(temporary, data)
             before_move()
             with self._refusals("write", path, missing_too=True):
-                self._move(self._full(temporary), self._full(path))
-                written = int(self._filesystem.info(self._full(path))["size"])
+                self._move(temporary, path)
+                written = self.size(path)
                 if written != len(data):
                     raise OSError(f"{len(data)} bytes were written, but the file has {written}")
         except BaseException:
@@ -124,24 +164,23 @@ class Files:
     def remove(self, path: str) -> None:
         """Delete a file; harmless if there is none."""
         with self._refusals("delete", path), suppress(FileNotFoundError):
-            self._filesystem.rm_file(self._full(path))
+            if self._local is not None:
+                self._local.remove(path)
+            else:
+                self._filesystem.rm_file(self._full(path))
 
-    def _put(self, full: str, data: bytes) -> None:
-        if not self._local:
-            self._filesystem.pipe_file(full, data)
-            return
-        with open(full, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    def _put(self, path: str, data: bytes) -> None:
+        if self._local is not None:
+            self._local.write(path, data)
+        else:
+            self._filesystem.pipe_file(self._full(path), data)
 
     def _move(self, source: str, target: str) -> None:
-        if not self._local:
-            self._filesystem.mv(source, target)
-            self._filesystem.invalidate_cache(os.path.dirname(target))
+        if self._local is not None:
+            self._local.move(source, target)
             return
-        os.replace(source, target)
-        _sync_folder(os.path.dirname(target))
+        self._filesystem.mv(self._full(source), self._full(target))
+        self._filesystem.invalidate_cache(os.path.dirname(self._full(target)))
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root or "/"
@@ -150,7 +189,7 @@ class Files:
     def _refusals(self, action: str, path: str, *, missing_too: bool = False) -> Iterator[None]:
         try:
             yield
-        except StorageError:
+        except HeadgateError:
             raise
         except Exception as error:  # each filesystem raises its own; only a missing file is distinguished
             if isinstance(error, FileNotFoundError) and not missing_too:
@@ -161,19 +200,3 @@ class Files:
 def _described(error: Exception) -> str:
     """The first line of the error: some filesystems raise pages of text."""
     return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def _make_local_folder(folder: Path) -> None:
-    missing = [ancestor for ancestor in (folder, *folder.parents) if not ancestor.is_dir()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for made in reversed(missing):
-        _sync_folder(str(made.parent))
-
-
-def _sync_folder(path: str) -> None:
-    """Make names in the folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

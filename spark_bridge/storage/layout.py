@@ -14,6 +14,9 @@ DIRECTORY/savepoint-OPERATOR-ID.hgc                   a savepoint, in a director
 EPOCH counts the applications that have used the storage. TOKEN is random for each application. LAST is the highest id
 that it has reserved. NUMBER counts the restores of an application, BASE is what it restored, and FIRST is the first id
 that it may use for the operator. OPERATOR is the operator id, percent-quoted. A long one is cut and ends in a digest.
+
+A name whose numbers exceed ``ID_MAX`` or ``EPOCH_MAX`` counts as a name that is not ours (``why_ignored``). Otherwise
+anybody who can create a file here could use up all ids.
 """
 
 from __future__ import annotations
@@ -23,16 +26,24 @@ from dataclasses import dataclass
 from hashlib import sha256
 from urllib.parse import quote
 
+from protocol.wire.checkpoint_format import CHECKPOINT_ID_MAX
+
 CLAIMS_FOLDER = "_ids"
 SUFFIX = ".hgc"
-ID_MAX = 2**63 - 1
+ID_MAX = CHECKPOINT_ID_MAX
+EPOCH_MAX = 2**31 - 1
+"""The highest number of an application: one start a second would reach it after 68 years."""
 
 _NAME_BYTES_MAX = 160  # file systems allow 255 for a name, and a savepoint's holds more than the operator
 _CLAIM = re.compile(r"([0-9]{1,20})-([0-9]{1,20})-([0-9a-f]{1,64})")
 _CHECKPOINT = re.compile(r"checkpoint-([1-9][0-9]{0,18})\.hgc")
 _VOID = re.compile(r"void-([1-9][0-9]{0,18})-([0-9]{1,20})-([0-9a-f]{1,64})")
 _RESTORED = re.compile(r"restored-([0-9]{1,20})-([0-9]{1,10})-([0-9]{1,19})-([1-9][0-9]{0,18})-([0-9a-f]{1,64})")
-_TEMPORARY = re.compile(r"checkpoint-[1-9][0-9]{0,18}\.hgc\.([0-9]{1,20})-([0-9a-f]{1,64})\.tmp")
+_TEMPORARY = re.compile(r"checkpoint-([1-9][0-9]{0,18})\.hgc\.([0-9]{1,20})-([0-9a-f]{1,64})\.tmp")
+_LIKE_OURS = re.compile(
+    r"[1-9][0-9]*-[0-9]+-[0-9a-f]+|checkpoint-[1-9][0-9]*\.hgc(\.[0-9]+-[0-9a-f]+\.tmp)?|void-[1-9][0-9]*-[0-9]+-[0-9a-f]+"
+    r"|restored-[0-9]+-[0-9]+-[0-9]+-[1-9][0-9]*-[0-9a-f]+"
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -79,7 +90,9 @@ class RestoreRecord:
 def parse_claim(name: str) -> Claim | None:
     """The claim in the name of a file; None for any other file."""
     match = _CLAIM.fullmatch(name)
-    return Claim(Owner(int(match[1]), match[3]), int(match[2])) if match else None
+    if match is None or int(match[1]) > EPOCH_MAX or int(match[2]) > ID_MAX:
+        return None
+    return Claim(Owner(int(match[1]), match[3]), int(match[2]))
 
 
 def void_name(checkpoint_id: int, owner: Owner) -> str:
@@ -88,16 +101,18 @@ def void_name(checkpoint_id: int, owner: Owner) -> str:
     return f"void-{checkpoint_id}-{owner.epoch}-{owner.token}"
 
 
-def parse_void(name: str) -> int | None:
-    """The id in the name of a void marker; None for any other file."""
+def parse_void(name: str) -> tuple[int, Owner] | None:
+    """The id in the name of a void marker, and the application that wrote it; None for any other file."""
     match = _VOID.fullmatch(name)
-    return int(match[1]) if match and int(match[1]) <= ID_MAX else None
+    if match is None or int(match[1]) > ID_MAX or int(match[2]) > EPOCH_MAX:
+        return None
+    return int(match[1]), Owner(int(match[2]), match[3])
 
 
 def parse_record(name: str) -> RestoreRecord | None:
     """The record in the name of a file; None for any other file, and for an invalid record."""
     match = _RESTORED.fullmatch(name)
-    if match is None:
+    if match is None or int(match[1]) > EPOCH_MAX:
         return None
     try:
         return RestoreRecord(Owner(int(match[1]), match[5]), int(match[2]), int(match[3]), int(match[4]))
@@ -125,7 +140,7 @@ def checkpoint_name(checkpoint_id: int) -> str:
 def parse_checkpoint(name: str) -> int | None:
     """The id in the name of a checkpoint file; None for any other file."""
     match = _CHECKPOINT.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if match and int(match[1]) <= ID_MAX else None
 
 
 def savepoint_name(operator_id: str, checkpoint_id: int) -> str:
@@ -136,7 +151,20 @@ def temporary_name(name: str, owner: Owner) -> str:
     return f"{name}.{owner.epoch}-{owner.token}.tmp"
 
 
-def parse_temporary(name: str) -> Owner | None:
-    """The application that was writing a checkpoint under this name; None for any other file."""
+def parse_temporary(name: str) -> tuple[int, Owner] | None:
+    """The id of a checkpoint that was being written under this name, and by whom; None for any other file."""
     match = _TEMPORARY.fullmatch(name)
-    return Owner(int(match[1]), match[2]) if match else None
+    if match is None or int(match[1]) > ID_MAX or int(match[2]) > EPOCH_MAX:
+        return None
+    return int(match[1]), Owner(int(match[2]), match[3])
+
+
+def why_ignored(name: str) -> str:
+    """The reason why a name that looks like one of ours is ignored; empty for any other name, and for a valid one."""
+    if not _LIKE_OURS.fullmatch(name):
+        return ""
+    if any(
+        parse(name) is not None for parse in (parse_claim, parse_void, parse_record, parse_checkpoint, parse_temporary)
+    ):
+        return ""
+    return f"it names a checkpoint above {ID_MAX}, or an application above {EPOCH_MAX}, or contradicts itself"

@@ -19,6 +19,8 @@ from spark_bridge.storage.interface import DEFAULT_WRITE, CheckpointInfo, WriteO
 from spark_bridge.storage.layout import Owner, RestoreRecord
 from spark_bridge.storage.validity import NOTHING, Validity, base_is_elsewhere, no_longer_kept, why_not_recorded
 
+_OWNER = Owner(1, "")
+
 
 class MemoryStorage:
     """Like ``CheckpointStorage``, with ids from 1; nothing can be damaged, fenced or out of space."""
@@ -93,10 +95,11 @@ class MemoryStorage:
         if problem:
             raise StorageError(problem)
         records = self._records.setdefault(operator_id, [])
-        records.append(RestoreRecord(Owner(1, ""), len(records) + 1, base, first))
+        records.append(RestoreRecord(_OWNER, len(records) + 1, base, first))
 
     def _validity(self, operator_id: str) -> Validity:
-        return Validity.of(self._void.get(operator_id, ()), self._records.get(operator_id, ()))
+        voids = [(id_, _OWNER) for id_ in self._void.get(operator_id, ())]
+        return Validity.of(voids, self._records.get(operator_id, ()))
 
     def read(self, operator_id: str, checkpoint_id: int) -> CompletedCheckpoint:
         with self._lock:

@@ -14,8 +14,9 @@ from typing import Any
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
 from protocol.wire.checkpoint_format import (
-    CHECKPOINT_BYTES_MAX,
+    HEAD_BYTES,
     StoredCheckpoint,
+    check_head,
     decode_checkpoint,
     encode_checkpoint,
 )
@@ -38,13 +39,16 @@ def encoded(operator_id: str, checkpoint: CompletedCheckpoint, mode: RestoreMode
         raise StorageError(str(error)) from error
 
 
-def read_one(files: Files, path: str) -> tuple[StoredCheckpoint, int]:
+def read_one(files: Files, path: str, *, named_by_user: bool = False) -> tuple[StoredCheckpoint, int]:
     """Read a checkpoint; returns it with the size of its file in bytes.
+
+    The head of a large file is read first, so a file that is too long, or of another kind, takes no memory. A file that
+    the user named may be a symbolic link.
 
     Raises ``FileNotFoundError``, or ``CheckpointUnreadable`` for a damaged file.
     """
-    data = files.read(path, bytes_max=CHECKPOINT_BYTES_MAX)
     try:
+        data = files.read(path, head_bytes=HEAD_BYTES, check_head=check_head, follow_link=named_by_user)
         return decode_checkpoint(data), len(data)
     except CheckpointTooNew as error:
         raise CheckpointUnreadable(files.name_of(path), str(error), too_new=True) from error
@@ -89,6 +93,6 @@ def read_url(url: str | os.PathLike[str], options: Mapping[str, Any] | None = No
     folder, slash, name = str(url).rpartition("/")
     files = Files(folder + slash or ".", options)
     try:
-        return read_one(files, name)
+        return read_one(files, name, named_by_user=True)
     except FileNotFoundError:
         raise StorageError(f"{files.name_of(name)}: no such file; check the path") from None

@@ -19,7 +19,7 @@ from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.checkpoint_format import StoredCheckpoint
 from protocol.wire.messages import RestoreMode
 from spark_bridge.storage import single_files
-from spark_bridge.storage.claims import Claims
+from spark_bridge.storage.claims import Claims, IgnoredNames, Named
 from spark_bridge.storage.errors import CheckpointUnreadable, StorageError, StorageFenced
 from spark_bridge.storage.files import Files
 from spark_bridge.storage.interface import DEFAULT_WRITE, CheckpointInfo, WriteOptions, describe
@@ -50,27 +50,35 @@ class _Folder:
     """The information in the file names of an operator's folder."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._voids = {name: id_ for name in names if (id_ := parse_void(name)) is not None}
+        self._voids = {name: void for name in names if (void := parse_void(name)) is not None}
         self._records = {name: record for name in names if (record := parse_record(name)) is not None}
-        self.ids = [id_ for name in names if (id_ := parse_checkpoint(name)) is not None]
+        self.temporaries = {name: writing for name in names if (writing := parse_temporary(name)) is not None}
+        self._checkpoints = {name: id_ for name in names if (id_ := parse_checkpoint(name)) is not None}
+        self.ids = list(self._checkpoints.values())
         self.validity = Validity.of(self._voids.values(), self._records.values())
 
     @property
-    def highest_id(self) -> int:
-        """Ids up to this one must not be assigned again."""
-        records = [id_ for record in self._records.values() for id_ in (record.base, record.first)]
-        return max([0, *self.ids, *self._voids.values(), *records])
+    def highest_id(self) -> Named:
+        """Ids up to this one must not be assigned again, and the file that says so.
+
+        What is being written counts too: its writer may be alive, if its claim was deleted.
+        """
+        records = [(id_, name) for name, record in self._records.items() for id_ in (record.base, record.first)]
+        marked = [(id_, name) for name, (id_, _) in (*self._voids.items(), *self.temporaries.items())]
+        return max([(0, ""), *((id_, name) for name, id_ in self._checkpoints.items()), *marked, *records])
 
     @property
-    def highest_epoch(self) -> int:
-        """The highest epoch of the applications that have written a record here."""
-        return max((record.owner.epoch for record in self._records.values()), default=0)
+    def highest_epoch(self) -> Named:
+        """The highest epoch of the applications that have written something here, and a file that says so."""
+        records = [(record.owner.epoch, name) for name, record in self._records.items()]
+        marked = [(owner.epoch, name) for name, (_, owner) in (*self._voids.items(), *self.temporaries.items())]
+        return max([(0, ""), *records, *marked])
 
     def markers_below(self, oldest_kept: int) -> list[str]:
         """The markers that are only about checkpoints older than this one; never the latest record."""
         latest = self.validity.records[0] if self.validity.records else None
         records = [name for name, record in self._records.items() if record.first <= oldest_kept and record != latest]
-        return [*(name for name, id_ in self._voids.items() if id_ < oldest_kept), *records]
+        return [*(name for name, (id_, _) in self._voids.items() if id_ < oldest_kept), *records]
 
 
 class CheckpointStorage:
@@ -97,6 +105,7 @@ class CheckpointStorage:
         self._options = options
         self._retained = retained
         self._claims = Claims(self._files, secrets.token_hex(8))
+        self._ignored = IgnoredNames(self._files)
         self._damaged: set[str] = set()
         self._lock = Lock()
         self._choosing: dict[str, Lock] = {}  # by folder: held by each restore and each discard
@@ -122,13 +131,16 @@ class CheckpointStorage:
         self._files.make_folder()
         operators = {folder: self._look(folder) for folder in self._folders()}
         self._claims.take_over(
-            max((found.highest_id for found in operators.values()), default=0),
-            max((found.highest_epoch for found in operators.values()), default=0),
+            [(id_, f"{folder}/{name}") for folder, found in operators.items() for id_, name in (found.highest_id,)],
+            [
+                (epoch, f"{folder}/{name}")
+                for folder, found in operators.items()
+                for epoch, name in (found.highest_epoch,)
+            ],
         )
         for folder in operators:
-            for name in self._files.names(folder):
-                writer = parse_temporary(name)
-                if writer is not None and writer < self._claims.owner:
+            for name, (_, writer) in self._look(folder).temporaries.items():
+                if writer < self._claims.owner:
                     log.info("temporary file of earlier application removed", file=f"{folder}/{name}")
                     self._files.remove(f"{folder}/{name}")
 
@@ -270,9 +282,14 @@ class CheckpointStorage:
         with self._lock:
             self._restores += 1
             record = RestoreRecord(self._claims.owner, self._restores, base, first)
+        self._claims.check()
         self._files.make_folder(folder)
         self._files.create_empty(f"{folder}/{record.name}")
-        self._claims.check()
+        try:
+            self._claims.check()
+        except StorageFenced:  # nothing was done because of it, and the other application may have the same ids
+            self._files.sweep(f"{folder}/{record.name}")
+            raise
         try:
             for superseded in self._look(folder).validity.superseded():
                 self._files.remove(f"{folder}/{superseded.name}")
@@ -382,7 +399,9 @@ class CheckpointStorage:
             )
 
     def _look(self, folder: str) -> _Folder:
-        return _Folder(self._files.names(folder))
+        names = self._files.names(folder)
+        self._ignored.report(folder, names)
+        return _Folder(names)
 
     def _folders(self) -> Sequence[str]:
         return [name for name in self._files.folders() if name != CLAIMS_FOLDER]

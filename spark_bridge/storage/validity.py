@@ -7,7 +7,8 @@ reported, or it hung and succeeded at any time after its driver had died. Deleti
 it may appear afterwards. What counts are two kinds of markers, empty files next to the checkpoints, which carry all
 information in their names:
 
-* A **void marker**: the application that wrote checkpoint N has discarded it.
+* A **void marker**: the application that wrote checkpoint N has discarded it. It does not count if another application,
+  which is not earlier, used the ids from N on. That happens if somebody deleted the claims: both were assigned N.
 * A **restore record**: an application has started the operator from checkpoint ``base`` (0 for nothing), and all its
   own checkpoints have ids of ``first`` or more. It is written before that application destroys anything.
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from spark_bridge.storage.layout import RestoreRecord
+from spark_bridge.storage.layout import Owner, RestoreRecord
 
 NOTHING = 0
 """The base of an application that has started an operator from nothing; ids start at 1."""
@@ -35,9 +36,10 @@ class Validity:
     records: Sequence[RestoreRecord] = ()
 
     @classmethod
-    def of(cls, voided: Iterable[int], records: Iterable[RestoreRecord]) -> Validity:
-        """Read markers, given in any order."""
-        return cls(frozenset(voided), sorted(records, reverse=True))
+    def of(cls, voids: Iterable[tuple[int, Owner]], records: Iterable[RestoreRecord]) -> Validity:
+        """Read markers, given in any order. Each void marker has the owner that wrote it."""
+        records = sorted(records, reverse=True)
+        return cls(frozenset(id_ for id_, owner in voids if not _belongs_to_another(id_, owner, records)), records)
 
     @property
     def base(self) -> int:
@@ -62,6 +64,14 @@ class Validity:
             else:
                 base = record.base
         return useless
+
+
+def _belongs_to_another(checkpoint_id: int, owner: Owner, records: Iterable[RestoreRecord]) -> bool:
+    """Whether a checkpoint with this id is certainly not one of ``owner``."""
+    return any(
+        record.first <= checkpoint_id and record.owner != owner and record.owner.epoch >= owner.epoch
+        for record in records
+    )
 
 
 def no_longer_kept(

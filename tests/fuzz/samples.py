@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, get_args
 
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
-from protocol.wire.checkpoint_format import StoredCheckpoint
+from protocol.wire.checkpoint_format import CHECKPOINT_ID_MAX, StoredCheckpoint
 from protocol.wire.framing import WireLimits
 from protocol.wire.messages import HeldEvent, Message, RefusalCode, RestoreMode, SubtaskState, UpMessage
 
@@ -146,7 +146,9 @@ def checkpoint(random: Random) -> StoredCheckpoint:
         mode=random.choice(list(RestoreMode)),
         created_ms=natural(random),
         release=text(random, 8, 1),
-        checkpoint=CompletedCheckpoint(natural(random, 1), parallelism, blob(random, 300), parts),
+        checkpoint=CompletedCheckpoint(
+            min(natural(random, 1), CHECKPOINT_ID_MAX), parallelism, blob(random, 300), parts
+        ),
     )
 
 

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from dataclasses import replace
+
 import pytest
 
 from protocol.attempts import OperatorReset
@@ -96,6 +99,17 @@ def test_a_part_without_a_place_is_refused(parallelism: int, asked: int) -> None
     # H50
     with pytest.raises(LocalProtocolError, match="of parallelism 2"):
         rescaled(checkpoint_of(parallelism, *((2,) if asked else (0,))), asked)
+
+
+def test_a_parallelism_that_a_file_only_claims_costs_nothing() -> None:
+    # H50, H80: it is compared with the subtasks that are there.
+    checkpoint = replace(checkpoint_of(2, 0, 1), parallelism=1_000_000)
+    tracemalloc.start()
+    try:
+        assert set(rescaled(checkpoint, 2).subtask_states) == {0, 1}
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_new_application_restores_a_checkpoint_of_another_parallelism() -> None:

@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 
 from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.errors import CheckpointCorrupt, CheckpointTooNew, LocalProtocolError
-from protocol.wire.checkpoint_format import FORMAT_VERSION, StoredCheckpoint, decode_checkpoint, encode_checkpoint
+from protocol.wire.checkpoint_format import (
+    CHECKPOINT_ID_MAX,
+    FORMAT_VERSION,
+    HEAD_BYTES,
+    PARALLELISM_MAX,
+    StoredCheckpoint,
+    check_head,
+    decode_checkpoint,
+    encode_checkpoint,
+)
 from protocol.wire.messages import HeldEvent, RestoreMode, SubtaskState
 
 SMALL = StoredCheckpoint(
@@ -51,8 +60,8 @@ STORED = st.builds(
     st.just("0.1.0"),
     st.builds(
         CompletedCheckpoint,
-        st.integers(1, 2**63 - 1),
-        st.integers(10, 2**31),
+        st.integers(1, CHECKPOINT_ID_MAX),
+        st.integers(10, PARALLELISM_MAX),
         st.binary(max_size=50),
         st.dictionaries(st.integers(0, 9), PARTS, max_size=4),
         st.text(st.characters(exclude_categories=["Cs"]), max_size=10),
@@ -158,12 +167,25 @@ def test_bytes_after_the_end_are_refused() -> None:  # H50
         (b"", "truncated: 0 bytes"),
         (encode_checkpoint(SMALL)[:-1], r"truncated or altered: it has \d+ of \d+ bytes"),
         (encode_checkpoint(SMALL)[:-1] + b"?", "checksum does not match"),
-        (sealed(b"", claimed=10), "claims 62 bytes, but has 52"),
+        (sealed(b"", claimed=10), "truncated or altered: it has 52 of 62 bytes"),
+        (sealed(b"longer", claimed=0), "claims 52 bytes, but has 58"),
     ],
 )
 def test_the_refusal_says_what_is_wrong(data: bytes, says: str) -> None:  # H50
     with pytest.raises(CheckpointCorrupt, match=says):
         decode_checkpoint(data)
+
+
+@pytest.mark.parametrize("version", [1, FORMAT_VERSION + 1])
+def test_the_head_alone_shows_another_length_or_another_kind(version: int) -> None:  # H50, H80
+    head = sealed(bytes(100), version=version)[:HEAD_BYTES]
+    size = 100 + HEAD_BYTES + 32
+    check_head(head, size)
+    for wrong, says in ((size - 1, "truncated or altered"), (size + 1, "claims"), (2**40, "exceeds the limit")):
+        with pytest.raises(CheckpointCorrupt, match=says):
+            check_head(head, wrong)
+    with pytest.raises(CheckpointCorrupt, match="is not a Headgate checkpoint"):
+        check_head(bytes(HEAD_BYTES), size)
 
 
 def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
@@ -181,6 +203,11 @@ def test_a_later_format_is_told_apart_from_damage() -> None:  # H50
         (body_of("words", 0, *HEADER[2:], 0), "checkpoint id must be from 1"),
         (body_of("words", True, *HEADER[2:], 0), "must be an integer, is bool"),
         (body_of("words", 7, 0, *HEADER[3:], 0), "parallelism must be from 1"),
+        (
+            body_of("words", CHECKPOINT_ID_MAX + 1, *HEADER[2:], 0),
+            f"checkpoint id must be from 1 to {CHECKPOINT_ID_MAX}",
+        ),
+        (body_of("words", 7, 2**63 - 1, *HEADER[3:], 0), f"parallelism must be from 1 to {PARALLELISM_MAX}"),
         (body_of("words", 7, 3, 2, *HEADER[4:], 0), "2 is not a valid RestoreMode"),
         (body_of(*HEADER[:6], "text", 0), "must be bytes, is str"),
         (body_of(*HEADER, 1, 3, 0, 0, 0), "a subtask must be from 0 to 2"),
@@ -237,6 +264,8 @@ def with_checkpoint(**changes: Any) -> StoredCheckpoint:
     "stored",
     [
         with_checkpoint(checkpoint_id=-1),
+        with_checkpoint(checkpoint_id=CHECKPOINT_ID_MAX + 1),
+        with_checkpoint(parallelism=PARALLELISM_MAX + 1),
         with_checkpoint(coordinator_state=None),
         with_checkpoint(coordinator_state=bytearray(b"x")),
         with_checkpoint(label="\ud800"),

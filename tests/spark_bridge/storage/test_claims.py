@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,169 @@ def test_either_the_later_application_finds_the_checkpoint_or_nobody_will(moment
         earlier.store("words", a_checkpoint(checkpoint_id))
     assert found == [a_checkpoint(checkpoint_id) if moment == "moved" else None]
     assert found == [CheckpointStorage(hooked_url).latest("words")]
+
+
+# --- markers that somebody deleted ---------------------------------------------------------------------------------
+
+EARLIER, LATER = "00", "ff"
+
+
+def with_token(storage: CheckpointStorage, token: str) -> CheckpointStorage:
+    """Fix what is random: among equal epochs, the greater token counts as the later application."""
+    storage._claims._token = token
+    storage.prepare()
+    return storage
+
+
+def delete_markers(root: Path) -> None:
+    for marker in (root / "_ids").iterdir():
+        marker.unlink()
+
+
+@pytest.mark.parametrize("token", [EARLIER, LATER])
+def test_without_its_own_marker_an_application_names_no_checkpoint(token: str, tmp_path: Path) -> None:  # H80, H50
+    """Both were assigned the same id. Without the check, the first one replaced the other's file if its token was the
+    greater one.
+    """
+    first = with_token(CheckpointStorage(tmp_path), token)
+    (checkpoint_id,) = first.reserve_ids(1)
+    delete_markers(tmp_path)
+    second = with_token(CheckpointStorage(tmp_path), "88")
+    assert list(second.reserve_ids(1)) == [checkpoint_id]
+    file = Path(second.store("words", a_checkpoint(checkpoint_id, state=b"of the second")))
+    stored = file.read_bytes()
+    uses: list[Callable[[], object]] = [
+        lambda: first.store("words", a_checkpoint(checkpoint_id, state=b"of the first")),
+        lambda: first.reserve_ids(1),
+        lambda: first.discard("words", checkpoint_id),
+        lambda: first.start_from("words", None, first=checkpoint_id),
+    ]
+    for use in uses:
+        with pytest.raises(StorageFenced):
+            use()
+    assert file.read_bytes() == stored
+    assert sorted(os.listdir(tmp_path / "words")) == [file.name]
+    assert list(second.reserve_ids(1)) == [checkpoint_id + 1]
+
+
+def test_what_is_being_written_counts_if_the_markers_were_deleted(tmp_path: Path) -> None:  # H80, H4
+    """Its writer may be alive, and just about to give it its name."""
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words" / "checkpoint-7.hgc.4-aa.tmp").touch()
+    (tmp_path / "words" / "void-2-5-aa").touch()
+    storage = a_prepared_storage(tmp_path)
+    assert list(storage.reserve_ids(1)) == [8]
+    assert storage._claims.owner.epoch == 6
+
+
+def test_a_deleted_marker_alone_ends_the_application_with_its_name(tmp_path: Path) -> None:  # H80, H4
+    storage = a_prepared_storage(tmp_path)
+    (checkpoint_id,) = storage.reserve_ids(1)
+    (marker,) = (tmp_path / "_ids").iterdir()
+    marker.unlink()
+    with pytest.raises(StorageFenced, match=f"{marker}: this application's marker was deleted") as fenced:
+        storage.store("words", a_checkpoint(checkpoint_id))
+    assert "This application must end" in str(fenced.value)
+    assert not list((tmp_path / "words").iterdir())
+
+
+def test_a_marker_that_a_listing_does_not_show_yet_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H80, H4
+    storage = a_prepared_storage(tmp_path)
+    (checkpoint_id,) = storage.reserve_ids(1)
+    monkeypatch.setattr(storage._claims, "_read", list)  # listings that lag cannot be caused on a local disk
+    storage.store("words", a_checkpoint(checkpoint_id))
+    assert storage.latest("words") == a_checkpoint(checkpoint_id)
+
+
+def test_reservations_in_other_threads_never_look_like_a_deleted_marker(tmp_path: Path) -> None:  # H80, H4
+    storage = a_prepared_storage(tmp_path)
+    failures: list[Exception] = []
+    over = threading.Event()
+
+    def check() -> None:
+        while not over.is_set():
+            try:
+                storage._claims.check()
+            except StorageError as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=check) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        storage.reserve_ids(1)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+@pytest.mark.parametrize("token", [EARLIER, LATER])
+@pytest.mark.parametrize("does", ["store", "reserve_ids", "discard", "start_from"])
+def test_at_whatever_step_the_markers_are_deleted_no_checkpoint_is_replaced(
+    does: str, token: str, hooked_url: str
+) -> None:  # H80, H50
+    """At one filesystem call of the first application, the markers are deleted, and a second one starts and stores."""
+    steps = 0
+    for step in range(100):
+        url = f"{hooked_url}/{step}"
+        root = Path(url.removeprefix("hooked://"))
+        HookedFileSystem.hook = staticmethod(lambda call, path: None)
+        first = with_token(CheckpointStorage(url), token)
+        given = list(first.reserve_ids(4))
+        second_ones: list[tuple[list[int], Path, bytes]] = []
+        calls = 0
+
+        def interfere(
+            call: str,
+            path: str,
+            url: str = url,
+            root: Path = root,
+            step: int = step,
+            second_ones: list[tuple[list[int], Path, bytes]] = second_ones,
+        ) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == step + 1:
+                hook, HookedFileSystem.hook = HookedFileSystem.hook, staticmethod(lambda call, path: None)
+                delete_markers(root)
+                second = with_token(CheckpointStorage(url), "88")
+                ids = list(second.reserve_ids(3))
+                second.restore_latest("words", first=ids[0])
+                stored = second.store("words", a_checkpoint(ids[1], state=b"of the second"))
+                file = Path(stored.removeprefix("hooked://"))
+                second_ones.append((ids, file, file.read_bytes()))
+                HookedFileSystem.hook = staticmethod(hook)
+
+        HookedFileSystem.hook = staticmethod(interfere)
+        reserved: list[int] = []
+        done = False
+        with suppress(StorageFenced):
+            if does == "store":
+                first.store("words", a_checkpoint(given[-3], state=b"of the first"))
+            elif does == "reserve_ids":
+                reserved.extend(first.reserve_ids(2))
+            elif does == "discard":
+                first.discard("words", given[-3])
+            else:
+                first.start_from("words", None, first=given[-1])
+            done = True
+        HookedFileSystem.hook = staticmethod(lambda call, path: None)
+        if not second_ones:
+            assert done
+            break
+        steps += 1
+        ((ids, file, content),) = second_ones
+        assert file.read_bytes() == content, f"step {step}: replaced or deleted"
+        assert not set(reserved) & set(ids), f"step {step}: assigned twice"
+        with pytest.raises(StorageFenced):
+            first.store("words", a_checkpoint(given[0]))
+        third = a_prepared_storage(url)
+        assert third.latest("words") == a_checkpoint(ids[1], state=b"of the second")
+        assert third.reserve_ids(1)[0] > max(ids)
+    assert steps >= 4
 
 
 def test_temporary_files_of_a_dead_writer_are_deleted(hooked_url: str) -> None:

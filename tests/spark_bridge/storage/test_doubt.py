@@ -76,10 +76,11 @@ def record(number: int, base: int, first: int) -> RestoreRecord:
 )
 def test_what_may_be_restored(voided: list[int], records: list[RestoreRecord], restorable: list[int]) -> None:  # H64
     for order in (records, records[::-1]):
-        validity = Validity.of(voided, order)
+        voids = [(id_, Owner(2, "a")) for id_ in voided]
+        validity = Validity.of(voids, order)
         assert [id_ for id_ in range(1, 7) if validity.may_restore(id_)] == restorable
         needed = [kept for kept in records if kept not in validity.superseded()]
-        assert [id_ for id_ in range(1, 7) if Validity.of(voided, needed).may_restore(id_)] == restorable
+        assert [id_ for id_ in range(1, 7) if Validity.of(voids, needed).may_restore(id_)] == restorable
 
 
 def test_retention_counts_neither_what_is_void_nor_what_was_given_up_nor_what_is_in_doubt() -> None:  # H64, H51
@@ -90,8 +91,8 @@ def test_retention_counts_neither_what_is_void_nor_what_was_given_up_nor_what_is
     assert no_longer_kept(ids, Validity(), 1, -1) == []
 
 
-def test_only_whole_names_with_ids_that_fit_are_markers() -> None:  # H64, X14
-    assert parse_void(void_name(ID_MAX, FIRST)) == ID_MAX
+def test_only_whole_names_with_ids_that_fit_are_markers() -> None:  # H64, H80
+    assert parse_void(void_name(ID_MAX, FIRST)) == (ID_MAX, FIRST)
     for checkpoint_id in (0, -1, ID_MAX + 1):
         with pytest.raises(ValueError, match="invalid checkpoint id"):
             void_name(checkpoint_id, FIRST)
