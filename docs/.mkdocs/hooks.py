@@ -18,7 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 WIDE_PAGES = ("index.md", "tutorial.md")  # nothing lies beside them, so they need no list of pages
-PROJECT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md")
+PROJECT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml"}
 
