@@ -19,7 +19,7 @@ Functions here are pure and may be called from any thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from struct import Struct
 from struct import error as StructError
 from typing import Any, cast, get_args
@@ -28,7 +28,7 @@ import msgpack
 
 from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
 from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_FIELDS, EVENT_TAG, INT_MAX, text
-from protocol.wire.framing import DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
+from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES, DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
 from protocol.wire.messages import (
     CheckpointAborted,
     CheckpointCompleted,
@@ -42,12 +42,16 @@ from protocol.wire.messages import (
 
 __all__ = [
     "DEFAULT_LIMITS",
+    "EVENT_STEP_BYTES",
+    "EventSteps",
     "FrameDecoder",
     "WireLimits",
     "decode_event",
+    "decode_event_in_steps",
     "decode_message",
     "encode_event",
     "encode_message",
+    "run_steps",
 ]
 
 # packb creates a Packer for each call. Sharing one would save 0.2 us per event, but user threads and an I/O thread
@@ -153,7 +157,7 @@ def decode_message(body: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Message:
         _, _, mark_task, task, mark_seq, seq, mark_id, checkpoint_id = _WORD_BODY.unpack(body)
         if mark_task == mark_seq == mark_id == 0xCF and (0 < seq <= INT_MAX and max(task, checkpoint_id) <= INT_MAX):
             return kind(task, seq, checkpoint_id)
-    message = _decode_small(body, limits) if len(body) <= _CLAIMS_UNCHECKED_BYTES else None
+    message = _decode_small(body, limits) if len(body) <= CLAIMS_UNCHECKED_BYTES else None
     return _decode_checked(body, limits) if message is None else message
 
 
@@ -304,55 +308,155 @@ def encode_event(value: object, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
 
 
 def decode_event(data: bytes, limits: WireLimits = DEFAULT_LIMITS) -> Any:
-    """Decode the event in a payload. Raises ``RemoteProtocolError`` if it is not one, or exceeds a limit."""
-    if len(data) > limits.event_bytes_max:
-        raise RemoteProtocolError(f"an event of {len(data)} bytes exceeds the limit of {limits.event_bytes_max}")
-    value = _unpack_event(data, limits)
-    if type(value) not in _SCALARS and _nests_deeper(value, limits.event_nesting_max):
-        raise RemoteProtocolError(f"an event that nests deeper than {limits.event_nesting_max}")
-    return value
+    """Decode the event in a payload. Raises ``RemoteProtocolError`` if it is not one, or exceeds a limit.
 
-
-def _nests_deeper(root: Any, nesting_max: int) -> bool:
-    """Go level by level and look at each entry at most twice: an event may consist of a million empty lists."""
-    level = [root]
-    for _ in range(nesting_max):
-        level = [
-            entry
-            for container in level
-            for entry in (container.values() if type(container) is dict else container)
-            if type(entry) not in _SCALARS
-        ]
-        if not level:
-            return False
-    return True
-
-
-_CLAIMS_UNCHECKED_BYTES = 1024
-"""Up to this size, the claims of an event or a message are not checked first: 512 nested lists, each with this many
-claimed entries, take 4 MiB."""
-
-
-def _unpack_event(data: bytes, limits: WireLimits) -> Any:
-    """Decode an event. msgpack may allocate a list when it reads its header, and lists can nest. So a larger event is
-    first skipped through, which builds nothing and shows whether the claimed entries are there."""
+    The worst event takes a second. On an event loop, use ``decode_event_in_steps`` for more than ``EVENT_STEP_BYTES``.
+    """
     size = len(data)
-    entries_max = min(size, limits.event_items_max)
+    if size > limits.event_bytes_uncounted:
+        return run_steps(decode_event_in_steps(data, limits, size))
     try:
-        if size > _CLAIMS_UNCHECKED_BYTES:
-            _unpacker(data, entries_max).skip()
-        return _unpack(
+        event = _unpack(
             data,
             strict_map_key=False,
-            max_str_len=size,
-            max_bin_len=size,
-            max_array_len=entries_max,
-            max_map_len=entries_max,
+            max_array_len=size,
+            max_map_len=size,
             max_ext_len=0,
             ext_hook=_refuse_extension,  # an extension of zero bytes is within that limit
         )
     except _UNPACK_ERRORS as error:
-        raise RemoteProtocolError(f"an event that is not msgpack within the limits: {_detail(error)}") from None
+        raise _not_an_event(error) from None
+    if type(event) not in _SCALARS:
+        level, nesting_max = [event], limits.event_nesting_max
+        while level := _containers_in(level):
+            nesting_max -= 1
+            if not nesting_max:
+                raise _nests_deeper(limits)
+    return event
+
+
+EVENT_STEP_BYTES = 8192
+"""How many bytes of an event one step decodes: usually in a tenth of a millisecond, at worst in some ten."""
+
+_STEP_CONTAINERS = 8192
+
+EventSteps = Generator[None, None, Any]
+
+
+def decode_event_in_steps(
+    data: bytes, limits: WireLimits = DEFAULT_LIMITS, step_bytes: int = EVENT_STEP_BYTES
+) -> EventSteps:
+    """Decode like ``decode_event``, but yield after each step of bounded cost, and return the event at the end.
+
+    So an event loop can do other work between the steps. The first step skips through the data, which builds nothing
+    and shows whether the claimed entries are there: msgpack may allocate a list when it reads its header, and lists can
+    nest. The next ones decode ``step_bytes`` each, and stop when the containers or their entries exceed a limit. The
+    last ones check the nesting. Where msgpack has no C extension, one step decodes everything.
+    """
+    size = len(data)
+    if size > limits.event_bytes_max:
+        raise RemoteProtocolError(f"an event of {size} bytes exceeds the limit of {limits.event_bytes_max}")
+    try:
+        _scan(data, limits)
+        yield
+        counts = _Counts(limits)
+        exceedable = size > min(limits.event_containers_max, limits.event_items_max)
+        unpacker = _event_unpacker(size, limits, counts.add if exceedable else None)
+        event: Any = None
+        step_bytes = step_bytes if _continues() else size
+        for position in range(0, size, step_bytes):
+            unpacker.feed(data[position : position + step_bytes])
+            try:
+                event = unpacker.unpack()
+            except msgpack.OutOfData:
+                yield
+    except _UNPACK_ERRORS as error:
+        raise _not_an_event(error) from None
+    del unpacker, counts
+    level = [event] if type(event) not in _SCALARS else []
+    for _ in range(limits.event_nesting_max):
+        below: list[Any] = []
+        for start in range(0, len(level), _STEP_CONTAINERS):
+            yield
+            below += _containers_in(level[start : start + _STEP_CONTAINERS])
+        level = below
+    if level:
+        raise _nests_deeper(limits)
+    return event
+
+
+def run_steps(steps: EventSteps) -> Any:
+    """Run all steps without a pause, and return the event."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def _scan(data: bytes, limits: WireLimits) -> None:
+    scan = _event_unpacker(len(data), limits, None)
+    scan.feed(data)
+    scan.skip()
+    if scan.tell() != len(data):
+        raise ValueError("bytes follow the value")
+
+
+class _Counts:
+    """The containers and entries of one event, as msgpack completes them."""
+
+    __slots__ = ("_containers", "_items", "_limits")
+
+    def __init__(self, limits: WireLimits) -> None:
+        self._limits = limits
+        self._containers = 0
+        self._items = 0
+
+    def add(self, container: Any) -> Any:
+        self._containers += 1
+        self._items += len(container)
+        if self._containers > self._limits.event_containers_max:
+            raise ValueError(f"more than {self._limits.event_containers_max} lists and maps")
+        if self._items > self._limits.event_items_max:
+            raise ValueError(f"more than {self._limits.event_items_max} entries in its lists and maps")
+        return container
+
+
+def _continues() -> bool:
+    """Whether msgpack continues within a value when more bytes arrive. Its decoder in Python begins again."""
+    return bool(_Unpacker.__module__ != "msgpack.fallback")
+
+
+def _event_unpacker(size: int, limits: WireLimits, count: Callable[[Any], Any] | None) -> Any:
+    return _Unpacker(
+        max_buffer_size=size,
+        strict_map_key=False,
+        max_str_len=size,
+        max_bin_len=size,
+        max_array_len=min(size, limits.event_items_max),
+        max_map_len=min(size, limits.event_items_max, limits.event_map_entries_max),
+        max_ext_len=0,
+        ext_hook=_refuse_extension,
+        list_hook=count,
+        object_hook=count,
+    )
+
+
+def _containers_in(level: list[Any]) -> list[Any]:
+    return [
+        entry
+        for container in level
+        for entry in (container.values() if type(container) is dict else container)
+        if type(entry) not in _SCALARS
+    ]
+
+
+def _not_an_event(error: BaseException) -> RemoteProtocolError:
+    return RemoteProtocolError(f"an event that is not msgpack within the limits: {_detail(error)}")
+
+
+def _nests_deeper(limits: WireLimits) -> RemoteProtocolError:
+    return RemoteProtocolError(f"an event that nests deeper than {limits.event_nesting_max}")
 
 
 def _refuse_extension(code: int, data: bytes) -> None:
@@ -368,7 +472,7 @@ def _check_value(root: object, limits: WireLimits) -> None:
     A flat event costs one pass in C.
     """
     pending: list[tuple[Any, int, _Place | None]] = [(root, 1, None)]
-    entries_seen = 0
+    containers, items = 1, 0
     while pending:
         value, depth, place = pending.pop()
         kind = type(value)
@@ -377,16 +481,17 @@ def _check_value(root: object, limits: WireLimits) -> None:
                 f"{_path(place)} is of type {kind.__module__}.{kind.__qualname__}, which msgpack cannot encode: "
                 "convert it to None, bool, int, float, str, bytes, list or dict before sending"
             )
-        entries_seen += 1 + len(value)
+        items += len(value)
+        if items > limits.event_items_max:
+            raise EventEncodeError(_too_many_items(value, place, limits))
         if depth > limits.event_nesting_max:
             raise EventEncodeError(f"the event nests deeper than {limits.event_nesting_max}: flatten it")
-        if len(value) > limits.event_items_max:
-            raise EventEncodeError(
-                f"{_path(place)} has {len(value)} entries, more than {limits.event_items_max}: send it in parts"
-            )
-        if entries_seen > limits.event_bytes_max:  # each entry takes a byte or more
-            raise EventEncodeError(f"the event takes more than {limits.event_bytes_max} bytes: send it in parts")
         if kind is dict:
+            if len(value) > limits.event_map_entries_max:
+                raise EventEncodeError(
+                    f"{_path(place)} has {len(value)} entries, and a map at most {limits.event_map_entries_max}: "
+                    "send it in parts, or send a list of pairs"
+                )
             if not _SCALARS.issuperset(map(type, value)):
                 odd = next(type(key).__name__ for key in value if type(key) not in _SCALARS)
                 raise EventEncodeError(f"{_path(place)} has a key of type {odd}: use a str, an int or bytes as the key")
@@ -394,7 +499,21 @@ def _check_value(root: object, limits: WireLimits) -> None:
         else:
             inner, entries = value, enumerate(value)
         if not _SCALARS.issuperset(map(type, inner)):
+            below = len(pending)
             pending.extend((entry, depth + 1, (place, key)) for key, entry in entries if type(entry) not in _SCALARS)
+            containers += len(pending) - below
+            if containers > limits.event_containers_max:
+                raise EventEncodeError(
+                    f"the event has more than {limits.event_containers_max} lists and maps: send it in parts, "
+                    "or send what belongs together as one bytes value"
+                )
+
+
+def _too_many_items(value: Any, place: _Place | None, limits: WireLimits) -> str:
+    items_max = limits.event_items_max
+    if len(value) > items_max:
+        return f"{_path(place)} has {len(value)} entries, more than {items_max}: send it in parts"
+    return f"the lists and maps of the event have more than {items_max} entries altogether: send it in parts"
 
 
 def _path(place: _Place | None) -> str:

@@ -7,12 +7,16 @@ A frame is a big-endian u32 length and a body of that many bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from struct import Struct
 
 from protocol.errors import RemoteProtocolError
 
 _LENGTH = Struct(">I")
+
+CLAIMS_UNCHECKED_BYTES = 1024
+"""Up to this size, the claims of an event or a message are not checked first: 512 nested lists, each with this many
+claimed entries, take 4 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,30 +24,41 @@ class WireLimits:
     """The limits of the wire (H62). Both ends of a connection must use the same.
 
     ``frame_bytes_max`` limits a frame's body, and with it a snapshot's state. An event has at most
-    ``event_bytes_max`` bytes and ``event_nesting_max`` levels of nested containers (an empty list counts as one), and
-    each of its lists and maps at most ``event_items_max`` entries. A name (operator id) has at most ``name_chars_max``
-    characters, a text for people (reason, error) ``text_chars_max``; a longer text is truncated when it is sent. A
-    snapshot carries at most ``held_events_max`` held events.
+    ``event_bytes_max`` bytes and ``event_nesting_max`` levels of nested containers (an empty list counts as one). All
+    its lists and maps together are at most ``event_containers_max`` and have at most ``event_items_max`` entries; a
+    key and its value are one. A map has at most ``event_map_entries_max`` entries, because a peer can choose keys with
+    which its cost grows with the square of their number. So the largest event costs a receiver a known amount of
+    memory and time, and a sender learns that an event exceeds a limit before it leaves. A name (operator id) has at
+    most ``name_chars_max`` characters, a text for people (reason, error) ``text_chars_max``; a longer text is truncated
+    when it is sent. A snapshot carries at most ``held_events_max`` held events.
+
+    ``event_bytes_uncounted`` follows from the others: each container and each entry takes a byte, so an event of so few
+    bytes exceeds none of the counts.
     """
 
     frame_bytes_max: int = 64 * 2**20
     event_bytes_max: int = 4 * 2**20
     event_nesting_max: int = 64
+    event_containers_max: int = 2**17
     event_items_max: int = 2**18
+    event_map_entries_max: int = 2**13
     name_chars_max: int = 256
     text_chars_max: int = 32_768
     held_events_max: int = 2**16
+    event_bytes_uncounted: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be at least 1, is {getattr(self, field.name)}")
+        for limit in fields(self):
+            if limit.init and getattr(self, limit.name) < 1:
+                raise ValueError(f"{limit.name} must be at least 1, is {getattr(self, limit.name)}")
         if self.frame_bytes_max > 2**32 - 1:
             raise ValueError(f"frame_bytes_max must fit 32 bits, is {self.frame_bytes_max}")
         if self.event_nesting_max > 512:
             raise ValueError(f"event_nesting_max must be at most 512, is {self.event_nesting_max}")
         if self.event_bytes_max + 64 + 4 * self.text_chars_max > self.frame_bytes_max:
             raise ValueError("frame_bytes_max leaves no room for an event of event_bytes_max and its headers")
+        counts = (self.event_containers_max, self.event_items_max, self.event_map_entries_max)
+        object.__setattr__(self, "event_bytes_uncounted", min(CLAIMS_UNCHECKED_BYTES, self.event_bytes_max, *counts))
 
 
 DEFAULT_LIMITS = WireLimits()

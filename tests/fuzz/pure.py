@@ -97,6 +97,36 @@ def _events_case(random: Random) -> None:
     for _ in range(20):
         check_event(mutations.mutated(random, data))
     check_event(_bomb(random, LIMITS.event_items_max))
+    check_event(_forest(random))
+
+
+def _forest(random: Random) -> bytes:
+    """Return lists or maps that are each within the limits, and together at a limit or beyond it.
+
+    What is exactly within must be decoded, and one more container or entry refused.
+    """
+    limit, name = random.choice(
+        ((LIMITS.event_containers_max, "lists and maps"), (LIMITS.event_items_max, "entries in its lists and maps"))
+    )
+    entry = random.choice((b"\x90", b"\x80")) if name == "lists and maps" else b"\xc0"
+    rows = random.choice((2, 3, 7))
+    spread = limit - 1 - rows if name == "lists and maps" else limit - rows  # the rows and the root count, too
+    sizes = [spread // rows + (row < spread % rows) for row in range(rows)]
+
+    def packed() -> bytes:
+        head = b"\xdd" + rows.to_bytes(4, "big")
+        return head + b"".join(b"\xdd" + size.to_bytes(4, "big") + entry * size for size in sizes)
+
+    decode_event(packed(), LIMITS)
+    sizes[-1] += 1
+    try:
+        decode_event(packed(), LIMITS)
+    except RemoteProtocolError as error:
+        _check_error(error, name)
+    else:
+        raise AssertionError(f"an event with one of the {name} too many was decoded")
+    sizes[-1] += random.choice((0, 1, 500))
+    return packed()
 
 
 def _bomb(random: Random, count_max: int) -> bytes:
