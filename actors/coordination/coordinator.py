@@ -21,6 +21,7 @@ from actors import Actor, ActorContext, ActorRef
 from actors.coordination.call_watch import Call, CallWatch
 from actors.coordination.checks import handles_events
 from actors.coordination.coordinator_context import ContextOfActor
+from actors.coordination.event_decoding import decode_in_turns
 from actors.coordination.failure import FailureLatch
 from actors.coordination.interface import OperatorCoordinator
 from actors.coordination.messages import (
@@ -57,7 +58,7 @@ from protocol.errors import ProtocolError
 from protocol.facts import StageLook
 from protocol.gateway.types import AnswerSubmitted, CutReached, ItemTaken, ReadyAnnounced
 from protocol.ids import ExecutionAttempt
-from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.codec import encode_event
 from protocol.wire.messages import RestoreMode
 
 PLACE_CHARS_MAX = 1000
@@ -249,7 +250,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if not self._is_live(context, attempt, "event"):
             return
         try:
-            event = decode_event(message.payload)
+            event = await decode_in_turns(message.payload)
         except ProtocolError as error:
             self._report(AttemptCondemned(self.operator_id, attempt.task_attempt_id, f"unreadable event: {error}"))
             return
@@ -290,7 +291,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             self._statistics.events_restored += 1
         self.taken.take(attempt, subtask)
         try:
-            request = decode_event(message.payload)
+            request = await decode_in_turns(message.payload)
             method = self._coordinator.handle_request
             answer = await call_user("handle_request", method, subtask, attempt.attempt, request)
             payload = encode_event(answer)

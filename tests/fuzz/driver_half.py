@@ -138,17 +138,19 @@ class HonestCoordinator(OperatorCoordinator):
 
 
 class VictimCoordinator(OperatorCoordinator):
-    """Accepts every event. One that asks for a flood gets one."""
+    """Accepts every event. One that asks for a flood gets one. ``largest``: the entries of the longest list."""
 
     def __init__(self) -> None:
         self.gateways: dict[int, SubtaskGateway] = {}
         self.events = 0
+        self.largest = 0
 
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         self.gateways[subtask] = gateway
 
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         self.events += 1
+        self.largest = max(self.largest, len(event) if isinstance(event, list) else 0)
         gateway = self.gateways.get(subtask)  # a restored event may be of any subtask (H52)
         if event == "flood" and gateway is not None:
             with suppress(GatewayFull):
