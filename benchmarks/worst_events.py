@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """``python -m benchmarks.worst_events``: how long the events that cost most hold a turn of the loop.
 
 Each event is within the limits of the wire, or exceeds one, and is decoded step by step, as the coordinator's actor

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Decodes events of any size without holding the event loop.
 
 One event of 4 MiB can cost more than a second, if the keys of its maps were chosen so that each collides with those

@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The events of ``benchmarks.worst_events`` are what their names say."""
 
 from __future__ import annotations

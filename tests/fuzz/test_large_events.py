@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """The largest events that a task may send, over real TCP, next to a task of another operator (H62, H65)."""
 
 from __future__ import annotations

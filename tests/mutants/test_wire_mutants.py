@@ -1,3 +1,5 @@
+# SPDX-License-Identifier: Apache-2.0
+
 """Bugs in the limits of events, which no simulated world reaches, each caught by its own test."""
 
 from __future__ import annotations
