@@ -104,13 +104,13 @@ class SinkCommitter:
         """Handle ``event`` and return True if it is a file list of this sink. For ``handle_event_from_operator``.
 
         Raises:
-            SinkMisused: the subtask writes into another directory.
+            SinkMisused: the subtask writes into another directory, or lists a file that it did not write.
             SinkFileLost, SinkPublishError: a file that had to be published now could not be published.
         """
         files = parse_sealed_event(self._sink, self._directory.address, event)
         if files is None:
             return False
-        await self._publish(self._ledger.listed(attempt, files))
+        await self._publish(self._ledger.listed(subtask, attempt, files))
         return True
 
     def subtask_failed(self, subtask: int, attempt: int) -> None:

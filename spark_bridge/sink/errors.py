@@ -10,7 +10,8 @@ __all__ = ["SinkBroken", "SinkFileLost", "SinkMisused", "SinkPublishError"]
 
 
 class SinkMisused(HeadgateError, ValueError):
-    """The sink is set up wrongly: a relative path, batch mode, or two halves that name different directories."""
+    """The sink is used wrongly: a relative path, batch mode, two halves that name different directories, or a task that
+    lists a file which it did not write."""
 
 
 class SinkBroken(HeadgateError, RuntimeError):

@@ -15,7 +15,9 @@ rows twice. If it did not become visible then, they would be lost. There are thr
   (H31). It leaves when the subtask has acknowledged, so it has usually arrived when M completes. If it arrives later,
   the file is published immediately.
 * *Sent by an attempt that did not write it*: the attempt sends the list again because it restored a completed
-  checkpoint that held it. The file is published immediately, and may have been published before.
+  checkpoint that held it. The file is published immediately, and may have been published before. Such a file was begun
+  before that checkpoint. A list that names any other file of another attempt, or one of another subtask, is refused.
+  (``files`` says why the writer of a list wrote the files in it.)
 
 A restored state lists the files before its cut, so all of them are published again. For a published file that has no
 effect, and it repairs a crash in the middle.
@@ -41,7 +43,7 @@ ledger need not know about that, because a file that was removed from it stays r
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,8 +98,20 @@ class SinkLedger:
         """Whether a run has succeeded and a later checkpoint is complete."""
         return self._final_cut is not None and self._completed >= self._final_cut
 
-    def listed(self, attempt: int, files: Iterable[SealedFile]) -> list[SealedFile]:
-        """``attempt`` has sent this list; returns the files to publish immediately."""
+    def listed(self, subtask: int, attempt: int, files: Sequence[SealedFile]) -> list[SealedFile]:
+        """``attempt`` has sent this list; returns the files to publish immediately.
+
+        ``subtask`` is the one that first sent it, which may have been the sender's predecessor before a change of the
+        parallelism. Raises ``SinkMisused``, and changes nothing, if one of the files cannot belong to this list.
+        """
+        for file in files:
+            part = file.part
+            if part.subtask != subtask or (part.attempt != attempt and part.after >= self._completed):
+                raise SinkMisused(
+                    f"attempt {attempt} of subtask {subtask} lists {file.name}, which another attempt wrote after "
+                    f"checkpoint {self._completed}: a task can only list the files of its own SinkWriter, and those in "
+                    "the state that it restored"
+                )
         due = []
         for file in files:
             part = file.part

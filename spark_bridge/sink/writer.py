@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
 from spark_bridge.sink.directory import PartFile, SinkDirectory
 from spark_bridge.sink.errors import SinkBroken
-from spark_bridge.sink.files import PartName, SealedFile, check_affixes, sealed_events
+from spark_bridge.sink.files import PartName, SealedFile, check_affixes, sealed_events, token_of
 
 if TYPE_CHECKING:
     from spark_bridge.subtask.context import SubtaskContext
@@ -63,7 +63,8 @@ class SinkWriter:
         self._subtask, self._attempt, self._after = subtask, attempt, after
         self._prefix, self._suffix = prefix, suffix
         self._roll_bytes = roll_bytes
-        self._token = secrets.token_hex(8)  # attempt numbers begin at 0 again in every application
+        self._proof = secrets.token_hex(16)  # attempt numbers begin at 0 again in every application
+        self._token = token_of(self._proof)
         self._parts_begun = 0
         self._open: tuple[str, PartFile] | None = None
         self._rows = self._bytes = 0  # of the open part
@@ -133,7 +134,7 @@ class SinkWriter:
         and the list of its files are never separated.
         """
         sealed = self.seal(checkpoint_id)
-        for event in sealed_events(self.name, self._directory.address, sealed):
+        for event in sealed_events(self.name, self._directory.address, self._proof, sealed):
             context.send_event(event)
         return sealed
 

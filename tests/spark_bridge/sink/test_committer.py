@@ -133,6 +133,37 @@ async def test_a_held_list_keeps_its_sender_through_another_parallelism(url: str
     assert rows_of(visible(url)) == ["1", "5"]
 
 
+async def test_a_task_cannot_list_a_file_that_another_one_wrote(url: str) -> None:
+    """H82: neither under its own name, nor with the list of the other one, nor as something that it restored."""
+    committer = await a_committer(url)
+    honest, thief = Task(url), Task(url, subtask=1)
+    event = honest.seal("a", 1)
+    stolen = event[-1]
+    own = thief.seal("b", 1)
+    with pytest.raises(SinkMisused, match="which another writer wrote"):
+        await committer.sealed(1, 0, [*own[:-1], stolen])
+    with pytest.raises(SinkMisused, match=r"attempt 0 of subtask 1 lists part-s00000-.*which another attempt wrote"):
+        await committer.sealed(1, 0, event)
+    with pytest.raises(SinkMisused, match=r"attempt 7 of subtask 0 lists .*after checkpoint -1"):
+        await committer.sealed(0, 7, event)
+    assert (visible(url), committer.files_pending) == ({}, 0)
+    assert await committer.sealed(0, 0, event)
+    assert await committer.sealed(1, 0, own)
+    await committer.complete(1)
+    assert rows_of(visible(url)) == ["a", "b"]
+
+
+async def test_a_list_with_one_foreign_file_changes_nothing(url: str) -> None:  # H82
+    committer = await a_committer(url)
+    task = Task(url)
+    event = task.seal("a", 1)
+    later = task.seal("b", 2)
+    later[-1][0][0] = later[-1][0][0].replace("-s00000-", "-s00001-")
+    with pytest.raises(SinkMisused):
+        await committer.sealed(0, 0, [*event[:-1], [*event[-1], *later[-1]]])
+    assert committer.files_pending == 0
+
+
 async def test_published_files_that_a_reader_took_away_are_not_missed_after_a_restore(url: str) -> None:
     committer = await a_committer(url)
     await committer.sealed(0, 0, Task(url).seal("a", 1))
@@ -311,8 +342,8 @@ async def test_a_start_deletes_the_parts_of_dead_drivers_that_no_list_can_name(u
     context = a_driver()
     await a_committer(url, (2, None), context)
     names = [path.rpartition("/")[2] for path in staged(url)]
-    assert held[3][0][0] in names
-    assert dead[3][0][0] not in names
+    assert held[-1][0][0] in names
+    assert dead[-1][0][0] not in names
     Task(url, after=2).writer.write("of an attempt that begins while the coordinator is recreated")
     await a_committer(url, (2, None), context)
     assert len(staged(url)) == len(names) + 1

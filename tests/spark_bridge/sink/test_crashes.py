@@ -126,6 +126,28 @@ async def test_a_fault_between_any_two_steps_neither_loses_nor_repeats_a_row(tro
             world.check_end()
 
 
+async def test_a_task_that_lists_the_files_of_others_neither_loses_nor_repeats_a_row() -> None:
+    """H82: at every moment, and while attempts fail and drivers die."""
+    for trouble in (TROUBLES["nothing"], TROUBLES["the first subtask fails"], TROUBLES["the driver dies"]):
+        for moment in range(len(SCRIPT) + 1):
+            world = World(new_url())
+            await world.boot()
+            steal: list[Step] = [lambda world: world.steal(0), lambda world: world.steal(1)]
+            for step in [*SCRIPT[:moment], *steal, trouble, *steal, *SCRIPT[moment:]]:
+                await take(world, step)
+            await world.end()
+            world.check_end()
+
+
+async def test_a_theft_that_succeeds_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H82: without the proof, and without the rule about subtasks that stands behind it."""
+    Edit("spark_bridge.sink.files:_written_with", "if file.part.token != token:", "if False:").apply(monkeypatch)
+    listed = "spark_bridge.sink.ledger:SinkLedger.listed"
+    Edit(listed, "if part.subtask != subtask or (", "if False and (").apply(monkeypatch)
+    with pytest.raises((AssertionError, SinkFileLost)):
+        await test_a_task_that_lists_the_files_of_others_neither_loses_nor_repeats_a_row()
+
+
 @pytest.mark.parametrize("trouble", TROUBLES)
 @pytest.mark.parametrize("write", WRITES)
 async def test_whatever_a_storage_answers_no_row_is_lost_or_repeated(write: str, trouble: str) -> None:  # H64

@@ -8,26 +8,27 @@ import pytest
 
 from protocol.wire.codec import decode_event, encode_event
 from spark_bridge.sink.errors import SinkMisused
-from spark_bridge.sink.files import PartName, SealedFile, check_affixes, parse_sealed_event, sealed_events
+from spark_bridge.sink.files import PartName, SealedFile, check_affixes, parse_sealed_event, sealed_events, token_of
 
-PART = PartName(subtask=3, after=14, attempt=2, token="9f31c2d07a5be846", number=0, suffix=".jsonl")
+PART = PartName(subtask=3, after=14, attempt=2, token="9f31c2d07a5be8464ab0c6d2e1f83957", number=0, suffix=".jsonl")
 PLACE = "file:///out"
+PROOF = "a secret"
 
 
 def a_file(number: int = 0) -> SealedFile:
-    return SealedFile(str(PartName(0, -1, 0, "0" * 16, number)), rows=2, size_bytes=8, checkpoint_id=1)
+    return SealedFile(str(PartName(0, -1, 0, token_of(PROOF), number)), rows=2, size_bytes=8, checkpoint_id=1)
 
 
 def test_a_name_contains_what_the_clean_up_needs() -> None:
-    assert str(PART) == "part-s00003-e0000000015-a00002-9f31c2d07a5be846-000000.jsonl"
+    assert str(PART) == "part-s00003-e0000000015-a00002-9f31c2d07a5be8464ab0c6d2e1f83957-000000.jsonl"
     assert PartName.parse(str(PART)) == PART
 
 
 @pytest.mark.parametrize(
     "part",
     [
-        PartName(0, -1, 0, "0" * 16, 0),
-        PartName(123456, 99999999999, 123456, "f" * 16, 1234567, "a-s00001-e1-b", ".csv.gz"),
+        PartName(0, -1, 0, "0" * 32, 0),
+        PartName(123456, 99999999999, 123456, "f" * 32, 1234567, "a-s00001-e1-b", ".csv.gz"),
     ],
 )
 def test_a_name_can_be_parsed_whatever_its_numbers(part: PartName) -> None:
@@ -42,12 +43,12 @@ def test_other_names_are_not_parts(name: str) -> None:
 def test_the_files_of_a_subtask_sort_in_the_order_of_their_rows() -> None:
     """By epoch, then by attempt, then by number."""
     parts = [
-        PartName(0, -1, 0, "f" * 16, 0),
-        PartName(0, -1, 0, "f" * 16, 1),
-        PartName(0, 9, 0, "f" * 16, 2),
-        PartName(0, 9, 1, "0" * 16, 0),
-        PartName(0, 10, 1, "0" * 16, 1),
-        PartName(1, -1, 0, "0" * 16, 0),
+        PartName(0, -1, 0, "f" * 32, 0),
+        PartName(0, -1, 0, "f" * 32, 1),
+        PartName(0, 9, 0, "f" * 32, 2),
+        PartName(0, 9, 1, "0" * 32, 0),
+        PartName(0, 10, 1, "0" * 32, 1),
+        PartName(1, -1, 0, "0" * 32, 0),
     ]
     assert sorted(map(str, parts)) == [str(part) for part in parts]
 
@@ -60,15 +61,15 @@ def test_affixes_that_would_hide_the_files_are_refused(prefix: str, suffix: str)
 
 def test_a_list_survives_the_codec_unchanged() -> None:
     files = [a_file(0), a_file(1)]
-    (event,) = sealed_events("out", PLACE, files)
+    (event,) = sealed_events("out", PLACE, PROOF, files)
     assert parse_sealed_event("out", PLACE, decode_event(encode_event(event))) == tuple(files)
 
 
 def test_no_sealed_file_makes_no_event_and_many_make_several() -> None:
     """Each must fit the size limit of an event (H62)."""
-    assert list(sealed_events("out", PLACE, [])) == []
+    assert list(sealed_events("out", PLACE, PROOF, [])) == []
     files = [a_file(number) for number in range(2500)]
-    events = list(sealed_events("out", PLACE, files))
+    events = list(sealed_events("out", PLACE, PROOF, files))
     assert len(events) == 3
     assert [file for event in events for file in parse_sealed_event("out", PLACE, event) or ()] == files
     assert all(encode_event(event) for event in events)
@@ -80,12 +81,12 @@ def test_an_event_of_the_user_is_not_a_list(event: object) -> None:
 
 
 def test_the_list_of_another_sink_is_ignored() -> None:
-    (event,) = sealed_events("other", PLACE, [a_file()])
+    (event,) = sealed_events("other", PLACE, PROOF, [a_file()])
     assert parse_sealed_event("out", PLACE, event) is None
 
 
 def test_two_halves_with_different_directories_are_refused() -> None:
-    (event,) = sealed_events("out", "file:///elsewhere", [a_file()])
+    (event,) = sealed_events("out", "file:///elsewhere", PROOF, [a_file()])
     with pytest.raises(SinkMisused, match=r"file:///elsewhere.*file:///out.*same URL"):
         parse_sealed_event("out", PLACE, event)
 
@@ -93,4 +94,21 @@ def test_two_halves_with_different_directories_are_refused() -> None:
 @pytest.mark.parametrize("entry", [None, [], ["x", 1, 1, 1], [str(PART), "1", 1, 1], ["../" + str(PART), 1, 1, 1]])
 def test_a_malformed_list_is_an_error(entry: object) -> None:
     with pytest.raises(ValueError, match="not a sealed file"):
-        parse_sealed_event("out", PLACE, ["headgate/sealed-files", "out", PLACE, [entry]])
+        parse_sealed_event("out", PLACE, ["headgate/sealed-files", "out", PLACE, PROOF, [entry]])
+
+
+def test_a_list_names_only_files_of_the_writer_that_has_its_proof() -> None:  # H82
+    """The names of all parts are visible, so a name proves nothing."""
+    stolen = SealedFile(str(PART), rows=2, size_bytes=8, checkpoint_id=1)
+    for proof in (PROOF, PART.token, ""):
+        (event,) = sealed_events("out", PLACE, proof, [stolen])
+        with pytest.raises(SinkMisused, match=f"lists {PART}, which another writer wrote"):
+            parse_sealed_event("out", PLACE, event)
+    (event,) = sealed_events("out", PLACE, PROOF, [a_file(), stolen])
+    with pytest.raises(SinkMisused, match="another writer wrote"):
+        parse_sealed_event("out", PLACE, event)
+
+
+def test_a_list_without_a_proof_is_not_a_list() -> None:  # H82
+    (event,) = sealed_events("out", PLACE, PROOF, [a_file()])
+    assert parse_sealed_event("out", PLACE, [*event[:3], event[4]]) is None

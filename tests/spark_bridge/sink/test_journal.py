@@ -14,7 +14,7 @@ from spark_bridge.sink.files import PartName
 from spark_bridge.sink.journal import PublicationJournal, is_journal
 from tests.spark_bridge.sink.kit import BreakingFileSystem, new_url
 
-WRITER, OTHER = "a" * 16, "b" * 16
+WRITER, OTHER = "a" * 32, "b" * 32
 
 
 def part(number: int, token: str = WRITER) -> PartName:

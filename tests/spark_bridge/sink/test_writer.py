@@ -143,7 +143,7 @@ def test_a_list_is_sent_only_for_what_was_sealed_just_now(url: str) -> None:
 
     assert len(context.sent) == 1
     assert context.sent[0][1] == "lines"
-    assert context.sent[0][3] == [list(file)]
+    assert context.sent[0][4] == [list(file)]
     assert file.part == PartName(5, 12, 3, file.part.token, 0, "data")
 
 

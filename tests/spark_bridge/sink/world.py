@@ -14,11 +14,14 @@ that exists.
 from __future__ import annotations
 
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from spark_bridge.sink.committer import SinkCommitter
+from spark_bridge.sink.errors import SinkMisused
+from spark_bridge.sink.files import PartName, SealedFile, sealed_events
 from spark_bridge.sink.writer import SinkWriter
 from tests.spark_bridge.sink.kit import (
     DriverContext,
@@ -161,6 +164,20 @@ class World:
         for other in others:
             self.committer.subtask_failed(subtask, other.number)
         self.attempts[subtask] = [attempt]
+
+    async def steal(self, subtask: int) -> None:
+        """The subtask lists every part that others are writing or have sealed, as if it had written them (H82)."""
+        attempt = self.attempts[subtask][0]
+        for path in staged(self.url):
+            name = path.rpartition("/")[2]
+            part = PartName.parse(name)
+            if part is None or (part.subtask, part.attempt) == (subtask, attempt.number):
+                continue
+            for checkpoint_id in (-1, part.after, part.after + 1, self.completed.checkpoint_id):
+                file = SealedFile(name, 1, 1, checkpoint_id)
+                (event,) = sealed_events("out", attempt.writer._directory.address, attempt.writer._proof, [file])
+                with suppress(SinkMisused):
+                    await self.committer.sealed(subtask, attempt.number, event)
 
     async def fail(self, subtask: int, *, told_first: bool = False) -> None:
         """Every attempt of the subtask dies (a success is revoked), and a new one begins before the reset is reported.
