@@ -80,8 +80,8 @@ class Walk(ABC):
 
     kinds: ClassVar[tuple[type, ...]]
     effects: ClassVar[tuple[type, ...]]
-    weights: ClassVar[dict[type, float]]
-    """The weight of a kind of input in a step, if it is not 1."""
+    rare: ClassVar[tuple[type, ...]]
+    """Kinds of input that end much, so that a walk gives them seldom."""
     rows: ClassVar[Iterable[Hashable]]
     machine: Any  # walks look at what is inside
 
@@ -177,7 +177,7 @@ class Walk(ABC):
         if kinds:
             self.give(self.make(self.dice.choice(kinds), True))
         else:
-            [kind] = self.dice.choices(self.kinds, [self.weights.get(kind, 1.0) for kind in self.kinds])
+            [kind] = self.dice.choices(self.kinds, [0.2 if kind in self.rare else 1.0 for kind in self.kinds])
             self.give(self.make(kind, self.dice.random() < 0.85))
 
     def probe(self) -> None:
@@ -307,15 +307,7 @@ class GatewayWalk(EndWalk):
     received, messages, legal = g.MessageReceived, members(m.UpMessage), gateway.LEGAL
     kinds = (*(kind for kind in gateway.LEGAL if kind is not g.MessageReceived), *messages)
     effects, rows = members(g.GatewayEffect), GatewayState
-    weights: ClassVar = {
-        g.AttemptIsOver: 0.05,
-        TimePassed: 0.3,
-        g.ConnectionAttached: 2.0,
-        g.ConnectionLost: 0.5,
-        m.Finished: 0.5,
-        g.EventSubmitted: 2.0,
-        m.EventMessage: 2.0,
-    }
+    rare = (g.AttemptIsOver, TimePassed, g.ConnectionLost, m.Finished)
     phase_of: ClassVar = {
         g.CutReached: GatewayPhase.REQUESTED,
         m.ClosedForCheckpoint: GatewayPhase.REQUESTED,
@@ -367,15 +359,7 @@ class SubtaskWalk(EndWalk):
     received, messages, legal = s.MessageReceived, members(m.DownMessage), subtask.LEGAL
     kinds = (*(kind for kind in subtask.LEGAL if kind is not s.MessageReceived), *messages)
     effects, rows = members(s.SubtaskEffect), SubtaskStatus
-    weights: ClassVar = {
-        s.OperatorFinished: 0.5,
-        TimePassed: 0.2,
-        s.ConnectionLost: 0.5,
-        s.EventSubmitted: 2.0,
-        s.RequestSubmitted: 2.0,
-        m.AttemptEnded: 0.2,
-        m.Refused: 0.1,
-    }
+    rare = (s.OperatorFinished, TimePassed, s.ConnectionLost, m.AttemptEnded, m.Refused)
     phase_of: ClassVar = {
         m.BarrierMessage: SubtaskPhase.CLOSED,
         s.BarrierArrived: SubtaskPhase.CLOSED,
@@ -420,17 +404,15 @@ class SubtaskWalk(EndWalk):
 
 class TrackerWalk(Walk):
     kinds, effects, rows = members(b.TrackerInput), members(b.TrackerEffect), b.Phase
-    weights: ClassVar = {
-        a.OperatorReset: 0.15,
-        a.RunEnded: 0.15,
-        a.SubtaskFailed: 0.3,
-        a.SubtaskFinished: 0.4,
-        b.SubtaskFinalState: 0.4,
-        b.AbortRequested: 0.3,
-        b.CheckpointTriggered: 2.0,
-        TimePassed: 0.5,
-        b.SubtaskDeclined: 0.3,
-    }
+    rare = (
+        a.OperatorReset,
+        a.RunEnded,
+        a.SubtaskFailed,
+        a.SubtaskFinished,
+        b.SubtaskFinalState,
+        b.AbortRequested,
+        b.SubtaskDeclined,
+    )
 
     def build(self) -> b.BarrierTracker:
         pick = self.dice.choice
@@ -531,17 +513,7 @@ OPERATORS = ("words", "other")
 class LedgerWalk(Walk):
     kinds, effects = members(a.LedgerInput), members(a.LedgerEffect)
     rows = ("ended", "no operator", "no run", "run", "failed")
-    weights: ClassVar = {
-        a.OperatorAdded: 0.2,
-        a.OperatorRemoved: 0.2,
-        f.ApplicationEnded: 0.15,
-        a.GlobalFailureRaised: 0.4,
-        f.ExecutorLost: 0.2,
-        f.JobEnded: 0.4,
-        a.RegistrationArrived: 3.0,
-        f.TaskStarted: 3.0,
-        f.TaskEnded: 2.0,
-    }
+    rare = (a.OperatorAdded, a.OperatorRemoved, a.GlobalFailureRaised, f.ApplicationEnded, f.ExecutorLost, f.JobEnded)
 
     def build(self) -> a.AttemptLedger:
         self.mode = self.dice.choice(list(RestoreMode))
