@@ -10,7 +10,6 @@ a connection keeps the order of each direction until it breaks; everything else 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from protocol.gateway.types import ItemTaken
@@ -347,11 +346,6 @@ class World:
         """Return the wire that the gateway may read from, or the empty one."""
         link = self.links.values[state[base_of(slot) + LINK]]
         return link.up if link.bound == 1 else link.old if link.bound == 2 else 0
-
-    def live_slots(self, state: State) -> Iterator[int]:
-        for slot in range(self.slots):
-            if self.tasks.facts[state[base_of(slot) + TASK]].life in NEVER_ENDED:
-                yield slot
 
 
 def message_slot(message: Any) -> int:

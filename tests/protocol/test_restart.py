@@ -35,6 +35,10 @@ def test_an_exponential_delay_doubles_up_to_its_maximum() -> None:
     assert delays(ExponentialDelay(initial_s=1, maximum_s=5), [0] * 5) == [1, 2, 4, 5, 5]
 
 
+def test_a_delay_may_stay_as_it_is() -> None:
+    assert delays(ExponentialDelay(initial_s=2, maximum_s=2, multiplier=1), [0] * 3) == [2, 2, 2]
+
+
 def test_a_long_delay_never_overflows() -> None:
     assert delays(ExponentialDelay(initial_s=1, maximum_s=60, multiplier=10), [0] * 2000)[-1] == 60
 

@@ -91,6 +91,17 @@ def test_a_checkpoint_id_that_does_not_rise_is_refused_and_changes_nothing(check
     assert tracker.assignments_by_checkpoint == {}
 
 
+def test_ids_go_on_increasing_after_a_restore() -> None:  # H4
+    tracker: SplitAssignmentTracker[str] = SplitAssignmentTracker()
+    tracker.on_checkpoint(3)
+    tracker.on_checkpoint(4)
+    restored = SplitAssignmentTracker[str].restore(tracker.snapshot())
+    restored.check_invariants()
+    with pytest.raises(LocalProtocolError, match="ids must increase"):
+        restored.on_checkpoint(4)
+    restored.on_checkpoint(5)
+
+
 @pytest.mark.parametrize("snapshot", [{}, {"open": 3}, {"open": {0: 1}}, {"open": {}, "by_checkpoint": {1: 2}}])
 def test_what_is_no_snapshot_is_refused(snapshot: dict[str, object]) -> None:
     with pytest.raises(LocalProtocolError, match="not a snapshot"):

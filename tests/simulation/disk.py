@@ -78,11 +78,6 @@ class Disk:
             self._lose_driver_after,
         )
 
-    @property
-    def troubled(self) -> bool:
-        """Whether something fails temporarily."""
-        return max(self.unreachable_until, self.refuses_deletions_until) > self._now()
-
     def next_relief(self) -> float | None:
         """Return when the next trouble ends or the next late effect is due; None if there is nothing to wait for."""
         times = [self.unreachable_until, self.refuses_deletions_until, *(late.due for late in self.late)]
