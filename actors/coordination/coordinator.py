@@ -43,6 +43,7 @@ from actors.coordination.store import CoordinatorStore
 from actors.coordination.taken_events import TakenEvents
 from actors.coordination.user_calls import call_user, is_fatal, traceback_text, true_cause
 from actors.exits import as_exception, describe
+from actors.repeated_lines import LimitedLog
 from protocol.attempts import AttemptCondemned, LedgerInput, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
     CoordinatorSnapshotFailed,
@@ -111,6 +112,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         self._told_unhandled: set[str] = set()  # one warning for each direction
 
     async def started(self, context: ActorContext[CoordinatorMessage]) -> None:
+        self._peer_log = LimitedLog(context.log, context.clock)
         self._watch.attach(context.clock, context.log, self._report_s, self._note_awaited)
 
     async def receive(self, context: ActorContext[CoordinatorMessage], message: CoordinatorMessage) -> None:
@@ -142,6 +144,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
             context.log.exception("coordinator close failed")
         finally:
             self._watch.close()
+            self._peer_log.close()
 
     def _note_awaited(self, call: Call | None) -> None:
         """Tell the waiting attempts what the coordinator itself waits for, or that this wait is over (H70)."""
@@ -298,7 +301,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         except Exception as failure:  # it fails only the request, as in R97; the coordinator answers for its own state
             error = describe(true_cause(failure))
             payload = traceback_text(failure).encode()
-            context.log.warning("request failed", **_keys(attempt), error=error, exc_info=failure)
+            self._peer_log.warning("request failed", **_keys(attempt), error=error, exc_info=failure)
             if is_fatal(failure):
                 self.raise_global_failure("handle_request", failure, context)
         self.taken.taken()
@@ -388,7 +391,7 @@ class CoordinatorActor(Actor[CoordinatorMessage]):
         if attempt.task_attempt_id in self._live:
             return True
         self._statistics.messages_dropped += 1
-        context.log.info("dropped: the attempt is over", what=what, **_keys(attempt))
+        self._peer_log.info("dropped: the attempt is over", what=what, **_keys(attempt))
         return False
 
     def _count_failure(self, kind: str) -> None:

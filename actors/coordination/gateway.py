@@ -33,6 +33,7 @@ from actors.coordination.operator_config import BarrierInjector
 from actors.coordination.statistics import OperatorStatistics
 from actors.coordination.user_calls import is_fatal
 from actors.exits import as_exception, describe
+from actors.repeated_lines import LimitedLog
 from protocol.attempts import AttemptCondemned, ConnectionExpired, LedgerInput, OperatorEnded, OperatorOpened
 from protocol.barrier_tracker import (
     GatewayDrained,
@@ -117,6 +118,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         self._context = context
         self._self_ref = context.self_ref
         self._log = context.log
+        self._peer_log = LimitedLog(context.log, context.clock)
 
     def handle(self, context: ActorContext[GatewayMessage], message: GatewayMessage) -> None:
         now = context.clock.now()
@@ -130,6 +132,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
     async def stopped(self, context: ActorContext[GatewayMessage], cause: BaseException | None) -> None:
         if not self._over:
             self._end(AttemptIsOver("the gateway was closed"), context.clock.now())
+        self._peer_log.close()
         for confirmation in self._budget.handed_over:  # still in the mailbox, and will never be handled
             self._statistics.events_failed += 1
             confirmation.settle(self._budget.over)
@@ -163,7 +166,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
         try:
             effects = self._machine.handle(ConnectionAttached(received_seq or 0), now)
         except RemoteProtocolError as error:  # drop only the new connection: the previous one may be fine
-            self._log.warning("connection dropped", why=str(error))
+            self._peer_log.warning("connection dropped", why=str(error))
             connection.close(flush=False)
             return
         if self._connection is not None:
@@ -188,7 +191,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
     def _drop_connection(self, why: str, now: float) -> None:
         """The peer broke the protocol. A resume repairs what can be repaired (H24)."""
         if self._connection is not None:
-            self._log.warning("connection dropped", why=why)
+            self._peer_log.warning("connection dropped", why=why)
             self._connection.close(flush=False)
             self._connection = None
             self._carry_out(self._machine.handle(ConnectionLost(), now), now)
@@ -291,7 +294,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
 
     def _refuse_message(self, effect: RefuseMessage, now: float) -> None:
         self._statistics.messages_dropped += 1
-        self._log.info("message refused", why=effect.why)
+        self._peer_log.info("message refused", why=effect.why)
 
     def _report_opened(self, effect: ReportOpened, now: float) -> None:
         self._report(OperatorOpened(self._attempt.operator_id, self._attempt.task_attempt_id))

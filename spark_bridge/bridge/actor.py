@@ -14,6 +14,7 @@ from actors import ActorContext, ActorRef, DirectActor
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.deadline import DeadlineTimer
 from actors.coordination.messages import LedgerDecided, TrackerMessage
+from actors.repeated_lines import LimitedLog
 from protocol.attempts import (
     AttemptAccepted,
     AttemptLedger,
@@ -76,6 +77,12 @@ class BridgeActor(DirectActor[BridgeMessage]):
         self._awaiting_end: list[AwaitRunsOver] = []
         self._deadline = DeadlineTimer()
         self._inherited = InheritedRuns()
+
+    async def started(self, context: ActorContext[BridgeMessage]) -> None:
+        self._peer_log = LimitedLog(context.log, context.clock)
+
+    async def stopped(self, context: ActorContext[BridgeMessage], cause: BaseException | None) -> None:
+        self._peer_log.close()
 
     def handle(self, context: ActorContext[BridgeMessage], message: BridgeMessage) -> None:
         now = context.clock.now()
@@ -168,7 +175,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
         try:
             effects = self._ledger.handle(RegistrationArrived(connection_id, message.message), now)
         except RemoteProtocolError as error:
-            context.log.warning("invalid registration refused", error=str(error))
+            self._peer_log.warning("invalid registration refused", error=str(error))
             del self._registering[connection_id]
             message.connection.close(flush=False)
         else:
@@ -209,7 +216,7 @@ class BridgeActor(DirectActor[BridgeMessage]):
                     raise TypeError(f"unknown effect of the ledger: {effect!r}")
 
     def _refuse(self, context: ActorContext[BridgeMessage], effect: RefuseRegistration) -> None:
-        context.log.warning(
+        self._peer_log.warning(
             "registration refused",
             task_attempt_id=effect.task_attempt_id,
             code=effect.code.name,

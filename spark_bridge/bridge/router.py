@@ -90,8 +90,7 @@ class ConnectionRouter:
                 if rest and connection.connection_id in self._by_connection:  # the rest of a refused one is dropped
                     self.messages_received(connection, rest)
             case _:
-                log.warning("unregistered connection closed", peer=connection.peer)
-                connection.close(flush=False)
+                connection.drop("the peer did not register, and wait for the answer, before it sent other messages")
 
     def disconnected(self, connection: Connection, reason: str) -> None:
         self._open.pop(connection.connection_id, None)

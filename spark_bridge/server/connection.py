@@ -27,6 +27,7 @@ from typing import Protocol, cast, get_args
 
 import structlog
 
+from actors.repeated_lines import LINES_MAX, LimitedLog
 from protocol.errors import RemoteProtocolError
 from protocol.wire.codec import DEFAULT_LIMITS, FrameDecoder, WireLimits, decode_message, encode_message
 from protocol.wire.handshake import NONCE_BYTES, ServerHandshake
@@ -51,6 +52,9 @@ class ServerConfig:
     that silent peers never keep out a legitimate task, which needs only milliseconds. At most ``connections_max``
     connections are open; one more is refused.
 
+    At most ``log_lines_max`` lines of a kind about peers are logged in 10 s, and in longer times while more come; the
+    others are counted.
+
     A peer that does not read is dropped when ``write_buffer_bytes_max`` bytes wait for it. Before that, from
     ``write_high_water_bytes`` on, ``is_write_paused`` is set. A closing peer has ``close_timeout_s`` to read the rest.
     """
@@ -66,9 +70,16 @@ class ServerConfig:
     write_high_water_bytes: int = 256 * 1024
     write_buffer_bytes_max: int = 96 * 2**20
     close_timeout_s: float = 2.0
+    log_lines_max: int = LINES_MAX
 
     def __post_init__(self) -> None:
-        for name in ("authenticate_timeout_s", "close_timeout_s", "unauthenticated_max", "connections_max"):
+        for name in (
+            "authenticate_timeout_s",
+            "close_timeout_s",
+            "unauthenticated_max",
+            "connections_max",
+            "log_lines_max",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
 
@@ -119,6 +130,7 @@ class Connection(asyncio.Protocol):
         secret: bytes,
         config: ServerConfig,
         state_changed: Callable[[Connection], None],
+        peer_log: LimitedLog,
     ) -> None:
         self.connection_id = connection_id
         self.peer = "?"
@@ -128,6 +140,7 @@ class Connection(asyncio.Protocol):
         self._config = config
         self._limits = config.limits
         self._state_changed = state_changed
+        self._peer_log = peer_log
         self._handshake = ServerHandshake(secret, secrets.token_bytes(NONCE_BYTES))
         self._decoder = FrameDecoder(config.limits.frame_bytes_max)
         self._loop = asyncio.get_running_loop()
@@ -204,7 +217,7 @@ class Connection(asyncio.Protocol):
 
     def drop(self, why: str) -> None:
         """Like ``abort``, but log the reason: the peer is at fault, or there are too many (H62)."""
-        log.warning("connection dropped", peer=self.peer, connection=self.connection_id, why=why)
+        self._peer_log.warning("connection dropped", peer=self.peer, connection=self.connection_id, why=why)
         self.abort(why)
 
     # --- for asyncio ----------------------------------------------------------------------------------------------
@@ -279,7 +292,7 @@ class Connection(asyncio.Protocol):
             self._handler.messages_received(self, cast(list[UpMessage], messages))
 
     def _refuse(self, why: str) -> None:
-        log.warning("connection refused", peer=self.peer, connection=self.connection_id, why=why)
+        self._peer_log.warning("connection refused", peer=self.peer, connection=self.connection_id, why=why)
         if self._handshake.last_words:
             self._reason = self._reason or why
             self._transport.write(self._handshake.last_words)

@@ -14,6 +14,8 @@ from itertools import count
 
 import structlog
 
+from actors.clock import LoopClock
+from actors.repeated_lines import LimitedLog
 from protocol.wire.handshake import SECRET_BYTES_MIN
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.connection import Connection, ConnectionHandler, ConnectionState, ServerConfig
@@ -71,6 +73,7 @@ class SubtaskServer:
         self._secret = secret
         self._config = config or ServerConfig()
         self._server: asyncio.Server | None = None
+        self._peer_log: LimitedLog
         self._ids = count(1)
         # By state, in the order of entering it: the first one is the oldest.
         self._by_state: dict[ConnectionState, dict[int, Connection]] = {state: {} for state in ConnectionState}
@@ -112,6 +115,7 @@ class SubtaskServer:
         listener = await _listen(config)
         bound_host, bound_port = listener.getsockname()[:2]
         self._address = (config.advertised_host or bound_host, config.advertised_port or bound_port)
+        self._peer_log = LimitedLog(log, LoopClock(), config.log_lines_max)
         loop = asyncio.get_running_loop()
         # Serving starts only when ``_server`` is set, or the first peers would be refused.
         # asyncio's backlog is both what it listens with and how many connections it accepts at once.
@@ -142,12 +146,15 @@ class SubtaskServer:
                 connection.abort("the server is closing")
         if self._server is not None:
             await self._server.wait_closed()
+            self._peer_log.close()
 
     def _open(self) -> list[Connection]:
         return [connection for group in self._by_state.values() for connection in group.values()]
 
     def _connection(self) -> Connection:
-        return Connection(next(self._ids), self._handler, self._secret, self._config, self._state_changed)
+        return Connection(
+            next(self._ids), self._handler, self._secret, self._config, self._state_changed, self._peer_log
+        )
 
     def _state_changed(self, connection: Connection) -> None:
         """Update the counts, and keep each within its limit (H62)."""

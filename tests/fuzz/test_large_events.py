@@ -4,32 +4,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from random import Random
 from typing import Any
 
 import msgpack
 
 from protocol.wire.codec import EVENT_STEP_BYTES, decode_event, encode_event, encode_message
 from protocol.wire.framing import DEFAULT_LIMITS
-from protocol.wire.messages import (
-    AttemptEnded,
-    Confirm,
-    EventMessage,
-    Message,
-    Opened,
-    Register,
-    Registered,
-    RestoreMode,
-)
+from protocol.wire.messages import AttemptEnded, EventMessage
 from spark_bridge.server.server import ServerConfig
-from tests.fuzz.attackers import AT_MOST_ONE_LINE, Intruder
-from tests.fuzz.driver_half import HONEST, PARALLELISM, STAGES, VICTIM, DriverHalf, running_driver_half
-from tests.fuzz.line import Line
+from tests.fuzz.driver_half import HONEST, VICTIM, running_driver_half
+from tests.fuzz.played_tasks import SECRET, PlayedTasks, until
 
-SECRET = b"a secret of this application!!!!"
 MAPS_MAX = DEFAULT_LIMITS.event_containers_max - 1  # and the list around them
 
 
@@ -40,59 +25,6 @@ def the_largest_event() -> bytes:
     data = encode_event([*maps, bytes(DEFAULT_LIMITS.event_bytes_max - head_bytes)])
     assert len(data) == DEFAULT_LIMITS.event_bytes_max
     return data
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - other code does not know this condition
-        await asyncio.sleep(0)
-
-
-class PlayedTask:
-    """One attempt, spoken for by the test."""
-
-    def __init__(self, line: Line) -> None:
-        self.line = line
-        self._arrived: list[Message] = []
-
-    async def until(self, kind: type[Message]) -> Message:
-        """Return the next message of this kind; messages before it are dropped."""
-        while True:
-            while self._arrived:
-                message = self._arrived.pop(0)
-                if isinstance(message, kind):
-                    return message
-            self._arrived = await self.line.messages()
-            assert self._arrived, f"the connection has ended without {kind.__name__}"
-
-    async def until_taken(self, seq: int) -> None:
-        """Return when the coordinator has taken the item with this number, and all before it."""
-        confirmed = 0
-        while confirmed < seq:
-            message = await self.until(Confirm)
-            assert isinstance(message, Confirm)
-            confirmed = message.seq
-
-
-class PlayedTasks(AsyncExitStack):
-    """Starts such attempts, and closes their connections at the end."""
-
-    def __init__(self, half: DriverHalf) -> None:
-        super().__init__()
-        self._half = half
-        self._intruder = Intruder(Random(1), half.server.address, SECRET)
-
-    async def start(self, operator: str, task_attempt_id: int) -> PlayedTask:
-        self._half.spark.introduce(operator, task_attempt_id, 0, 0)
-        line = await self._intruder.authenticated(AT_MOST_ONE_LINE)
-        self.push_async_callback(line.close)
-        task = PlayedTask(line)
-        run_id, parallelism = STAGES[operator], PARALLELISM[operator]
-        await line.say(
-            Register(task_attempt_id, operator, 0, run_id, 0, RestoreMode.BATCH, parallelism, "here", "3.11")
-        )
-        await task.until(Registered)
-        await line.say(Opened(task_attempt_id, 1))
-        return task
 
 
 async def test_another_operators_events_are_handled_while_the_largest_event_is_decoded() -> None:  # H62, H65

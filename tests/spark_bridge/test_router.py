@@ -48,6 +48,10 @@ class Line:
     def close(self, *, flush: bool = True) -> None:
         self.closed = True
 
+    def drop(self, why: str) -> None:
+        assert "register" in why
+        self.closed = True
+
 
 class Scene:
     """A router with its bridge, one gateway, and connections to send on."""

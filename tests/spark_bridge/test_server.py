@@ -598,6 +598,27 @@ async def test_an_oversized_message_raises_and_leaves_the_connection_open() -> N
         assert await peer.receive() == Confirm(7, 1)
 
 
+# --- the log ----------------------------------------------------------------------------------------------------
+
+
+async def test_many_strangers_cost_few_lines_and_are_counted() -> None:  # H62
+    with capture_logs() as lines:
+        async with a_running_server() as running:
+            for _ in range(100):
+                reader, writer = await asyncio.open_connection(*running.server.address)
+                writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                with suppress(ConnectionError):
+                    await reader.read()
+                writer.close()
+                with suppress(ConnectionError):
+                    await writer.wait_closed()
+    refused = [line for line in lines if line["event"] == "connection refused"]
+    suppressed = [line for line in lines if line["event"] == "similar lines suppressed"]
+    assert 20 <= len(refused) < 100
+    assert len(refused) + sum(line["count"] for line in suppressed) == 100
+    assert all(line["line"] == "connection refused" for line in suppressed)
+
+
 # --- addresses ----------------------------------------------------------------------------------------------
 
 
