@@ -34,6 +34,7 @@ from protocol.facts import (
     StageLook,
     StageSubmitted,
     StatusReported,
+    TaskPlace,
     TaskStarted,
     TaskState,
 )
@@ -95,9 +96,10 @@ class PretendedSpark:
         return StageLook()
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
-        return StatusReported(dict.fromkeys(job_ids, True), dict.fromkeys(task_attempt_ids, TaskState.RUNNING))
+        places = {task: TaskPlace(STAGE, task - 1) for task in task_attempt_ids}
+        return StatusReported(dict.fromkeys(job_ids, True), dict.fromkeys(task_attempt_ids, TaskState.RUNNING), places)
 
-    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+    async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         raise AssertionError(f"a subtask of the benchmark failed: {reason}")
 
     async def cancel_job(self, job_id: int, reason: str) -> None:

@@ -107,15 +107,24 @@ class ApplicationEnded:
 
 
 @value
+class TaskPlace:
+    """The stage and the partition that a task attempt computes. ``partition`` is negative if the engine forgot it."""
+
+    stage_id: int
+    partition: int
+
+
+@value
 class StatusReported:
     """The answer to a query of the engine's own records (H19): what is true now, whatever the bus said.
 
     ``jobs``: for each job in the query, whether it is still active. ``tasks``: the state of each task attempt in the
-    query.
+    query. ``places``: where each of these is that the engine knows. A state confirms nothing without its place (H75).
     """
 
     jobs: dict[int, bool] = field(default_factory=dict)
     tasks: dict[int, TaskState] = field(default_factory=dict)
+    places: dict[int, TaskPlace] = field(default_factory=dict)
 
 
 @value

@@ -52,6 +52,7 @@ from protocol.facts import (
     StatusReported,
     TaskEnded,
     TaskOutcome,
+    TaskPlace,
     TaskStarted,
     TaskState,
 )
@@ -321,6 +322,7 @@ class World:
         return StatusReported(
             {job_id: self._job_runs and job_id == self._job_id for job_id in query.job_ids},
             {one: states.get(self._find(one).outcome, TaskState.ENDED) for one in query.task_attempt_ids},
+            {one: TaskPlace(self._stage_id, self._find(one).attempt.subtask) for one in query.task_attempt_ids},
         )
 
     @property

@@ -40,6 +40,14 @@ task ids in the order of launches, so the smaller id is the older task.
   the rerun is accepted.
 - A task of a barrier stage always waits for its start, which says whether its stage attempt has failed.
 
+**Claims.** A registration is what a peer claims; whoever has the operator's key can make one (H75). Spark *confirms* a
+task by a fact that names it, or by its own records, with the stage and the partition. Until then, a registration is
+accepted only where it displaces nothing. It waits beside any other attempt; nothing is concluded from its task id; it
+ends no run. An unconfirmed attempt gives way when Spark confirms a task that waits for it and does not know this one.
+Nothing that runs is ever unknown to Spark's schedulers, so a lost fact costs a real task a look, but not its place. A
+claim that is refuted is dropped without a trace: the real task may register under the same id. Of two claims to one id
+the first counts until Spark has confirmed or refuted it.
+
 **Ending.** An attempt fails when Spark or the task itself says so; KILLED, SUPERSEDED and the other kinds say why
 (H12). It is over as soon as this is reported. Whatever it says later is reported as stale, in one place (H3). A last
 word that says "well" is a point of no return: after it, only Spark's word counts, its success or its end, because its
@@ -74,7 +82,7 @@ finds facts that nothing waits for. An answer can overtake facts that are still 
 
 - An answer decides on a registration only if it was asked for after the registration came.
 - A job must be known for ``heal_after_s`` before it is asked about, and must be reported over twice.
-- "Unknown" ends an attempt only if a later one waits.
+- "Unknown" ends an attempt only if a later one waits that Spark confirms. It confirms nothing (H75).
 
 A job that was never seen to start is assigned to a run when it ends: to the run that has nothing left to do or, if the
 job ends badly, to the run whose stage has failed. Otherwise, a run whose job is unknown ends when the next begins and

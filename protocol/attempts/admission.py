@@ -25,6 +25,7 @@ from protocol.attempts.records import (
 )
 from protocol.attempts.table import AttemptState
 from protocol.attempts.types import LedgerConfig
+from protocol.facts import TaskPlace
 from protocol.wire.messages import RefusalCode, RestoreMode
 
 
@@ -118,6 +119,11 @@ def decide(
     return Acceptance() if subtask is None else _beside_rivals(held, subtask, stage, task)
 
 
+def runs_elsewhere(task_attempt_id: int, place: TaskPlace) -> str:
+    """Why a task cannot be what it claims to be (H75)."""
+    return f"Spark runs task {task_attempt_id} in stage {place.stage_id}, partition {place.partition}"
+
+
 def run_has_ended(known: OperatorRecord, run_id: int) -> str:
     return f"run {run_id} of operator {known.operator_id!r} has ended"
 
@@ -143,6 +149,7 @@ def _beside_rivals(held: HeldRegistration, subtask: SubtaskRecord, stage: StageR
     for entry in subtask.attempts.values():
         if entry.state is AttemptState.OVER:
             continue
+        must_wait = must_wait or not task.confirmed  # H75: a claim displaces nothing
         rival = stage.tasks[entry.task_attempt_id]
         if rival.task_attempt_id > task.task_attempt_id:
             verdict = _beside_newer(held, stage, task, entry, one_at_a_time)
@@ -155,8 +162,10 @@ def _beside_rivals(held: HeldRegistration, subtask: SubtaskRecord, stage: StageR
             predecessors.append(entry)  # H17: a success runs again only if its output is lost
         elif relation is Relation.UNDECIDED or (one_at_a_time and entry.state is AttemptState.ENDING):
             must_wait = True
-        elif one_at_a_time:
-            superseded.append(entry)
+        else:
+            must_wait = must_wait or not rival.confirmed  # H75: a look tells whether there are two at all
+            if one_at_a_time:
+                superseded.append(entry)
     return _WAIT_FOR_RIVAL if must_wait else Acceptance(tuple(predecessors), tuple(superseded))
 
 
@@ -170,7 +179,7 @@ def _beside_newer(
     undecided = relation is Relation.UNDECIDED and entry.task_attempt_id not in held.beside
     if undecided or entry.state is AttemptState.FINISHED:
         return _WAIT_FOR_RIVAL  # after a success an older copy is not needed: it waits until Spark ends it
-    if one_at_a_time:
+    if one_at_a_time and task.confirmed:
         return Refusal(RefusalCode.ATTEMPT_OVER, f"{entry.attempt} has taken over", kill=True)
     return None
 
@@ -216,7 +225,7 @@ def _beside_another_run(known: OperatorRecord, run: RunRecord, new: StageRecord,
     if old is None:
         return Wait(WaitsFor.OTHER_RUN)
     common = sorted(set(old.active_jobs) & set(new.active_jobs))
-    if common:
+    if common and not engine.only_claimed(run):  # H75: otherwise a look tells whether the first one exists
         return Refusal(
             RefusalCode.CONCURRENT_RUN,
             f"operator {known.operator_id!r} is in two stages ({run.run_id} and {new.stage_id}) of job "

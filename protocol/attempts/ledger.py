@@ -42,6 +42,7 @@ from protocol.facts import (
     StatusReported,
     TaskEnded,
     TaskOutcome,
+    TaskPlace,
     TaskStarted,
     TaskState,
 )
@@ -198,8 +199,7 @@ class AttemptLedger:
                 f"needs parallelism={partitions}, or repartition({record.parallelism}) before its subtasks: "
                 "without an explicit number, adaptive execution chooses one, and may choose another next time",
             )
-        run = record.run
-        if message.task_attempt_id in record.held or (run is not None and message.task_attempt_id in run.by_task):
+        if operator.has_registered(message.task_attempt_id):
             return (
                 RefusalCode.DUPLICATE_REGISTRATION,
                 f"task {message.task_attempt_id} has registered for operator {message.operator_id!r} already: "
@@ -209,6 +209,9 @@ class AttemptLedger:
             )
         if message.run_id in self._engine.ended_stages or message.run_id in record.ended_runs:
             return RefusalCode.ATTEMPT_OVER, admission.run_has_ended(record, message.run_id)
+        place = self._engine.place_of(message.task_attempt_id)
+        if place is not None and place != TaskPlace(message.run_id, message.subtask):
+            return RefusalCode.ATTEMPT_OVER, admission.runs_elsewhere(message.task_attempt_id, place)
         return None
 
     # --- facts ----------------------------------------------------------------------------------------------
@@ -222,11 +225,23 @@ class AttemptLedger:
                 found.append(operator)
         return found
 
+    def _task_located(self, task_attempt_id: int, place: TaskPlace) -> None:
+        if place.partition < 0:
+            return  # Spark has forgotten it
+        for operator in self._operators.values():
+            operator.task_located(task_attempt_id, place)
+
     def _task_started(self, fact: TaskStarted) -> None:
+        if not self._engine.is_confirmed(fact.stage_id, fact.task_attempt_id):
+            self._task_located(fact.task_attempt_id, TaskPlace(fact.stage_id, fact.partition))
         self._engine.task_started(fact)
         self._see_barrier_restart(fact.stage_id)
 
     def _task_ended(self, fact: TaskEnded) -> None:
+        stage = self._engine.stages.get(fact.stage_id)
+        task = None if stage is None else stage.tasks.get(fact.task_attempt_id)
+        if task is None or not task.confirmed:
+            self._task_located(fact.task_attempt_id, TaskPlace(fact.stage_id, fact.partition))
         record = self._engine.task_ended(fact)
         self._see_barrier_restart(fact.stage_id)
         if record is not None:
@@ -350,6 +365,9 @@ class AttemptLedger:
             self._out.append(QueryStatus(frozenset(tasks), frozenset(jobs)))
 
     def _status_reported(self, fact: StatusReported) -> None:
+        for task_attempt_id, place in sorted(fact.places.items()):
+            self._task_located(task_attempt_id, place)
+            self._engine.place_reported(task_attempt_id, place)
         for operator in self._operators.values():
             operator.tasks_reported(fact)
         for job_id in sorted(job_id for job_id, active in fact.jobs.items() if not active):

@@ -46,7 +46,7 @@ from protocol.attempts.types import (
     SubtaskReady,
     SubtaskReset,
 )
-from protocol.facts import StatusReported, TaskOutcome, TaskState
+from protocol.facts import StatusReported, TaskOutcome, TaskPlace, TaskState
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import RefusalCode, RestoreMode
 
@@ -86,6 +86,22 @@ class OperatorLedger:
         self.settle()
         if held.message.task_attempt_id in self.record.held:
             self.want_look(self.now + self.config.heal_after_s)
+
+    def has_registered(self, task_attempt_id: int) -> bool:
+        """Whether this task has registered before. A claim that is over without a confirmation does not count (H75)."""
+        run = self.record.run
+        entry = None if run is None else run.by_task.get(task_attempt_id)
+        if run is None or entry is None:
+            return task_attempt_id in self.record.held
+        if entry.state is AttemptState.OVER and not self.engine.is_confirmed(run.run_id, task_attempt_id):
+            self._forget(run, entry)
+            return False
+        return True
+
+    def _forget(self, run: RunRecord, entry: AttemptRecord) -> None:
+        """Forget a claim, so that the real task can register under this id."""
+        del run.by_task[entry.task_attempt_id], run.subtasks[entry.attempt.subtask].attempts[entry.task_attempt_id]
+        self.engine.forget_claim(run.run_id, entry.task_attempt_id)
 
     def settle(self) -> None:
         """Decide on each held registration for which that is possible, the oldest task first."""
@@ -300,13 +316,35 @@ class OperatorLedger:
             return
         message, run = held.message, self.record.run
         text = "its connection was lost before it was accepted"
-        self.out.append(KillTask(word.task_attempt_id, text, self.record.operator_id, message.subtask))
+        place = TaskPlace(message.run_id, message.subtask)
+        self.out.append(KillTask(word.task_attempt_id, text, self.record.operator_id, message.subtask, place=place))
         self.refuse(word.task_attempt_id, RefusalCode.ATTEMPT_OVER, text)
-        if run is not None and run.run_id == message.run_id and run.failed_cause is None:
+        known = self.engine.is_confirmed(message.run_id, word.task_attempt_id)  # of a claim, nothing is told (H75)
+        if known and run is not None and run.run_id == message.run_id and run.failed_cause is None:
             kind = FailureKind.CONNECTION_LOST
             self._tell_death_before_accept(run, message.subtask, word.task_attempt_id, kind, text)
 
     # --- what the engine says about it ----------------------------------------------------------------------
+
+    def task_located(self, task_attempt_id: int, place: TaskPlace) -> None:
+        """Drop a claim to be this task, if Spark has it in another place (H75)."""
+        record, run = self.record, self.record.run
+        text = admission.runs_elsewhere(task_attempt_id, place)
+        held = record.held.get(task_attempt_id)
+        if held is not None and (held.message.run_id, held.message.subtask) != (place.stage_id, place.partition):
+            self.refuse(task_attempt_id, RefusalCode.ATTEMPT_OVER, text)
+            self.engine.forget_claim(held.message.run_id, task_attempt_id)
+        entry = None if run is None else run.by_task.get(task_attempt_id)
+        if run is None or entry is None or (run.run_id, entry.attempt.subtask) == (place.stage_id, place.partition):
+            return
+        if self.engine.is_confirmed(run.run_id, task_attempt_id):
+            return  # two facts that contradict each other: the first counts
+        subtask = run.subtasks[entry.attempt.subtask]
+        self._forget(run, entry)
+        if entry.state is not AttemptState.OVER:
+            self._end_attempt(entry, FailureKind.LOST_FACT, text)
+            subtask.owes_reset = run.failed_cause is None
+            self._reset_if_vacant(subtask, entry.attempt.subtask)
 
     def task_ended(self, task: TaskRecord) -> None:
         """Take the end of a task of the current run, or the revocation of its success."""
@@ -392,8 +430,11 @@ class OperatorLedger:
             return  # the whole coordinator will be reset (H15)
         subtask = run.subtask(attempt.subtask)
         subtask.owes_reset = True
-        if subtask.vacant:
-            self.out.append(SubtaskReset(self.record.operator_id, attempt.subtask))
+        self._reset_if_vacant(subtask, attempt.subtask)
+
+    def _reset_if_vacant(self, subtask: SubtaskRecord, index: int) -> None:
+        if subtask.owes_reset and subtask.vacant:
+            self.out.append(SubtaskReset(self.record.operator_id, index))
             subtask.owes_reset = False
 
     def _finish(self, entry: AttemptRecord, subtask: SubtaskRecord) -> None:
@@ -435,7 +476,8 @@ class OperatorLedger:
         operator_id = self.record.operator_id
         count, limit = subtask.killed, self.config.attempts_max or SPARK_TASK_FAILURES_MAX
         number = None if attempt is None else attempt.attempt
-        self.out.append(KillTask(task_attempt_id, reason, operator_id, index, number, count, limit))
+        place = self._place(index)
+        self.out.append(KillTask(task_attempt_id, reason, operator_id, index, number, count, limit, place))
         if count < limit:
             return ""
         times = "once" if count == 1 else f"{count} times"
@@ -446,7 +488,12 @@ class OperatorLedger:
 
     def _kill_not_counted(self, entry: AttemptRecord, reason: str) -> KillTask:
         attempt = entry.attempt
-        return KillTask(attempt.task_attempt_id, reason, self.record.operator_id, attempt.subtask, attempt.attempt)
+        operator_id, subtask, place = self.record.operator_id, attempt.subtask, self._place(attempt.subtask)
+        return KillTask(attempt.task_attempt_id, reason, operator_id, subtask, attempt.attempt, place=place)
+
+    def _place(self, subtask: int) -> TaskPlace:
+        assert self.record.run is not None
+        return TaskPlace(self.record.run.run_id, subtask)
 
     # --- barrier stages -------------------------------------------------------------------------------------
 
@@ -522,8 +569,8 @@ class OperatorLedger:
             self.want_look(self.now + self.config.audit_every_s)
 
     def tasks_reported(self, fact: StatusReported) -> None:
-        """Take the states of live attempts and waiting registrations in Spark's own records."""
-        for task_attempt_id in sorted(fact.tasks):
+        """Take the states of waiting registrations and live attempts in Spark's own records."""
+        for task_attempt_id in sorted(fact.tasks, key=lambda task: (task not in self.record.held, task)):
             if self.record.run is not None:
                 self._task_reported(task_attempt_id, fact.tasks[task_attempt_id])
 
@@ -538,8 +585,11 @@ class OperatorLedger:
                 task = self.engine.report_end(run_id, task_attempt_id, outcome, reason)
                 if run_id == run.run_id:
                     self.task_ended(task)
-            case reconciliation.GiveUp(kind, text, kill):
-                self._fail(run.by_task[task_attempt_id], kind, text, kill=kill)
+            case reconciliation.GiveUp(kind, text, kill, claim):
+                entry = run.by_task[task_attempt_id]
+                if claim:
+                    self.out.append(self._kill_not_counted(entry, text))
+                self._fail(entry, kind, text, kill=kill)
             case reconciliation.RunsBeside(waiting):
                 for waits in waiting:
                     waits.beside.add(task_attempt_id)

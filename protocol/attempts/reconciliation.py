@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.attempts.records import EngineRecords, HeldRegistration, OperatorRecord, RunRecord, Seen, WaitsFor
+from protocol.attempts.records import (
+    AttemptRecord,
+    EngineRecords,
+    HeldRegistration,
+    OperatorRecord,
+    RunRecord,
+    Seen,
+    WaitsFor,
+)
 from protocol.attempts.table import AttemptState
 from protocol.attempts.types import FailureKind, LedgerConfig
 from protocol.facts import StatusReported, TaskOutcome, TaskState
@@ -38,11 +46,12 @@ class HasEnded:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The attempt is over, as inferred from other facts than its own end."""
+    """The attempt is over, as inferred from other facts than its own end. ``claim``: Spark never confirmed it."""
 
     kind: FailureKind
     text: str
     kill: bool = False
+    claim: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +94,15 @@ def questions(known: OperatorRecord, engine: EngineRecords, config: LedgerConfig
         if held.seen is Seen.NOTHING and now >= held.ask_at and (jobs or held.waits_for is WaitsFor.RIVAL or not active)
     )
     overdue = any(
-        held.waits_for is WaitsFor.OTHER_RUN and (held.seen >= Seen.ASKED or held in asked)
+        held.waits_for is WaitsFor.OTHER_RUN and (held.seen >= Seen.ASKED or held in asked) and confirmed(engine, held)
         for held in known.held.values()
     )
     return Questions(tasks | living, jobs, asked, overdue and not active and not living)
+
+
+def confirmed(engine: EngineRecords, held: HeldRegistration) -> bool:
+    """Whether Spark has said that the task of a registration exists (H75)."""
+    return engine.is_confirmed(held.message.run_id, held.task_attempt_id)
 
 
 def needs_audit(known: OperatorRecord, engine: EngineRecords) -> bool:
@@ -113,10 +127,13 @@ def task_reported(
     assert run is not None
     held = known.held.get(task_attempt_id)
     if held is not None:
-        return _held_reported(run, held, engine, config, now, state)
+        return _held_reported(run, held, engine, config, now, state) if confirmed(engine, held) else None
     entry = run.by_task.get(task_attempt_id)
-    if entry is None or not entry.alive or engine.task(run.run_id, task_attempt_id) is None:
+    task = engine.task(run.run_id, task_attempt_id)
+    if entry is None or not entry.alive or task is None:
         return None
+    if not task.confirmed:
+        return _claim_reported(known, engine, entry)
     match state:
         case TaskState.SUCCEEDED:
             return HasEnded(TaskOutcome.SUCCESS)
@@ -126,11 +143,22 @@ def task_reported(
         case TaskState.RUNNING:
             return RunsBeside(_contenders(known, entry.attempt.subtask))
         case TaskState.UNKNOWN:
-            if any(other.task_attempt_id > task_attempt_id for other in _contenders(known, entry.attempt.subtask)):
+            contenders = _contenders(known, entry.attempt.subtask)
+            if any(other.task_attempt_id > task_attempt_id and confirmed(engine, other) for other in contenders):
                 kind = FailureKind.REVOKED if entry.state is AttemptState.ENDING else FailureKind.LOST_FACT
                 text = "Spark knows nothing of the task any more, and a later attempt has come"
                 return GiveUp(kind, text, kill=True)
     return None
+
+
+def _claim_reported(known: OperatorRecord, engine: EngineRecords, entry: AttemptRecord) -> Finding:
+    """An accepted task that Spark has never confirmed, and does not now: it yields to one that Spark confirms (H75)."""
+    subtask = entry.attempt.subtask
+    others = [held for held in known.held.values() if held.waits_for is WaitsFor.OTHER_RUN]
+    if not any(confirmed(engine, held) for held in (*_contenders(known, subtask), *others)):
+        return None
+    kind = FailureKind.REVOKED if entry.state is AttemptState.ENDING else FailureKind.LOST_FACT
+    return GiveUp(kind, "Spark does not know the task, and knows another one that waits", claim=True)
 
 
 def _contenders(known: OperatorRecord, subtask: int) -> tuple[HeldRegistration, ...]:
@@ -154,7 +182,7 @@ def _held_reported(
     if state in (TaskState.ENDED, TaskState.SUCCEEDED) and task is not None:
         outcome = TaskOutcome.FAILED if state is TaskState.ENDED else TaskOutcome.SUCCESS
         return HasEnded(outcome, _SAYS_ENDED)
-    if held.seen is Seen.NOTHING:
+    if held.seen is Seen.NOTHING or state is TaskState.UNKNOWN:
         return None
     if run.run_id == held.message.run_id:
         finished = run.finished(held.message.subtask)
@@ -185,9 +213,12 @@ def conflict_reported(known: OperatorRecord, engine: EngineRecords, fact: Status
     active = engine.active_jobs(run.run_id)
     living = run.living()
     runs = any(fact.tasks.get(entry.task_attempt_id) is TaskState.RUNNING for entry in living)
-    if any(fact.jobs.get(job) for job in active) or (not active and runs):
+    # Only tasks that Spark confirms make a run, or end another (H75).
+    claimed = engine.only_claimed(run)
+    if not claimed and (any(fact.jobs.get(job) for job in active) or (not active and runs)):
         return Conflict(waiting, goes_on=True)
-    return Conflict(waiting, goes_on=False) if not active and not living else None
+    is_over = (claimed or not active) and not living and any(confirmed(engine, held) for held in waiting)
+    return Conflict(waiting, goes_on=False) if is_over else None
 
 
 def looks_whole(known: OperatorRecord, engine: EngineRecords) -> bool:

@@ -20,7 +20,7 @@ from enum import Enum, IntEnum
 
 from protocol.attempts.table import ALIVE, AttemptState
 from protocol.attempts.types import FailureKind
-from protocol.facts import JobStarted, StageCompleted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
+from protocol.facts import JobStarted, StageCompleted, StageSubmitted, TaskEnded, TaskOutcome, TaskPlace, TaskStarted
 from protocol.ids import ExecutionAttempt
 from protocol.wire.messages import Register
 
@@ -44,12 +44,16 @@ def remember(ids: Remembered, id: int) -> None:
 
 @dataclass(slots=True)
 class TaskRecord:
-    """One task attempt, from facts, its registration, or both."""
+    """One task attempt, from facts, its registration, or both.
+
+    Until Spark has confirmed it, ``partition`` and ``attempt_number`` are only what its registration claims (H75).
+    """
 
     task_attempt_id: int
     stage_id: int
     partition: int
     attempt_number: int
+    confirmed: bool = False  # Spark has said that it is in this stage and partition
     stage_attempt: int | None = None  # unknown until a fact tells it: the task does not know (spark-facts 14)
     started: bool = False  # TaskStarted has come, so ``speculative`` and ``executor_id`` are known
     speculative: bool = False
@@ -168,6 +172,23 @@ class EngineRecords:
         stage = self.stages.get(stage_id)
         return None if stage is None else stage.tasks.get(task_attempt_id)
 
+    def is_confirmed(self, stage_id: int, task_attempt_id: int) -> bool:
+        """Whether Spark has said that this task exists in this stage (H75)."""
+        task = self.task(stage_id, task_attempt_id)
+        return task is not None and task.confirmed
+
+    def only_claimed(self, run: RunRecord) -> bool:
+        """Whether Spark has confirmed none of the attempts of a run (H75)."""
+        return not any(self.is_confirmed(run.run_id, entry.task_attempt_id) for entry in run.entries())
+
+    def place_of(self, task_attempt_id: int) -> TaskPlace | None:
+        """Where Spark has said that a task is; None if it has not."""
+        for stage in self.stages.values():
+            task = stage.tasks.get(task_attempt_id)
+            if task is not None and task.confirmed:
+                return TaskPlace(stage.stage_id, task.partition)
+        return None
+
     def active_jobs(self, stage_id: int) -> tuple[int, ...]:
         """The known jobs that name a stage and have not ended."""
         stage = self.stages.get(stage_id)
@@ -245,9 +266,8 @@ class EngineRecords:
         stage = self.stage(fact.stage_id)
         stage.latest_attempt = max(stage.latest_attempt, fact.stage_attempt)
         record = stage.tasks.get(fact.task_attempt_id)
-        if record is None:
-            record = TaskRecord(fact.task_attempt_id, fact.stage_id, fact.partition, fact.attempt_number)
-            stage.tasks[fact.task_attempt_id] = record
+        if record is None or not record.confirmed:
+            record = self._confirm(stage, fact)
         record.stage_attempt = fact.stage_attempt
         record.started = True
         if record.start_order is None:
@@ -266,9 +286,8 @@ class EngineRecords:
         if stage is None:
             return None
         record = stage.tasks.get(fact.task_attempt_id)
-        if record is None:
-            record = TaskRecord(fact.task_attempt_id, fact.stage_id, fact.partition, fact.attempt_number)
-            stage.tasks[fact.task_attempt_id] = record
+        if record is None or not record.confirmed:
+            record = self._confirm(stage, fact)
         record.stage_attempt = fact.stage_attempt
         if record.end_order is None:  # even if an answer of Spark has already told the end
             self._order += 1
@@ -281,6 +300,31 @@ class EngineRecords:
         if not stage.hosts_operator and fact.outcome is TaskOutcome.SUCCESS:
             del stage.tasks[fact.task_attempt_id]  # it never needed a coordinator
         return record
+
+    @staticmethod
+    def _confirm(stage: StageRecord, fact: TaskStarted | TaskEnded) -> TaskRecord:
+        """Return the record of the fact's task. The first fact overrides what a registration has claimed."""
+        record = stage.tasks.get(fact.task_attempt_id)
+        if record is None:
+            record = TaskRecord(fact.task_attempt_id, fact.stage_id, fact.partition, fact.attempt_number)
+            stage.tasks[fact.task_attempt_id] = record
+        if fact.partition >= 0:  # -1: Spark has forgotten the partition
+            record.partition = fact.partition
+            record.attempt_number = fact.attempt_number
+            record.confirmed = True
+        return record
+
+    def place_reported(self, task_attempt_id: int, place: TaskPlace) -> None:
+        """Record that Spark's own records have a task in this place, whatever a registration has claimed."""
+        task = self.task(place.stage_id, task_attempt_id)
+        if task is not None and not task.confirmed and place.partition >= 0:
+            task.partition = place.partition
+            task.confirmed = True
+
+    def forget_claim(self, stage_id: int, task_attempt_id: int) -> None:
+        """Forget a task that only a registration has named."""
+        if not self.is_confirmed(stage_id, task_attempt_id):
+            self.stages[stage_id].tasks.pop(task_attempt_id, None)
 
     def report_end(self, stage_id: int, task_attempt_id: int, outcome: TaskOutcome, reason: str | None) -> TaskRecord:
         """Record that a known task is over, as Spark's own records say. ``reason``: None keeps the known one."""
@@ -394,7 +438,7 @@ class Seen(IntEnum):
 
     NOTHING = 0  # Spark was not asked yet
     ASKED = 1  # Spark was asked after the registration came
-    RUNNING = 2  # Spark does not say that the task is over, and it is connected
+    RUNNING = 2  # Spark says that it runs, in the stage and partition that it claims (H75)
     OUTLIVED_A_SUCCESS = 3  # the same long after a rival had finished, so it is not a copy of that rival
 
 

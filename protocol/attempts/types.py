@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from protocol.facts import EngineFact
+from protocol.facts import EngineFact, TaskPlace
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.values import value
@@ -283,6 +283,7 @@ class KillTask:
 
     ``count``: how many attempts of this subtask have been killed in this run, with this one, of at most ``limit``; 0
     for a kill that is not the attempt's fault and does not count (H69). ``attempt``: None if it was never accepted.
+    ``place``: what the task has claimed to be. If Spark runs it elsewhere, leave it alone (H75).
     """
 
     task_attempt_id: int
@@ -292,6 +293,7 @@ class KillTask:
     attempt: int | None = None
     count: int = 0
     limit: int = 0
+    place: TaskPlace | None = None
 
 
 @value

@@ -39,7 +39,8 @@ def is_unwanted(run: RunRecord, stage: StageRecord, entry: AttemptRecord) -> boo
     if run.barrier_failed is not None and own is not None and own <= run.barrier_failed:
         return stage.outlived_its_stage_attempt(task)
     newer = any(
-        other.partition == entry.attempt.subtask
+        other.confirmed
+        and other.partition == entry.attempt.subtask
         and other.task_attempt_id > entry.task_attempt_id
         and not other.speculative
         and not other.launched_before_end_of(task)

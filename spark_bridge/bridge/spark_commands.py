@@ -15,6 +15,7 @@ from typing import Any
 
 from actors import ActorContext
 from protocol.attempts import CancelJobs, KillTask, QueryStatus
+from protocol.facts import TaskPlace
 from spark_bridge.bridge.relay import Relay, RelayStopped
 
 FIRST_REPEAT_S = 0.5
@@ -24,10 +25,14 @@ REPEAT_MAX_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class KillCommand:
-    """Kill a task attempt. ``failures`` counts how often Spark has not accepted it yet."""
+    """Kill a task attempt. ``failures`` counts how often Spark has not accepted it yet.
+
+    ``place``: what its registration claims to be; Spark kills it only there.
+    """
 
     task_attempt_id: int
     reason: str
+    place: TaskPlace | None = None
     failures: int = 0
 
 
@@ -62,7 +67,7 @@ class SparkCommands:
         match effect:
             case KillTask():
                 _log_kill(context, effect)
-                self._send(context, KillCommand(effect.task_attempt_id, effect.reason))
+                self._send(context, KillCommand(effect.task_attempt_id, effect.reason, effect.place))
             case CancelJobs(job_ids, reason):
                 for job_id in job_ids:
                     context.log.info("job cancellation requested", job_id=job_id, reason=reason)
@@ -90,8 +95,8 @@ class SparkCommands:
 
         relay = self._relay()
         match command:
-            case KillCommand(task_attempt_id, reason):
-                context.run(relay.kill_task, task_attempt_id, reason, on_error=failed)
+            case KillCommand(task_attempt_id, reason, place):
+                context.run(relay.kill_task, task_attempt_id, reason, place, on_error=failed)
             case CancelCommand(job_id, reason):
                 context.run(relay.cancel_job, job_id, reason, on_error=failed)
 

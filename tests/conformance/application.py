@@ -30,6 +30,7 @@ from protocol.facts import (
     StatusReported,
     TaskEnded,
     TaskOutcome,
+    TaskPlace,
     TaskStarted,
 )
 from protocol.ids import ExecutionAttempt
@@ -234,7 +235,7 @@ class Application:
 
     # --- in place of the relay ------------------------------------------------------------------------------------
 
-    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+    async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         self._end(self.tasks[task_attempt_id], TaskOutcome.KILLED, reason)
 
     async def cancel_job(self, job_id: int, reason: str) -> None:

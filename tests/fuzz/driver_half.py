@@ -35,6 +35,7 @@ from protocol.facts import (
     StatusReported,
     TaskEnded,
     TaskOutcome,
+    TaskPlace,
     TaskStarted,
     TaskState,
 )
@@ -99,7 +100,7 @@ class PlayedSpark:
     async def close(self) -> None:
         """Do nothing: nothing is open."""
 
-    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+    async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         started = self.running.get(task_attempt_id)
         if started is not None and started.stage_id == STAGES[HONEST]:
             self.faults.append(f"honest task {task_attempt_id} was killed: {reason}")
@@ -113,7 +114,9 @@ class PlayedSpark:
 
     async def query_status(self, task_attempt_ids: frozenset[int], job_ids: frozenset[int]) -> StatusReported:
         tasks = {id: TaskState.RUNNING if id in self.running else TaskState.UNKNOWN for id in task_attempt_ids}
-        return StatusReported(dict.fromkeys(job_ids, True), tasks)
+        running = [self.running[id] for id in tasks if id in self.running]
+        places = {started.task_attempt_id: TaskPlace(started.stage_id, started.partition) for started in running}
+        return StatusReported(dict.fromkeys(job_ids, True), tasks, places)
 
 
 class HonestCoordinator(OperatorCoordinator):

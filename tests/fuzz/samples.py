@@ -15,9 +15,11 @@ from random import Random
 from typing import Any, get_args
 
 from protocol.barrier_tracker.vocabulary import CompletedCheckpoint, SubtaskSnapshot
+from protocol.facts import TaskState
 from protocol.wire.checkpoint_format import CHECKPOINT_ID_MAX, StoredCheckpoint
 from protocol.wire.framing import WireLimits
 from protocol.wire.messages import HeldEvent, Message, RefusalCode, RestoreMode, SubtaskState, UpMessage
+from spark_bridge.bridge.relay.records import TASK_STATES
 
 LIMITS = WireLimits(
     frame_bytes_max=64 * 1024,
@@ -172,6 +174,12 @@ def relay_record(random: Random) -> bytes:
         entries = [small(layout) if "?" not in layout else small(layout[:-1]) + flag() for _ in range(3)]
         return struct.pack(">I", len(entries)) + b"".join(entries)
 
+    def task_state() -> bytes:
+        state = random.randrange(4)
+        return struct.pack(">IqB", 1, 7, state) + (
+            small("ii") if state != TASK_STATES.index(TaskState.UNKNOWN) else b""
+        )
+
     bodies: dict[int, Callable[[], bytes]] = {
         1: lambda: small("i") + listed("i"),
         2: lambda: small("i") + flag() + prose(),
@@ -183,6 +191,6 @@ def relay_record(random: Random) -> bytes:
         8: lambda: small("q"),
         9: lambda: b"",
         10: lambda: small("q") + flag() + prose(),
-        11: lambda: small("q") + listed("i?") + struct.pack(">IqB", 1, 7, random.randrange(4)),
+        11: lambda: small("q") + listed("i?") + task_state(),
     }
     return struct.pack(">Bq", kind, natural(random)) + bodies[kind]()

@@ -9,8 +9,8 @@ from tests.mutants.mutant import catalogue
 ATTEMPTS = catalogue(r"""
 failure-without-reset [FLINK-20290; H10]
   A subtask that failed is not reset; the coordinator has the failure alone to go by.
-  @ protocol.attempts.operator:OperatorLedger._after_failure
-  - self.out.append(SubtaskReset(self.record.operator_id, attempt.subtask))
+  @ protocol.attempts.operator:OperatorLedger._reset_if_vacant
+  - self.out.append(SubtaskReset(self.record.operator_id, index))
   + pass
 timeout-fails-the-latest [FLINK-21996; H25]
   A confirmation that does not come fails the subtask's latest attempt, not the one that is silent.
@@ -26,9 +26,9 @@ kills-without-end [feared; H69]
   + if True:
 reset-beside-the-living [feared; H13]
   A subtask is reset although another attempt of it is alive.
-  @ protocol.attempts.operator:OperatorLedger._after_failure
-  - if subtask.vacant:
-  + if subtask.finished is None:
+  @ protocol.attempts.operator:OperatorLedger._reset_if_vacant
+  - if subtask.owes_reset and subtask.vacant:
+  + if subtask.owes_reset and subtask.finished is None:
 second-reset [feared; H15]
   A global failure resets the coordinator immediately, and once more before the next run.
   @ protocol.attempts.operator:OperatorLedger.fail_globally
@@ -131,4 +131,35 @@ living-not-failed-at-run-end [feared; H15 H57]
   @ protocol.attempts.operator:OperatorLedger._end_subtask
   - for entry in subtask.living:
   + for entry in ():
+claim-accepted [feared; H75]
+  A registration beside a living attempt needs no confirmation by Spark.
+  @ protocol.attempts.admission:_beside_rivals
+  - must_wait = must_wait or not task.confirmed
+  + must_wait = must_wait or not task.confirmed and held.seen is Seen.NOTHING
+unknown-accepted [feared; H75]
+  A task that Spark's own records do not know counts as running, because a connection claims it.
+  @ protocol.attempts.operator:OperatorLedger._task_reported
+  - held = record.held.get(task_attempt_id)
+  + held = record.held.get(task_attempt_id); task = held and self.engine.task(held.message.run_id, task_attempt_id); \
+  + task and setattr(task, "confirmed", True)
+claim-never-refuted [feared; H75]
+  A task may claim the id of another one, whatever Spark's facts say of that.
+  @ protocol.attempts.ledger:AttemptLedger._task_located
+  - operator.task_located(task_attempt_id, place)
+  + pass
+claim-keeps-its-place [feared; H75]
+  A task that came first keeps its subtask, although Spark knows only the task that waits for it.
+  @ protocol.attempts.reconciliation:task_reported
+  - return _claim_reported(known, engine, entry)
+  + return None
+claimed-run-keeps-its-place [feared; H75]
+  A run in which Spark has confirmed no task keeps the real one out.
+  @ protocol.attempts.reconciliation:conflict_reported
+  - claimed = engine.only_claimed(run)
+  + claimed = False
+kill-by-id [feared; H75]
+  Spark kills whatever task has the id that a peer has claimed.
+  @ protocol.attempts.operator:OperatorLedger._place
+  - return TaskPlace(self.record.run.run_id, subtask)
+  + return None
 """)

@@ -20,6 +20,7 @@ from protocol.barrier_tracker import BarrierTracker
 from protocol.gateway.machine import GatewayMachine
 from protocol.subtask.machine import SubtaskMachine
 from tests.exploration import SCOPES, explore
+from tests.mutants.forged_claims import check_forged_claims
 from tests.mutants.late_writes import check_late_writes
 from tests.mutants.lost_facts import check_lost_facts
 from tests.mutants.mutant import Mutant
@@ -139,6 +140,7 @@ def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -
             lambda: tell_histories("second runs", check_history),
             lambda: tell_histories("lost facts", check_lost_facts),
             lambda: tell_histories("late writes", check_late_writes),
+            lambda: tell_histories("forged claims", check_forged_claims),
             lambda: explore_scopes(budget, report),
             lambda: simulate(range(middle, end), report, before=few),
         )

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from protocol.attempts import (
     AttemptAccepted,
@@ -29,7 +29,17 @@ from protocol.attempts import (
     SubtaskReady,
     SubtaskReset,
 )
-from protocol.facts import JobEnded, JobStarted, StageSubmitted, TaskEnded, TaskOutcome, TaskStarted
+from protocol.facts import (
+    JobEnded,
+    JobStarted,
+    StageSubmitted,
+    StatusReported,
+    TaskEnded,
+    TaskOutcome,
+    TaskPlace,
+    TaskStarted,
+    TaskState,
+)
 from protocol.machine import TimePassed
 from protocol.wire.messages import Register, RestoreMode
 
@@ -168,3 +178,17 @@ def opened(task: int, operator: str = "words") -> OperatorOpened:
 
 def goodbye(task: int, failure: str = "", operator: str = "words") -> OperatorEnded:
     return OperatorEnded(operator, task, failure)
+
+
+def status(
+    tasks: Mapping[int, tuple[TaskState, int]],
+    *,
+    asked: Iterable[int] = (),
+    stage: int = 1,
+    jobs: Mapping[int, bool] | None = None,
+) -> StatusReported:
+    """Build an answer of Spark: the state and the partition of each task; others in ``asked`` are unknown."""
+    states = dict.fromkeys(asked, TaskState.UNKNOWN) | {task: state for task, (state, _) in tasks.items()}
+    places = {task: TaskPlace(stage, partition) for task, (state, partition) in tasks.items()}
+    known = {task: place for task, place in places.items() if states[task] is not TaskState.UNKNOWN}
+    return StatusReported({0: True} if jobs is None else dict(jobs), states, known)

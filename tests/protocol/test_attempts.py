@@ -32,10 +32,11 @@ from protocol.facts import (
     StageCompleted,
     StatusReported,
     TaskOutcome,
+    TaskPlace,
     TaskState,
 )
 from protocol.wire.messages import RestoreMode
-from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
+from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start, status
 
 OK = TaskOutcome.SUCCESS
 KILLED = TaskOutcome.KILLED
@@ -381,7 +382,7 @@ def test_when_no_fact_decides_the_engine_is_asked() -> None:
     assert book.wait(0.2) == ["query tasks [10, 11] jobs [0]"]
     assert book.wait(1.8) == []
     assert book.wait(0.2) == ["query tasks [10, 11] jobs [0]"], "no answer: it is asked again"
-    answer = StatusReported({0: True}, {10: TaskState.ENDED, 11: TaskState.RUNNING})
+    answer = status({10: (TaskState.ENDED, 1), 11: (TaskState.RUNNING, 1)})
     assert book.feed(answer) == ["failed 1#0 LOST_FACT", "reset 1", "accept 1#1 task 11"]
 
 
@@ -398,17 +399,17 @@ def test_each_answer_of_the_engine_decides(old: TaskState, answers: list[str]) -
     book = a_running_attempt()  # H19
     book.feed(reg(11, 1, number=1))
     book.wait(5)
-    assert book.feed(StatusReported({}, {10: old, 11: TaskState.RUNNING})) == answers
+    assert book.feed(status({10: (old, 1), 11: (TaskState.RUNNING, 1)})) == answers
 
 
 def test_a_task_that_long_outlives_a_success_is_a_rerun_not_a_copy() -> None:
     book = a_running_attempt()  # H17, H19: Spark kills redundant copies within seconds
     book.feed(reg(11, 1, number=1), end(10, 1, OK))
     book.wait(4.9)
-    assert book.feed(StatusReported({}, {11: TaskState.RUNNING})) == []
+    runs = status({11: (TaskState.RUNNING, 1)})
+    assert book.feed(runs) == []
     book.wait(0.2)
-    revoked = ["failed 1#0 REVOKED", "reset 1", "accept 1#1 task 11"]
-    assert book.feed(StatusReported({}, {11: TaskState.RUNNING})) == revoked
+    assert book.feed(runs) == ["failed 1#0 REVOKED", "reset 1", "accept 1#1 task 11"]
 
 
 def test_an_answer_to_a_look_from_before_the_registration_decides_nothing() -> None:
@@ -421,7 +422,7 @@ def test_a_held_registration_whose_task_is_over_is_refused() -> None:
     book = a_running_attempt()  # H19
     book.feed(reg(11, 1, number=1))
     book.wait(5)
-    answers = book.feed(StatusReported({}, {10: TaskState.RUNNING, 11: TaskState.ENDED}))
+    answers = book.feed(status({10: (TaskState.RUNNING, 1), 11: (TaskState.ENDED, 1)}))
     assert answers == ["refuse task 11 ATTEMPT_OVER", "failed 1#1 FAILED"]
 
 
@@ -429,9 +430,8 @@ def test_a_held_registration_whose_connection_went_away_is_dropped() -> None:
     book = a_running_attempt()  # H19
     book.feed(reg(11, 1, number=1))
     assert book.feed(goodbye(11)) == ["stale OperatorEnded task 11"]
-    gone = ["kill 11", "refuse task 11 ATTEMPT_OVER", "failed 1#1 CONNECTION_LOST"]
-    assert book.feed(ConnectionExpired("words", 11)) == gone
-    assert book.feed(end(11, 1, KILLED, number=1)) == []
+    assert book.feed(ConnectionExpired("words", 11)) == ["kill 11", "refuse task 11 ATTEMPT_OVER"]
+    assert book.feed(end(11, 1, KILLED, number=1)) == ["failed 1#1 KILLED"], "Spark confirms that it existed"
 
 
 def test_no_registration_is_held_permanently() -> None:
@@ -641,8 +641,8 @@ def test_a_global_failure_of_a_run_whose_job_is_not_known_kills_its_tasks() -> N
 
 def test_an_operator_in_two_stages_of_one_job_is_refused_immediately() -> None:
     book = Playbook()  # H55
-    book.feed(job(0, (1, 2)), reg(10, 1))
-    assert book.feed(reg(20, 1, run=2)) == ["refuse task 20 CONCURRENT_RUN"]
+    book.feed(job(0, (1, 2)), reg(10, 1), reg(20, 1, run=2))
+    assert book.feed(start(10, 1)) == ["refuse task 20 CONCURRENT_RUN"]
 
 
 def test_a_lost_end_of_the_first_job_is_healed_by_a_look() -> None:
@@ -686,7 +686,8 @@ def test_a_run_whose_job_was_never_known_ends_when_the_next_comes_and_nothing_of
     book = Playbook()  # H19, H55
     book.feed(reg(10, 1), opened(10), reg(20, 1, run=2))
     assert book.wait(5) == ["query tasks [10, 20] jobs []"]
-    answers = book.feed(StatusReported({}, {10: TaskState.ENDED, 20: TaskState.RUNNING}))
+    places = {10: TaskPlace(1, 1), 20: TaskPlace(2, 1)}
+    answers = book.feed(StatusReported({}, {10: TaskState.ENDED, 20: TaskState.RUNNING}, places))
     assert answers == [
         "failed 1#0 LOST_FACT",
         "reset 1",
@@ -701,7 +702,7 @@ def test_a_run_whose_job_was_never_known_is_in_the_way_while_a_task_of_it_runs()
     book = Playbook()  # H19, H55
     book.feed(reg(10, 1), opened(10), reg(20, 1, run=2))
     book.wait(5)
-    assert book.feed(StatusReported({}, {10: TaskState.RUNNING})) == ["refuse task 20 CONCURRENT_RUN"]
+    assert book.feed(status({10: (TaskState.RUNNING, 1)}, jobs={})) == ["refuse task 20 CONCURRENT_RUN"]
 
 
 def test_the_end_of_a_job_whose_start_was_lost_ends_the_run_that_waits_for_it() -> None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from protocol.facts import StageCompleted, TaskOutcome
-from tests.protocol.attempts_kit import Playbook, end, job_end, opened, reg, stage
+from tests.protocol.attempts_kit import Playbook, end, job_end, opened, reg, stage, start
 
 
 def a_run_whose_attempt_failed() -> Playbook:
@@ -41,7 +41,7 @@ def test_a_run_with_a_task_that_never_reported_does_not_count_as_complete() -> N
     book = Playbook()
     book.feed(stage(tasks=2))
     book.ready(10, 1)
-    book.feed(end(10, 1, TaskOutcome.SUCCESS), reg(20, 1, run=2))
+    book.feed(end(10, 1, TaskOutcome.SUCCESS), start(20, 1, stage=2), reg(20, 1, run=2))
     assert "end run 1 badly" in book.wait(10)
 
 
@@ -49,7 +49,7 @@ def test_a_run_whose_tasks_all_ended_well_counts_as_complete() -> None:  # H19, 
     book = Playbook()
     book.feed(stage(tasks=1))
     book.ready(10, 1)
-    book.feed(end(10, 1, TaskOutcome.SUCCESS), reg(20, 1, run=2))
+    book.feed(end(10, 1, TaskOutcome.SUCCESS), start(20, 1, stage=2), reg(20, 1, run=2))
     assert "end run 1 well" in book.wait(10)
 
 

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from protocol.facts import StageCompleted, StatusReported, TaskOutcome, TaskState
+from protocol.facts import StageCompleted, TaskOutcome, TaskState
 from protocol.wire.messages import RestoreMode
-from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start
+from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start, status
 
 OK = TaskOutcome.SUCCESS
 STREAMING = RestoreMode.STREAMING
@@ -49,7 +49,7 @@ def test_a_success_of_an_unknown_stage_attempt_fails_the_job_when_an_earlier_fai
     book = Playbook(parallelism=1)
     book.feed(job(), stage(tasks=1, barrier=True), reg(20, 0))
     book.wait(book.config.heal_after_s)
-    book.feed(StatusReported({0: True}, {20: TaskState.RUNNING}), opened(20), goodbye(20))
+    book.feed(status({20: (TaskState.RUNNING, 0)}), opened(20), goodbye(20))
     answers = book.feed(StageCompleted(1, 1))
     assert answers == ["failed 0#0 GLOBAL_FAILURE", "cancel [0]"]
     assert "end run 1 badly" in book.feed(job_end())
@@ -60,7 +60,7 @@ def test_a_successor_is_refused_when_the_end_of_its_predecessor_fails_the_job() 
     book = Playbook(parallelism=2)
     book.feed(job(), stage(tasks=2, barrier=True), reg(20, 0), reg(21, 1))
     book.wait(book.config.heal_after_s)
-    book.feed(StatusReported({0: True}, {20: TaskState.RUNNING, 21: TaskState.RUNNING}))
+    book.feed(status({20: (TaskState.RUNNING, 0), 21: (TaskState.RUNNING, 1)}))
     book.feed(opened(20), opened(21), goodbye(20), goodbye(21), start(30, 0))
     answers = book.feed(reg(30, 0))
     assert answers[-1] == "refuse task 30 COORDINATOR_FAILED"
@@ -102,7 +102,7 @@ def test_a_copy_that_was_taken_for_a_rerun_and_lost_to_the_first_attempt_fails_t
     book.ready(10, 1)
     book.feed(goodbye(10), end(10, 1, OK), reg(20, 1))
     book.wait(book.config.heal_after_s)
-    accepted = book.feed(StatusReported({0: True}, {20: TaskState.RUNNING}))
+    accepted = book.feed(status({20: (TaskState.RUNNING, 1)}))
     assert accepted == ["failed 1#0 REVOKED", "reset 1", "accept 1#1 task 20"]
     lost = end(20, 1, TaskOutcome.KILLED, reason="another attempt succeeded")
     assert book.feed(lost) == ["failed 1#1 SUPERSEDED", "reset 1", "cancel [0]"]

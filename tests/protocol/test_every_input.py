@@ -578,10 +578,22 @@ class LedgerWalk(Walk):
                 [{one: dice.choice(list(TaskState)) for one in tasks if dice.random() < 0.5}],
                 [{-1: TaskState.ENDED}],
             ),
+            "places": ([self.places()], [{one: f.TaskPlace(stage, 1) for one in tasks}, {HUGE: f.TaskPlace(99, -1)}]),
             "connection_id": ([1000 + self.fresh], []),
             "message": ([self.registration(task, fits)], []),
             "cause": (["it failed"], []),
         }
+
+    def places(self) -> dict[int, f.TaskPlace]:
+        """Where the tasks are, if all of their claims are true."""
+        record = self.operator
+        if record is None or record.run is None:
+            return {}
+        alive = {
+            entry.task_attempt_id: f.TaskPlace(record.run.run_id, entry.attempt.subtask) for entry in self.entries()
+        }
+        waiting = {task: f.TaskPlace(one.message.run_id, one.message.subtask) for task, one in record.held.items()}
+        return alive | waiting
 
     def registration(self, task: TaskRecord, fits: bool) -> Register:
         name, mode = self.pick((["words"], ["nobody", "other"]), fits), self.pick(([self.mode], [0, 1, 7, -1]), fits)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from protocol.facts import EngineFact, FactsDropped, StatusReported, TaskOutcome, TaskState
+from protocol.facts import EngineFact, FactsDropped, StatusReported, TaskOutcome, TaskPlace, TaskState
 from tests.simulation.jobs import EngineTask, Faults
 
 
@@ -57,7 +57,9 @@ class Books:
             self.shown_jobs = dict(self.jobs)
         states = {tid: self.shown.get(tid, TaskState.UNKNOWN) for tid in sorted(task_ids)}
         jobs = {job: self.shown_jobs.get(job, self.jobs.get(job, False)) for job in sorted(job_ids)}
-        return StatusReported(jobs, states)
+        known = [tid for tid, state in states.items() if state is not TaskState.UNKNOWN]
+        places = {tid: TaskPlace(self.tasks[tid].stage_id, self.tasks[tid].partition) for tid in known}
+        return StatusReported(jobs, states, places)
 
 
 def _state_of(task: EngineTask) -> TaskState:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from unittest.mock import patch
 
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.facts import StageLook, StatusReported
+from protocol.facts import StageLook, StatusReported, TaskPlace
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.relay.interface import RelayError, RelayStatistics
 from spark_bridge.bridge.runs import RunningJobs
@@ -52,7 +52,7 @@ class SimulatedRelay:
     async def close(self) -> None:
         """Close: a simulated relay ends with the world."""
 
-    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+    async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         self._world.tell(f"the ledger kills task {task_attempt_id}: {reason}")
         self._perhaps_refuse("kill a task")
         self._world.engine.request_kill(task_attempt_id, reason)

@@ -9,7 +9,7 @@ import asyncio
 import pytest
 import structlog.testing
 
-from protocol.facts import FactsDropped, StageLook, StatusReported
+from protocol.facts import FactsDropped, StageLook, StatusReported, TaskPlace
 from spark_bridge.bridge.relay import OnLost, RelayedFact, RelayError, RelayRefused, RelayStatistics, RelayStopped
 from spark_bridge.bridge.relay.opening import _WithFallback
 
@@ -36,7 +36,7 @@ class StandIn:
     async def close(self) -> None:
         self.story.append("close")
 
-    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+    async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         if not self._obeys:
             await asyncio.shield(self.lost)
         self.story.append(f"kill {task_attempt_id}")

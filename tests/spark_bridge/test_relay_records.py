@@ -23,6 +23,7 @@ from protocol.facts import (
     StatusReported,
     TaskEnded,
     TaskOutcome,
+    TaskPlace,
     TaskStarted,
     TaskState,
 )
@@ -81,8 +82,9 @@ def test_a_record_that_is_cut_or_too_long_is_refused(raw: bytes) -> None:
 def test_answers_are_distinguished_from_facts() -> None:
     assert decode_record(record(10, struct.pack(">q?", 5, True), text(""))) == CommandAnswered(5, None)
     assert decode_record(record(10, struct.pack(">q?", 5, False), text("no"))) == CommandAnswered(5, "no")
-    raw = record(11, struct.pack(">qIi?IqB", 6, 1, 7, True, 1, 9, 2))
-    assert decode_record(raw) == CommandAnswered(6, None, StatusReported({7: True}, {9: TaskState.ENDED}))
+    raw = record(11, struct.pack(">qIi?IqBiiqB", 6, 1, 7, True, 2, 9, 2, 4, 5, 10, 3))
+    states = {9: TaskState.ENDED, 10: TaskState.UNKNOWN}
+    assert decode_record(raw) == CommandAnswered(6, None, StatusReported({7: True}, states, {9: TaskPlace(4, 5)}))
 
 
 def test_every_outcome_has_a_code() -> None:

@@ -11,6 +11,7 @@ import pytest
 from actors import Actor, ActorContext
 from actors.testing import deterministic_system
 from protocol.attempts import CancelJobs, KillTask, QueryStatus
+from protocol.facts import TaskPlace
 from spark_bridge.bridge.relay import Relay, RelayError, RelayStopped
 from spark_bridge.bridge.spark_commands import CancelCommand, CommandFailed, KillCommand, SparkCommands
 
@@ -22,7 +23,7 @@ class Spark:
         self.errors = list(errors)
         self.asked: list[str] = []
 
-    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+    async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         self._answer(f"kill {task_attempt_id}: {reason}")
 
     async def cancel_job(self, job_id: int, reason: str) -> None:

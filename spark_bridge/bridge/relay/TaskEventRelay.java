@@ -320,7 +320,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
                 return lookAtStage(requestId, in.readInt());
             }
             if (operation == 1) {
-                context.killTaskAttempt(in.readLong(), true, readText(in));
+                killTask(in.readLong(), in.readInt(), in.readInt(), readText(in));
             } else if (operation == 2) {
                 context.cancelJob(in.readInt(), readText(in));
             } else if (operation != 4) {
@@ -361,7 +361,12 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         for (int i = 0; i < tasks; i++) {
             long taskId = in.readLong();
             record.out.writeLong(taskId);
-            record.out.writeByte(taskState(taskId));
+            int[] known = taskState(taskId);
+            record.out.writeByte(known[0]);
+            if (known[0] != 3) {
+                record.out.writeInt(known[1]);
+                record.out.writeInt(known[2]);
+            }
         }
         return record;
     }
@@ -490,40 +495,64 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         return false;
     }
 
-    /** 0 running, 1 succeeded, 2 ended, 3 unknown: from the task sets that Spark is working on, else its store. */
-    private int taskState(long taskId) {
-        if (context.taskScheduler() instanceof TaskSchedulerImpl) {
-            TaskSchedulerImpl scheduler = (TaskSchedulerImpl) context.taskScheduler();
-            synchronized (scheduler) { // the lock that guards the task sets
-                TaskInfo task = findTask(scheduler.rootPool(), taskId);
-                if (task != null) {
-                    return !task.finished() ? 0 : task.successful() ? 1 : 2;
-                }
+    /** Kills a task, but only the one of this stage and partition: a peer may have named another one's id. */
+    private void killTask(long taskId, int stageId, int partition, String reason) {
+        int[] known = stageId < 0 ? null : scheduledTask(taskId);
+        if (known == null || known[1] == stageId && known[2] == partition) {
+            context.killTaskAttempt(taskId, true, reason);
+        }
+    }
+
+    /** State, stage and partition of a task in the task sets that Spark is working on, or null. */
+    private int[] scheduledTask(long taskId) {
+        if (!(context.taskScheduler() instanceof TaskSchedulerImpl)) {
+            return null;
+        }
+        TaskSchedulerImpl scheduler = (TaskSchedulerImpl) context.taskScheduler();
+        synchronized (scheduler) { // the lock that guards the task sets
+            TaskSetManager place = findTask(scheduler.rootPool(), taskId);
+            if (place == null) {
+                return null;
             }
+            TaskInfo task = (TaskInfo) place.taskInfos().apply(Long.valueOf(taskId));
+            int state = !task.finished() ? 0 : task.successful() ? 1 : 2;
+            return new int[] {state, place.stageId(), task.partitionId()};
+        }
+    }
+
+    /**
+     * 0 running, 1 succeeded, 2 ended, each with stage and partition, or 3 unknown: from the task sets that Spark is
+     * working on, else its store.
+     */
+    private int[] taskState(long taskId) {
+        int[] known = scheduledTask(taskId);
+        if (known != null) {
+            return known;
         }
         // The task set is over. The store follows the bus and may be behind, so a "RUNNING" of its says nothing.
         try {
             TaskDataWrapper data = (TaskDataWrapper) context.statusStore().store()
                 .read(TaskDataWrapper.class, Long.valueOf(taskId));
             String status = data.status();
-            return "SUCCESS".equals(status) ? 1 : "FAILED".equals(status) || "KILLED".equals(status) ? 2 : 3;
+            int state = "SUCCESS".equals(status) ? 1 : "FAILED".equals(status) || "KILLED".equals(status) ? 2 : 3;
+            return new int[] {state, data.stageId(), data.partitionId()};
         } catch (Throwable absent) {
-            return 3;
+            return new int[] {3};
         }
     }
 
     /** Not getSortedTaskSetQueue(): that leaves out the sets which have nothing more to launch. */
-    private static TaskInfo findTask(Schedulable place, long taskId) {
+    private static TaskSetManager findTask(Schedulable place, long taskId) {
         if (place instanceof TaskSetManager) {
-            scala.Option found = ((TaskSetManager) place).taskInfos().get(Long.valueOf(taskId));
-            return found.isDefined() ? (TaskInfo) found.get() : null;
+            TaskSetManager tasks = (TaskSetManager) place;
+            return tasks.taskInfos().contains(Long.valueOf(taskId)) ? tasks : null;
         }
-        TaskInfo task = null;
+        TaskSetManager found = null;
         java.util.Iterator inside = place.schedulableQueue().iterator();
-        while (task == null && inside.hasNext()) {
-            task = findTask((Schedulable) inside.next(), taskId);
+        while (found == null && inside.hasNext()) {
+            found = findTask((Schedulable) inside.next(), taskId);
         }
-        return task;
+        return found;
     }
 
     // ---- one record -----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from protocol.errors import HeadgateError
-from protocol.facts import StageLook, StatusReported
+from protocol.facts import StageLook, StatusReported, TaskPlace
 from spark_bridge.bridge.relay.records import RelayedFact
 
 OnFact = Callable[[RelayedFact], None]
@@ -71,11 +71,12 @@ class Relay(Protocol):
         No fact is delivered after it returns; commands raise ``RelayStopped``.
         """
 
-    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+    async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         """Have Spark kill exactly this attempt (the task's next attempt does not count as a failure).
 
         Returns when Spark has accepted the request; the end of the attempt is a later fact. An attempt that
-        has ended or never existed is not an error.
+        has ended or never existed is not an error. Nor is a task that runs in another stage or partition than
+        ``place``: it is left alone, because only a peer's claim has named it.
 
         Raises:
             RelayStopped: see ``close``; RelayError: no answer in time, or Spark refused.
@@ -88,8 +89,9 @@ class Relay(Protocol):
         """Query the schedulers' own tables, which are ahead of the listener bus (H19).
 
         Jobs come from the DAG scheduler's active jobs, tasks from the task sets that the task scheduler works
-        on. For a task whose set is over, the status store is asked (``relay="jvm"``) or the answer is
-        ``UNKNOWN`` (``relay="py4j"``). The answer may overtake facts that are still on their way.
+        on, each with its stage and partition. A task that runs is always in one of these sets. For a task whose
+        set is over, the status store is asked (``relay="jvm"``) or the answer is ``UNKNOWN`` (``relay="py4j"``).
+        The answer may overtake facts that are still on their way.
 
         The start of each active job is delivered as a fact, perhaps again, because the bus may have dropped it.
         """

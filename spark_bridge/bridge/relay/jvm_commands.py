@@ -7,7 +7,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-from protocol.facts import StageLook, StatusReported
+from protocol.facts import StageLook, StatusReported, TaskPlace
 from spark_bridge.bridge.relay.interface import RelayError
 from spark_bridge.bridge.relay.jvm_link import RelayServer
 from spark_bridge.bridge.relay.records import shorten
@@ -33,9 +33,11 @@ class JvmCommands:
             raise RelayError("unexpected answer from the driver's JVM: expected its active stages")
         return answered.stages
 
-    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+    async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         """See ``Relay.kill_task``."""
-        await self._server.command(_KILL_TASK, struct.pack(">q", task_attempt_id) + _text(reason))
+        stage_id, partition = (-1, -1) if place is None else (place.stage_id, place.partition)
+        arguments = struct.pack(">qii", task_attempt_id, stage_id, partition)
+        await self._server.command(_KILL_TASK, arguments + _text(reason))
 
     async def cancel_job(self, job_id: int, reason: str) -> None:
         """See ``Relay.cancel_job``."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import structlog
 
-from protocol.facts import FactsDropped, StageLook, StatusReported
+from protocol.facts import FactsDropped, StageLook, StatusReported, TaskPlace
 from spark_bridge.bridge.relay.interface import (
     OnFact,
     OnLost,
@@ -106,8 +106,8 @@ class _WithFallback:
             await self._first.close()
         await self._relay.close()
 
-    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
-        await self._ask(lambda relay: relay.kill_task(task_attempt_id, reason))
+    async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
+        await self._ask(lambda relay: relay.kill_task(task_attempt_id, reason, place))
 
     async def cancel_job(self, job_id: int, reason: str) -> None:
         await self._ask(lambda relay: relay.cancel_job(job_id, reason))

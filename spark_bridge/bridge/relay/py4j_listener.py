@@ -34,6 +34,7 @@ from protocol.facts import (
     StatusReported,
     TaskEnded,
     TaskOutcome,
+    TaskPlace,
     TaskStarted,
     TaskState,
 )
@@ -220,9 +221,15 @@ class Py4jRelay:
         self._loop = None  # facts from the callback threads are dropped from now on
         await anyio.to_thread.run_sync(self._detach)
 
-    async def kill_task(self, task_attempt_id: int, reason: str) -> None:
+    async def kill_task(self, task_attempt_id: int, reason: str, place: TaskPlace | None = None) -> None:
         """See ``Relay.kill_task``."""
-        await self._command(lambda sc: sc.killTaskAttempt(task_attempt_id, True, shorten(reason)))
+
+        def kill(java_context: Any) -> None:
+            ids = frozenset({task_attempt_id} if place is not None else ())
+            if _look(java_context, ids, frozenset()).places.get(task_attempt_id, place) == place:
+                java_context.killTaskAttempt(task_attempt_id, True, shorten(reason))
+
+        await self._command(kill)
 
     async def cancel_job(self, job_id: int, reason: str) -> None:
         """See ``Relay.cancel_job``."""
@@ -351,12 +358,15 @@ def _look(java_context: Any, task_attempt_ids: frozenset[int], job_ids: frozense
     active = java_context.dagScheduler().jobIdToActiveJob()
     jobs = {job_id: any(active.contains(job_id) for _ in range(3)) for job_id in job_ids}
     states = dict.fromkeys(task_attempt_ids, TaskState.UNKNOWN)
-    for task_set in _task_sets(java_context.taskScheduler().rootPool()):
+    places: dict[int, TaskPlace] = {}
+    for task_set in _task_sets(java_context.taskScheduler().rootPool()) if states else ():
         infos = task_set.taskInfos()
-        for task_attempt_id, state in states.items():
-            if state is TaskState.UNKNOWN:
-                states[task_attempt_id] = _state(infos, task_attempt_id)
-    return StatusReported(jobs, states)
+        for task_attempt_id in task_attempt_ids - places.keys():
+            task = _task_info(infos, task_attempt_id)
+            if task is not None:
+                states[task_attempt_id] = _state(task)
+                places[task_attempt_id] = TaskPlace(task_set.stageId(), task.partitionId())
+    return StatusReported(jobs, states, places)
 
 
 def _look_at_stage(java_context: Any, stage_id: int) -> StageLook:
@@ -394,12 +404,12 @@ def _task_sets(place: Any) -> Iterator[Any]:
         yield from _task_sets(iterator.next())
 
 
-def _state(infos: Any, task_attempt_id: int) -> TaskState:
-    for _ in range(3):
-        found = infos.get(task_attempt_id)
-        if found.isDefined():
-            task = found.get()
-            if not task.finished():
-                return TaskState.RUNNING
-            return TaskState.SUCCEEDED if task.successful() else TaskState.ENDED
-    return TaskState.UNKNOWN
+def _task_info(infos: Any, task_attempt_id: int) -> Any:
+    found = next((task for task in (infos.get(task_attempt_id) for _ in range(3)) if task.isDefined()), None)
+    return None if found is None else found.get()
+
+
+def _state(task: Any) -> TaskState:
+    if not task.finished():
+        return TaskState.RUNNING
+    return TaskState.SUCCEEDED if task.successful() else TaskState.ENDED

@@ -27,6 +27,7 @@ from protocol.facts import (
     StatusReported,
     TaskEnded,
     TaskOutcome,
+    TaskPlace,
     TaskStarted,
     TaskState,
 )
@@ -192,8 +193,14 @@ def _answered(fields: _Fields) -> CommandAnswered:
 def _status_reported(fields: _Fields) -> CommandAnswered:
     request_id = fields.one("q")
     jobs = {fields.one("i"): fields.flag() for _ in range(fields.count(5))}
-    tasks = {fields.one("q"): _at(TASK_STATES, fields.one("B"), "task state") for _ in range(fields.count(9))}
-    return CommandAnswered(request_id, None, StatusReported(jobs, tasks))
+    tasks: dict[int, TaskState] = {}
+    places: dict[int, TaskPlace] = {}
+    for _ in range(fields.count(9)):
+        task_attempt_id = fields.one("q")
+        tasks[task_attempt_id] = state = _at(TASK_STATES, fields.one("B"), "task state")
+        if state is not TaskState.UNKNOWN:
+            places[task_attempt_id] = TaskPlace(*fields.take("ii"))
+    return CommandAnswered(request_id, None, StatusReported(jobs, tasks, places))
 
 
 def _active_stages(fields: _Fields) -> CommandAnswered:
