@@ -3,8 +3,8 @@
 """The sink's directory on any filesystem: where parts are written, and where readers find them.
 
 ``<url>/.headgate-<name>/`` is the staging directory; Spark, Hive and ``glob`` ignore names with a leading dot.
-Published files are in ``<url>`` itself. Publishing is a move within one filesystem: an atomic rename in a local
-directory (and on HDFS), or, on an object store, a copy that becomes visible as a whole, followed by a deletion.
+Published files are in ``<url>`` itself. Publishing is a move within one filesystem, and readers see all of a file or
+nothing (``moves``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from spark_bridge.sink.errors import SinkMisused
+from spark_bridge.sink.moves import move_on
 from spark_bridge.subtask.bootstrap import ensure_importable
 
 ensure_importable("fsspec")
@@ -53,7 +54,8 @@ class SinkDirectory:
     ``options`` are the arguments for the filesystem, such as credentials.
 
     Raises:
-        SinkMisused: a relative path, which would mean another directory in each process, or an empty name.
+        SinkMisused: a relative path, which would mean another directory in each process, an empty name, or a filesystem
+            on which readers could see half a file.
         ValueError, ImportError: no such filesystem, or its package is not installed.
     """
 
@@ -69,6 +71,7 @@ class SinkDirectory:
         self._root = root.rstrip("/")
         self._staging = f"{self._root}/.headgate-{quote(name, safe='')}"
         self._local = isinstance(self._filesystem, LocalFileSystem)
+        self._move = move_on(self._filesystem)
         self._made = False
         self.address = str(self._filesystem.unstrip_protocol(self._root or "/"))
         """The full address of the directory, which is the same in every process."""
@@ -103,16 +106,12 @@ class SinkDirectory:
     def publish(self, name: str) -> Published:
         """Move a sealed part to the readers' directory. Doing it again is harmless."""
         source, target = f"{self._staging}/{name}", f"{self._root}/{name}"
-        if self._local:
-            try:
-                os.replace(source, target)  # never copies, as a move by the library might
-            except FileNotFoundError:
-                return Published.BEFORE if os.path.exists(target) else Published.GONE
-            return Published.MOVED
-        self._filesystem.invalidate_cache()
+        if not self._local:
+            self._filesystem.invalidate_cache()
         if self._exists(source):
-            self._filesystem.mv(source, target)
-            return Published.MOVED
+            with suppress(FileNotFoundError):  # another driver was faster
+                self._move(source, target)
+                return Published.MOVED
         return Published.BEFORE if self._exists(target) else Published.GONE
 
     def sync_published(self) -> None:

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Publishing on filesystems where a move is a rename, a copy, or a copy that another file must not be replaced by."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractFileSystem
+
+from spark_bridge.sink.committer import SinkCommitter
+from spark_bridge.sink.directory import Published, SinkDirectory
+from spark_bridge.sink.errors import SinkMisused, SinkPublishError
+from spark_bridge.sink.moves import move_on
+from spark_bridge.sink.writer import SinkWriter
+from tests.spark_bridge.s3 import new_bucket, s3_server
+from tests.spark_bridge.sink.kit import TaskContext, a_driver, as_context
+
+CONTENT = b"row\n" * 100_000
+TOKEN = "0123456789abcdef" * 2
+PART = f"part-s00000-e0000000000-a00000-{TOKEN}-000000"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, Any]]:
+    with s3_server() as options:
+        yield options
+
+
+class Store:
+    """A sink's directory in a bucket, and the bucket as a reader sees it."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.bucket = new_bucket(options)
+        self.url = f"s3://{self.bucket}/out"
+        self.options = options
+        self.filesystem = fsspec.filesystem("s3", **options)
+        self.directory = SinkDirectory(self.url, "out", options)
+
+    def stage(self, content: bytes = CONTENT) -> None:
+        file = self.directory.create(PART)
+        file.write(content)
+        self.directory.finish(file)
+
+    def read(self) -> bytes:
+        self.filesystem.invalidate_cache()
+        return bytes(self.filesystem.cat_file(f"{self.url}/{PART}"))
+
+    def keep_versions(self) -> None:
+        """From now on, the bucket remembers each object that was written."""
+        enabled = {"Status": "Enabled"}
+        self.filesystem.call_s3("put_bucket_versioning", Bucket=self.bucket, VersioningConfiguration=enabled)
+
+    def times_written(self) -> int:
+        """How often the published file was written."""
+        return len(self.filesystem.call_s3("list_object_versions", Bucket=self.bucket, Prefix="out/part-")["Versions"])
+
+    def unfinished_uploads(self) -> Any:
+        return self.filesystem.call_s3("list_multipart_uploads", Bucket=self.bucket).get("Uploads", [])
+
+
+@pytest.fixture
+def store(server: dict[str, Any]) -> Store:
+    return Store(server)
+
+
+@pytest.mark.parametrize("content", [CONTENT, b"", b"x" * (12 * 2**20)], ids=["small", "empty", "in parts"])
+def test_on_s3_a_part_is_published_once(content: bytes, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # H82
+    monkeypatch.setattr("spark_bridge.sink.moves._PART_BYTES", 5 * 2**20)
+    store.stage(content)
+    assert store.directory.publish(PART) is Published.MOVED
+    assert store.read() == content
+    assert store.directory.staged() == []
+    assert store.directory.publish(PART) is Published.BEFORE
+    assert store.unfinished_uploads() == []
+
+
+def test_on_s3_a_published_file_is_never_written_again(store: Store) -> None:
+    """H82: by a driver that died between the copy and the deletion, or was fenced and goes on: a reader may read it."""
+    store.keep_versions()
+    store.stage()
+    store.directory.publish(PART)
+    store.stage()  # as if it had not been deleted
+    assert store.directory.publish(PART) is Published.MOVED
+    assert store.times_written() == 1
+    assert store.directory.staged() == []
+
+
+class Interloper:
+    """Does something just before one kind of request is sent."""
+
+    def __init__(self, filesystem: Any, request: str, act: Any) -> None:
+        self._filesystem, self._request, self._act = filesystem, request, act
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._filesystem, name)
+
+    def call_s3(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        if method == self._request:
+            self._act()
+        return self._filesystem.call_s3(method, *args, **kwargs)
+
+
+@pytest.mark.parametrize("request_kind", ["complete_multipart_upload", "put_object"])
+def test_on_s3_an_object_that_appears_at_the_last_moment_is_not_replaced(request_kind: str, store: Store) -> None:
+    """H82: the store itself compares, so no check can come too early."""
+    store.stage(CONTENT if request_kind == "complete_multipart_upload" else b"")
+    other = b"of somebody else"
+    target = f"{store.url}/{PART}"
+    between = Interloper(store.filesystem, request_kind, lambda: store.filesystem.pipe_file(target, other))
+    with pytest.raises(FileExistsError, match="another file of this name"):
+        move_on(between)(f"{store.url}/.headgate-out/{PART}", target)
+    assert store.read() == other
+    assert store.directory.staged() == [PART]
+    assert store.unfinished_uploads() == []
+
+
+def test_on_s3_a_faster_driver_is_no_error(store: Store) -> None:  # H82
+    store.stage()
+    target = f"{store.url}/{PART}"
+    between = Interloper(
+        store.filesystem, "complete_multipart_upload", lambda: store.filesystem.pipe_file(target, CONTENT)
+    )
+    move_on(between)(f"{store.url}/.headgate-out/{PART}", target)
+    assert store.read() == CONTENT
+    assert store.directory.staged() == []
+
+
+def test_on_s3_a_failed_copy_leaves_nothing_visible_and_can_be_repeated(store: Store) -> None:  # H82
+    store.stage()
+    target = f"{store.url}/{PART}"
+
+    def fail() -> None:
+        raise TimeoutError("the store is busy")
+
+    broken = Interloper(store.filesystem, "complete_multipart_upload", fail)
+    with pytest.raises(TimeoutError):
+        move_on(broken)(f"{store.url}/.headgate-out/{PART}", target)
+    assert not store.directory.is_published(PART)
+    assert store.unfinished_uploads() == []
+    assert store.directory.publish(PART) is Published.MOVED
+    assert store.read() == CONTENT
+
+
+async def test_on_s3_a_reader_that_looks_constantly_sees_only_whole_files(store: Store) -> None:  # H82
+    committer = SinkCommitter(store.url, options=store.options, retry_delays_s=())
+    await committer.start(a_driver())
+    context = TaskContext()
+    writer = SinkWriter.for_subtask(as_context(context), store.url, options=store.options)
+    done = threading.Event()
+    sizes: set[int] = set()
+
+    def look() -> None:
+        reader = fsspec.filesystem("s3", **store.options, use_listings_cache=False)
+        while not done.is_set():
+            sizes.update(entry["size"] for entry in reader.ls(store.url, detail=True) if entry["type"] == "file")
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        for checkpoint_id in range(1, 6):
+            writer.write(CONTENT)
+            writer.send_sealed(as_context(context), checkpoint_id)
+            await committer.sealed(0, 0, context.sent.pop())
+            await committer.complete(checkpoint_id)
+    finally:
+        done.set()
+        reader.join()
+    assert sizes <= {len(CONTENT)}
+    store.filesystem.invalidate_cache()
+    found = store.filesystem.ls(store.url, detail=True)
+    assert [entry["size"] for entry in found if entry["type"] == "file"] == [len(CONTENT)] * 5
+
+
+async def test_on_s3_another_file_in_the_way_is_a_clear_error(store: Store) -> None:  # H82
+    committer = SinkCommitter(store.url, options=store.options, retry_delays_s=())
+    await committer.start(a_driver())
+    context = TaskContext()
+    writer = SinkWriter.for_subtask(as_context(context), store.url, options=store.options)
+    writer.write("row")
+    (file,) = writer.send_sealed(as_context(context), 1)
+    await committer.sealed(0, 0, context.sent.pop())
+    store.filesystem.pipe_file(f"{store.url}/{file.name}", b"of somebody else")
+    with pytest.raises(SinkPublishError, match="another file of this name, with 16 bytes instead of 4"):
+        await committer.complete(1)
+
+
+# --- renames ------------------------------------------------------------------------------------------------------
+
+OTHER_DEVICE = Path("/dev/shm")
+
+
+@pytest.fixture
+def two_devices(tmp_path: Path) -> Iterator[SinkDirectory]:
+    """A sink whose staging directory is on another device than its readers' directory."""
+    if not OTHER_DEVICE.is_dir() or OTHER_DEVICE.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second device to write to")
+    elsewhere = OTHER_DEVICE / f"headgate-{os.getpid()}-{tmp_path.name}"
+    elsewhere.mkdir()
+    (tmp_path / ".headgate-out").symlink_to(elsewhere)
+    yield SinkDirectory(str(tmp_path), "out")
+    shutil.rmtree(elsewhere)
+
+
+def test_between_two_devices_a_file_appears_whole(
+    two_devices: SinkDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # H82
+    file = two_devices.create(PART)
+    file.write(CONTENT)
+    two_devices.finish(file)
+
+    def break_off(source: Any, target: Any) -> None:
+        target.write(source.read(1000))
+        target.flush()
+        raise OSError("the device is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("shutil.copyfileobj", break_off)
+        with pytest.raises(OSError, match="the device is full"):
+            two_devices.publish(PART)
+    visible = [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]
+    assert visible == []
+    assert two_devices.publish(PART) is Published.MOVED
+    assert (tmp_path / PART).read_bytes() == CONTENT
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".headgate-out", PART]
+    assert two_devices.staged() == []
+
+
+class CopyingFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec ships no types
+    """A filesystem that inherits a move: it copies into the visible file, and nothing says that this is one step."""
+
+    protocol = "copying"
+
+
+class RenamingFileSystem(CopyingFileSystem):
+    protocol = "renaming"
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+        """One step."""
+
+
+for one in (CopyingFileSystem, RenamingFileSystem):
+    fsspec.register_implementation(one.protocol, one, clobber=True)
+
+
+def test_a_filesystem_on_which_readers_could_see_half_a_file_is_refused() -> None:  # H82
+    with pytest.raises(
+        SinkMisused, match="CopyingFileSystem are moved by copying them, so readers could see half a file"
+    ):
+        SinkDirectory("copying://out", "out")
+    with pytest.raises(SinkMisused, match="CopyingFileSystem"):
+        SinkDirectory("dir::copying://out", "out")
+    SinkDirectory("renaming://out", "out")
+    assert move_on(MemoryFileSystem()) == MemoryFileSystem().mv
