@@ -132,21 +132,13 @@ class Walk(ABC):
             self.now = max(self.now, deadline)
         self.fresh += 1
         values = self.values(kind, fits)
-        return kind(
-            *[
-                self.pick(values.get(field.name, DEFAULTS.get(str(field.type), ([], []))), fits)
-                for field in fields(kind)
-            ]
-        )
+        pools = [values[field.name] if field.name in values else DEFAULTS[str(field.type)] for field in fields(kind)]
+        return kind(*[self.pick(pool, fits) for pool in pools])
 
     def give(self, input: Any) -> tuple[list[Any], Exception | None]:
         """Give the machine one input, and check what holds for every input."""
-        machine, row, due, before = (
-            self.machine,
-            self.row(),
-            self.machine.next_deadline(),
-            freeze(self.machine, REMEMBERED),
-        )
+        machine, row = self.machine, self.row()
+        due, before = machine.next_deadline(), freeze(machine, REMEMBERED)
         effects: list[Any] = []
         error: ProtocolError | None = None
         try:
@@ -222,7 +214,7 @@ def judge_reaction(reaction: Reaction, effects: Sequence[Any], error: Exception 
     names = [type(effect).__name__ for effect in effects]
     match reaction:
         case Reaction.IGNORE:
-            assert (names, error) == ([], None)
+            assert (names, error, changed) == ([], None, False)
         case Reaction.REFUSE:
             assert (names, error, changed) == (["RefuseMessage"], None, False)
         case Reaction.FAIL:
