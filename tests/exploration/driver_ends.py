@@ -12,8 +12,11 @@ from protocol.attempts import (
     CancelJobs,
     GlobalFailureRaised,
     KillTask,
+    LedgerConfig,
+    LedgerEffect,
     OperatorAdded,
     RefuseRegistration,
+    RegistrationArrived,
     RunStarted,
     SubtaskFailed,
     SubtaskFinished,
@@ -47,7 +50,7 @@ from protocol.barrier_tracker import (
     SubtaskSnapshot,
     TrackerEffect,
 )
-from protocol.facts import JobStarted, StageSubmitted
+from protocol.facts import JobStarted, StageSubmitted, StatusReported, TaskPlace, TaskState
 from protocol.gateway.types import (
     AttemptIsOver,
     BarrierRequested,
@@ -56,6 +59,8 @@ from protocol.gateway.types import (
     CloseRequested,
 )
 from protocol.ids import ExecutionAttempt
+from protocol.machine import TimePassed
+from protocol.wire.messages import Register
 from tests.exploration.coordinator_end import Failed, Ready, Reset, read_counts
 from tests.exploration.scopes import Scope
 from tests.exploration.subtask_end import REQUEST, RUN, event_up, is_event_up
@@ -65,6 +70,8 @@ from tests.exploration.vocabulary import (
     CheckpointEnded,
     Discarded,
     DiscardEnds,
+    Forged,
+    Looked,
     Output,
     SavepointEnded,
     Slot,
@@ -80,6 +87,8 @@ class LedgerEnd:
     """The bridge: facts and messages in, decisions about attempts out. The job's first facts have come."""
 
     def __init__(self, scope: Scope) -> None:
+        self.mode = scope.mode
+        self.forged = -1  # the task id of a registration that no look has been about yet
         self.ledger = AttemptLedger()
         self.ledger.handle(OperatorAdded(OPERATOR, scope.subtasks), 0.0)
         self.ledger.handle(JobStarted(RUN, (RUN,)), 0.0)
@@ -87,15 +96,25 @@ class LedgerEnd:
 
     def step(self, message: Any) -> list[Output]:
         out: list[Output] = []
-        effects = self.ledger.handle(message, 0.0)
+        match message:
+            case Forged(task, number):
+                self.forged = task
+                register = Register(task, OPERATOR, 0, RUN, number, self.mode, 1, "host", "3.11")
+                effects = self.ledger.handle(RegistrationArrived(-1, register), 0.0)
+            case Looked(running):
+                effects = self._look([slot + 1 for slot in running])
+            case _:
+                effects = self.ledger.handle(message, 0.0)
         self.ledger.check_invariants()
         self._forget_order()
         for effect in effects:
             match effect:
                 case KillTask(task):
                     out.append((To.ENGINE, task - 1))
-                case RefuseRegistration(task_attempt_id=task, message=text):
-                    demand(False, "H11", f"task {task} is refused: {text}")
+                case AttemptAccepted(connection_id=-1, attempt=attempt):
+                    demand(False, "H75", f"{attempt} is accepted, and Spark does not know it")
+                case RefuseRegistration(task_attempt_id=task, connection_id=connection_id, message=text):
+                    demand(connection_id == -1, "H11", f"task {task} is refused: {text}")
                 case CancelJobs(_, reason):
                     demand(False, "H45", f"the job is given up: {reason}")
                 case AttemptAccepted() | SubtaskReady() | SubtaskFailed() | SubtaskFinished() | SubtaskReset():
@@ -119,8 +138,17 @@ class LedgerEnd:
                     task.end_order = None if task.end_order is None else rank[task.end_order]
         engine._order = 100
 
-    def facts(self) -> None:
-        return None
+    def _look(self, running: list[int]) -> tuple[LedgerEffect, ...]:
+        """Answer the look that follows a registration which waits. It is the only step that takes time."""
+        effects = self.ledger.handle(TimePassed(), LedgerConfig().heal_after_s)
+        states = {**dict.fromkeys(running, TaskState.RUNNING), self.forged: TaskState.UNKNOWN}
+        places = {task: TaskPlace(RUN, 0) for task in running}
+        self.forged = -1
+        return effects + self.ledger.handle(StatusReported({RUN: True}, states, places), LedgerConfig().heal_after_s)
+
+    def facts(self) -> bool:
+        """Whether a look is due."""
+        return self.forged >= 0
 
 
 class TrackerEnd:

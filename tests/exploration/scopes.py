@@ -23,7 +23,8 @@ class Scope:
     upward event is a request. ``in_snapshot``: a subtask may send from inside its snapshot. ``finishes``: operators
     that have exchanged everything end well, at any time from then on. ``greets``: the coordinator sends its next event
     from inside ``subtask_ready``. ``late``: subtasks that are not started at the beginning; the others are ready.
-    ``tolerant``: the downward events are loss-tolerant.
+    ``tolerant``: the downward events are loss-tolerant. ``forgeries``: registrations under task ids that do not exist.
+    ``lost_starts``: the facts that tasks have started do not come.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Scope:
     timeouts: int = 0
     declines: int = 0
     store_failures: int = 0
+    forgeries: int = 0
     apart: bool = False
     asks: bool = False
     in_snapshot: bool = False
@@ -48,6 +50,7 @@ class Scope:
     greets: bool = False
     late: int = 0
     tolerant: bool = False
+    lost_starts: bool = False
     mode: RestoreMode = RestoreMode.STREAMING
 
     def __post_init__(self) -> None:
@@ -91,6 +94,9 @@ _ALL = (
         failures=1,
         store_failures=1,
     ),
+    Scope("forged", "a claim beside a living attempt (H75)", drops=1, finishes=True, forgeries=1),
+    Scope("forged-batch", "the same in batch mode", finishes=True, forgeries=1, mode=BATCH),
+    Scope("forged-unheard", "the same, and the attempt's start was lost", finishes=True, forgeries=1, lost_starts=True),
     Scope("apart", "barriers on their own way, two at once", events_down=2, checkpoints=2, concurrent=2, apart=True),
     Scope("savepoint", "a savepoint beside two checkpoints", checkpoints=2, savepoints=1, concurrent=2),
     Scope("requests", "the last event up wants an answer", events_up=2, checkpoints=2, asks=True, in_snapshot=True),

@@ -14,8 +14,10 @@ from tests.exploration.vocabulary import (
     Died,
     DiscardEnds,
     Finish,
+    Forged,
     Killed,
     Leave,
+    Looked,
     MeetBarrier,
     OutOfTime,
     Send,
@@ -32,8 +34,10 @@ from tests.exploration.world import (
     DECLINES,
     DROPS,
     FAILURES,
+    FORGERIES,
     GATEWAY,
     GATEWAY_BOX,
+    LEDGER,
     LEDGER_BOX,
     LINK,
     NEVER_ENDED,
@@ -71,6 +75,7 @@ class Steps:
         self.savepoint = number(Trigger(savepoint=True))
         self.send, self.sends = number(Send()), [number(Send(Slot(slot))) for slot in range(world.slots)]
         self.died, self.killed = number(Died()), number(Killed())
+        self.forged = [number(Forged(task, attempt)) for task in (0, 90) for attempt in (0, 9)]
         self.finish, self.leave = number(Finish()), number(Leave())
         self.timeout = number(OutOfTime())
         self.barrier, self.declined = number(MeetBarrier()), number(MeetBarrier(declines=True))
@@ -83,6 +88,7 @@ class Steps:
             "the coordinator takes": self._take_coordinator,
             "the coordinator sends to": lambda state, slot, message: world.coordinator(state, message),
             "the ledger takes": self._take_ledger,
+            "the ledger:": lambda state, slot, message: world.ledger(state, message),
             "the gateway takes": self._take_gateway,
             "the gateway reads": lambda state, slot, message: world.read_up(state, slot),
             "the server takes the new connection of": lambda state, slot, message: world.attach(state, slot),
@@ -161,6 +167,21 @@ class Steps:
             yield Step("the coordinator takes", -1, head[state[COORDINATOR_BOX]])
         if state[LEDGER_BOX]:
             yield Step("the ledger takes", -1, head[state[LEDGER_BOX]])
+        else:
+            yield from self._of_forger(state)
+
+    def _of_forger(self, state: State) -> Iterator[Step]:
+        """Yield claims beside the first attempt while it lives, and the look that follows a claim which waits."""
+        world = self.world
+        if world.ledgers.facts[state[LEDGER]]:
+            tasks = world.tasks.facts
+            running = tuple(
+                slot for slot in range(world.slots) if tasks[state[base_of(slot) + TASK]].life in NEVER_ENDED
+            )
+            yield Step("the ledger:", -1, world.messages.number(Looked(running)))
+        if world.budgets[state[BUDGETS]][FORGERIES] and 1 in world.trackers.facts[state[TRACKER]].open:
+            for forged in self.forged:
+                yield Step("the ledger:", -1, forged, FORGERIES)
 
     def spontaneous(self, tracker: int, budgets_number: int) -> tuple[Step, ...]:
         """Return the steps in which people or the storage send the tracker's actor a message."""

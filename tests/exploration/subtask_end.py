@@ -111,7 +111,7 @@ class SubtaskEnd:
         self.number = number
         self.parallelism = parallelism
         self.to_send, self.to_receive = to_exchange
-        self.asks = self.in_snapshot = self.finishes = self.greeted = False
+        self.asks = self.in_snapshot = self.finishes = self.greeted = self.start_is_lost = False
         self.started = False
         self.to_greet = 0
         self.mode = RestoreMode.STREAMING
@@ -178,7 +178,8 @@ class SubtaskEnd:
 
     def _start(self, out: list[Output]) -> None:
         self.life = Life.WAITING
-        out.append((To.BRIDGE, TaskStarted(self.task, RUN, 0, self.subtask, self.number)))
+        if not self.start_is_lost:
+            out.append((To.BRIDGE, TaskStarted(self.task, RUN, 0, self.subtask, self.number)))
         register = Register(
             self.task, OPERATOR, self.subtask, RUN, self.number, self.mode, self.parallelism, "host", "3.11"
         )

@@ -122,6 +122,21 @@ class Died:
 
 
 @dataclass(frozen=True)
+class Forged:
+    """A hostile task registers as subtask 0, under a task id that Spark has never given out (H75)."""
+
+    task: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Spark answers a look while a forged registration waits. ``running``: the slots of the tasks that run."""
+
+    running: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class KillRequested:
     """Spark was asked to kill the task, and will do so eventually."""
 

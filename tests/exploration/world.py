@@ -47,8 +47,11 @@ BUDGET_NAMES = (
     "timeouts",
     "declines",
     "store_failures",
+    "forgeries",
 )
-CHECKPOINTS, SAVEPOINTS, ABORTS, FAILURES, DROPS, TIMEOUTS, DECLINES, STORE_FAILURES = range(len(BUDGET_NAMES))
+CHECKPOINTS, SAVEPOINTS, ABORTS, FAILURES, DROPS, TIMEOUTS, DECLINES, STORE_FAILURES, FORGERIES = range(
+    len(BUDGET_NAMES)
+)
 NEVER_ENDED = (Life.WAITING, Life.RUNNING, Life.LEAVING)
 
 
@@ -71,7 +74,7 @@ class World:
         self.links = Links()
         self.trackers: Population[TrackerFacts] = Population(self.messages)
         self.coordinators: Population[CoordinatorFacts] = Population(self.messages)
-        self.ledgers: Population[None] = Population(self.messages)
+        self.ledgers: Population[bool] = Population(self.messages)
         self.gateways: Population[GatewayFacts] = Population(self.messages)
         self.tasks: Population[SubtaskFacts] = Population(self.messages)
         self.exchanged: Exchanged | None = None
@@ -98,7 +101,7 @@ class World:
             exchange = scope.events_up, scope.events_down
             task = SubtaskEnd(slot, slot // scope.attempts, slot % scope.attempts, scope.subtasks, exchange)
             task.asks, task.finishes, task.mode = scope.asks, scope.finishes, scope.mode
-            task.greeted = scope.greets
+            task.greeted, task.start_is_lost = scope.greets, scope.lost_starts
             state += [self.gateways.number(GatewayEnd(slot, tolerant=scope.tolerant)), 0, self.tasks.number(task), 0]
         return tuple(state)
 
