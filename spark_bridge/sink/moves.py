@@ -3,7 +3,7 @@
 """Moves a finished part to its readers, so that they see all of it or nothing.
 
 * In a local directory, a move is a rename. If the two places are on different devices, the file is copied under a
-  hidden name next to the target, and then renamed.
+  hidden name next to the target, and then renamed. No symbolic link is followed: a part is a file that a task wrote.
 * On S3, a move is a copy inside the store, which becomes visible as a whole with its last request. That request has
   the condition ``If-None-Match: *``: an object that is there already is never replaced, not even by a driver that was
   fenced and goes on. Then the source is deleted.
@@ -59,19 +59,27 @@ def move_on(filesystem: Any) -> Move:
 
 
 def _rename(source: str, target: str) -> None:
+    if os.path.islink(source):  # a reader would see a file elsewhere
+        raise OSError(errno.ELOOP, f"it is a symbolic link, and not a file that a task wrote: {source}")
     try:
         os.replace(source, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
         folder, name = os.path.split(target)
-        hidden = f"{folder}/.{name}.tmp"  # also of an earlier try
-        with open(source, "rb") as whole, open(hidden, "wb") as copy:
+        hidden = f"{folder}/.{name}.tmp"
+        with suppress(FileNotFoundError):  # of an earlier try
+            os.unlink(hidden)
+        with open(source, "rb", opener=_without_links) as whole, open(hidden, "xb", opener=_without_links) as copy:
             shutil.copyfileobj(whole, copy)
             copy.flush()
             os.fsync(copy.fileno())
         os.replace(hidden, target)
         os.unlink(source)
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _is_s3(filesystem: Any) -> bool:

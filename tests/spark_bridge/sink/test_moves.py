@@ -234,6 +234,33 @@ def test_between_two_devices_a_file_appears_whole(
     assert two_devices.staged() == []
 
 
+def test_between_two_devices_a_link_in_the_way_is_not_followed(two_devices: SinkDirectory, tmp_path: Path) -> None:
+    """H82: the hidden name of the copy can be guessed."""
+    file = two_devices.create(PART)
+    file.write(CONTENT)
+    two_devices.finish(file)
+    victim = tmp_path / ".victim"
+    victim.write_bytes(b"precious")
+    (tmp_path / f".{PART}.tmp").symlink_to(victim)
+    assert two_devices.publish(PART) is Published.MOVED
+    assert (tmp_path / PART).read_bytes() == CONTENT
+    assert victim.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("devices", ["one", "two"])
+def test_a_link_is_not_published(devices: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:  # H82
+    secret = tmp_path / ".secret"
+    secret.write_bytes(CONTENT)
+    directory = SinkDirectory(str(tmp_path), "out")
+    if devices == "two":
+        directory = request.getfixturevalue("two_devices")
+    directory.prepare()
+    (tmp_path / ".headgate-out" / PART).symlink_to(secret)
+    with pytest.raises(OSError, match="it is a symbolic link, and not a file that a task wrote"):
+        directory.publish(PART)
+    assert not os.path.lexists(tmp_path / PART)
+
+
 class CopyingFileSystem(AbstractFileSystem):  # type: ignore[misc] # fsspec ships no types
     """A filesystem that inherits a move: it copies into the visible file, and nothing says that this is one step."""
 

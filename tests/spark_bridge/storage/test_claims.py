@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from spark_bridge.storage import CheckpointStorage, StorageError, StorageFenced
+from tests.mutants.mutant import Edit
 from tests.spark_bridge.storage.checkpoints import HookedFileSystem, a_checkpoint, a_prepared_storage
 
 
@@ -330,6 +331,13 @@ def test_at_whatever_step_the_markers_are_deleted_no_checkpoint_is_replaced(
         assert third.latest("words") == a_checkpoint(ids[1], state=b"of the second")
         assert third.reserve_ids(1)[0] > max(ids)
     assert steps >= 4
+
+
+def test_a_missing_check_of_the_own_marker_is_detected(hooked_url: str, monkeypatch: pytest.MonkeyPatch) -> None:  # H80
+    check = "if own not in claims and not self._files.exists(_file(own)):"
+    Edit("spark_bridge.storage.claims:Claims._check", check, "if False:").apply(monkeypatch)
+    with pytest.raises(AssertionError, match="replaced or deleted"):
+        test_at_whatever_step_the_markers_are_deleted_no_checkpoint_is_replaced("store", LATER, hooked_url)
 
 
 def test_temporary_files_of_a_dead_writer_are_deleted(hooked_url: str) -> None:
