@@ -18,6 +18,7 @@ this journal names was moved.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Iterable
 from typing import Any
@@ -29,6 +30,7 @@ __all__ = ["PublicationJournal", "is_journal"]
 
 WRITERS_MAX = 10_000
 _PREFIX, _SUFFIX = "published-", ".json"
+_NUMBER = re.compile("[0-9]{1,20}")
 
 
 def is_journal(name: str) -> bool:
@@ -58,7 +60,8 @@ class PublicationJournal:
                 self._merge(content)
                 self._obsolete.append(name)
             number = name.removeprefix(_PREFIX).partition("-")[0]
-            self._number = max(self._number, int(number) if number.isdecimal() else 0)
+            if _NUMBER.fullmatch(number):  # a longer one would make our own names too long for a file system
+                self._number = max(self._number, int(number))
         return broken
 
     def covers(self, part: PartName) -> bool:

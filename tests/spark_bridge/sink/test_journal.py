@@ -83,6 +83,15 @@ def test_an_unfinished_journal_of_a_dead_driver_is_deleted_with_the_next_record(
     assert [is_journal(name) for name in directory.staged()] == [True]
 
 
+def test_a_number_that_fills_a_name_does_not_stop_the_journal(directory: SinkDirectory) -> None:  # H80
+    poison = f"published-{'9' * 230}-aa.json"
+    directory.write(poison, b"{}")
+    journal = PublicationJournal(directory)
+    assert journal.load(directory.staged()) == [poison]
+    journal.record([part(0)])
+    assert max(len(name) for name in directory.staged() if name != poison) < 100
+
+
 def test_a_failed_record_can_be_repeated() -> None:
     directory = SinkDirectory(new_url(), "out")
     directory.prepare()
