@@ -21,6 +21,7 @@ from tests.mutants.catalogue import BY_NAME
 from tests.mutants.hunt import changed
 
 TINY = SCOPES["tiny"]
+# How many states each scope has at least. The 10,000 of in-doubt take seconds, so they are left to make test-long.
 FLOORS = {
     "forged-batch": 5000,
     "forged-unheard": 5000,

@@ -31,13 +31,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--states", type=int, default=Budget.states, help=f"of a scope, at most (default: {Budget.states})"
     )
+    parser.add_argument(
+        "--histories", type=int, default=Budget.histories, help=f"of each kind (default: {Budget.histories})"
+    )
     parser.add_argument("--story", action="store_true", help="tell the world of --seed with the one NAME in it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in BY_NAME]:
         parser.error(f"no such mutant: {', '.join(unknown)} (--list names them all)")
-    if min(options.jobs, options.worlds, options.states) < 1 or options.seed < 0:
-        parser.error("--jobs, --worlds and --states are at least 1, --seed at least 0")
+    if min(options.jobs, options.worlds, options.states, options.histories) < 1 or options.seed < 0:
+        parser.error("--jobs, --worlds, --states and --histories are at least 1, --seed at least 0")
     if options.story and len(options.names) != 1:
         parser.error("--story takes one NAME")
     chosen = [BY_NAME[name] for name in options.names] or list(MUTANTS)
@@ -46,7 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
             return show(chosen, with_diff=bool(options.names))
         if options.story:
             return tell_story(chosen[0], options.seed)
-        return hunt_all(chosen, Budget(options.seed, options.worlds, options.states), options.jobs, options.json)
+        budget = Budget(options.seed, options.worlds, options.states, options.histories)
+        return hunt_all(chosen, budget, options.jobs, options.json)
     except DoesNotFit as error:
         print(error, file=sys.stderr)
         return 1

@@ -31,8 +31,6 @@ EAGER = (0.1, None, 0.0)
 """How often a checkpoint is requested, chosen by the seed: often, as the seed draws it, never."""
 FEW = 150
 """The number of worlds before the exploration; the others come after it."""
-HISTORIES = 10
-"""The number of histories of each kind before the exploration."""
 MACHINES = (AttemptLedger, BarrierTracker, GatewayMachine, SubtaskMachine)
 
 Report = Callable[[int], None]
@@ -40,14 +38,16 @@ Report = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Budget:
-    """The limits of a hunt: ``worlds`` of the simulation from seed ``first``, ``states`` of each scope.
+    """The limits of a hunt.
 
-    A hunt does not use a clock, so its result depends on these numbers and not on the machine.
+    ``worlds``: of the simulation, from seed ``first``. ``histories``: of each kind, before the exploration. ``states``:
+    of each scope. A hunt does not use a clock, so its result depends on these numbers and not on the machine.
     """
 
     first: int = 0
     worlds: int = 1500
     states: int = 25_000
+    histories: int = 10
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,16 @@ def simulate(seeds: range, report: Report, before: int = 0) -> Finding:
     return Finding("simulation", f"seeds {seeds.start}..", looked, time.monotonic() - began, "")
 
 
-def tell_histories(hunter: str, check: Callable[[int], None]) -> Finding:
+def tell_histories(hunter: str, check: Callable[[int], None], count: int) -> Finding:
     """Run histories until ``check`` objects to one. Call it within ``changed``."""
     began = time.monotonic()
-    for seed in range(HISTORIES):
+    for seed in range(count):
         try:
             check(seed)
         except Exception as error:
             seen = f"{type(error).__name__}: {error}"
             return Finding(hunter, f"seed {seed}", seed + 1, time.monotonic() - began, seen)
-    return Finding(hunter, f"{HISTORIES} seeds", HISTORIES, time.monotonic() - began, "")
+    return Finding(hunter, f"{count} seeds", count, time.monotonic() - began, "")
 
 
 def explore_scopes(budget: Budget, report: Report) -> Finding:
@@ -137,10 +137,10 @@ def hunt(mutant: Mutant, budget: Budget, report: Report = lambda looked: None) -
     with changed(mutant):
         hunts: tuple[Callable[[], Finding], ...] = (
             lambda: simulate(range(budget.first, middle), report),
-            lambda: tell_histories("second runs", check_history),
-            lambda: tell_histories("lost facts", check_lost_facts),
-            lambda: tell_histories("late writes", check_late_writes),
-            lambda: tell_histories("forged claims", check_forged_claims),
+            lambda: tell_histories("second runs", check_history, budget.histories),
+            lambda: tell_histories("lost facts", check_lost_facts, budget.histories),
+            lambda: tell_histories("late writes", check_late_writes, budget.histories),
+            lambda: tell_histories("forged claims", check_forged_claims, budget.histories),
             lambda: explore_scopes(budget, report),
             lambda: simulate(range(middle, end), report, before=few),
         )

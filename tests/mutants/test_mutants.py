@@ -110,26 +110,13 @@ def check_caught(mutant: Mutant, budget: Budget) -> None:
     assert finding.rule.startswith(("H", "invariant"))
 
 
-@pytest.fixture
-def few_histories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a hunt that finds nothing end soon; ``make mutants`` tells all histories."""
-    monkeypatch.setattr(hunting, "HISTORIES", 1)
-
-
-@pytest.mark.usefixtures("few_histories")
-def test_a_healthy_product_is_not_accused() -> None:
-    same = Edit("protocol.gateway.machine:GatewayMachine._ignore", "pass", "pass  # all is well")
-    finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), Budget(worlds=3, states=20))
-    assert (finding.seen, finding.looked) == ("", 3)
-
-
-@pytest.mark.usefixtures("few_histories")
-def test_a_slow_machine_hunts_as_far_as_a_fast_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_healthy_product_is_not_accused_on_a_machine_however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     hours = itertools.count(step=3600.0)
     monkeypatch.setattr(hunting, "time", SimpleNamespace(monotonic=lambda: next(hours)))
     monkeypatch.setattr(hunting, "FEW", 2)
     same = Edit("protocol.gateway.machine:GatewayMachine._ignore", "pass", "pass  # all is well")
-    finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), Budget(worlds=5, states=10))
+    budget = Budget(worlds=5, states=10, histories=1)
+    finding = hunt(Mutant("none", "Nothing is wrong.", "feared", ("H1",), (same,)), budget)
     assert (finding.seen, finding.looked) == ("", 5)
 
 
@@ -156,11 +143,11 @@ def test_the_command_lists_the_catalogue_and_shows_a_change(capsys: pytest.Captu
     assert "-    self._inbound.take(input.seq)\n+    pass\n" in shown
 
 
-@pytest.mark.usefixtures("few_histories")
 def test_the_command_tells_who_was_caught_and_who_survived(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events-twice", "complete-before-durable", "--jobs", "2"]) == 0
     assert "2 of 2 caught" in capsys.readouterr().out
-    assert main(["held-not-failed", "--jobs", "1", "--worlds", "1", "--states", "10"]) == 1
+    few = ["--worlds", "1", "--states", "10", "--histories", "1"]
+    assert main(["held-not-failed", "--jobs", "1", *few]) == 1
     assert "survived: held-not-failed" in capsys.readouterr().out
 
 
@@ -175,7 +162,7 @@ def test_the_command_tells_the_story_of_a_catch(capsys: pytest.CaptureFixture[st
     ("arguments", "text"),
     [
         (["no-such-mutant"], "no such mutant: no-such-mutant"),
-        (["--jobs", "0"], "--jobs, --worlds and --states are at least 1"),
+        (["--jobs", "0"], "--jobs, --worlds, --states and --histories are at least 1"),
         (["--story"], "--story takes one NAME"),
     ],
 )

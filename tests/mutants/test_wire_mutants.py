@@ -13,49 +13,39 @@ from tests.fuzz.pure import _forest as fuzz_counts
 from tests.fuzz.test_large_events import (
     test_another_operators_events_are_handled_while_the_largest_event_is_decoded as share_the_loop,
 )
-from tests.mutants.mutant import Edit, Mutant
+from tests.mutants.mutant import Mutant, catalogue
 from tests.protocol.test_codec import COUNTED
 from tests.protocol.test_codec import (
     test_the_containers_and_entries_of_a_whole_event_are_bounded_on_both_ends as bound,
 )
 
-COUNT = "protocol.wire.codec:_Counts.add"
-CHECK = "protocol.wire.codec:_check_value"
-NO_CONTAINER_BOUND = Mutant(
-    "no-container-bound",
-    "An event may have any number of lists and maps: 4 MiB of empty maps take 300 MiB and seconds.",
-    "X8",
-    ("H62",),
-    (Edit(COUNT, "self._containers > self._limits.event_containers_max", "False"),),
-)
-NO_ENTRY_BOUND = Mutant(
-    "no-entry-bound",
-    "Only each list by itself has a limit of entries, and an event has many lists.",
-    "X8",
-    ("H62",),
-    (Edit(COUNT, "self._items > self._limits.event_items_max", "False"),),
-)
-NO_BOUND_AT_THE_SENDER = Mutant(
-    "no-container-bound-at-the-sender",
-    "A sender learns only from the end of its attempt that an event has too many lists and maps.",
-    "X8",
-    ("H62",),
-    (Edit(CHECK, "containers > limits.event_containers_max", "False"),),
-)
-LARGE_MAPS = Mutant(
-    "large-maps",
-    "A map may have as many entries as a list: with crafted keys one map takes seconds.",
-    "X8",
-    ("H62",),
-    (Edit("protocol.wire.codec:_event_unpacker", ", limits.event_map_entries_max", ""),),
-)
-IN_ONE_STEP = Mutant(
-    "decoded-in-one-step",
-    "The coordinator's actor decodes an event of any size in one turn of the loop.",
-    "X8",
-    ("H62", "H65"),
-    (Edit("actors.coordination.event_decoding:decode_in_turns", "await checkpoint()", "pass"),),
-)
+NO_CONTAINER_BOUND, NO_ENTRY_BOUND, NO_BOUND_AT_THE_SENDER, LARGE_MAPS, IN_ONE_STEP = catalogue(r"""
+no-container-bound [X8; H62]
+  An event may have any number of lists and maps: 4 MiB of empty maps take 300 MiB and seconds.
+  @ protocol.wire.codec:_Counts.add
+  - self._containers > self._limits.event_containers_max
+  + False
+no-entry-bound [X8; H62]
+  Only each list by itself has a limit of entries, and an event has many lists.
+  @ protocol.wire.codec:_Counts.add
+  - self._items > self._limits.event_items_max
+  + False
+no-container-bound-at-the-sender [X8; H62]
+  A sender learns only from the end of its attempt that an event has too many lists and maps.
+  @ protocol.wire.codec:_check_value
+  - containers > limits.event_containers_max
+  + False
+large-maps [X8; H62]
+  A map may have as many entries as a list: with crafted keys one map takes seconds.
+  @ protocol.wire.codec:_event_unpacker
+  - , limits.event_map_entries_max
+  +
+decoded-in-one-step [X8; H62 H65]
+  The coordinator's actor decodes an event of any size in one turn of the loop.
+  @ actors.coordination.event_decoding:decode_in_turns
+  - await checkpoint()
+  + pass
+""")
 Case = tuple[Any, Any, str, str]
 TOO_MANY_MAPS: Case = ([{}] * 299, [{}] * 300, "more than 300 lists and maps", "more than 300 lists and maps")
 TOO_MANY_ENTRIES = ([[0] * 198] * 10, [[0] * 200] * 10, "more than 2000 entries", "more than 2000 entries")
