@@ -39,11 +39,13 @@ from protocol.facts import (
     TaskState,
 )
 from protocol.gateway.types import GatewayLimits
+from protocol.wire.keys import NO_IDENTITY, KeyRing
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay
 from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.takeover import InheritedRuns
+from spark_bridge.certificates import Encryption
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.storage import MemoryStorage, Storage
@@ -63,7 +65,8 @@ class PretendedSpark:
     kind = "pretended"
 
     def __init__(self) -> None:
-        self.secret = secrets.token_bytes(32)
+        self.keys = KeyRing(secrets.token_bytes(32))
+        self.identity = NO_IDENTITY
         self.inherited: InheritedRuns | None = None
         self.spark_context: SparkContext | None = None
         self.statistics = RelayStatistics()
@@ -79,7 +82,7 @@ class PretendedSpark:
     async def task_failures_max(self) -> int | None:
         return None
 
-    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
         self._on_fact = on_fact
         return self
 
@@ -283,7 +286,7 @@ class Crowd:
                 await self.raw.connected.wait()
 
     async def connect(self, count: int) -> None:
-        """Open ``count`` connections that have proved the secret and send nothing more. They last some seconds."""
+        """Open ``count`` connections that have proved the key and send nothing more. They last some seconds."""
         self.children[0].tell(do="connect", count=count)
         await self.children[0].hear()
 
@@ -338,7 +341,7 @@ async def running_crowd(parallelism: int) -> AsyncIterator[Crowd]:
             "host": host,
             "port": port,
             "raw_port": server.sockets[0].getsockname()[1],
-            "secret": spark.secret.hex(),
+            "key": spark.keys.task_key(OPERATOR).secret.hex(),
             "operator_id": OPERATOR,
             "parallelism": parallelism,
             "mode": int(RestoreMode.STREAMING),

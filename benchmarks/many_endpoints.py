@@ -7,7 +7,7 @@ mailbox, wire and codec. Only the two threads of a task are missing. One selecto
 reads what has come and empties the mailbox immediately, as a task that only waits would. The same selector serves
 bare connections for the raw baseline.
 
-Run by ``benchmarks.crowd``, which writes lines of JSON to the standard input, the first of them with the secret, and
+Run by ``benchmarks.crowd``, which writes lines of JSON to the standard input, the first of them with the key, and
 reads lines of JSON from the standard output. The process ends with its input.
 """
 
@@ -39,6 +39,7 @@ from protocol.subtask.types import (
     SubtaskEffect,
 )
 from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.keys import Key, identity_of
 from protocol.wire.messages import CheckpointAcknowledged, ClosedForCheckpoint, Confirm, Downward, Registered
 from spark_bridge.subtask.channel import SubtaskChannel
 from spark_bridge.subtask.connection import Connection
@@ -135,7 +136,7 @@ class Endpoints:
         self._endpoint = TaskEndpoint(
             task["host"],
             task["port"],
-            bytes.fromhex(task["secret"]),
+            Key(identity_of(task["operator_id"]), bytes.fromhex(task["key"])),
             task["operator_id"],
             task["parallelism"],
             task["mode"],
@@ -199,12 +200,10 @@ class Endpoints:
         say(opened=command["count"])
 
     def _connect(self, command: dict[str, Any]) -> None:
-        """Open connections that have proved the secret and send nothing more."""
+        """Open connections that have proved the key and send nothing more."""
         for _ in range(command["count"]):
             deadline = time.monotonic() + CONNECT_S
-            self._bare.append(
-                Connection.open(self._endpoint.host, self._endpoint.port, self._endpoint.secret, deadline)
-            )
+            self._bare.append(Connection.open(self._endpoint, deadline))
         say(opened=command["count"])
 
     def _disconnect(self, command: dict[str, Any]) -> None:

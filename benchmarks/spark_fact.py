@@ -42,9 +42,11 @@ from benchmarks.spark_tasks import Pausing, PausingOperator
 from protocol.attempts import FailureReason
 from protocol.facts import TaskEnded, TaskOutcome
 from protocol.wire.handshake import NONCE_BYTES, ServerHandshake
+from protocol.wire.keys import Key, KeyRing, Purpose
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, RelayKind
 from spark_bridge.bridge.relay.janino import close_listener, open_listener
 from spark_bridge.bridge.relay.records import RelayedFact, decode_record
+from spark_bridge.certificates import Encryption
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import LocalDriver
@@ -67,14 +69,14 @@ def now_us() -> float:
 @contextmanager
 def bare_relay(spark: SparkSession, on_record: OnRecord) -> Iterator[None]:
     """The relay in Spark's JVM; a separate thread reads its records and hands them, as bytes, to ``on_record``."""
-    secret = secrets.token_bytes(32)
+    key = KeyRing(secrets.token_bytes(32)).key(Purpose.RELAY)
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(CONNECT_TIMEOUT_S)
-        listener = open_listener(spark.sparkContext, "127.0.0.1", server.getsockname()[1], secret)
+        listener = open_listener(spark.sparkContext, "127.0.0.1", server.getsockname()[1], key)
         try:
             connection, _ = server.accept()
             with connection:
-                buffer = _shake_hands(connection, secret)
+                buffer = _shake_hands(connection, key)
                 reader = threading.Thread(target=_read, args=(connection, buffer, on_record), name="bare-relay")
                 reader.start()
                 listener.attach()
@@ -87,8 +89,8 @@ def bare_relay(spark: SparkSession, on_record: OnRecord) -> Iterator[None]:
             close_listener(listener)
 
 
-def _shake_hands(connection: socket.socket, secret: bytes) -> bytearray:
-    handshake = ServerHandshake(secret, secrets.token_bytes(NONCE_BYTES))
+def _shake_hands(connection: socket.socket, key: Key) -> bytearray:
+    handshake = ServerHandshake(lambda identity: key, secrets.token_bytes(NONCE_BYTES))
     while not handshake.done:
         connection.sendall(handshake.receive(connection.recv(4096)))
     return bytearray(handshake.trailing_data)
@@ -135,14 +137,14 @@ class TimedDriver(LocalDriver):
         self.callbacks_us: list[float] = []
         self.heard_us: list[float] = []
 
-    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
         def hear(relayed: RelayedFact) -> None:
             if is_failure(relayed):
                 self.heard_us.append(now_us())
                 self.callbacks_us.append(relayed.callback_us)
             on_fact(relayed)
 
-        return super().open_relay(hear, config, on_lost)
+        return super().open_relay(hear, config, on_lost, encryption)
 
 
 class Listening(OperatorCoordinator):

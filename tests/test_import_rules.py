@@ -91,6 +91,8 @@ LAYERS = (
     Layer("spark_bridge/sink/committer.py", SINK | {"actors", "anyio"}),
     Layer("spark_bridge/sink/coordinator.py", SINK | {"actors"}),
     Layer("spark_bridge/sink/", SINK),
+    # The optional extra `tls`, imported only where it is needed.
+    Layer("spark_bridge/certificates.py", STDLIB | {"spark_bridge", "protocol", "cryptography"}),
     Layer(
         "spark_bridge/",
         STDLIB | {"spark_bridge", "protocol", "actors", "pyspark", "py4j", "anyio", "structlog"},

@@ -66,6 +66,7 @@ class OpenGateways:
             limits.upward_events_max,
             limits.upward_bytes_max,
             effect.events_sent,
+            self._ports.attempt_token(attempt),
         )
         budget = SendBudget(limits.events_max, limits.bytes_max)
         ref = context.spawn(

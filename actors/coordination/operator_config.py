@@ -74,6 +74,11 @@ class OperatorConfig:
             )
 
 
+def _no_token(attempt: ExecutionAttempt) -> bytes:
+    """The default of a port whose connections do not break."""
+    return b""
+
+
 def _ignore(checkpoint_id: int) -> None:
     """Do nothing: the default of a port that nothing uses."""
 
@@ -88,8 +93,8 @@ class OperatorPorts:
     """The operator's interface to the engine's side. Everything is called on the event loop.
 
     ``report`` passes an input to the attempt ledger. ``gateway_opened`` and ``gateway_closed`` tell the router of
-    connections which actor serves an attempt, and until when. ``failed`` is given the first cause of each global
-    failure.
+    connections which actor serves an attempt, and until when. ``attempt_token`` makes what an attempt has to show when
+    it connects again (H74). ``failed`` is given the first cause of each global failure.
 
     ``store`` makes a checkpoint durable or raises; after any exception, the checkpoint may still exist. ``discard``
     comes after ``store`` has failed or been cancelled. When it returns, no restart will restore the checkpoint, and
@@ -116,6 +121,7 @@ class OperatorPorts:
     look_at_run: Callable[[int], Awaitable[StageLook]] = knows_nothing
     watch: CallWatch = field(default_factory=CallWatch)
     completed: Callable[[int], None] = _ignore
+    attempt_token: Callable[[ExecutionAttempt], bytes] = _no_token
 
 
 __all__ = ["UNBOUNDED", "BarrierInjector", "DiscardRefused", "OperatorConfig", "OperatorPorts", "knows_nothing"]

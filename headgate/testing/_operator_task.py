@@ -33,6 +33,7 @@ from protocol.subtask.types import (
     SnapshotTaken,
     SubtaskInput,
 )
+from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, Key
 from protocol.wire.messages import Registered, RestoreMode
 from spark_bridge.subtask.channel import DECLINED_WHILE_WAITING, ChannelStatistics, SubtaskChannel
 from spark_bridge.subtask.context import SubtaskContext
@@ -44,6 +45,8 @@ from spark_bridge.subtask.runner import run_subtask_with
 
 TURN_LIMIT_S = 30.0
 """How long, in real seconds, an operator may compute before it waits for a record, an event or its coordinator."""
+
+_UNUSED_KEY = Key(NO_IDENTITY, bytes(KEY_BYTES))  # there is no connection
 
 
 class ProcessKilled(BaseException):
@@ -81,7 +84,7 @@ class OperatorTask(Task):
         self._more_records = records is None
         self.make_operator = make_operator
         self._endpoint = TaskEndpoint(
-            "test", 0, b"", attempt.operator_id, parallelism, mode, kill_wait_s=0.0, switch_interval_s=0.0
+            "test", 0, _UNUSED_KEY, attempt.operator_id, parallelism, mode, kill_wait_s=0.0, switch_interval_s=0.0
         )
         self._identity = TaskIdentity(attempt.task_attempt_id, attempt.subtask, 0, 0)
         self._thread = threading.Thread(target=self._run, name=f"operator of {attempt}", daemon=True)

@@ -49,6 +49,7 @@ from protocol.wire.messages import (
 )
 
 INT_MAX = 2**63 - 1
+TOKEN_BYTES_MAX = 64
 
 # A check returns the value to use, or raises ValueError with the rest of a sentence that begins with the field's name.
 
@@ -105,6 +106,12 @@ def _payload(value: Any, limits: WireLimits) -> bytes:
     return bytes(value)
 
 
+def _token(value: Any, limits: WireLimits) -> bytes:
+    if len(_bytes(value, limits)) > TOKEN_BYTES_MAX:
+        raise ValueError(f"must have at most {TOKEN_BYTES_MAX} bytes, has {len(value)}")
+    return bytes(value)
+
+
 def _flag(value: Any, limits: WireLimits) -> bool:
     if type(value) is not bool:
         raise ValueError(f"must be a bool, is {type(value).__name__}")
@@ -148,7 +155,7 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (CONFIRM_TAG, Confirm, (_NATURAL, _NATURAL)),
     # up
     (10, Register, (_NATURAL, _name, _NATURAL, _NATURAL, _NATURAL, _MODE, _POSITIVE, text, text, text)),
-    (11, Resume, (_NATURAL, _name, _NATURAL)),
+    (11, Resume, (_NATURAL, _name, _NATURAL, _token)),
     (12, Opened, (_NATURAL, _POSITIVE, _flag)),
     (13, RequestMessage, (_NATURAL, _POSITIVE, _NATURAL, _payload)),
     (14, ClosedForCheckpoint, (_NATURAL, _POSITIVE, _CHECKPOINT)),
@@ -161,7 +168,7 @@ _WIRE: tuple[tuple[int, type[Message], tuple[Check, ...]], ...] = (
     (
         30,
         Registered,
-        (_NATURAL, _NATURAL, _CHECKPOINT, _STATES, _HELD, _seconds, _POSITIVE, _POSITIVE, _NATURAL),
+        (_NATURAL, _NATURAL, _CHECKPOINT, _STATES, _HELD, _seconds, _POSITIVE, _POSITIVE, _NATURAL, _token),
     ),
     (31, Resumed, (_NATURAL, _NATURAL)),
     (32, Refused, (_NATURAL, _CODE, text)),

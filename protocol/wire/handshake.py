@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The mutual authentication that precedes everything else on a connection (H60, H61).
+"""The mutual authentication that precedes everything else on a connection (H60, H61, H76).
 
-    client                                                     server
-      | -- hello:     "HDGT", u16 version, 32 bytes of nonce --> |
-      | <- challenge: "HDGT", u16 version, 32 bytes of nonce --- |
-      | -- proof: HMAC(secret, "headgate-client" + transcript) > |  verified before the next line is sent
-      | < proof: HMAC(secret, "headgate-server" + transcript) -- |
+    client                                                          server
+      | -- hello: "HDGT", u16 version, 16 bytes identity, 32 nonce -> |
+      | <- challenge: "HDGT", u16 version, 32 bytes of nonce -------- |
+      | -- proof: HMAC(key, "headgate-client" + transcript) --------> |  verified before the next line is sent
+      | <- proof: HMAC(key, "headgate-server" + transcript) --------- |
 
-The transcript is the version and both nonces, so a proof is valid for one connection only. The labels differ, so
-neither end can be tricked into computing the other's proof. A peer that sends our own nonce back is also refused. HMAC
-is HMAC-SHA256, all integers are big-endian, and every part has a fixed size: there is nothing to parse, and less than
-one part is ever buffered for an unauthenticated peer.
+The identity says which key the client holds; the server derives the same key from it (``keys``), and treats an identity
+that it does not know like one with a wrong key. The transcript is the version, the identity and both nonces, so a proof
+is valid for one connection only. The labels differ, so neither end can be tricked into computing the other's proof. A
+peer that sends our own nonce back is also refused. HMAC is HMAC-SHA256, all integers are big-endian, and every part has
+a fixed size: there is nothing to parse, and less than one part is ever buffered for an unauthenticated peer.
 
 An unauthenticated peer learns that a server speaks the protocol, and its version, but nothing else. If the versions
 differ, the server still answers the hello with its own, so that both ends can report both versions. After any other
@@ -26,20 +27,35 @@ from __future__ import annotations
 import hashlib
 import hmac
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from enum import Enum
 from struct import Struct
 from typing import NoReturn
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
+from protocol.wire.keys import IDENTITY_BYTES, KEY_BYTES, Key
 
-PROTOCOL_VERSION = 3
+__all__ = [
+    "NONCE_BYTES",
+    "PROOF_BYTES",
+    "PROTOCOL_VERSION",
+    "ClientHandshake",
+    "FindKey",
+    "HandshakeState",
+    "ServerHandshake",
+]
+
+PROTOCOL_VERSION = 4
 NONCE_BYTES = 32
-SECRET_BYTES_MIN = 16
 PROOF_BYTES = 32
+
+FindKey = Callable[[bytes], Key | None]
+"""Finds the key that belongs to the identity in a client's hello; None if there is none."""
 
 _MAGIC = b"HDGT"
 _VERSION = Struct(">H")
-_HELLO_BYTES = len(_MAGIC) + _VERSION.size + NONCE_BYTES
+_HEAD_BYTES = len(_MAGIC) + _VERSION.size
+_NO_KEY = bytes(KEY_BYTES)
 _CLIENT_LABEL = b"headgate-client"
 _SERVER_LABEL = b"headgate-server"
 
@@ -59,22 +75,17 @@ class _Handshake(ABC):
     _own_label: bytes
     _peer_label: bytes
     _peer_name: str
+    _peer_identity_bytes: int
 
-    def __init__(self, secret: bytes, nonce: bytes, version: int = PROTOCOL_VERSION) -> None:
-        """``secret``: at least 16 bytes. ``nonce``: 32 random bytes, never used before.
-
-        Raises ``ValueError`` for other lengths, or a version that does not fit 16 bits.
-        """
-        if len(secret) < SECRET_BYTES_MIN:
-            raise ValueError(f"the secret must have at least {SECRET_BYTES_MIN} bytes, has {len(secret)}")
+    def __init__(self, nonce: bytes, version: int) -> None:
         if len(nonce) != NONCE_BYTES:
             raise ValueError(f"the nonce must have {NONCE_BYTES} bytes, has {len(nonce)}")
-        self._secret = secret
+        if not 0 <= version < 2**16:
+            raise ValueError(f"the version must fit 16 bits, is {version}")
         self._nonce = nonce
         self._version = version
-        self._hello = _MAGIC + _VERSION.pack(version) + nonce if 0 <= version < 2**16 else b""
-        if not self._hello:
-            raise ValueError(f"the version must fit 16 bits, is {version}")
+        self._head = _MAGIC + _VERSION.pack(version)
+        self._key = _NO_KEY
         self._transcript = b""
         self._buffer = b""
         self._failure: RemoteProtocolError | None = None
@@ -119,24 +130,27 @@ class _Handshake(ABC):
         """Check the hello as far as it has arrived: its first wrong byte fails the handshake."""
         if not _MAGIC.startswith(self._buffer[: len(_MAGIC)]):
             self._fail(HandshakeFailed(f"the {self._peer_name} does not speak this protocol: check address and port"))
-        if len(self._buffer) >= len(_MAGIC) + _VERSION.size:
+        if len(self._buffer) >= _HEAD_BYTES:
             (theirs,) = _VERSION.unpack_from(self._buffer, len(_MAGIC))
             if theirs != self._version:
                 self._last_words = self._words_on_mismatch()
                 self._fail(VersionMismatch(self._version, theirs))
-        if len(self._buffer) < _HELLO_BYTES:
+        identity_end = _HEAD_BYTES + self._peer_identity_bytes
+        hello_end = identity_end + NONCE_BYTES
+        if len(self._buffer) < hello_end:
             return False
-        peer_nonce = self._buffer[_HELLO_BYTES - NONCE_BYTES : _HELLO_BYTES]
+        identity, peer_nonce = self._buffer[_HEAD_BYTES:identity_end], self._buffer[identity_end:hello_end]
         if peer_nonce == self._nonce:
             self._fail(HandshakeFailed(f"the {self._peer_name} sent our own nonce back"))
-        self._buffer = self._buffer[_HELLO_BYTES:]
-        self._transcript = _VERSION.pack(self._version) + self._in_order(self._nonce, peer_nonce)
+        self._buffer = self._buffer[hello_end:]
+        self._transcript = _VERSION.pack(self._version) + self._identify(identity) + self._in_order(peer_nonce)
         return True
 
     def _take_proof(self) -> bytes:
         if len(self._buffer) < PROOF_BYTES:
             return b""
-        if not hmac.compare_digest(self._buffer[:PROOF_BYTES], self._proof(self._peer_label)):
+        right = hmac.compare_digest(self._buffer[:PROOF_BYTES], self._proof(self._peer_label))
+        if not right or self._key is _NO_KEY:
             self._fail(
                 HandshakeFailed(
                     f"the {self._peer_name} does not know this application's secret: "
@@ -148,7 +162,7 @@ class _Handshake(ABC):
         return self._answer_proof()
 
     def _proof(self, label: bytes) -> bytes:
-        return hmac.digest(self._secret, label + self._transcript, hashlib.sha256)
+        return hmac.digest(self._key, label + self._transcript, hashlib.sha256)
 
     def _fail(self, failure: RemoteProtocolError) -> NoReturn:
         self._failure = failure
@@ -157,7 +171,11 @@ class _Handshake(ABC):
         raise failure
 
     @abstractmethod
-    def _in_order(self, ours: bytes, theirs: bytes) -> bytes:
+    def _identify(self, identity: bytes) -> bytes:
+        """Find the key, given the identity in the peer's hello; returns the client's identity."""
+
+    @abstractmethod
+    def _in_order(self, theirs: bytes) -> bytes:
         """Both nonces, the client's first."""
 
     @abstractmethod
@@ -179,13 +197,26 @@ class ClientHandshake(_Handshake):
     _own_label = _CLIENT_LABEL
     _peer_label = _SERVER_LABEL
     _peer_name = "server"
+    _peer_identity_bytes = 0
+
+    def __init__(self, key: Key, nonce: bytes, version: int = PROTOCOL_VERSION) -> None:
+        """``nonce``: 32 random bytes, never used before.
+
+        Raises ``ValueError`` for another length, or a version that does not fit 16 bits.
+        """
+        super().__init__(nonce, version)
+        self._identity = key.identity
+        self._key = key.secret
 
     def initial_bytes(self) -> bytes:
         """The hello."""
-        return self._hello
+        return self._head + self._identity + self._nonce
 
-    def _in_order(self, ours: bytes, theirs: bytes) -> bytes:
-        return ours + theirs
+    def _identify(self, identity: bytes) -> bytes:
+        return self._identity
+
+    def _in_order(self, theirs: bytes) -> bytes:
+        return self._nonce + theirs
 
     def _answer_hello(self) -> bytes:
         return self._proof(self._own_label)
@@ -203,19 +234,37 @@ class ServerHandshake(_Handshake):
     _own_label = _SERVER_LABEL
     _peer_label = _CLIENT_LABEL
     _peer_name = "client"
+    _peer_identity_bytes = IDENTITY_BYTES
+
+    def __init__(self, find_key: FindKey, nonce: bytes, version: int = PROTOCOL_VERSION) -> None:
+        """``find_key`` is called once, with what an unauthenticated peer claims; ``nonce`` as for the client."""
+        super().__init__(nonce, version)
+        self._find_key = find_key
+        self._identity = b""
+
+    @property
+    def identity(self) -> bytes:
+        """Once ``done``: the identity that the client has proved. Empty before."""
+        return self._identity if self.done else b""
 
     def initial_bytes(self) -> bytes:
         """Nothing: the client sends first."""
         return b""
 
-    def _in_order(self, ours: bytes, theirs: bytes) -> bytes:
-        return theirs + ours
+    def _identify(self, identity: bytes) -> bytes:
+        self._identity = identity
+        key = self._find_key(identity)
+        self._key = _NO_KEY if key is None else key.secret
+        return identity
+
+    def _in_order(self, theirs: bytes) -> bytes:
+        return theirs + self._nonce
 
     def _answer_hello(self) -> bytes:
-        return self._hello
+        return self._head + self._nonce
 
     def _answer_proof(self) -> bytes:
         return self._proof(self._own_label)
 
     def _words_on_mismatch(self) -> bytes:
-        return self._hello
+        return self._head + self._nonce

@@ -106,11 +106,15 @@ class Register:
 
 @value
 class Resume:
-    """Plain, first on a new connection of an accepted attempt: which items the subtask has received."""
+    """Plain, first on a new connection of an accepted attempt: which items the subtask has received.
+
+    ``token`` is the one that the attempt was given in ``Registered``; without it, nobody takes the attempt over (H74).
+    """
 
     task_attempt_id: int
     operator_id: str
     received_seq: int
+    token: bytes = b""
 
 
 @value
@@ -209,7 +213,10 @@ class RestoredRequestMessage:
 
 @value
 class Registered:
-    """Plain: the task is accepted, with what it restores. ``states`` is empty for the virtual empty checkpoint."""
+    """Plain: the task is accepted, with what it restores. ``states`` is empty for the virtual empty checkpoint.
+
+    Only this attempt and the sidecar know ``token``, which ``Resume`` shows (H74).
+    """
 
     task_attempt_id: int
     attempt: int
@@ -220,6 +227,7 @@ class Registered:
     window_events: int  # how many events and requests the subtask may have unconfirmed
     window_bytes: int
     events_sent: int  # where the subtask's count of sent events continues (H32)
+    token: bytes = b""
 
 
 @value

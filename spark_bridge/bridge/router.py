@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hmac
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -13,6 +14,7 @@ from actors import ActorRef
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import AttachConnection, ConnectionClosed, GatewayMessage, MessagesArrived
 from protocol.ids import ExecutionAttempt
+from protocol.wire.keys import identity_of
 from protocol.wire.messages import RefusalCode, Refused, Register, Resume
 from spark_bridge.bridge.messages import (
     BridgeMessage,
@@ -30,11 +32,15 @@ log = structlog.get_logger("headgate.bridge")
 class ConnectionRouter:
     """The server's handler: knows which gateway serves which connection. Loop only.
 
+    ``token_of`` returns what an attempt shows to resume (H74), given its operator's id and its task attempt id. A peer
+    speaks only for the operator whose key it has proved (H76).
+
     If it ``takes_over``, tasks of an earlier sidecar may connect. They wait until ``attach``. An attempt that this
     sidecar has never accepted, or that has ended, is then killed through Spark, so that it does not count as a failure.
     """
 
-    def __init__(self, *, takes_over: bool = False) -> None:
+    def __init__(self, token_of: Callable[[str, int], bytes], *, takes_over: bool = False) -> None:
+        self._token_of = token_of
         self._takes_over = takes_over
         self._early: list[tuple[Connection, Register | Resume]] = []
         self._bridge_ref: ActorRef[BridgeMessage] | None = None
@@ -77,6 +83,9 @@ class ConnectionRouter:
             log.debug("messages of ended attempt dropped", peer=connection.peer, messages=len(messages))
             return
         first, rest = messages[0], messages[1:]
+        if why := self._why_not_believed(connection, first):
+            connection.drop(why)
+            return
         match first:
             case Register() | Resume() if self._takes_over and self._bridge_ref is None:
                 connection.identified()
@@ -92,6 +101,18 @@ class ConnectionRouter:
             case _:
                 connection.drop("the peer did not register, and wait for the answer, before it sent other messages")
 
+    def _why_not_believed(self, connection: Connection, message: Any) -> str:
+        """Why the peer cannot be what it says that it is; empty if it can."""
+        if not isinstance(message, Register | Resume):
+            return ""
+        if connection.authenticated_as != identity_of(message.operator_id):
+            return f"the peer has the key of another operator than {message.operator_id!r}"
+        if isinstance(message, Resume):
+            token = self._token_of(message.operator_id, message.task_attempt_id)
+            if not hmac.compare_digest(token, message.token):
+                return f"the peer does not have the token of task {message.task_attempt_id}"
+        return ""
+
     def disconnected(self, connection: Connection, reason: str) -> None:
         self._open.pop(connection.connection_id, None)
         gateway = self._by_connection.pop(connection.connection_id, None)
@@ -101,6 +122,10 @@ class ConnectionRouter:
             self._over.remove(connection.connection_id)
         elif self._bridge_ref is not None:
             self._bridge_ref.tell_direct(RegistrationAbandoned(connection.connection_id))
+
+    def attempt_token(self, attempt: ExecutionAttempt) -> bytes:
+        """What the attempt is given, and shows when it connects again."""
+        return self._token_of(attempt.operator_id, attempt.task_attempt_id)
 
     # --- the operators' side --------------------------------------------------------------------------------------
 

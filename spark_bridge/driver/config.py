@@ -13,6 +13,7 @@ from actors.coordination.operator_config import METHOD_REPORT_S, check_method_re
 from protocol.attempts import LedgerConfig
 from protocol.gateway.types import GatewayLimits
 from spark_bridge.bridge.relay import RelayKind
+from spark_bridge.certificates import TlsCertificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,12 @@ class SidecarConfig:
     ``advertised_port``, which differ if there is a router or container boundary in between. None takes the host from
     Spark: loopback for a ``local`` master, else ``spark.driver.bindAddress`` and ``spark.driver.host``. Port 0
     chooses a free port.
+
+    **Encryption.** Without ``tls``, both ends of a connection prove who they are, but what they say can be read, and
+    altered by somebody who can change packets on the way. ``tls=True`` encrypts every connection with TLS 1.3 and a
+    certificate that the sidecar makes by itself; it needs ``pip install 'headgate[tls]'`` where the sidecar runs, and
+    nothing on the executors. ``tls=TlsCertificate(...)`` takes a certificate of your own. Tasks receive their key
+    inside Spark's closure: switch ``spark.network.crypto.enabled`` on as well, or it travels in the clear.
 
     **Storage.** ``storage`` is the place for checkpoints: a directory, or the URL of any filesystem
     (``s3://bucket/jobs/words``) with that filesystem's own ``storage_options``. None keeps them in this process, which
@@ -63,6 +70,7 @@ class SidecarConfig:
     port: int = 0
     advertised_host: str | None = None
     advertised_port: int | None = None
+    tls: bool | TlsCertificate = False
     relay: RelayKind = "jvm"
     gateway: GatewayLimits = field(default_factory=GatewayLimits)
     ledger: LedgerConfig = field(default_factory=LedgerConfig)

@@ -215,6 +215,7 @@ class Operators:
             report=self._bridge_ref.tell,
             gateway_opened=self._router.gateway_opened,
             gateway_closed=self._router.gateway_closed,
+            attempt_token=self._router.attempt_token,
             store=store,
             discard=discard,
             failed=partial(self._hear_failure, operator_id),

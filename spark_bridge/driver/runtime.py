@@ -28,12 +28,14 @@ from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
 from protocol.ids import ExecutionAttempt
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from protocol.wire.keys import Purpose
 from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns
 from spark_bridge.bridge.relay import Relay, RelayError
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
+from spark_bridge.certificates import Encryption, encryption
 from spark_bridge.driver.actions import ActionRuns, marked, names_of
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
@@ -42,7 +44,8 @@ from spark_bridge.driver.operators import Operators
 from spark_bridge.driver.restarts import run_with_restarts
 from spark_bridge.driver.spark_driver import SparkDriver
 from spark_bridge.errors import OutputNotCommitted, SidecarNotRunning
-from spark_bridge.server.server import ServerConfig, SubtaskServer
+from spark_bridge.server.server import AuthenticatedServer, ServerConfig
+from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
 from spark_bridge.subtask.endpoint import TaskEndpoint
 
@@ -68,14 +71,15 @@ class SidecarRuntime:
     def __init__(self, driver: SparkDriver, config: SidecarConfig) -> None:
         self._driver = driver
         self._config = config
-        self._router = ConnectionRouter(takes_over=driver.inherited is not None)
+        self._router = ConnectionRouter(self._token_of, takes_over=driver.inherited is not None)
         self._handles: dict[str, OperatorHandle] = {}
         self._operators: Operators
         self._micro_batches: MicroBatches
         self._running_jobs = RunningJobs()
         self._stack = AsyncExitStack()
         self._system: ActorSystem
-        self._server: SubtaskServer
+        self._server: AuthenticatedServer
+        self._encryption: Encryption
         self._relay: Relay
         self._bridge_ref: ActorRef[BridgeMessage]
         self._running = False
@@ -93,14 +97,17 @@ class SidecarRuntime:
         self._patience = anyio.CancelScope()
         bind_host, advertised_host = await self._driver.hosts(config)
         async with AsyncExitStack() as stack:
-            self._server = SubtaskServer(
+            self._encryption = await anyio.to_thread.run_sync(encryption, config.tls, self._driver.keys)
+            self._server = AuthenticatedServer(
                 self._router,
-                self._driver.secret,
+                lambda identity: self._driver.keys.key(Purpose.TASKS, identity),
+                task_dialect(),
                 ServerConfig(
                     bind_host=bind_host,
                     port=config.port,
                     advertised_host=advertised_host,
                     advertised_port=config.advertised_port,
+                    tls=self._encryption.context,
                     authenticate_timeout_s=config.authenticate_timeout_s,
                 ),
             )
@@ -136,7 +143,9 @@ class SidecarRuntime:
                 self._running_jobs.failed,
             )
             self._micro_batches = MicroBatches(self._operators, config.settle_timeout_s)
-            self._relay = self._driver.open_relay(self._bridge_ref.tell_direct, config, self._relay_lost)
+            self._relay = self._driver.open_relay(
+                self._bridge_ref.tell_direct, config, self._relay_lost, self._encryption
+            )
             stack.push_async_callback(self._close_relay)
             await self._relay.start()
             await self._driver.equip()
@@ -219,10 +228,11 @@ class SidecarRuntime:
         endpoint = TaskEndpoint(
             host,
             port,
-            self._driver.secret,
+            self._driver.keys.task_key(operator_id),
             operator_id,
             parallelism,
             mode,
+            certificate_sha256=self._encryption.certificate_sha256,
             connect_timeout_s=self._config.connect_timeout_s,
             register_timeout_s=self._config.register_timeout_s,
             ready_timeout_s=self._config.ready_timeout_s,
@@ -230,6 +240,9 @@ class SidecarRuntime:
         handle = OperatorHandle(endpoint, operator.statistics.snapshot, lambda: operator.failure, operator.shipped)
         self._handles[operator_id] = handle
         return handle
+
+    def _token_of(self, operator_id: str, task_attempt_id: int) -> bytes:
+        return self._driver.keys.attempt_token(self._driver.identity, operator_id, task_attempt_id)
 
     async def release(self, operator_id: str) -> None:
         """See ``Sidecar.release``."""

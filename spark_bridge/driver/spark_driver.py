@@ -10,9 +10,11 @@ from typing import Any, Protocol
 import anyio
 from pyspark import SparkContext
 
+from protocol.wire.keys import KEY_BYTES, NO_IDENTITY, KeyRing
 from spark_bridge.bridge.relay import OnFact, OnLost, Relay, open_relay
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
 from spark_bridge.bridge.takeover import ActiveStage, InheritedRuns
+from spark_bridge.certificates import Encryption
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.environment import (
     advertised_and_bind_host,
@@ -29,8 +31,13 @@ class SparkDriver(Protocol):
     """The Spark driver, as a ``SidecarRuntime`` uses it. For the runtime's loop."""
 
     @property
-    def secret(self) -> bytes:
-        """The secret that tasks prove to know (H61)."""
+    def keys(self) -> KeyRing:
+        """The keys of the application (H76)."""
+        ...
+
+    @property
+    def identity(self) -> bytes:
+        """Tells this driver from the ones before it: task attempt ids begin again with each."""
         ...
 
     @property
@@ -54,7 +61,7 @@ class SparkDriver(Protocol):
         """How often Spark lets a task fail; None if that is not known here."""
         ...
 
-    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
         """The relay, not started yet."""
         ...
 
@@ -71,7 +78,8 @@ class LocalDriver:
 
     def __init__(self, spark: Any) -> None:
         self.spark_context = driver_context(spark)
-        self.secret = secrets.token_bytes(32)
+        self.keys = KeyRing(secrets.token_bytes(KEY_BYTES))
+        self.identity = NO_IDENTITY  # the keys are as new as the driver
         self.inherited: InheritedRuns | None = None
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
@@ -83,8 +91,15 @@ class LocalDriver:
     async def task_failures_max(self) -> int | None:
         return await anyio.to_thread.run_sync(task_failures_max, self.spark_context)
 
-    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
-        return open_relay(self.spark_context, on_fact, kind=config.relay, on_lost=on_lost)
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
+        return open_relay(
+            self.spark_context,
+            on_fact,
+            kind=config.relay,
+            on_lost=on_lost,
+            keys=self.keys,
+            encryption=encryption,
+        )
 
     async def equip(self) -> None:
         await anyio.to_thread.run_sync(ship_packages, self.spark_context)
@@ -93,10 +108,11 @@ class LocalDriver:
 class RemoteDriver:
     """A driver in another process, which has attached to ``relay``, and has checked and equipped itself."""
 
-    def __init__(self, relay: AwaitedRelay, secret: bytes, stages: tuple[ActiveStage, ...], *, resume: bool) -> None:
+    def __init__(self, relay: AwaitedRelay, keys: KeyRing, stages: tuple[ActiveStage, ...], *, resume: bool) -> None:
         self._relay = relay
         self.spark_context: SparkContext | None = None
-        self.secret = secret
+        self.keys = keys
+        self.identity = relay.driver or NO_IDENTITY
         self.inherited: InheritedRuns | None = InheritedRuns(stages, resume=resume)
 
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
@@ -106,7 +122,7 @@ class RemoteDriver:
     async def task_failures_max(self) -> int | None:
         return None
 
-    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost) -> Relay:
+    def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
         self._relay.connect(on_fact, on_lost)
         return self._relay
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""One socket of the sidecar's server: handshake, frames in, frames out, deadlines (H61, H62).
+"""One socket of a server: encryption, handshake, frames in, frames out, deadlines (H61, H62, H77).
 
     AUTHENTICATING -> UNIDENTIFIED -> IDENTIFIED -> CLOSING -> CLOSED
-         |      the secret      the handler knows     the last bytes leave,
-         |      is proved       the attempt           what still comes is dropped
+         |      the key         the handler knows     the last bytes leave,
+         |      is proved       what it is for        what still comes is dropped
          +-> REFUSED
              another version: it is told ours, and may take its time to leave
 
@@ -20,37 +20,51 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, cast, get_args
+from typing import Any, Protocol, cast
 
 import structlog
 
 from actors.repeated_lines import LINES_MAX, LimitedLog
 from protocol.errors import RemoteProtocolError
-from protocol.wire.codec import DEFAULT_LIMITS, FrameDecoder, WireLimits, decode_message, encode_message
-from protocol.wire.handshake import NONCE_BYTES, ServerHandshake
-from protocol.wire.messages import Downward, UpMessage
+from protocol.wire.framing import DEFAULT_LIMITS, FrameDecoder
+from protocol.wire.handshake import NONCE_BYTES, FindKey, ServerHandshake
+from spark_bridge.subtask.tls import TlsStream
 
 log = structlog.get_logger("headgate.server")
 
 FRAMES_TOGETHER = 16
 """This many frames are sent before the end of the turn, so that the peer can work on them in the meantime."""
 
-_UPWARD = frozenset(get_args(UpMessage))
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What the frames of a server's connections hold.
+
+    ``decode`` turns the body of a frame into a message, and raises ``RemoteProtocolError`` for one that a client must
+    not send. ``encode`` turns a message into a frame, and raises ``LocalProtocolError``. A body that arrives has at
+    most ``frame_bytes_max`` bytes.
+    """
+
+    decode: Callable[[bytes], Any]
+    encode: Callable[[Any], bytes]
+    frame_bytes_max: int = DEFAULT_LIMITS.frame_bytes_max
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The address and the limits of the server. Times are in seconds.
+    """The address and the limits of a server. Times are in seconds.
 
     ``bind_host`` and ``port`` (0: any free one) are listened on; ``advertised_host`` and ``advertised_port`` are what
-    tasks connect to, by default the address that is listened on (H63). A peer has ``authenticate_timeout_s`` to prove
-    the secret, and the same time again to identify its attempt. At most ``unauthenticated_max`` peers are in each of
-    these two states, and as many are closing because of their version. If there is one more, the oldest is dropped, so
-    that silent peers never keep out a legitimate task, which needs only milliseconds. At most ``connections_max``
-    connections are open; one more is refused.
+    clients connect to, by default the address that is listened on (H63). With ``tls``, every connection is encrypted
+    (H77). A peer has ``authenticate_timeout_s`` to prove the key, encryption included, and the same time again to
+    identify what it is for. At most ``unauthenticated_max`` peers are in each of these two states, and as many are
+    closing because of their version. If there is one more, the oldest is dropped, so that silent peers never keep out a
+    legitimate client, which needs only milliseconds. At most ``connections_max`` connections are open; one more is
+    refused.
 
     At most ``log_lines_max`` lines of a kind about peers are logged in 10 s, and in longer times while more come; the
     others are counted.
@@ -66,7 +80,7 @@ class ServerConfig:
     authenticate_timeout_s: float = 10.0
     unauthenticated_max: int = 256
     connections_max: int = 10_000
-    limits: WireLimits = field(default=DEFAULT_LIMITS)
+    tls: ssl.SSLContext | None = None
     write_high_water_bytes: int = 256 * 1024
     write_buffer_bytes_max: int = 96 * 2**20
     close_timeout_s: float = 2.0
@@ -94,7 +108,7 @@ class ConnectionHandler(Protocol):
         """The peer has authenticated. Call ``identified()`` before its deadline."""
         ...
 
-    def messages_received(self, connection: Connection, messages: list[UpMessage]) -> None:
+    def messages_received(self, connection: Connection, messages: list[Any]) -> None:
         """One or more messages, in the order in which they were sent. Not called after ``close``."""
         ...
 
@@ -121,28 +135,32 @@ class Connection(asyncio.Protocol):
     """One peer. All methods are for the loop's thread.
 
     ``connection_id`` is unique in the life of the server. ``peer`` is the other end's address, for logs.
+    ``authenticated_as`` is the identity whose key the peer has proved (H76); empty before.
     """
 
     def __init__(
         self,
         connection_id: int,
         handler: ConnectionHandler,
-        secret: bytes,
+        find_key: FindKey,
+        dialect: Dialect,
         config: ServerConfig,
         state_changed: Callable[[Connection], None],
         peer_log: LimitedLog,
     ) -> None:
         self.connection_id = connection_id
         self.peer = "?"
+        self.authenticated_as = b""
         self.state = ConnectionState.AUTHENTICATING
         self.is_write_paused = False
         self._handler = handler
         self._config = config
-        self._limits = config.limits
+        self._dialect = dialect
         self._state_changed = state_changed
         self._peer_log = peer_log
-        self._handshake = ServerHandshake(secret, secrets.token_bytes(NONCE_BYTES))
-        self._decoder = FrameDecoder(config.limits.frame_bytes_max)
+        self._tls = None if config.tls is None else TlsStream(config.tls)
+        self._handshake = ServerHandshake(find_key, secrets.token_bytes(NONCE_BYTES))
+        self._decoder = FrameDecoder(dialect.frame_bytes_max)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle | None = None
@@ -163,12 +181,12 @@ class Connection(asyncio.Protocol):
         return sum(map(len, self._outgoing)) + self._transport.get_write_buffer_size()
 
     def identified(self) -> None:
-        """The handler knows the attempt, so there is no deadline any more. Idempotent; no effect after close."""
+        """The handler knows what the peer is for: no deadline any more. Idempotent; no effect after close."""
         if self.state is ConnectionState.UNIDENTIFIED:
             self._cancel_deadline()
             self._enter(ConnectionState.IDENTIFIED)
 
-    def send(self, message: Downward, *, at_once: bool = False) -> None:
+    def send(self, message: Any, *, at_once: bool = False) -> None:
         """Queue a message. The messages of one turn of the loop leave together, in order, in groups of limited size.
 
         With ``at_once``, it leaves before this returns, together with the queue. Use that for the last message of a
@@ -179,7 +197,7 @@ class Connection(asyncio.Protocol):
         cannot be encoded.
         """
         if self.state in _TALKING:
-            self.send_frames(encode_message(message, self._limits), at_once=at_once)
+            self.send_frames(self._dialect.encode(message), at_once=at_once)
 
     def send_frames(self, frames: bytes, *, at_once: bool = False) -> None:
         """Like ``send``, for one or more encoded frames."""
@@ -233,6 +251,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            if self._tls is not None:
+                data = self._decrypt(self._tls, data)
             if self.state is ConnectionState.AUTHENTICATING:
                 self._authenticate(data)
             elif self.state in _TALKING:
@@ -269,12 +289,22 @@ class Connection(asyncio.Protocol):
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
+    def _decrypt(self, tls: TlsStream, data: bytes) -> bytes:
+        plain, reply = tls.receive(data)
+        if reply:
+            self._transport.write(reply)
+        return plain
+
+    def _write(self, data: bytes) -> None:
+        self._transport.write(data if self._tls is None else self._tls.encrypt(data))
+
     def _authenticate(self, data: bytes) -> None:
         answer = self._handshake.receive(data)
         if answer:
-            self._transport.write(answer)
+            self._write(answer)
         if not self._handshake.done:
             return
+        self.authenticated_as = self._handshake.identity
         self._enter(ConnectionState.UNIDENTIFIED)
         self._set_deadline(self._config.authenticate_timeout_s)
         self._handler_knows = True
@@ -283,19 +313,16 @@ class Connection(asyncio.Protocol):
             self._take_frames(self._handshake.trailing_data)
 
     def _take_frames(self, data: bytes) -> None:
-        limits = self._config.limits
-        messages = [decode_message(body, limits) for body in self._decoder.feed(data)]
-        for message in messages:
-            if type(message) not in _UPWARD:
-                raise RemoteProtocolError(f"unexpected message: tasks do not send {type(message).__name__}")
+        decode = self._dialect.decode
+        messages = [decode(body) for body in self._decoder.feed(data)]
         if messages:
-            self._handler.messages_received(self, cast(list[UpMessage], messages))
+            self._handler.messages_received(self, messages)
 
     def _refuse(self, why: str) -> None:
         self._peer_log.warning("connection refused", peer=self.peer, connection=self.connection_id, why=why)
         if self._handshake.last_words:
             self._reason = self._reason or why
-            self._transport.write(self._handshake.last_words)
+            self._write(self._handshake.last_words)
             self._enter(ConnectionState.REFUSED)
             self._say_last_words()
         else:
@@ -323,7 +350,7 @@ class Connection(asyncio.Protocol):
         frames = b"".join(self._outgoing) if len(self._outgoing) > 1 else self._outgoing[0]
         self._outgoing.clear()
         if not self._transport.is_closing():
-            self._transport.write(frames)
+            self._write(frames)
 
     def _enter(self, state: ConnectionState) -> None:
         if state is not self.state:
@@ -344,7 +371,7 @@ class Connection(asyncio.Protocol):
             case ConnectionState.AUTHENTICATING:
                 self.drop(f"the peer did not authenticate within {timeout_s:g} s")
             case ConnectionState.UNIDENTIFIED:
-                self.drop(f"the peer did not identify its attempt within {timeout_s:g} s")
+                self.drop(f"the peer did not identify itself within {timeout_s:g} s")
             case _:
                 self.abort(f"the peer did not read its last bytes within {timeout_s:g} s")
 

@@ -1,32 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The server that tasks connect to (H61, H62, H63).
+"""The server of every port of a sidecar: for tasks, for the driver's JVM, for a driver's requests (H61, H62, H63).
 
-It listens, counts connections by state, and limits each count. ``connection`` does the rest.
+It listens, counts connections by state, and limits each count. ``connection`` does the rest. When the process has no
+file descriptor left, the event loop logs that and stops accepting for a second; nothing ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import structlog
 
 from actors.clock import LoopClock
 from actors.repeated_lines import LimitedLog
-from protocol.wire.handshake import SECRET_BYTES_MIN
+from protocol.wire.handshake import FindKey
+from spark_bridge.addresses import written
 from spark_bridge.errors import SidecarError
-from spark_bridge.server.connection import Connection, ConnectionHandler, ConnectionState, ServerConfig
+from spark_bridge.server.connection import Connection, ConnectionHandler, ConnectionState, Dialect, ServerConfig
 
 __all__ = [
+    "AuthenticatedServer",
     "Connection",
     "ConnectionHandler",
+    "Dialect",
     "ServerConfig",
     "ServerStartError",
     "ServerStatistics",
-    "SubtaskServer",
 ]
 
 log = structlog.get_logger("headgate.server")
@@ -59,19 +63,28 @@ class ServerStatistics:
     turned_away_total: int
 
 
-class SubtaskServer:
-    """Listens for tasks and hands authenticated connections to ``handler``. One loop, one start.
+class AuthenticatedServer:
+    """Listens, and hands authenticated connections to ``handler``. One loop, one start.
 
-    ``secret`` is the application's, at least 16 random bytes; it is never logged (H61).
+    ``find_key`` returns the key of the identity that a peer claims (H76). ``purpose`` says in logs what the port is
+    for.
     """
 
-    def __init__(self, handler: ConnectionHandler, secret: bytes, config: ServerConfig | None = None) -> None:
-        """Raises ``ServerStartError`` if no address can be advertised, ``ValueError`` for a short secret."""
-        if len(secret) < SECRET_BYTES_MIN:
-            raise ValueError(f"the secret must have at least {SECRET_BYTES_MIN} bytes, has {len(secret)}")
+    def __init__(
+        self,
+        handler: ConnectionHandler,
+        find_key: FindKey,
+        dialect: Dialect,
+        config: ServerConfig | None = None,
+        *,
+        purpose: str = "tasks",
+    ) -> None:
+        """Raises ``ServerStartError`` if no address can be advertised."""
         self._handler = handler
-        self._secret = secret
-        self._config = config or ServerConfig()
+        self._find_key = find_key
+        self._dialect = dialect
+        self._purpose = purpose
+        self._configured = self._config = config or ServerConfig()
         self._server: asyncio.Server | None = None
         self._peer_log: LimitedLog
         self._ids = count(1)
@@ -90,7 +103,10 @@ class SubtaskServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and port that tasks connect to, never a wildcard (H63). Raises ``RuntimeError`` before ``start``."""
+        """The host and port that clients connect to, never a wildcard (H63).
+
+        Raises ``RuntimeError`` before ``start``.
+        """
         if self._address is None:
             raise RuntimeError("the server has not started")
         return self._address
@@ -111,7 +127,7 @@ class SubtaskServer:
         """Listen. If that fails, raises ``ServerStartError`` and leaves nothing open."""
         if self._server is not None:
             raise RuntimeError("the server has already been started")
-        config = self._config
+        self._config = config = _within_descriptors(self._configured)
         listener = await _listen(config)
         bound_host, bound_port = listener.getsockname()[:2]
         self._address = (config.advertised_host or bound_host, config.advertised_port or bound_port)
@@ -124,7 +140,14 @@ class SubtaskServer:
         )
         await self._server.start_serving()
         listener.listen(_BACKLOG)
-        log.info("listening for tasks", bound=f"{bound_host}:{bound_port}", advertised=self._address)
+        log.info(
+            "listening",
+            purpose=self._purpose,
+            bound=written(bound_host, bound_port),
+            advertised=written(*self._address),
+            connections_max=config.connections_max,
+            encrypted=config.tls is not None,
+        )
 
     async def close(self) -> None:
         """Stop listening, and close every connection after its last bytes, within ``close_timeout_s``.
@@ -153,7 +176,13 @@ class SubtaskServer:
 
     def _connection(self) -> Connection:
         return Connection(
-            next(self._ids), self._handler, self._secret, self._config, self._state_changed, self._peer_log
+            next(self._ids),
+            self._handler,
+            self._find_key,
+            self._dialect,
+            self._config,
+            self._state_changed,
+            self._peer_log,
         )
 
     def _state_changed(self, connection: Connection) -> None:
@@ -176,10 +205,17 @@ class SubtaskServer:
                 return
             if len(self._state_of) > self._config.connections_max:
                 self._turned_away_total += 1
-                connection.drop(f"the limit of {self._config.connections_max} connections is reached")
+                self._refuse_one_too_many(connection)
                 return
         if state in (*_UNAUTHENTICATED, ConnectionState.UNIDENTIFIED):
             self._keep_within_bound(state)
+
+    def _refuse_one_too_many(self, connection: Connection) -> None:
+        connections_max, configured = self._config.connections_max, self._configured.connections_max
+        why = f"the limit of {connections_max} connections is reached"
+        if connections_max < configured:
+            why += " (of the files that this process may open, three quarters: raise ulimit -n)"
+        connection.drop(why)
 
     def _keep_within_bound(self, state: ConnectionState) -> None:
         group = self._by_state[state]
@@ -194,10 +230,20 @@ class SubtaskServer:
             oldest.drop(why)
 
 
+def _within_descriptors(config: ServerConfig) -> ServerConfig:
+    """Leave a quarter of the process's file descriptors to Spark, to storage and to the driver's own code."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    connections_max = max(1, 3 * descriptors // 4)
+    if descriptors < 0 or config.connections_max <= connections_max:  # below 0: unlimited
+        return config
+    unauthenticated_max = max(1, min(config.unauthenticated_max, connections_max // 8))
+    return replace(config, connections_max=connections_max, unauthenticated_max=unauthenticated_max)
+
+
 def _check_advertised(host: str, name: str) -> None:
     if host in _WILDCARDS:
         raise ServerStartError(
-            f"{name} is {host!r}, which no task can connect to: "
+            f"{name} is {host!r}, which nothing can connect to: "
             "set advertised_host to the name or address by which executors reach this machine"
         )
 
@@ -222,7 +268,7 @@ async def _listen(config: ServerConfig) -> socket.socket:
         if listener is not None:
             listener.close()
         raise ServerStartError(
-            f"cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}. "
+            f"cannot listen on {written(host, port)}: {getattr(error, 'strerror', None) or error}. "
             "If another application uses the port, choose another one (0 takes any free port); "
             "bind_host must be an address of this machine"
         ) from error

@@ -15,8 +15,11 @@ from typing import Any, TypeVar
 import structlog
 
 from protocol.restart import DEFAULT_RESTART, RestartStrategy
+from protocol.wire.keys import IDENTITY_BYTES, NO_IDENTITY, KeyRing, Purpose
 from protocol.wire.messages import RestoreMode
+from spark_bridge.addresses import parse_address
 from spark_bridge.bridge.relay.janino import close_listener, open_listener
+from spark_bridge.certificates import TlsCertificate, certificate_digest
 from spark_bridge.driver.actions import names_of
 from spark_bridge.driver.environment import check_worker_python, driver_context
 from spark_bridge.driver.handle import OperatorHandle
@@ -46,8 +49,9 @@ class AttachedSidecar:
     been restarted. Thread-safe; every method blocks the calling thread.
 
     ``spark`` is a classic SparkSession or SparkContext, and ``address`` is ``"host:port"`` of the sidecar.
-    ``secret_file`` is the file that was given to the sidecar, or a copy. ``connect_timeout_s`` is how long each request
-    waits for a sidecar that cannot be reached, in seconds.
+    ``secret_file`` is the file that was given to the sidecar, or a copy. ``tls`` is that of the sidecar's
+    ``SidecarConfig``. ``connect_timeout_s`` is how long each request waits for a sidecar that cannot be reached, in
+    seconds.
 
     Raises ``ValueError`` for an invalid address, ``SidecarError`` if the secret cannot be read, ``TypeError`` for an
     object that is not a session, and ``RelayError`` for a Spark Connect session or a stopped context. Entering raises
@@ -57,27 +61,39 @@ class AttachedSidecar:
     """
 
     def __init__(
-        self, spark: Any, address: str, *, secret_file: str | os.PathLike[str], connect_timeout_s: float = 60.0
+        self,
+        spark: Any,
+        address: str,
+        *,
+        secret_file: str | os.PathLike[str],
+        tls: bool | TlsCertificate = False,
+        connect_timeout_s: float = 60.0,
     ) -> None:
         self._context = driver_context(spark)
-        host, colon, port = address.rpartition(":")
-        if not colon or not host or not port.isdigit():
-            raise ValueError(f"invalid sidecar address {address!r}: expected HOST:PORT, for example 127.0.0.1:7650")
-        self._address = ControlAddress(host, int(port), read_secret(secret_file))
+        host, port = parse_address(address)
+        self._keys = KeyRing(read_secret(secret_file))
+        self._address = ControlAddress(host, port, self._keys, certificate_digest(tls, self._keys))
         self._connect_timeout_s = connect_timeout_s
         self._listener: Any = None
-        self._driver = ""  # names one `with` block to the sidecar
+        self._driver = NO_IDENTITY  # names one `with` block to the sidecar
         self._operators: dict[str, OperatorHandle] = {}
 
     def __enter__(self) -> AttachedSidecar:
         if self._listener is not None:
             raise SidecarError("this driver is already attached: exit its `with` block first")
         check_worker_python(self._context)
-        self._driver = secrets.token_hex(8)
-        place = self._ask("attach", self._driver)
+        self._driver = secrets.token_bytes(IDENTITY_BYTES)
+        place = self._ask("attach")
         ship_packages(self._context)
         address = self._address
-        self._listener = open_listener(self._context, address.host, place["relay_port"], address.secret, patient=True)
+        self._listener = open_listener(
+            self._context,
+            address.host,
+            place["relay_port"],
+            self._keys.key(Purpose.RELAY, self._driver),
+            address.certificate_sha256,
+            patient=True,
+        )
         try:
             self._listener.attach()
             for operator_id, endpoint in self._ask("operators").items():
@@ -118,7 +134,7 @@ class AttachedSidecar:
         if listener is not None:
             close_listener(listener)
             with suppress(SidecarError):  # it is gone, or gives up on this driver by itself
-                self._ask("detach", self._driver, connect_timeout_s=0.0)
+                self._ask("detach", connect_timeout_s=0.0)
 
     # --- for the driver's code ------------------------------------------------------------------------------------
 
@@ -184,8 +200,12 @@ class AttachedSidecar:
 
     def _handle(self, description: dict[str, Any]) -> OperatorHandle:
         mode = RestoreMode(description["mode"])
-        endpoint = TaskEndpoint(**{**description, "secret": self._address.secret, "mode": mode})
-        name = endpoint.operator_id
+        name = description["operator_id"]
+        endpoint = TaskEndpoint(
+            **{**description, "mode": mode},
+            key=self._keys.task_key(name),
+            certificate_sha256=self._address.certificate_sha256,
+        )
         return OperatorHandle(endpoint, partial(self._ask, "statistics", name), partial(self._failure_of, name))
 
     def _failure_of(self, operator_id: str) -> BaseException | None:
@@ -201,7 +221,7 @@ class AttachedSidecar:
         connect_timeout_s: float | None = None,
     ) -> Any:
         patience_s = self._connect_timeout_s if connect_timeout_s is None else connect_timeout_s
-        return ask(self._address, method, argument, timeout_s=timeout_s, connect_timeout_s=patience_s)
+        return ask(self._address, self._driver, method, argument, timeout_s=timeout_s, connect_timeout_s=patience_s)
 
 
 class _RunsElsewhere:

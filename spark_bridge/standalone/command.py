@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_bridge.driver.config import SidecarConfig
+    from spark_bridge.server.server import ServerStartError
     from spark_bridge.standalone.process import SidecarProcess
 
 __all__ = ["add_command"]
@@ -78,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
 def make_process(options: argparse.Namespace) -> SidecarProcess:
     """Make the process from the arguments. Raises ``SidecarError`` or ``ValueError`` for invalid ones."""
+    from protocol.wire.keys import KeyRing
     from spark_bridge.standalone.process import Ports, SidecarProcess
     from spark_bridge.standalone.secret_file import read_or_make_secret
 
@@ -95,7 +97,7 @@ def make_process(options: argparse.Namespace) -> SidecarProcess:
     return SidecarProcess(
         factory,
         config_of(options, tasks),
-        read_or_make_secret(options.secret_file),
+        KeyRing(read_or_make_secret(options.secret_file)),
         options.host,
         Ports(control, relay, tasks),
         resume=options.takeover == "resume",
@@ -133,6 +135,8 @@ def serve(process: SidecarProcess, *, once: bool) -> int:
     import anyio
     import structlog
 
+    from spark_bridge.server.server import ServerStartError
+
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -150,9 +154,9 @@ def serve(process: SidecarProcess, *, once: bool) -> int:
             try:
                 await process.run(once=once, started=tell_port)
             except ExceptionGroup as group:
-                if (refused := group.subgroup(OSError)) is None:
+                if (refused := group.subgroup(ServerStartError)) is None:
                     raise
-                complain(f"cannot listen: {first_of(refused)}; choose another --port, --relay-port or --task-port")
+                complain(f"{first_of(refused)} (--host, --port, --relay-port, --task-port)")
                 return 1
             finally:
                 tasks.cancel_scope.cancel()
@@ -177,7 +181,7 @@ def complain(text: str) -> None:
     sys.stderr.write(f"sidecar: {text}\n")
 
 
-def first_of(group: ExceptionGroup[OSError]) -> BaseException:
+def first_of(group: ExceptionGroup[ServerStartError]) -> BaseException:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

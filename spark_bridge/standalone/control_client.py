@@ -2,31 +2,38 @@
 
 """A driver's requests to a sidecar in another process, each with its own connection.
 
-After the handshake (H61), the driver sends one frame, ``[method, argument]``, and reads one, ``[True, result]`` or
-``[False, kind, text]``. Both are encoded like events, so they are plain values.
+After the handshake (H61), in which the driver shows its own identity, it sends one frame, ``[method, argument]``, and
+reads one, ``[True, result]`` or ``[False, kind, text]``. Both are encoded like events, so they are plain values.
 """
 
 from __future__ import annotations
 
 import secrets
 import socket
+import ssl
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from actors.coordination import CheckpointFailed
-from protocol.errors import RemoteProtocolError
+from protocol.errors import HandshakeFailed, RemoteProtocolError
 from protocol.wire.codec import DEFAULT_LIMITS, decode_event, encode_event
 from protocol.wire.framing import FrameDecoder, frame
 from protocol.wire.handshake import NONCE_BYTES, ClientHandshake
+from protocol.wire.keys import KeyRing, Purpose
+from spark_bridge.addresses import written
 from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError, SidecarNotRunning
 from spark_bridge.storage import StorageFenced
+from spark_bridge.subtask.tls import client_context, digest_of
 
 __all__ = ["ControlAddress", "SidecarUnreachable", "ask"]
 
 FIRST_PAUSE_S = 0.05
 PAUSE_MAX_S = 1.0
 ATTEMPT_TIMEOUT_S = 5.0
+CUT_OFF_MAX = 3
+"""How often in a row the connection may be closed after our proof, before that means that the secret is wrong: a
+server that is flooded with connections closes the oldest."""
 
 # These errors of the other side are raised with their own class. Any other becomes a SidecarError that names its class.
 _KINDS: dict[str, type[Exception]] = {
@@ -41,25 +48,35 @@ class SidecarUnreachable(SidecarError):
 
 @dataclass(frozen=True, slots=True)
 class ControlAddress:
-    """The address at which a sidecar answers drivers, and the secret that both must know (H61)."""
+    """The address at which a sidecar answers drivers, and what both must know (H61).
+
+    ``certificate_sha256`` is the digest of the sidecar's certificate; empty if the connection is not encrypted (H77).
+    """
 
     host: str
     port: int
-    secret: bytes = field(repr=False)
+    keys: KeyRing = field(repr=False)
+    certificate_sha256: bytes = field(default=b"", repr=False)
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return written(self.host, self.port)
 
 
 def ask(
-    address: ControlAddress, method: str, argument: Any = None, *, timeout_s: float, connect_timeout_s: float
+    address: ControlAddress,
+    driver: bytes,
+    method: str,
+    argument: Any = None,
+    *,
+    timeout_s: float,
+    connect_timeout_s: float,
 ) -> Any:
-    """Send a request to the sidecar and return its answer. Blocks; for any thread.
+    """Send a request of this driver to the sidecar and return its answer. Blocks; for any thread.
 
     Connecting is tried for ``connect_timeout_s`` seconds, because the sidecar may be about to start. The answer may
     take ``timeout_s`` seconds. Raises ``SidecarUnreachable``, and what the sidecar raised.
     """
-    connection = _connect(address, connect_timeout_s)
+    connection = _connect(address, driver, connect_timeout_s)
     try:
         with connection:
             connection.settimeout(timeout_s)
@@ -83,19 +100,24 @@ def ask(
             )
 
 
-def _connect(address: ControlAddress, timeout_s: float) -> socket.socket:
+class _CutOff(OSError):
+    """Our secret was refused, or does not belong to this port; or the server had too many connections."""
+
+
+def _connect(address: ControlAddress, driver: bytes, timeout_s: float) -> socket.socket:
     """Open a connection on which both ends have proved that they know the secret."""
     deadline = time.monotonic() + timeout_s
     pause_s = FIRST_PAUSE_S
+    cut_off = 0
     while True:
         try:
-            return _connect_once(address)
+            return _connect_once(address, driver)
         except RemoteProtocolError as error:
-            raise SidecarUnreachable(
-                f"the process at {address} does not know this secret, or is not a sidecar of this release ({error}): "
-                "give both ends the same --secret-file, and check the port"
-            ) from error
+            raise _wrong_secret(address, error) from error
         except OSError as error:
+            cut_off = cut_off + 1 if isinstance(error, _CutOff) else 0
+            if cut_off >= CUT_OFF_MAX:
+                raise _wrong_secret(address, error) from error
             if time.monotonic() + pause_s > deadline:
                 raise SidecarUnreachable(
                     f"no sidecar answers at {address} after {timeout_s:g} s ({error}): start it with "
@@ -105,21 +127,49 @@ def _connect(address: ControlAddress, timeout_s: float) -> socket.socket:
         pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
 
-def _connect_once(address: ControlAddress) -> socket.socket:
+def _wrong_secret(address: ControlAddress, error: Exception) -> SidecarUnreachable:
+    return SidecarUnreachable(
+        f"the process at {address} does not know this secret, or is not a sidecar of this release ({error}): "
+        "give both ends the same --secret-file, use tls at both ends or at neither, and check the port"
+    )
+
+
+def _connect_once(address: ControlAddress, driver: bytes) -> socket.socket:
     connection = socket.create_connection((address.host, address.port), ATTEMPT_TIMEOUT_S)
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        handshake = ClientHandshake(address.secret, secrets.token_bytes(NONCE_BYTES))
+        if address.certificate_sha256:
+            connection = _encrypt(connection, address.certificate_sha256)
+        handshake = ClientHandshake(address.keys.key(Purpose.CONTROL, driver), secrets.token_bytes(NONCE_BYTES))
         connection.sendall(handshake.initial_bytes())
+        proof_sent = False
         while not handshake.done:
-            data = connection.recv(4096)
+            try:
+                data = connection.recv(4096)
+            except ConnectionResetError:
+                data = b""
             if not data:
-                raise RemoteProtocolError("the connection was closed in the handshake")
-            connection.sendall(handshake.receive(data))
+                raise (_CutOff if proof_sent else ConnectionResetError)("the connection was closed in the handshake")
+            if reply := handshake.receive(data):
+                connection.sendall(reply)
+                proof_sent = True
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _encrypt(connection: socket.socket, certificate_sha256: bytes) -> ssl.SSLSocket:
+    try:
+        encrypted = client_context().wrap_socket(connection)
+    except (ssl.SSLEOFError, ConnectionResetError) as error:
+        raise _CutOff("the connection was closed in the TLS handshake") from error
+    except ssl.SSLError as error:
+        raise HandshakeFailed(f"the TLS handshake failed: {error.reason or error}") from error
+    if digest_of(encrypted.getpeercert(binary_form=True) or b"") != certificate_sha256:
+        encrypted.close()
+        raise HandshakeFailed("the server's certificate is not the one that belongs to this secret")
+    return encrypted
 
 
 def _read_frame(connection: socket.socket) -> bytes:

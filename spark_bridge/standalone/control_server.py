@@ -1,89 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Answers a driver's requests; see ``control_client``. Each connection runs in a separate task."""
+"""Answers a driver's requests; see ``control_client``. Each request is answered in a separate task."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import structlog
-from anyio.abc import SocketAttribute, SocketStream, TaskStatus
+from anyio.abc import TaskGroup, TaskStatus
 
-from protocol.errors import RemoteProtocolError
+from protocol.errors import HeadgateError, RemoteProtocolError
 from protocol.wire.codec import DEFAULT_LIMITS, decode_event, encode_event
-from protocol.wire.framing import FrameDecoder, frame
-from protocol.wire.handshake import NONCE_BYTES, ServerHandshake
+from protocol.wire.framing import frame
+from protocol.wire.keys import KeyRing, Purpose
+from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig
 
-__all__ = ["serve_control"]
+__all__ = ["CONNECTIONS_MAX", "UNAUTHENTICATED_MAX", "Answer", "serve_control"]
 
-AUTHENTICATE_TIMEOUT_S = 10.0
 CONNECTIONS_MAX = 256
+UNAUTHENTICATED_MAX = 64
+TEXT_CHARS_MAX = 32_768
+NAME_CHARS_MAX = 256
 
 log = structlog.get_logger("headgate.control")
 
-Answer = Callable[[str, Any], Awaitable[Any]]
+Answer = Callable[[bytes, str, Any], Awaitable[Any]]
+"""Called with the identity of the driver that asks, the method and the argument."""
+
+
+class _Question(NamedTuple):
+    method: str
+    argument: Any
+
+
+def _decode(body: bytes) -> _Question:
+    match decode_event(body):
+        case [str(method), argument]:
+            return _Question(method, argument)
+    raise RemoteProtocolError("invalid request")
+
+
+_CONTROL = Dialect(_decode, frame, DEFAULT_LIMITS.event_bytes_max)
 
 
 async def serve_control(
-    answer: Answer, secret: bytes, host: str, port: int, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
+    answer: Answer, keys: KeyRing, config: ServerConfig, *, task_status: TaskStatus[int] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     """Serve until cancelled, and report the port when started. An exception of ``answer`` is sent to the driver.
 
-    Raises ``OSError`` if the address cannot be used.
+    Raises ``ServerStartError`` if the address cannot be used.
     """
-    room = anyio.CapacityLimiter(CONNECTIONS_MAX)
-
-    async def handle(stream: SocketStream) -> None:
-        async with stream, room:
-            try:
-                await _converse(stream, answer, secret)
-            except (RemoteProtocolError, TimeoutError) as error:
-                peer = stream.extra(SocketAttribute.remote_address, "?")
-                log.warning("control connection refused", peer=str(peer), why=str(error) or "it took too long")
-            except (anyio.BrokenResourceError, anyio.EndOfStream):
-                pass  # the driver has gone
-
-    async with await anyio.create_tcp_listener(local_host=host, local_port=port) as listener:
-        task_status.started(listener.extra(SocketAttribute.local_port))
-        await listener.serve(handle)
-
-
-async def _converse(stream: SocketStream, answer: Answer, secret: bytes) -> None:
-    with anyio.fail_after(AUTHENTICATE_TIMEOUT_S):
-        data = await _shake_hands(stream, secret)
-        question = await _read_question(stream, data)
-    try:
-        result = [True, await answer(*question)]
-        reply = encode_event(result)
-    except Exception as error:
-        reply = encode_event([False, type(error).__name__, str(error)])
-    await stream.send(frame(reply))
-
-
-async def _shake_hands(stream: SocketStream, secret: bytes) -> bytes:
-    """Carry out the handshake; returns the bytes that came after it."""
-    handshake = ServerHandshake(secret, secrets.token_bytes(NONCE_BYTES))
-    while not handshake.done:
+    async with anyio.create_task_group() as tasks:
+        server = AuthenticatedServer(
+            _Requests(answer, tasks),
+            lambda identity: keys.key(Purpose.CONTROL, identity),
+            _CONTROL,
+            config,
+            purpose="control",
+        )
+        await server.start()
         try:
-            reply = handshake.receive(await stream.receive())
-        except RemoteProtocolError:
-            if handshake.last_words:
-                await stream.send(handshake.last_words)
-            raise
-        if reply:
-            await stream.send(reply)
-    return handshake.trailing_data
+            task_status.started(server.address[1])
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.close()
 
 
-async def _read_question(stream: SocketStream, data: bytes) -> tuple[str, Any]:
-    decoder = FrameDecoder(DEFAULT_LIMITS.frame_bytes_max)
-    bodies = decoder.feed(data)
-    while not bodies:
-        bodies = decoder.feed(await stream.receive())
-    match decode_event(bodies[0]):
-        case [str(method), argument]:
-            return method, argument
-    raise RemoteProtocolError("invalid request")
+class _Requests:
+    """The server's handler: one request for each connection."""
+
+    def __init__(self, answer: Answer, tasks: TaskGroup) -> None:
+        self._answer = answer
+        self._tasks = tasks
+
+    def connected(self, connection: Connection) -> None:
+        """The peer has a driver's key; its request comes next."""
+
+    def messages_received(self, connection: Connection, messages: list[_Question]) -> None:
+        if connection.is_identified or len(messages) > 1:
+            raise RemoteProtocolError("more than one request on a connection")
+        connection.identified()
+        self._tasks.start_soon(self._serve, connection, messages[0])
+
+    def disconnected(self, connection: Connection, reason: str) -> None:
+        """The driver has its answer, or does not wait for it any longer; the request is carried out all the same."""
+
+    async def _serve(self, connection: Connection, question: _Question) -> None:
+        try:
+            reply = encode_event([True, await self._answer(connection.authenticated_as, *question)])
+        except Exception as error:
+            if not isinstance(error, HeadgateError):
+                log.warning("request failed", method=question.method[:NAME_CHARS_MAX], error=repr(error)[:1000])
+            reply = encode_event([False, type(error).__name__[:NAME_CHARS_MAX], _fit(error)])
+        connection.send(reply)
+        connection.close(reason="answered")
+
+
+def _fit(error: Exception) -> str:
+    """The error's text, so that it can be sent whatever it is."""
+    try:
+        text = str(error)
+    except Exception as another:
+        text = f"(its text cannot be shown: {type(another).__name__})"
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 1] + "…"

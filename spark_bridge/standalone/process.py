@@ -13,14 +13,17 @@ import anyio
 import structlog
 
 from actors import ActorError
+from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay import RelayStopped
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
+from spark_bridge.certificates import Encryption, encryption
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import RemoteDriver
 from spark_bridge.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
-from spark_bridge.standalone.control_server import serve_control
+from spark_bridge.server.server import ServerConfig
+from spark_bridge.standalone.control_server import CONNECTIONS_MAX, UNAUTHENTICATED_MAX, serve_control
 
 __all__ = ["Factory", "Ports", "SidecarProcess"]
 
@@ -55,7 +58,7 @@ class SidecarProcess:
         self,
         factory: Factory,
         config: SidecarConfig,
-        secret: bytes,
+        keys: KeyRing,
         host: str,
         ports: Ports,
         *,
@@ -64,7 +67,8 @@ class SidecarProcess:
     ) -> None:
         self._factory = factory
         self._config = config
-        self._secret = secret
+        self._keys = keys
+        self._encryption = Encryption()
         self._host = host
         self._ports = ports
         self._resume = resume
@@ -72,21 +76,22 @@ class SidecarProcess:
         self._instance = secrets.token_hex(8)
         self._relay_port = 0
         self._relay: AwaitedRelay | None = None
-        self._driver: str | None = None  # who has attached; None also for one that was taken over
         self._listening = anyio.Event()
         self._runtime: SidecarRuntime | None = None
         self._ready = anyio.Event()
         self._ended = anyio.Event()  # the application that is served now
-        self._left_uncommitted = ""  # by the application before
+        self._left_uncommitted = ""  # by the latest application
+        self._served_driver: bytes | None = None  # of that application
 
     async def run(self, *, once: bool = False, started: Callable[[int], None] = lambda port: None) -> None:
         """Serve until cancelled, or, with ``once``, until the first application has ended.
 
-        ``started`` is called with the port for drivers' requests. Raises ``OSError`` for a port in use, and what the
-        factory raises.
+        ``started`` is called with the port for drivers' requests. Raises ``ServerStartError`` for a port in use, and
+        what the factory raises.
         """
         async with anyio.create_task_group() as tasks:
-            port = await tasks.start(serve_control, self._answer, self._secret, self._host, self._ports.control)
+            self._encryption = await anyio.to_thread.run_sync(encryption, self._config.tls, self._keys)
+            port = await tasks.start(serve_control, self._answer, self._keys, self._control_config())
             log.info("control port opened", host=self._host, port=port)
             started(port)
             while True:
@@ -95,9 +100,17 @@ class SidecarProcess:
                     break
             tasks.cancel_scope.cancel()
 
+    def _control_config(self) -> ServerConfig:
+        return ServerConfig(
+            bind_host=self._host,
+            port=self._ports.control,
+            tls=self._encryption.context,
+            unauthenticated_max=UNAUTHENTICATED_MAX,
+            connections_max=CONNECTIONS_MAX,
+        )
+
     async def _serve_application(self) -> None:
-        self._relay = relay = AwaitedRelay(self._secret, lost_after_s=self._lost_after_s)
-        self._driver = None
+        self._relay = relay = AwaitedRelay(self._keys, lost_after_s=self._lost_after_s, tls=self._encryption.context)
         try:
             _, self._relay_port = await relay.listen(self._host, self._ports.relay)
             self._listening.set()
@@ -109,8 +122,8 @@ class SidecarProcess:
             self._listening = anyio.Event()  # this relay has its driver: the next one waits for the next relay
             if stages:
                 log.warning("running jobs taken over", stages=len(stages), resume=self._resume)
-            driver = RemoteDriver(relay, self._secret, stages, resume=self._resume)
-            self._left_uncommitted = ""
+            driver = RemoteDriver(relay, self._keys, stages, resume=self._resume)
+            self._left_uncommitted, self._served_driver = "", relay.driver
             try:
                 async with SidecarRuntime(driver, self._config) as runtime:
                     await self._factory(runtime)
@@ -134,14 +147,14 @@ class SidecarProcess:
 
     # --- a driver's requests --------------------------------------------------------------------------------------
 
-    async def _answer(self, method: str, argument: Any) -> Any:
+    async def _answer(self, driver: bytes, method: str, argument: Any) -> Any:
         if method == "attach":
-            return await self._attach(str(argument))
+            return await self._attach(driver)
         if method == "detach":
-            return self._detach(str(argument))
+            return self._detach(driver)
         if method == "uncommitted":
-            return await self._uncommitted_output()
-        return await self._answer_with(await self._served(), method, argument)
+            return await self._uncommitted_output(driver)
+        return await self._answer_with(await self._served(driver), method, argument)
 
     async def _answer_with(self, runtime: SidecarRuntime, method: str, argument: Any) -> Any:
         """Answer a request that concerns the operators of the attached driver."""
@@ -176,7 +189,7 @@ class SidecarProcess:
         fenced = None if runtime.fenced is None else str(runtime.fenced)
         return {"instance": self._instance, "count": count, "cause": _text_of(cause), "fenced": fenced}
 
-    async def _attach(self, driver: str) -> dict[str, object]:
+    async def _attach(self, driver: bytes) -> dict[str, object]:
         """Return the port for the driver's JVM, as soon as the previous application has been closed.
 
         A driver that is lost is not waited for any longer. A second one is refused while the first is connected.
@@ -197,20 +210,23 @@ class SidecarProcess:
                 f"the previous driver's application has not been closed within {READY_TIMEOUT_S:g} s: look in the "
                 "sidecar's log for the method that does not return, then attach again"
             )
-        self._driver = driver
+        assert self._relay is not None
+        self._relay.expect(driver)
         return {"instance": self._instance, "host": self._host, "relay_port": self._relay_port}
 
-    def _detach(self, driver: str) -> None:
+    def _detach(self, driver: bytes) -> None:
         """End the application whose driver leaves, so that the next driver is not taken for it."""
         relay = self._relay
-        if relay is not None and relay.joined and self._driver in (None, driver):
+        if relay is not None and relay.joined and relay.driver == driver:
             relay.detach()
 
-    async def _uncommitted_output(self) -> str:
+    async def _uncommitted_output(self, driver: bytes) -> str:
         """Why output of a driver that is leaving or has left is not committed.
 
         The runtime may end meanwhile, because stopping the context ends the application immediately.
         """
+        if self._served_driver != driver:
+            raise _not_attached()
         if self._runtime is None:
             return self._left_uncommitted
         ended = self._ended
@@ -220,7 +236,7 @@ class SidecarProcess:
             await ended.wait()
             return self._left_uncommitted
 
-    async def _served(self) -> SidecarRuntime:
+    async def _served(self, driver: bytes) -> SidecarRuntime:
         with anyio.move_on_after(READY_TIMEOUT_S):
             await self._ready.wait()
         if self._runtime is None:
@@ -228,6 +244,8 @@ class SidecarProcess:
                 "no driver is attached to this sidecar, or its operators have not started yet: attach one with "
                 "`with AttachedSidecar(...)`, or see the sidecar's log"
             )
+        if self._served_driver != driver:
+            raise _not_attached()
         return self._runtime
 
     @staticmethod
@@ -245,6 +263,13 @@ class SidecarProcess:
         return handle
 
 
+def _not_attached() -> SidecarError:
+    return SidecarError(
+        "this driver is no longer attached to the sidecar, which serves another one now: enter a new "
+        "`with AttachedSidecar(...)` block when that one has left"
+    )
+
+
 def _text_of(error: BaseException | None) -> str | None:
     return None if error is None else f"{type(error).__name__}: {error}"
 
@@ -254,7 +279,7 @@ def _frozen(operator_ids: list[str] | None) -> frozenset[str] | None:
 
 
 def describe(handle: OperatorHandle) -> dict[str, Any]:
-    """Everything that a driver needs to make the operator's tasks, except the secret."""
+    """Everything that a driver needs to make the operator's tasks, except the keys."""
     endpoint = handle.endpoint
     return {
         "host": endpoint.host,

@@ -9,7 +9,7 @@ import secrets
 import stat
 from pathlib import Path
 
-from protocol.wire.handshake import SECRET_BYTES_MIN
+from protocol.wire.keys import SECRET_BYTES_MIN
 from spark_bridge.errors import SidecarError
 
 __all__ = ["read_or_make_secret", "read_secret"]

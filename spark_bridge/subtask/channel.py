@@ -115,6 +115,7 @@ class SubtaskChannel:
         self._wire = CurrentConnection()
         self._own_reads = OwnReads(endpoint.spin_s)
         self._machine: SubtaskMachine
+        self._token = b""
         self._thread: threading.Thread | None = None
         self._reading_paused = False
         self._broken: Connection | None = None  # found broken by the task's thread; the I/O thread will drop it
@@ -429,7 +430,7 @@ class SubtaskChannel:
     def resume_message(self) -> Resume:
         """The first message on a new connection: what has been received here."""
         with self._changed:
-            return Resume(self.key[0], self.key[1], self._machine.resume_seq)
+            return Resume(self.key[0], self.key[1], self._machine.resume_seq, self._token)
 
     def end(self, reason: str) -> None:
         """The attempt is over."""
@@ -524,6 +525,7 @@ class SubtaskChannel:
     # --- under the lock: the machine ---
 
     def _begin(self, connection: Connection, registered: Registered, rest: Sequence[Downward]) -> None:
+        self._token = registered.token
         limits = SubtaskLimits(
             window_events=registered.window_events,
             window_bytes=registered.window_bytes,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""One socket to the sidecar: connect, prove the secret, send the first message, read the answer.
+"""One socket to the sidecar: connect, encrypt, prove the key, send the first message, read the answer.
 
 These steps wait, each within a deadline, and can be interrupted. After them the socket is non-blocking and belongs to
 the channel (``channel``).
@@ -18,13 +18,15 @@ from typing import cast, get_args
 from protocol.errors import HandshakeFailed, RemoteProtocolError
 from protocol.wire.codec import decode_message
 from protocol.wire.framing import FrameDecoder
-from protocol.wire.handshake import ClientHandshake
+from protocol.wire.handshake import NONCE_BYTES, ClientHandshake
+from protocol.wire.keys import Key
 from protocol.wire.messages import Downward, Message
+from spark_bridge.subtask.endpoint import TaskEndpoint
+from spark_bridge.subtask.tls import TlsStream, client_context
 from spark_bridge.subtask.waker import Waker
 
 __all__ = ["Connection", "ConnectionBroken"]
 
-NONCE_BYTES = 32
 READ_BYTES = 64 * 1024  # from 128 KiB on, the C library may map and unmap memory for each read: 14 µs
 _DOWNWARD = get_args(Downward)
 _IN_PROGRESS = (0, errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY)
@@ -40,26 +42,31 @@ class Connection:
     A ``waker`` can end a step that waits, with ``Interrupted``. Deadlines are readings of ``time.monotonic()``.
     """
 
-    __slots__ = ("_decoder", "_waker", "sock")
+    __slots__ = ("_decoder", "_tls", "_waker", "sock")
 
-    def __init__(self, sock: socket.socket, waker: Waker | None) -> None:
+    def __init__(self, sock: socket.socket, waker: Waker | None, tls: TlsStream | None = None) -> None:
         self.sock = sock
         self._waker = waker
+        self._tls = tls
         self._decoder = FrameDecoder()
 
     @classmethod
-    def open(cls, host: str, port: int, secret: bytes, deadline: float, waker: Waker | None = None) -> Connection:
+    def open(cls, endpoint: TaskEndpoint, deadline: float, waker: Waker | None = None) -> Connection:
         """Connect and authenticate.
 
         Raises:
             OSError: nothing listens there, the connection broke, or the deadline passed.
-            HandshakeFailed: one of the two ends does not know the secret.
+            HandshakeFailed: one of the two ends does not know the key, or the sidecar has another certificate.
             VersionMismatch: the sidecar speaks another protocol version (H60).
             Interrupted: the waker ended the wait.
         """
-        connection = cls(_connect(host, port, deadline, waker), waker)
+        pin = endpoint.certificate_sha256
+        tls = TlsStream(client_context(), pin=pin) if pin else None
+        connection = cls(_connect(endpoint.host, endpoint.port, deadline, waker), waker, tls)
         try:
-            connection._authenticate(secret, deadline)
+            if tls is not None:
+                connection._encrypt(tls, deadline)
+            connection._authenticate(endpoint.key, deadline)
         except BaseException:
             connection.close()
             raise
@@ -75,19 +82,33 @@ class Connection:
 
     def decode(self, data: bytes) -> list[Downward]:
         """Return the messages that ``data`` completes. Raises ``RemoteProtocolError`` for a bad frame."""
+        if self._tls is not None:
+            data, _ = self._tls.receive(data)  # after the handshake, TLS has nothing to send for what it receives
         return [_downward(decode_message(body)) for body in self._decoder.feed(data)]
+
+    def encode(self, frames: bytes) -> bytes:
+        """The bytes to send for these frames."""
+        return frames if self._tls is None else self._tls.encrypt(frames)
 
     def close(self) -> None:
         """Close the socket. Safe to call twice."""
         self.sock.close()
 
-    def _authenticate(self, secret: bytes, deadline: float) -> None:
-        handshake = ClientHandshake(secret, os.urandom(NONCE_BYTES))
+    def _encrypt(self, tls: TlsStream, deadline: float) -> None:
+        self._send_raw(tls.start(), deadline)
+        while not tls.established:
+            _, reply = tls.receive(self._receive(deadline, "the TLS handshake"))
+            self._send_raw(reply, deadline)
+
+    def _authenticate(self, key: Key, deadline: float) -> None:
+        handshake = ClientHandshake(key, os.urandom(NONCE_BYTES))
         self._send_all(handshake.initial_bytes(), deadline)
         proof_sent = False
         while not handshake.done:
             try:
                 data = self._receive(deadline, "the handshake")
+                if self._tls is not None:
+                    data, _ = self._tls.receive(data)
             except ConnectionBroken as broken:
                 if proof_sent:
                     raise HandshakeFailed(
@@ -103,6 +124,9 @@ class Connection:
             raise RemoteProtocolError("the peer sent data before it was asked for any")
 
     def _send_all(self, data: bytes, deadline: float) -> None:
+        self._send_raw(self.encode(data), deadline)
+
+    def _send_raw(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)
         while view:
             try:

@@ -55,6 +55,7 @@ class CurrentConnection:
         """Write what the socket takes now and keep the rest. False if the I/O thread has to finish it."""
         if self.connection is None:
             return True
+        data = self.connection.encode(data)
         if not self._outgoing:
             try:
                 sent = self.connection.sock.send(data)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from protocol.wire.keys import Key
 from protocol.wire.messages import RestoreMode
 
 __all__ = ["TaskEndpoint", "TaskIdentity"]
@@ -15,15 +16,18 @@ __all__ = ["TaskEndpoint", "TaskIdentity"]
 class TaskEndpoint:
     """The sidecar's address, and the settings of one operator. All times are in seconds.
 
-    It travels inside Spark's closure. ``repr`` and logs never show ``secret``.
+    It travels inside Spark's closure. ``repr`` and logs never show the secret of ``key``, which is the key of this
+    operator's tasks and of nothing else. ``certificate_sha256`` is the digest of the sidecar's certificate; empty if
+    the connection is not encrypted.
     """
 
     host: str
     port: int
-    secret: bytes = field(repr=False)
+    key: Key = field(repr=False)
     operator_id: str
     parallelism: int
     mode: RestoreMode = RestoreMode.BATCH
+    certificate_sha256: bytes = field(default=b"", repr=False)
     connect_timeout_s: float = 10.0  # until a first connection is up; at most 2 s if the port is refused
     register_timeout_s: float = 60.0  # until the driver accepts the task; it may wait for older attempts to end
     ready_timeout_s: float = 120.0  # until the coordinator's ``subtask_ready`` has returned

@@ -117,8 +117,7 @@ class _Loop:
 
     def _resume(self, deadline: float) -> None:
         channel = self._channel
-        endpoint = channel.endpoint
-        connection = Connection.open(endpoint.host, endpoint.port, endpoint.secret, deadline, channel.waker)
+        connection = Connection.open(channel.endpoint, deadline, channel.waker)
         attached = False
         try:
             answer, *rest = connection.exchange(encode_message(channel.resume_message()), deadline)

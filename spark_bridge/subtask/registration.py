@@ -61,7 +61,7 @@ def _reach(endpoint: TaskEndpoint, waker: Waker) -> Connection:
     pause_s = FIRST_PAUSE_S
     while True:
         try:
-            return Connection.open(endpoint.host, endpoint.port, endpoint.secret, deadline, waker)
+            return Connection.open(endpoint, deadline, waker)
         except OSError as error:
             if isinstance(error, ConnectionRefusedError):  # an answer, not silence: nothing listens there
                 deadline = min(deadline, began + REFUSED_TIMEOUT_S)

@@ -15,6 +15,7 @@ from random import Random
 
 from protocol.wire.codec import encode_message
 from protocol.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
+from protocol.wire.keys import Key, KeyRing
 from protocol.wire.messages import (
     AttemptEnded,
     Confirm,
@@ -27,7 +28,7 @@ from protocol.wire.messages import (
     Resumed,
 )
 from tests.fuzz import mutations, samples
-from tests.fuzz.line import HELLO_BYTES, Line
+from tests.fuzz.line import CHALLENGE_BYTES, HELLO_BYTES, Line
 
 _HEAD = b"HDGT" + PROTOCOL_VERSION.to_bytes(2, "big")
 TRIES_MAX = 20
@@ -41,7 +42,7 @@ NO_LINE = range(1)
 
 @dataclass(slots=True)
 class Intruder:
-    """The resources of an attack. ``secret`` is the right one; strangers may use it only to be nearly right.
+    """The resources of an attack. ``keys`` are the right ones; strangers may use them only to be nearly right.
 
     ``lines`` collects the names of the connections and the number of log lines allowed for each. A port, and with
     it a name, may be used again.
@@ -49,7 +50,7 @@ class Intruder:
 
     random: Random
     address: tuple[str, int]
-    secret: bytes
+    keys: KeyRing
     lines: dict[str, list[range]] = field(default_factory=dict)
 
     async def open(self, worth: range) -> Line:
@@ -57,15 +58,15 @@ class Intruder:
         self.lines.setdefault(line.name, []).append(worth)
         return line
 
-    async def authenticated(self, worth: range) -> Line:
-        """Authenticate a connection; try again if a crowd of strangers has pushed it out."""
+    async def authenticated(self, worth: range, operator_id: str = "victim") -> Line:
+        """Authenticate a connection as a task of this operator; again if a crowd of strangers has pushed it out."""
         for _ in range(TRIES_MAX):
             line = await self.open(worth)
-            if not await line.greet(self.secret, self.nonce()):
+            if not await line.greet(self.keys.task_key(operator_id), self.nonce()):
                 return line
             self.lines[line.name][-1] = ONE_LINE
             await line.close()
-        raise AssertionError(f"the server has turned away the right secret {TRIES_MAX} times")
+        raise AssertionError(f"the server has turned away the right key {TRIES_MAX} times")
 
     def nonce(self) -> bytes:
         return self.random.randbytes(NONCE_BYTES)
@@ -76,7 +77,7 @@ Attack = Callable[[Intruder], Awaitable[None]]
 
 def assert_told_nothing(heard: bytes) -> None:
     """Check that a stranger receives nothing, or only the hello that every peer receives (H61)."""
-    assert heard == b"" or (len(heard) == HELLO_BYTES and heard.startswith(_HEAD)), f"a stranger heard {heard!r}"
+    assert heard == b"" or (len(heard) == CHALLENGE_BYTES and heard.startswith(_HEAD)), f"a stranger heard {heard!r}"
 
 
 # --- strangers ----------------------------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ async def babble(intruder: Intruder) -> None:
     """Send another protocol, noise, or a hello that is nearly right."""
     random = intruder.random
     line = await intruder.open(ONE_LINE)
-    hello = _HEAD + intruder.nonce()
+    hello = _HEAD + bytes(16) + intruder.nonce()
     noise = random.choice(
         (
             b"GET / HTTP/1.1\r\nHost: driver\r\n\r\n",
@@ -113,7 +114,7 @@ ENDINGS = ("goodbye", "reset", "silence")
 
 async def cut_off_at(intruder: Intruder, length: int, ending: str) -> None:
     line = await intruder.open(ONE_LINE if ending == "silence" else AT_MOST_ONE_LINE)
-    handshake = ClientHandshake(intruder.secret, intruder.nonce())
+    handshake = ClientHandshake(intruder.keys.task_key("victim"), intruder.nonce())
     await line.send(handshake.initial_bytes()[:length])
     heard = b""
     if length >= HELLO_BYTES:
@@ -132,7 +133,11 @@ async def cut_off_at(intruder: Intruder, length: int, ending: str) -> None:
 
 async def wrong_secret(intruder: Intruder) -> None:
     line = await intruder.open(ONE_LINE)
-    assert_told_nothing(await line.greet(intruder.random.randbytes(32), intruder.nonce()))
+    assert_told_nothing(
+        await line.greet(
+            Key(intruder.keys.task_key("victim").identity, intruder.random.randbytes(32)), intruder.nonce()
+        )
+    )
     await line.close()
 
 
@@ -148,7 +153,7 @@ async def wrong_version(intruder: Intruder) -> None:
 async def replay(intruder: Intruder) -> None:
     """Replay the bytes of an authenticated connection."""
     first = await intruder.open(AT_MOST_ONE_LINE)
-    handshake = ClientHandshake(intruder.secret, intruder.nonce())
+    handshake = ClientHandshake(intruder.keys.task_key("victim"), intruder.nonce())
     await first.send(handshake.initial_bytes())
     challenge = await first.read()
     second = await intruder.open(ONE_LINE)
@@ -164,7 +169,7 @@ async def slow(intruder: Intruder) -> None:
     line = await intruder.open(ONE_LINE)
     async with asyncio.TaskGroup() as group:
         listening = group.create_task(line.until_closed())
-        for byte in _HEAD + bytes(32):
+        for byte in _HEAD + bytes(48):
             if listening.done():
                 break
             await line.send(bytes([byte]))
@@ -203,7 +208,7 @@ async def come_and_reset(intruder: Intruder) -> None:
     line.reset()
 
 
-# --- peers that know the secret -----------------------------------------------------------------------------------
+# --- peers that know a key -----------------------------------------------------------------------------------
 
 
 async def bad_frame(intruder: Intruder) -> None:
@@ -274,11 +279,12 @@ async def speak_unasked(intruder: Intruder) -> None:
 async def register_nonsense(intruder: Intruder) -> None:
     """Send a registration that matches nothing in the driver, or contradicts a live one.
 
-    A peer that knows the secret may pose as a task that Spark has not started yet, because the fact of its start may be
-    lost (H19). Such a peer leaves.
+    A peer that knows an operator's key may pose as a task that Spark has not started yet, because the fact of its start
+    may be lost (H19). Such a peer leaves. With the key of another operator it is not answered at all (H76).
     """
-    line = await intruder.authenticated(AT_MOST_ONE_LINE)
-    await line.say(a_register(intruder.random))
+    register = a_register(intruder.random)
+    line = await intruder.authenticated(AT_MOST_ONE_LINE, intruder.random.choice(("victim", register.operator_id)))
+    await line.say(register)
     if intruder.random.random() < 0.7:
         for answer in await line.messages():
             assert isinstance(answer, Refused | Registered | AttemptEnded), f"a registration was answered by {answer}"
@@ -287,10 +293,12 @@ async def register_nonsense(intruder: Intruder) -> None:
 
 
 async def resume_nonsense(intruder: Intruder) -> None:
-    """Resume an attempt that never existed."""
+    """Resume an attempt that never existed, or an honest one without its token (H74)."""
     random = intruder.random
-    line = await intruder.authenticated(AT_MOST_ONE_LINE)
-    await line.say(Resume(10**6 + samples.natural(random) % 2**60, random.choice(("honest", "victim", "x")), 0))
+    operator_id = random.choice(("honest", "victim", "x"))
+    line = await intruder.authenticated(ONE_LINE, random.choice(("victim", operator_id)))
+    task = random.choice((random.randrange(1, 5), 10**6 + samples.natural(random) % 2**60))
+    await line.say(Resume(task, operator_id, 0, random.choice((b"", bytes(32), random.randbytes(32)))))
     await line.until_closed()
     await line.close()
 

@@ -23,6 +23,7 @@ from typing import Any
 import structlog
 
 from protocol.facts import TaskOutcome
+from protocol.wire.keys import KeyRing
 from spark_bridge.server.server import ServerConfig
 from tests.fuzz.driver_half import DriverHalf, running_driver_half
 
@@ -83,7 +84,10 @@ async def _serve(settings: dict[str, Any], log: _Log) -> None:
     commands = asyncio.StreamReader(limit=2**20)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     config = ServerConfig(**settings["server"])
-    async with running_driver_half(bytes.fromhex(settings["secret"]), config) as half, asyncio.TaskGroup() as group:
+    async with (
+        running_driver_half(KeyRing(bytes.fromhex(settings["secret"])), config) as half,
+        asyncio.TaskGroup() as group,
+    ):
         acts: dict[str, Callable[..., Any]] = {
             "reading": lambda: _reading(half, log),
             "introduce": half.spark.introduce,

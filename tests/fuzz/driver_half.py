@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from actors import ActorRef, ActorSystem
@@ -40,13 +41,15 @@ from protocol.facts import (
     TaskState,
 )
 from protocol.gateway.types import GatewayLimits
+from protocol.wire.keys import NO_IDENTITY, KeyRing, Purpose
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AddOperator, BridgeMessage
 from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.relay.records import RelayedFact
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
-from spark_bridge.server.server import ServerConfig, SubtaskServer
+from spark_bridge.server.server import AuthenticatedServer, ServerConfig
+from spark_bridge.server.task_frames import task_dialect
 
 HONEST, VICTIM = "honest", "victim"
 STAGES = {HONEST: 1, VICTIM: 2}
@@ -170,7 +173,7 @@ class VictimCoordinator(OperatorCoordinator):
 class DriverHalf:
     """The system under attack, and its simulated surroundings."""
 
-    def __init__(self, server: SubtaskServer, router: ConnectionRouter, spark: PlayedSpark) -> None:
+    def __init__(self, server: AuthenticatedServer, router: ConnectionRouter, spark: PlayedSpark) -> None:
         self.server = server
         self.router = router
         self.spark = spark
@@ -191,6 +194,7 @@ class DriverHalf:
         ports = OperatorPorts(
             report=self.spark.bridge.tell,
             gateway_opened=self.router.gateway_opened,
+            attempt_token=self.router.attempt_token,
             gateway_closed=self.router.gateway_closed,
             store=_nothing,
             discard=_nothing,
@@ -220,10 +224,10 @@ class DriverHalf:
 
 
 @asynccontextmanager
-async def running_driver_half(secret: bytes, config: ServerConfig) -> AsyncIterator[DriverHalf]:
+async def running_driver_half(keys: KeyRing, config: ServerConfig) -> AsyncIterator[DriverHalf]:
     """Assemble the driver's half as the sidecar does."""
-    router = ConnectionRouter()
-    server = SubtaskServer(router, secret, config)
+    router = ConnectionRouter(partial(keys.attempt_token, NO_IDENTITY))
+    server = AuthenticatedServer(router, lambda identity: keys.key(Purpose.TASKS, identity), task_dialect(), config)
     spark = PlayedSpark()
     await server.start()
     try:

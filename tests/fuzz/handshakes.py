@@ -21,10 +21,13 @@ from protocol.wire.handshake import (
     HandshakeState,
     ServerHandshake,
 )
+from protocol.wire.keys import Key
 from tests.fuzz import mutations
 from tests.fuzz.target import Target, about_input
 
-HELLO_BYTES = 38
+HELLO_BYTES = 54
+CHALLENGE_BYTES = 38
+IDENTITY = b"the identity...."
 _VERSION = PROTOCOL_VERSION.to_bytes(2, "big")
 
 
@@ -34,8 +37,8 @@ class _Between:
     def __init__(self, random: Random, secret: bytes, client_secret: bytes, client_version: int) -> None:
         self.random = random
         self.secret = secret
-        self.client = ClientHandshake(client_secret, random.randbytes(NONCE_BYTES), client_version)
-        self.server = ServerHandshake(secret, random.randbytes(NONCE_BYTES))
+        self.client = ClientHandshake(Key(IDENTITY, client_secret), random.randbytes(NONCE_BYTES), client_version)
+        self.server = _a_server(random, secret)
         self.read_by_server = b""
         self.read_by_client = b""
         self.sent_by_server = b""
@@ -57,7 +60,7 @@ class _Between:
         if end.state is HandshakeState.FAILED:  # its shell has closed the connection
             return answer
         while data and not end.done:
-            size = self.random.choice((1, 2, 5, 37, 38, 39, 70, 1000))
+            size = self.random.choice((1, 2, 5, 37, 38, 39, 54, 55, 70, 1000))
             try:
                 answer += end.receive(data[:size])
             except VersionMismatch:
@@ -70,23 +73,31 @@ class _Between:
 
     def check(self) -> None:
         with about_input(self.read_by_server + b"|" + self.read_by_client):
-            client_nonce = self.read_by_server[6:HELLO_BYTES]
-            server_nonce = self.read_by_client[6:HELLO_BYTES]
-            own_server_nonce = self.sent_by_server[6:HELLO_BYTES]
+            client_words = self.read_by_server[6:HELLO_BYTES]
+            server_nonce = self.read_by_client[6:CHALLENGE_BYTES]
+            own_server_nonce = self.sent_by_server[6:CHALLENGE_BYTES]
             if self.server.done:
-                due = _proof(self.secret, b"headgate-client", client_nonce, own_server_nonce)
+                due = _proof(self.secret, b"headgate-client", client_words, own_server_nonce)
                 assert self.read_by_server[:6] == b"HDGT" + _VERSION
                 assert self.read_by_server[HELLO_BYTES : HELLO_BYTES + PROOF_BYTES] == due
-                assert len(self.sent_by_server) == HELLO_BYTES + PROOF_BYTES
+                assert self.server.identity == IDENTITY
+                assert len(self.sent_by_server) == CHALLENGE_BYTES + PROOF_BYTES
             else:
-                assert len(self.sent_by_server) <= HELLO_BYTES, "a peer that proved nothing was told more than a hello"
+                assert len(self.sent_by_server) <= CHALLENGE_BYTES, "a peer without proof was told more than a hello"
             if self.client.done:
                 due = _proof(self.secret, b"headgate-server", self.sent_by_client[6:HELLO_BYTES], server_nonce)
-                assert self.read_by_client[HELLO_BYTES : HELLO_BYTES + PROOF_BYTES] == due
+                assert self.read_by_client[CHALLENGE_BYTES : CHALLENGE_BYTES + PROOF_BYTES] == due
 
 
-def _proof(secret: bytes, label: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    return hmac.new(secret, label + _VERSION + client_nonce + server_nonce, hashlib.sha256).digest()
+def _proof(secret: bytes, label: bytes, client_words: bytes, server_nonce: bytes) -> bytes:
+    """``client_words`` are the identity and the nonce in the client's hello."""
+    return hmac.new(secret, label + _VERSION + client_words + server_nonce, hashlib.sha256).digest()
+
+
+def _a_server(random: Random, secret: bytes) -> ServerHandshake:
+    """A server that knows one identity."""
+    key = Key(IDENTITY, secret)
+    return ServerHandshake(lambda identity: key if identity == IDENTITY else None, random.randbytes(NONCE_BYTES))
 
 
 # --- attacks ------------------------------------------------------------------------------------------------------
@@ -96,7 +107,7 @@ def _pass_on(between: _Between) -> None:
     between.to_server(between.sent_by_client)
     between.to_client(between.sent_by_server)
     between.to_server(between.sent_by_client[HELLO_BYTES:])
-    between.to_client(between.sent_by_server[HELLO_BYTES:])
+    between.to_client(between.sent_by_server[CHALLENGE_BYTES:])
 
 
 def _mutate(between: _Between) -> None:
@@ -108,7 +119,7 @@ def _mutate(between: _Between) -> None:
     between.to_server(spoil(between.sent_by_client))
     between.to_client(spoil(between.sent_by_server))
     between.to_server(spoil(between.sent_by_client[HELLO_BYTES:]))
-    between.to_client(spoil(between.sent_by_server[HELLO_BYTES:]))
+    between.to_client(spoil(between.sent_by_server[CHALLENGE_BYTES:]))
 
 
 def _reflect(between: _Between) -> None:
@@ -120,7 +131,7 @@ def _reflect(between: _Between) -> None:
 
 def _ask_the_server_for_a_proof(between: _Between) -> None:
     """Answer the server's challenge with the server's own bytes, on this connection and on another one."""
-    other = ServerHandshake(between.secret, between.random.randbytes(NONCE_BYTES))
+    other = _a_server(between.random, between.secret)
     between.to_server(between.sent_by_client)
     try:
         other.receive(between.sent_by_server)
@@ -133,8 +144,8 @@ def _ask_the_server_for_a_proof(between: _Between) -> None:
 def _replay(between: _Between) -> None:
     """Replay the bytes of an earlier valid connection, all of them or the proof alone."""
     random = between.random
-    client = ClientHandshake(between.secret, random.randbytes(NONCE_BYTES))
-    server = ServerHandshake(between.secret, random.randbytes(NONCE_BYTES))
+    client = ClientHandshake(Key(IDENTITY, between.secret), random.randbytes(NONCE_BYTES))
+    server = _a_server(random, between.secret)
     proof = client.receive(server.receive(client.initial_bytes()))
     answer = server.receive(proof)
     hello = client.initial_bytes() if random.random() < 0.5 else between.sent_by_client
@@ -145,7 +156,7 @@ def _replay(between: _Between) -> None:
 def _cut_off(between: _Between) -> None:
     random = between.random
     between.to_server(between.sent_by_client[: random.randrange(HELLO_BYTES)])
-    between.to_client(between.sent_by_server[: random.randrange(HELLO_BYTES)])
+    between.to_client(between.sent_by_server[: random.randrange(CHALLENGE_BYTES)])
 
 
 def _babble(between: _Between) -> None:
@@ -174,7 +185,7 @@ def _handshake_case(random: Random) -> None:
     _pass_on(other_version)
     assert not other_version.server.done
     assert other_version.sent_by_server == other_version.server.last_words
-    assert len(other_version.sent_by_server) == HELLO_BYTES
+    assert len(other_version.sent_by_server) == CHALLENGE_BYTES
     for trick in _TRICKS:
         between = _Between(random, secret, secret if random.random() < 0.7 else random.randbytes(32), PROTOCOL_VERSION)
         trick(between)

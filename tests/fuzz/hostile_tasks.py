@@ -79,7 +79,7 @@ class _Speech:
             ),
             lambda: Finished(task, seq, samples.text(random, 50), b"", samples.natural(random)),
             lambda: Confirm(task, random.choice((0, 1, 2, 5, samples.natural(random)))),
-            lambda: Resume(task, "victim", 0),
+            lambda: Resume(task, "victim", 0, random.randbytes(32)),
             lambda: replace(samples.message(random), task_attempt_id=task),  # of either direction
         )
         weights = (20, 10, 10, 3, 3, 8, 8, 4, 6, 1, 6, 1, 1)

@@ -12,10 +12,12 @@ from contextlib import suppress
 from protocol.wire.codec import decode_message, encode_message
 from protocol.wire.framing import FrameDecoder
 from protocol.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
+from protocol.wire.keys import Key
 from protocol.wire.messages import Message
 
 PATIENCE_S = 120.0
-HELLO_BYTES = 38
+HELLO_BYTES = 54
+CHALLENGE_BYTES = 38
 
 
 class Line:
@@ -55,10 +57,10 @@ class Line:
             heard += data
         return heard
 
-    async def greet(self, secret: bytes, nonce: bytes, version: int = PROTOCOL_VERSION) -> bytes:
+    async def greet(self, key: Key, nonce: bytes, version: int = PROTOCOL_VERSION) -> bytes:
         """Do a whole handshake; return the server's bytes if it fails, and nothing if it succeeds."""
         assert len(nonce) == NONCE_BYTES
-        handshake = ClientHandshake(secret, nonce, version)
+        handshake = ClientHandshake(key, nonce, version)
         heard, answer = b"", handshake.initial_bytes()
         while not handshake.done:
             await self.send(answer)

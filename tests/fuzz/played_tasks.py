@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import Random
 
+from protocol.wire.keys import KeyRing
 from protocol.wire.messages import Confirm, Message, Opened, Register, Registered, RestoreMode
 from tests.fuzz.attackers import AT_MOST_ONE_LINE, Intruder
 from tests.fuzz.driver_half import PARALLELISM, STAGES, DriverHalf
 from tests.fuzz.line import Line
 
-SECRET = b"a secret of this application!!!!"
+KEYS = KeyRing(b"a secret of this application!!!!")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -54,11 +55,11 @@ class PlayedTasks(AsyncExitStack):
     def __init__(self, half: DriverHalf) -> None:
         super().__init__()
         self._half = half
-        self._intruder = Intruder(Random(1), half.server.address, SECRET)
+        self._intruder = Intruder(Random(1), half.server.address, KEYS)
 
     async def start(self, operator: str, task_attempt_id: int) -> PlayedTask:
         self._half.spark.introduce(operator, task_attempt_id, 0, 0)
-        line = await self._intruder.authenticated(AT_MOST_ONE_LINE)
+        line = await self._intruder.authenticated(AT_MOST_ONE_LINE, operator)
         self.push_async_callback(line.close)
         task = PlayedTask(line)
         run_id, parallelism = STAGES[operator], PARALLELISM[operator]

@@ -78,6 +78,7 @@ _FIELDS: dict[str, Callable[[Random], Any]] = {
     "seq": lambda random: natural(random, 1),
     "payload": _payload,
     "state": lambda random: blob(random, 3000),
+    "token": lambda random: blob(random, 64),
     "held": _held,
     "states": _states,
     "operator_id": lambda random: text(random, LIMITS.name_chars_max, 1),

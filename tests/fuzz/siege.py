@@ -22,6 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from protocol.wire.keys import KeyRing
 from spark_bridge.subtask import TaskEndpoint
 from tests.fuzz.attackers import INSIDERS, STRANGERS, Attack, Intruder
 from tests.fuzz.driver_half import HONEST, PARALLELISM, STAGES, VICTIM
@@ -53,6 +54,7 @@ class Besieged:
         self._process = process
         self._lock = asyncio.Lock()
         self.secret = secret
+        self.keys = KeyRing(secret)
         self.address = address
         self.log: list[dict[str, Any]] = []
         self._task_ids = iter(range(1, 2**31))
@@ -82,7 +84,7 @@ class Besieged:
 
     async def honest_task(self, subtask: int) -> HonestTask:
         task_attempt_id = await self.introduce(HONEST, subtask, 0)
-        endpoint = TaskEndpoint(*self.address, self.secret, HONEST, PARALLELISM[HONEST])
+        endpoint = TaskEndpoint(*self.address, self.keys.task_key(HONEST), HONEST, PARALLELISM[HONEST])
         return HonestTask(endpoint, task_attempt_id, subtask, STAGES[HONEST])
 
     async def introduce(self, operator: str, subtask: int, attempt_number: int) -> int:
@@ -146,7 +148,7 @@ class Siege:
         async with asyncio.TaskGroup() as group:
             for number, attack in enumerate(attacks):
                 random = Random(self.random.random())
-                intruder = Intruder(random, self.half.address, self.half.secret, self.lines)
+                intruder = Intruder(random, self.half.address, self.half.keys, self.lines)
                 group.create_task(self._one(attack, intruder), name=f"{number} {attack.__name__}")
 
     async def _one(self, attack: Any, intruder: Intruder) -> None:

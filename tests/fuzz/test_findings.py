@@ -21,6 +21,7 @@ from protocol.ids import ExecutionAttempt
 from protocol.streams import ConnectionAttached
 from protocol.wire.codec import decode_event, decode_message, encode_message
 from protocol.wire.handshake import PROTOCOL_VERSION
+from protocol.wire.keys import KeyRing
 from protocol.wire.messages import (
     CheckpointAcknowledged,
     ClosedForCheckpoint,
@@ -29,7 +30,8 @@ from protocol.wire.messages import (
     Registered,
     UpMessage,
 )
-from spark_bridge.server.server import Connection, ServerConfig, SubtaskServer
+from spark_bridge.server.server import AuthenticatedServer, Connection, ServerConfig
+from spark_bridge.server.task_frames import task_dialect
 from tests.fuzz.line import Line
 
 
@@ -63,7 +65,7 @@ def test_a_message_makes_no_lists_that_no_field_can_hold() -> None:  # H62
 
     def decode() -> None:
         with pytest.raises(RemoteProtocolError, match=r"Registered\.states must hold lists of 2"):
-            decode_message(b"\x9a\x1e\x01\x01\x01" + bush)
+            decode_message(b"\x9b\x1e\x01\x01\x01" + bush)
 
     assert peak_bytes(decode) < 4 * len(bush)
 
@@ -110,7 +112,7 @@ def test_what_waits_for_readiness_waits_once_and_until_its_checkpoint_is_over() 
 
 # --- crowds -------------------------------------------------------------------------------------------------------
 
-SECRET = b"a secret of this application!!!!"
+KEY = KeyRing(b"a secret of this application!!!!").task_key("words")
 
 
 class Nobody:
@@ -127,8 +129,10 @@ class Nobody:
 
 
 @asynccontextmanager
-async def a_server(**changes: Any) -> AsyncIterator[SubtaskServer]:
-    server = SubtaskServer(Nobody(), SECRET, ServerConfig(authenticate_timeout_s=60.0, **changes))
+async def a_server(**changes: Any) -> AsyncIterator[AuthenticatedServer]:
+    server = AuthenticatedServer(
+        Nobody(), lambda identity: KEY, task_dialect(), ServerConfig(authenticate_timeout_s=60.0, **changes)
+    )
     await server.start()
     try:
         yield server

@@ -13,7 +13,7 @@ from protocol.wire.framing import DEFAULT_LIMITS
 from protocol.wire.messages import AttemptEnded, EventMessage
 from spark_bridge.server.server import ServerConfig
 from tests.fuzz.driver_half import HONEST, VICTIM, running_driver_half
-from tests.fuzz.played_tasks import SECRET, PlayedTasks, until
+from tests.fuzz.played_tasks import KEYS, PlayedTasks, until
 
 MAPS_MAX = DEFAULT_LIMITS.event_containers_max - 1  # and the list around them
 
@@ -29,7 +29,7 @@ def the_largest_event() -> bytes:
 
 async def test_another_operators_events_are_handled_while_the_largest_event_is_decoded() -> None:  # H62, H65
     payload = the_largest_event()
-    async with running_driver_half(SECRET, ServerConfig()) as half, PlayedTasks(half) as tasks:
+    async with running_driver_half(KEYS, ServerConfig()) as half, PlayedTasks(half) as tasks:
         large = await tasks.start(VICTIM, 1)
         small = await tasks.start(HONEST, 2)
         frame = encode_message(EventMessage(1, 2, payload))
@@ -50,7 +50,7 @@ async def test_another_operators_events_are_handled_while_the_largest_event_is_d
 
 
 async def test_events_after_a_large_one_wait_for_it() -> None:  # H22
-    async with running_driver_half(SECRET, ServerConfig()) as half, PlayedTasks(half) as tasks:
+    async with running_driver_half(KEYS, ServerConfig()) as half, PlayedTasks(half) as tasks:
         task = await tasks.start(HONEST, 2)
         large = encode_event([0, bytes(20 * EVENT_STEP_BYTES)])
         await task.line.say(EventMessage(2, 2, large), EventMessage(2, 3, encode_event(1)))
@@ -61,7 +61,7 @@ async def test_events_after_a_large_one_wait_for_it() -> None:  # H22
 
 async def test_one_container_too_many_ends_that_attempt_by_name_and_no_other() -> None:  # H62, H65
     payload = msgpack.packb([{}] * (MAPS_MAX + 1))
-    async with running_driver_half(SECRET, ServerConfig()) as half, PlayedTasks(half) as tasks:
+    async with running_driver_half(KEYS, ServerConfig()) as half, PlayedTasks(half) as tasks:
         bad = await tasks.start(VICTIM, 1)
         good = await tasks.start(HONEST, 2)
         await bad.line.say(EventMessage(1, 2, payload))

@@ -11,14 +11,14 @@ from structlog.testing import capture_logs
 from protocol.wire.messages import AnswerMessage, Confirm, Opened, RequestMessage
 from spark_bridge.server.server import ServerConfig
 from tests.fuzz.driver_half import VICTIM, running_driver_half
-from tests.fuzz.played_tasks import SECRET, PlayedTasks
+from tests.fuzz.played_tasks import KEYS, PlayedTasks
 
 MESSAGES = 1000
 
 
 async def test_a_task_that_repeats_itself_costs_few_lines_and_is_counted() -> None:  # H62
     with capture_logs() as lines:
-        async with running_driver_half(SECRET, ServerConfig()) as half, PlayedTasks(half) as tasks:
+        async with running_driver_half(KEYS, ServerConfig()) as half, PlayedTasks(half) as tasks:
             task = await tasks.start(VICTIM, 1)
             await task.line.say(*[Opened(1, seq) for seq in range(2, 2 + MESSAGES)])
             await task.until_taken(1 + MESSAGES)
@@ -31,7 +31,7 @@ async def test_a_task_that_repeats_itself_costs_few_lines_and_is_counted() -> No
 
 async def test_requests_that_fail_cost_few_lines_and_each_gets_its_answer() -> None:  # H62
     with capture_logs() as lines:
-        async with running_driver_half(SECRET, ServerConfig()) as half, PlayedTasks(half) as tasks:
+        async with running_driver_half(KEYS, ServerConfig()) as half, PlayedTasks(half) as tasks:
             task = await tasks.start(VICTIM, 1)
             for number in range(100):  # one after the other: the window is smaller
                 await task.line.say(RequestMessage(1, 2 + number, number, b"\xc1"))

@@ -77,7 +77,7 @@ SAMPLES: tuple[Message, ...] = (
     EventMessage(7, 1, b"\xc0"),
     Confirm(7, 0),
     Register(7, "words", 3, 2, 0, RestoreMode.STREAMING, 8, "host:123", "3.11.7"),
-    Resume(7, "words", 12),
+    Resume(7, "words", 12, b"the token of this attempt"),
     Opened(7, 1, awaits_start=True),
     RequestMessage(7, 2, 1, b"\xc3"),
     ClosedForCheckpoint(7, 3, 5),
@@ -86,7 +86,7 @@ SAMPLES: tuple[Message, ...] = (
     Finished(7, 6, "", b"", 12),
     RestoredEventMessage(7, 7, 3, b"\xc2"),
     RestoredRequestMessage(7, 8, 3, b"\xc3"),
-    Registered(7, 2, -1, (), (), 30.0, 100, 1000, 0),
+    Registered(7, 2, -1, (), (), 30.0, 100, 1000, 0, b"the token of this attempt"),
     Registered(7, 2, 9, (SubtaskState(1, b""), SubtaskState(5, b"s")), (HeldEvent(5, b"\x01"),), 0.5, 100, 1000, 8),
     Resumed(7, 4),
     Refused(7, RefusalCode.CONCURRENT_RUN, "one at a time"),
@@ -160,7 +160,7 @@ def test_what_a_snapshot_holds_comes_out_as_it_went_in() -> None:  # H31, H52
 def test_a_pair_that_is_none_is_refused(pair: object) -> None:  # H62
     for name, values in (("states", ([pair], [])), ("held", ([], [pair]))):
         with pytest.raises(RemoteProtocolError, match=rf"Registered\.{name} must"):
-            decode_message(packed(30, 7, 2, 5, *values, 1.0, 100, 1000, 0))
+            decode_message(packed(30, 7, 2, 5, *values, 1.0, 100, 1000, 0, b""))
 
 
 def test_enumerations_come_out_as_enumerations() -> None:
@@ -308,7 +308,7 @@ def test_a_text_with_a_lone_surrogate_still_arrives() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_a_time_that_is_no_time_is_refused(value: float) -> None:
     with pytest.raises(RemoteProtocolError, match="reconnect_timeout_s"):
-        decode_message(packed(30, 7, 2, -1, (), (), value, 100, 1000, 0))
+        decode_message(packed(30, 7, 2, -1, (), (), value, 100, 1000, 0, b""))
 
 
 @given(st.binary(max_size=200))

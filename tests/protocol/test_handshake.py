@@ -13,18 +13,19 @@ from hypothesis import strategies as st
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
 from protocol.wire.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeState, ServerHandshake
+from protocol.wire.keys import Key
 
-SECRET = b"s" * 32
+KEY = Key(b"the identity....", b"s" * 32)
 CLIENT_NONCE = bytes(range(32))
 SERVER_NONCE = bytes(range(100, 132))
 
 
-def a_client(secret: bytes = SECRET, version: int = PROTOCOL_VERSION) -> ClientHandshake:
-    return ClientHandshake(secret, CLIENT_NONCE, version)
+def a_client(key: Key = KEY, version: int = PROTOCOL_VERSION) -> ClientHandshake:
+    return ClientHandshake(key, CLIENT_NONCE, version)
 
 
-def a_server(secret: bytes = SECRET, version: int = PROTOCOL_VERSION) -> ServerHandshake:
-    return ServerHandshake(secret, SERVER_NONCE, version)
+def a_server(key: Key = KEY, version: int = PROTOCOL_VERSION) -> ServerHandshake:
+    return ServerHandshake(lambda identity: key if identity == key.identity else None, SERVER_NONCE, version)
 
 
 def run(client: ClientHandshake, server: ServerHandshake) -> None:
@@ -42,14 +43,14 @@ def test_two_ends_with_one_secret_know_each_other() -> None:  # H61
 def test_the_bytes_on_the_wire_are_those_of_the_specification() -> None:  # H61
     client, server = a_client(), a_server()
     hello = client.initial_bytes()
-    assert hello == b"HDGT\x00\x03" + CLIENT_NONCE
+    assert hello == b"HDGT\x00\x04" + KEY.identity + CLIENT_NONCE
     challenge = server.receive(hello)
-    assert challenge == b"HDGT\x00\x03" + SERVER_NONCE
-    transcript = b"\x00\x03" + CLIENT_NONCE + SERVER_NONCE
+    assert challenge == b"HDGT\x00\x04" + SERVER_NONCE
+    transcript = b"\x00\x04" + KEY.identity + CLIENT_NONCE + SERVER_NONCE
     proof = client.receive(challenge)
-    assert proof == hmac.new(SECRET, b"headgate-client" + transcript, hashlib.sha256).digest()
+    assert proof == hmac.new(KEY.secret, b"headgate-client" + transcript, hashlib.sha256).digest()
     answer = server.receive(proof)
-    assert answer == hmac.new(SECRET, b"headgate-server" + transcript, hashlib.sha256).digest()
+    assert answer == hmac.new(KEY.secret, b"headgate-server" + transcript, hashlib.sha256).digest()
 
 
 @given(st.lists(st.integers(1, 40), max_size=40))
@@ -80,7 +81,7 @@ def test_bytes_behind_the_proof_belong_to_frames() -> None:
 
 
 def test_a_peer_with_another_secret_is_refused_and_gets_no_proof() -> None:  # H61
-    client, server = a_client(b"x" * 32), a_server()
+    client, server = a_client(Key(KEY.identity, b"x" * 32)), a_server()
     proof = client.receive(server.receive(client.initial_bytes()))
     with pytest.raises(HandshakeFailed, match="secret"):
         server.receive(proof)
@@ -136,13 +137,13 @@ def test_a_stranger_is_refused_at_its_first_wrong_byte(wrong_at: int) -> None:  
 
 def test_a_server_refuses_its_own_nonce() -> None:  # H61: no reflection
     with pytest.raises(HandshakeFailed, match="own nonce"):
-        a_server().receive(b"HDGT\x00\x03" + SERVER_NONCE)
+        a_server().receive(b"HDGT\x00\x04" + KEY.identity + SERVER_NONCE)
 
 
 def test_a_client_refuses_its_own_words_back() -> None:  # H61: no reflection
     client = a_client()
     with pytest.raises(HandshakeFailed, match="own nonce"):
-        client.receive(client.initial_bytes())
+        client.receive(b"HDGT\x00\x04" + CLIENT_NONCE)
 
 
 def test_the_clients_own_proof_is_no_proof_of_a_server() -> None:  # H61: the labels differ
@@ -155,7 +156,7 @@ def test_the_clients_own_proof_is_no_proof_of_a_server() -> None:  # H61: the la
 def test_a_proof_is_good_for_one_connection_only() -> None:  # H61: replay
     client, server = a_client(), a_server()
     proof = client.receive(server.receive(client.initial_bytes()))
-    later = ServerHandshake(SECRET, b"n" * 32)
+    later = ServerHandshake(lambda identity: KEY, b"n" * 32)
     later.receive(client.initial_bytes())
     with pytest.raises(HandshakeFailed):
         later.receive(proof)
@@ -187,17 +188,43 @@ def test_more_bytes_for_a_finished_handshake_are_our_own_fault() -> None:
         server.receive(b"more")
 
 
-@pytest.mark.parametrize(("secret", "nonce", "version"), [(b"short", b"n" * 32, 1), (SECRET, b"n", 1)])
-def test_a_short_secret_or_nonce_is_refused(secret: bytes, nonce: bytes, version: int) -> None:
+def test_a_short_nonce_is_refused() -> None:
     with pytest.raises(ValueError, match="bytes"):
-        ClientHandshake(secret, nonce, version)
+        ClientHandshake(KEY, b"n")
+
+
+def test_the_server_learns_which_identity_the_client_has_proved() -> None:  # H76
+    client, server = a_client(), a_server()
+    proof = client.receive(server.receive(client.initial_bytes()))
+    assert server.identity == b""
+    server.receive(proof)
+    assert server.identity == KEY.identity
+
+
+def test_an_identity_without_a_key_is_refused_like_a_wrong_key() -> None:  # H76
+    unknown = Key(b"another identity", KEY.secret)
+    for key in (unknown, Key(unknown.identity, bytes(32))):  # whatever the server takes for a missing key
+        client, server = a_client(key), a_server()
+        challenge = server.receive(client.initial_bytes())
+        assert challenge == a_server().receive(a_client().initial_bytes()), "it learns nothing from the challenge"
+        with pytest.raises(HandshakeFailed, match="secret"):
+            server.receive(client.receive(challenge))
+        assert server.identity == b""
+
+
+def test_a_proof_for_one_identity_is_none_for_another() -> None:  # H76: the transcript holds the identity
+    client, server = a_client(), ServerHandshake(lambda identity: KEY, SERVER_NONCE)
+    hello = client.initial_bytes()
+    proof = client.receive(server.receive(hello[:6] + b"another identity" + hello[22:]))
+    with pytest.raises(HandshakeFailed, match="secret"):
+        server.receive(proof)
 
 
 def test_a_version_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="16 bits"):
-        ServerHandshake(SECRET, SERVER_NONCE, 2**16)
+        a_server(version=2**16)
 
 
 def test_the_secret_is_in_no_text_of_a_handshake() -> None:  # H61: never in a log
     server = a_server()
-    assert SECRET.decode() not in repr(server) + str(server)
+    assert KEY.secret.decode() not in repr(server) + str(server) + repr(KEY)

@@ -101,6 +101,7 @@ class Process:
         self.record = world.record(self.tid)
         self.connection: Connection | None = None
         self.second: Connection | None = None  # a second connection that it has registered on
+        self.token = b""
         self.resuming = False
         self.machine: SubtaskMachine | None = None
         self.mailbox: deque[MailboxItem] = deque()
@@ -212,7 +213,7 @@ class Process:
         assert self.machine is not None
         self.connection = self.connect()
         self.resuming = True
-        self.connection.send_up(Resume(self.tid, OPERATOR, self.machine.resume_seq))
+        self.connection.send_up(Resume(self.tid, OPERATOR, self.machine.resume_seq, self.token))
 
     def notice_loss(self) -> None:
         assert self.connection is not None
@@ -255,6 +256,7 @@ class Process:
             self.exit(f"refused: {message}")
             return
         self.work.restore(message)
+        self.token = message.token
         limits = SubtaskLimits(message.window_events, message.window_bytes, message.reconnect_timeout_s)
         subtask = self.task.partition
         self.machine = SubtaskMachine(self.tid, subtask, limits, message.held, message.events_sent)

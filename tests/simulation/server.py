@@ -10,8 +10,10 @@ from actors import ActorRef
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import GatewayMessage
 from protocol.ids import ExecutionAttempt
+from protocol.wire.keys import identity_of
 from protocol.wire.messages import DownMessage
 from spark_bridge.bridge.router import ConnectionRouter
+from tests.simulation.application import OPERATOR
 from tests.simulation.network import Connection
 
 
@@ -22,6 +24,7 @@ class ServerEnd:
         self.connection_id = connection.connection_id
         self.peer = f"task {connection.task_attempt_id}"
         self.is_identified = False
+        self.authenticated_as = identity_of(OPERATOR)
         self._connection = connection
         self._dropped = dropped
 
@@ -42,7 +45,7 @@ class Router(ConnectionRouter):
     """Records which attempts have a gateway, and which siblings each had when it was closed (H13)."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lambda operator_id, task_attempt_id: f"token of {task_attempt_id}".encode())
         self.open: dict[int, ExecutionAttempt] = {}
         self.accepted: set[int] = set()
         self.closed_beside: dict[int, set[int]] = {}

@@ -214,7 +214,7 @@ async def test_a_sidecar_that_does_not_read_costs_facts_and_they_are_counted(spa
 async def test_the_jvm_comes_back_after_a_broken_connection(spark: SparkSession) -> None:
     async with a_relay(spark) as (relay, log):
         server = relay._relay._server  # type: ignore[attr-defined]
-        server._link.close("the test breaks it")
+        server._link.abort("the test breaks it")
         await in_a_thread(one_row_each, spark.sparkContext, 4)
         ended = await log.wait_for(JobEnded)
         status = await relay.query_status(frozenset(), frozenset({ended.job_id}))

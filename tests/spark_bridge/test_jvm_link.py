@@ -15,13 +15,16 @@ import structlog.testing
 from protocol.facts import ApplicationEnded, FactsDropped, JobEnded
 from protocol.wire.framing import frame
 from protocol.wire.handshake import ClientHandshake
+from protocol.wire.keys import Key, KeyRing, Purpose
 from spark_bridge.bridge.relay.interface import RelayError, RelayStatistics, RelayStopped
-from spark_bridge.bridge.relay.jvm_link import UNPROVEN_LINKS_MAX, RelayServer
+from spark_bridge.bridge.relay.jvm_link import UNAUTHENTICATED_MAX, RelayServer
 from spark_bridge.bridge.relay.records import CommandAnswered
 from tests.spark.facts_log import FactsLog
 from tests.spark_bridge.test_relay_records import record, text
 
 PING = 4
+KEYS = KeyRing(b"s" * 32)
+KEY = KEYS.key(Purpose.RELAY, b"this driver's id")
 
 
 class FakeJvm:
@@ -32,9 +35,9 @@ class FakeJvm:
         self.writer = writer
 
     @classmethod
-    async def connect(cls, address: tuple[str, int], secret: bytes) -> FakeJvm:
+    async def connect(cls, address: tuple[str, int], key: Key) -> FakeJvm:
         jvm = cls(*await asyncio.open_connection(*address))
-        handshake = ClientHandshake(secret, b"n" * 32)
+        handshake = ClientHandshake(key, b"n" * 32)
         jvm.writer.write(handshake.initial_bytes())
         try:
             for part_bytes in (38, 32):  # the challenge, the proof; the rest is for next_command
@@ -82,12 +85,13 @@ class Sidecar:
             on_lost=lambda _: self.lost.set(),
             command_timeout_s=command_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
+            keys=KEYS,
         )
         self.address = ("", 0)
         self.jvms: list[FakeJvm] = []
 
-    async def jvm(self, secret: bytes | None = None) -> FakeJvm:
-        self.jvms.append(await FakeJvm.connect(self.address, secret or self.server.secret))
+    async def jvm(self, key: Key = KEY) -> FakeJvm:
+        self.jvms.append(await FakeJvm.connect(self.address, key))
         return self.jvms[-1]
 
     async def stranger(self) -> FakeJvm:
@@ -145,10 +149,10 @@ async def test_records_lost_with_a_connection_are_counted_as_dropped() -> None: 
 
 async def test_a_sidecar_that_takes_over_does_not_count_earlier_records_as_lost() -> None:
     log = FactsLog()
-    server = RelayServer(log.receive, RelayStatistics(), secret=b"s" * 32, joins=True)
+    server = RelayServer(log.receive, RelayStatistics(), keys=KEYS, joins=True)
     address = await server.listen()
     try:
-        jvm = await FakeJvm.connect(address, b"s" * 32)
+        jvm = await FakeJvm.connect(address, KEY)
         jvm.tell_job_end(5001, 7)
         jvm.tell_job_end(5003, 8)
         await log.wait_until(lambda: len(log.facts) == 3)
@@ -189,11 +193,11 @@ async def test_a_handler_that_raises_does_not_cost_the_next_fact() -> None:
 async def test_a_peer_without_the_secret_is_refused_and_delivers_nothing() -> None:  # H61
     async with a_sidecar() as sidecar:
         with pytest.raises(ConnectionError):
-            await sidecar.jvm(b"a guess of the right length 32 b")
+            await sidecar.jvm(Key(KEY.identity, b"a guess of the right length 32 b"))
         assert sidecar.log.facts == []
 
 
-@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 500, b"HDGT\x00\x03" + b"n" * 32])
+@pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 500, b"HDGT\x00\x04" + b"n" * 48 + b"p" * 32])
 async def test_an_unauthenticated_peer_does_not_affect_others(garbage: bytes) -> None:  # H62
     async with a_sidecar() as sidecar:
         jvm = await sidecar.jvm()
@@ -204,16 +208,33 @@ async def test_an_unauthenticated_peer_does_not_affect_others(garbage: bytes) ->
         await sidecar.log.wait_for(JobEnded)
 
 
+async def test_the_jvm_of_another_driver_is_refused() -> None:  # H76
+    async with a_sidecar() as sidecar:
+        jvm = await sidecar.jvm()
+        assert sidecar.server.driver == KEY.identity
+        with pytest.raises(ConnectionError):
+            await sidecar.jvm(KEYS.key(Purpose.RELAY, b"another driver's"))
+        jvm.tell_job_end(1, 1)
+        await sidecar.log.wait_for(JobEnded)
+
+
+@pytest.mark.parametrize("purpose", [Purpose.TASKS, Purpose.CONTROL])
+async def test_a_key_for_another_purpose_does_not_open_the_relay(purpose: Purpose) -> None:  # H76
+    async with a_sidecar() as sidecar:
+        with pytest.raises(ConnectionError):
+            await sidecar.jvm(KEYS.key(purpose, KEY.identity))
+        assert not sidecar.server.linked
+
+
 async def test_connections_that_say_nothing_are_bounded() -> None:  # H62
     async with a_sidecar() as sidecar:
-        strangers = [await sidecar.stranger() for _ in range(UNPROVEN_LINKS_MAX + 1)]
+        strangers = [await sidecar.stranger() for _ in range(UNAUTHENTICATED_MAX + 1)]
         assert await strangers[0].hung_up()
-        assert len(sidecar.server._unproven) == UNPROVEN_LINKS_MAX
 
 
 async def test_silent_unauthenticated_peers_do_not_keep_the_jvm_out() -> None:  # H62
     async with a_sidecar() as sidecar:
-        for _ in range(UNPROVEN_LINKS_MAX):
+        for _ in range(UNAUTHENTICATED_MAX):
             await sidecar.stranger()
         (await sidecar.jvm()).tell_job_end(1, 1)
         await sidecar.log.wait_for(JobEnded)

@@ -59,7 +59,7 @@ async def a_world(
     relay: Any = no_relay
     async with StorageSession(storage) as session, ActorSystem("test") as system:
         bridge = system.spawn(lambda: BridgeActor(LedgerConfig(), lambda: relay, running=running), name="bridge")
-        operators = Operators(SidecarConfig(), system, bridge, ConnectionRouter(), session)
+        operators = Operators(SidecarConfig(), system, bridge, ConnectionRouter(lambda *attempt: b""), session)
         await operators.add(OperatorConfig("words", 1, mode), coordinator or OperatorCoordinator(), "latest")
         yield World(operators, storage, running)
 

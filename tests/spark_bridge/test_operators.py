@@ -29,7 +29,7 @@ async def running_operators(storage: Storage) -> AsyncIterator[Operators]:
     no_relay: Any = None
     async with StorageSession(storage) as session, ActorSystem("test") as system:
         bridge = system.spawn(lambda: BridgeActor(LedgerConfig(), lambda: no_relay), name="bridge")
-        yield Operators(SidecarConfig(), system, bridge, ConnectionRouter(), session)
+        yield Operators(SidecarConfig(), system, bridge, ConnectionRouter(lambda *attempt: b""), session)
 
 
 def streaming(operator_id: str, parallelism: int) -> OperatorConfig:

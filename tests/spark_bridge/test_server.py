@@ -19,11 +19,15 @@ from structlog.testing import capture_logs
 from protocol.errors import HandshakeFailed, LocalProtocolError, VersionMismatch
 from protocol.wire.codec import FrameDecoder, WireLimits, decode_message, encode_message
 from protocol.wire.handshake import PROTOCOL_VERSION, ClientHandshake
+from protocol.wire.keys import Key, KeyRing, Purpose
 from protocol.wire.messages import AttemptEnded, Confirm, EventMessage, Message, Opened, Resumed, UpMessage
 from spark_bridge.server.connection import FRAMES_TOGETHER
-from spark_bridge.server.server import Connection, ServerConfig, ServerStartError, SubtaskServer
+from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig, ServerStartError
+from spark_bridge.server.task_frames import task_dialect
 
-SECRET = b"a secret of this application!!!!"
+HELLO_BYTES, CHALLENGE_BYTES = 54, 38
+KEYS = KeyRing(b"a secret of this application!!!!")
+KEY = KEYS.task_key("words")
 NONCE = b"n" * 32
 CONFIG = ServerConfig(authenticate_timeout_s=30.0, close_timeout_s=30.0)
 
@@ -72,8 +76,8 @@ class Peer:
         self.decoder = FrameDecoder()
         self.received: list[Message] = []
 
-    async def authenticate(self, secret: bytes = SECRET, version: int = PROTOCOL_VERSION, portion: int = 999) -> None:
-        handshake = ClientHandshake(secret, NONCE, version)
+    async def authenticate(self, key: Key = KEY, version: int = PROTOCOL_VERSION, portion: int = 999) -> None:
+        handshake = ClientHandshake(key, NONCE, version)
         outgoing = handshake.initial_bytes()
         while True:
             for start in range(0, len(outgoing), portion):
@@ -123,7 +127,7 @@ class Peer:
 class RunningServer:
     """A running server with its recorder, and peers that are closed with it."""
 
-    def __init__(self, server: SubtaskServer, handler: Recorder) -> None:
+    def __init__(self, server: AuthenticatedServer, handler: Recorder) -> None:
         self.server = server
         self.handler = handler
         self.peers: list[Peer] = []
@@ -149,10 +153,20 @@ class RunningServer:
         return await peer.receive() == Confirm(4711, 2)
 
 
+def a_server(
+    handler: Recorder, config: ServerConfig | None = None, dialect: Dialect | None = None
+) -> AuthenticatedServer:
+    return AuthenticatedServer(
+        handler, lambda identity: KEYS.key(Purpose.TASKS, identity), dialect or task_dialect(), config
+    )
+
+
 @asynccontextmanager
-async def a_running_server(config: ServerConfig = CONFIG) -> AsyncIterator[RunningServer]:
+async def a_running_server(
+    config: ServerConfig = CONFIG, dialect: Dialect | None = None
+) -> AsyncIterator[RunningServer]:
     handler = Recorder()
-    server = SubtaskServer(handler, SECRET, config)
+    server = a_server(handler, config, dialect)
     await server.start()
     running = RunningServer(server, handler)
     try:
@@ -252,9 +266,11 @@ async def test_a_peer_that_sends_byte_by_byte_is_understood() -> None:
 async def test_frames_right_after_the_handshake_are_received() -> None:
     async with a_running_server() as running:
         peer = await running.a_stranger()
-        handshake = ClientHandshake(SECRET, NONCE)
+        handshake = ClientHandshake(KEY, NONCE)
         peer.writer.write(handshake.initial_bytes())
-        peer.writer.write(handshake.receive(await peer.reader.readexactly(38)) + encode_message(Opened(7, 1)))
+        peer.writer.write(
+            handshake.receive(await peer.reader.readexactly(CHALLENGE_BYTES)) + encode_message(Opened(7, 1))
+        )
         await running.handler.until(lambda: running.handler.messages == [Opened(7, 1)])
 
 
@@ -387,7 +403,7 @@ async def test_a_cancelled_close_drops_the_connections_immediately() -> None:
 
 
 async def test_a_server_that_was_never_started_can_be_closed() -> None:
-    server = SubtaskServer(Recorder(), SECRET)
+    server = a_server(Recorder())
     await server.close()
     with pytest.raises(RuntimeError, match="not started"):
         _ = server.address
@@ -397,7 +413,7 @@ async def test_a_server_that_was_never_started_can_be_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 38, b"HDGT\x00\x03" + bytes(64), b"\x16\x03\x01" + bytes(200)]
+    "garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 38, b"HDGT\x00\x04" + bytes(80), b"\x16\x03\x01" + bytes(200)]
 )
 async def test_garbage_is_refused_with_one_line_and_affects_no_other_peer(garbage: bytes) -> None:  # H62
     async with a_running_server() as running:
@@ -406,7 +422,7 @@ async def test_garbage_is_refused_with_one_line_and_affects_no_other_peer(garbag
             stranger = await running.a_stranger()
             stranger.writer.write(garbage)
             answer = await stranger.until_closed()
-        assert len(answer) <= 38  # at most a challenge, never a proof
+        assert len(answer) <= CHALLENGE_BYTES  # at most a challenge, never a proof
         assert [line["event"] for line in lines] == ["connection refused"]
         assert lines[0]["why"]
         assert len(running.handler.connections) == 1
@@ -415,17 +431,17 @@ async def test_garbage_is_refused_with_one_line_and_affects_no_other_peer(garbag
         assert await running.is_well()
 
 
-@pytest.mark.parametrize("length", range(38 + 32))
+@pytest.mark.parametrize("length", range(HELLO_BYTES + 32))
 async def test_a_handshake_cut_off_anywhere_leaves_nothing_behind(length: int) -> None:  # H62
     async with a_running_server() as running:
         stranger = await running.a_stranger()
-        handshake = ClientHandshake(SECRET, NONCE)
+        handshake = ClientHandshake(KEY, NONCE)
         stranger.writer.write(handshake.initial_bytes()[:length])
-        if length > 38:
-            proof = handshake.receive(await stranger.reader.readexactly(38))
-            stranger.writer.write(proof[: length - 38])
+        if length > HELLO_BYTES:
+            proof = handshake.receive(await stranger.reader.readexactly(CHALLENGE_BYTES))
+            stranger.writer.write(proof[: length - HELLO_BYTES])
         stranger.writer.write_eof()
-        assert len(await stranger.until_closed()) in (0, 38)
+        assert len(await stranger.until_closed()) in (0, CHALLENGE_BYTES)
         assert running.handler.connections == []
         assert await running.is_well()
 
@@ -435,9 +451,9 @@ async def test_a_peer_with_another_secret_learns_nothing() -> None:  # H61
         with capture_logs() as lines:
             stranger = await running.a_stranger()
             with pytest.raises((ConnectionError, HandshakeFailed)):
-                await stranger.authenticate(secret=b"x" * 32)
+                await stranger.authenticate(key=Key(KEY.identity, b"x" * 32))
         assert "secret" in lines[0]["why"]
-        assert SECRET.decode() not in str(lines)
+        assert repr(KEY.secret) not in str(lines)
         assert running.handler.connections == []
         assert await running.is_well()
 
@@ -446,7 +462,7 @@ async def test_both_ends_name_both_versions() -> None:  # H60
     async with a_running_server() as running:
         with capture_logs() as lines:
             peer = await running.a_stranger()
-            with pytest.raises(VersionMismatch, match="version 9 here, 3 at the peer"):
+            with pytest.raises(VersionMismatch, match="version 9 here, 4 at the peer"):
                 await peer.authenticate(version=9)
         assert f"version {PROTOCOL_VERSION} here, 9 at the peer" in lines[0]["why"]
         assert await running.is_well()
@@ -467,7 +483,7 @@ async def test_a_task_that_never_identifies_itself_is_dropped_in_time() -> None:
         with capture_logs() as lines:
             await peer.until_closed()
         await running.handler.until(lambda: bool(running.handler.reasons))
-        assert "did not identify its attempt" in running.handler.reasons[0]
+        assert "did not identify itself" in running.handler.reasons[0]
         assert [line["event"] for line in lines] == ["connection dropped"]
 
 
@@ -485,7 +501,7 @@ async def test_hundreds_of_half_open_connections_do_not_keep_a_task_out() -> Non
         for number in range(300):
             stranger = await running.a_stranger()
             if number % 2:
-                stranger.writer.write(b"HDGT\x00\x03half of a hello")
+                stranger.writer.write(b"HDGT\x00\x04half of a hello")
         assert await running.is_well()
         statistics = running.server.statistics
         assert statistics.unauthenticated <= 50
@@ -590,7 +606,7 @@ async def test_writing_continues_when_the_peer_reads_again() -> None:
 
 async def test_an_oversized_message_raises_and_leaves_the_connection_open() -> None:
     limits = WireLimits(frame_bytes_max=2**20, event_bytes_max=1000)
-    async with a_running_server(replace(CONFIG, limits=limits)) as running:
+    async with a_running_server(dialect=task_dialect(limits)) as running:
         peer = await running.a_task()
         with pytest.raises(LocalProtocolError):
             running.handler.connections[0].send(EventMessage(7, 1, bytes(1001)))
@@ -625,7 +641,7 @@ async def test_many_strangers_cost_few_lines_and_are_counted() -> None:  # H62
 async def test_a_port_in_use_is_a_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        server = SubtaskServer(Recorder(), SECRET, replace(CONFIG, port=port))
+        server = a_server(Recorder(), replace(CONFIG, port=port))
         with pytest.raises(ServerStartError, match=rf"cannot listen on 127.0.0.1:{port}: .*in use.*another one"):
             await server.start()
         await server.close()
@@ -633,7 +649,7 @@ async def test_a_port_in_use_is_a_clear_error() -> None:
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "x" * 70])
 async def test_an_address_that_is_not_ours_is_a_clear_error(host: str) -> None:
-    server = SubtaskServer(Recorder(), SECRET, replace(CONFIG, bind_host=host))
+    server = a_server(Recorder(), replace(CONFIG, bind_host=host))
     with pytest.raises(ServerStartError, match=f"cannot listen on {host}:0"):
         await server.start()
 
@@ -641,19 +657,19 @@ async def test_an_address_that_is_not_ours_is_a_clear_error(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
 def test_a_wildcard_is_never_advertised(host: str) -> None:  # H63
     with pytest.raises(ServerStartError, match=r"bind_host .* set advertised_host"):
-        SubtaskServer(Recorder(), SECRET, replace(CONFIG, bind_host=host))
+        a_server(Recorder(), replace(CONFIG, bind_host=host))
     with pytest.raises(ServerStartError, match=r"advertised_host is .* set advertised_host"):
-        SubtaskServer(Recorder(), SECRET, replace(CONFIG, advertised_host=host))
+        a_server(Recorder(), replace(CONFIG, advertised_host=host))
 
 
 async def test_a_wildcard_in_another_notation_is_not_advertised_either() -> None:  # H63
     with pytest.raises(ServerStartError, match="set advertised_host"):
-        await SubtaskServer(Recorder(), SECRET, replace(CONFIG, bind_host="0")).start()
+        await a_server(Recorder(), replace(CONFIG, bind_host="0")).start()
 
 
 async def test_bound_and_advertised_address_are_fixed_separately() -> None:  # H63
     config = replace(CONFIG, bind_host="0.0.0.0", advertised_host="driver.example", advertised_port=7077)
-    server = SubtaskServer(Recorder(), SECRET, config)
+    server = a_server(Recorder(), config)
     await server.start()
     assert server.address == ("driver.example", 7077)
     await server.close()
@@ -674,8 +690,3 @@ def test_a_limit_of_zero_is_refused(name: str) -> None:
     nothing: dict[str, Any] = {name: 0}
     with pytest.raises(ValueError, match=name):
         ServerConfig(**nothing)
-
-
-async def test_a_short_secret_is_refused() -> None:  # H61
-    with pytest.raises(ValueError, match="16 bytes"):
-        SubtaskServer(Recorder(), b"short")

@@ -17,15 +17,18 @@ import anyio
 import pytest
 
 from actors.coordination import CheckpointFailed
+from protocol.wire.keys import KeyRing
 from spark_bridge.command import main
 from spark_bridge.errors import SidecarError
+from spark_bridge.server.server import ServerConfig
 from spark_bridge.standalone.command import find
 from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask
 from spark_bridge.standalone.control_server import serve_control
 from spark_bridge.standalone.secret_file import read_or_make_secret, read_secret
 
 ROOT = Path(__file__).resolve().parents[2]
-SECRET = b"s" * 32
+KEYS = KeyRing(b"s" * 32)
+DRIVER = b"this driver's id"
 
 
 # --- the secret (H61) ---------------------------------------------------------------------------------------------
@@ -93,7 +96,7 @@ def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "headgate", "sidecar", *arguments]
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1].startswith("sidecar: cannot listen: ")
+    assert ended.stderr.splitlines()[-1].startswith(f"sidecar: cannot listen on 127.0.0.1:{port}: ")
 
 
 def test_a_dotted_name_is_found() -> None:
@@ -103,8 +106,18 @@ def test_a_dotted_name_is_found() -> None:
 # --- questions ----------------------------------------------------------------------------------------------------
 
 
-async def answer(method: str, argument: Any) -> Any:
+async def answer(driver: bytes, method: str, argument: Any) -> Any:
     match method:
+        case "who":
+            return driver
+        case "surrogate":
+            raise LookupError("\udc80" * 3)
+        case "much":
+            raise LookupError("x" * 5_000_000)
+        case "unspeakable":
+            raise Unspeakable
+        case "object":
+            return object()
         case "twice":
             return [argument, argument]
         case "checkpoint":
@@ -114,13 +127,19 @@ async def answer(method: str, argument: Any) -> Any:
     raise LookupError(f"what is {method}?")
 
 
-async def asked(method: str, argument: Any = None, *, secret: bytes = SECRET, timeout_s: float = 30.0) -> Any:
+async def asked(method: str, argument: Any = None, *, keys: KeyRing = KEYS, timeout_s: float = 30.0) -> Any:
     """Ask over a real connection to a separate server."""
     outcome: list[Any] = []
     async with anyio.create_task_group() as tasks:
-        port = await tasks.start(serve_control, answer, SECRET, "127.0.0.1", 0)
+        port = await tasks.start(serve_control, answer, KEYS, ServerConfig())
         question = partial(
-            ask, ControlAddress("127.0.0.1", port, secret), method, argument, timeout_s=timeout_s, connect_timeout_s=1.0
+            ask,
+            ControlAddress("127.0.0.1", port, keys),
+            DRIVER,
+            method,
+            argument,
+            timeout_s=timeout_s,
+            connect_timeout_s=1.0,
         )
         try:
             outcome.append(await asyncio.to_thread(question))
@@ -143,9 +162,34 @@ async def test_an_error_of_the_sidecar_keeps_its_class_or_names_it() -> None:
         await asked("that")
 
 
+async def test_the_sidecar_knows_which_driver_asks() -> None:  # H76
+    assert await asked("who") == DRIVER
+
+
+class Unspeakable(LookupError):
+    """An error whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [
+        ("surrogate", r"LookupError: \\udc80\\udc80\\udc80"),
+        ("much", r"LookupError: x{1000,32767}…"),
+        ("unspeakable", r"Unspeakable: .its text cannot be shown: ValueError."),
+        ("object", r"EventEncodeError: .* is of type builtins.object"),
+    ],
+)
+async def test_an_error_that_cannot_be_sent_as_it_is_ends_one_request_only(method: str, text: str) -> None:
+    with pytest.raises(SidecarError, match=text):
+        await asked(method)
+
+
 async def test_a_driver_without_the_secret_learns_nothing() -> None:  # H61
     with pytest.raises(SidecarUnreachable, match="give both ends the same --secret-file"):
-        await asked("twice", secret=b"t" * 32)
+        await asked("twice", keys=KeyRing(b"t" * 32))
 
 
 async def test_a_late_answer_is_an_error() -> None:  # H48
@@ -157,4 +201,4 @@ def test_a_missing_sidecar_is_an_error_that_says_how_to_start_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(SidecarUnreachable, match="python -m headgate sidecar"):
-        ask(ControlAddress("127.0.0.1", port, SECRET), "twice", timeout_s=1.0, connect_timeout_s=0.2)
+        ask(ControlAddress("127.0.0.1", port, KEYS), DRIVER, "twice", timeout_s=1.0, connect_timeout_s=0.2)

@@ -15,7 +15,7 @@ from pyspark.serializers import CloudPickleSerializer
 from protocol.wire.messages import Register, StartProcessing
 from spark_bridge.subtask import SubtaskOperator, TaskEndpoint
 from spark_bridge.task_entry import NotInsideTask, SubtaskTask
-from tests.spark_bridge.subtask.peer import SECRET, Peer, RunningTask, registered
+from tests.spark_bridge.subtask.peer import KEYS, Peer, RunningTask, registered
 
 
 class Times(SubtaskOperator):
@@ -41,7 +41,7 @@ def inside_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def an_endpoint() -> TaskEndpoint:
-    return TaskEndpoint("somewhere", 1, SECRET, "words", parallelism=4)
+    return TaskEndpoint("somewhere", 1, KEYS.task_key("words"), "words", parallelism=4)
 
 
 def test_a_call_by_hand_names_the_methods_to_pass_it_to() -> None:
@@ -52,7 +52,7 @@ def test_a_call_by_hand_names_the_methods_to_pass_it_to() -> None:
 def test_its_text_names_the_operator_and_not_the_secret() -> None:  # H61
     text = repr(SubtaskTask(Times, an_endpoint(), (2,)))
     assert "Times" in text
-    assert SECRET.decode() not in text
+    assert repr(KEYS.task_key("words").secret) not in text
 
 
 @pytest.mark.usefixtures("inside_a_task")

@@ -11,10 +11,15 @@ import java.io.IOException;
 import java.net.InetSocketAddress;
 import java.net.Socket;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Paths;
 import java.security.MessageDigest;
 import java.security.SecureRandom;
+import java.security.cert.CertificateException;
+import java.security.cert.X509Certificate;
 import java.time.Instant;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.NoSuchElementException;
 import java.util.concurrent.ArrayBlockingQueue;
@@ -22,6 +27,10 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
+import javax.net.ssl.SSLContext;
+import javax.net.ssl.SSLSocket;
+import javax.net.ssl.TrustManager;
+import javax.net.ssl.X509TrustManager;
 
 import org.apache.spark.ExceptionFailure;
 import org.apache.spark.ExecutorLostFailure;
@@ -53,7 +62,7 @@ import org.apache.spark.storage.RDDInfo;
  */
 public final class TaskEventRelay extends SparkListener implements Runnable {
 
-    private static final int VERSION = 3;
+    private static final int VERSION = 4;
     private static final int TEXT_MAX_CHARS = 2000;
     private static final int COMMAND_MAX_BYTES = 1 << 20;
     private static final int BATCH_MAX = 256;
@@ -66,7 +75,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
     private final List batch = new ArrayList();
     private SparkContext context;
     private InetSocketAddress address;
-    private byte[] secret;
+    private Credentials credentials;
     private ArrayBlockingQueue queue;
     private Thread writer;
     private com.codahale.metrics.Counter busDrops;
@@ -80,13 +89,15 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
 
     /**
      * Connects in the background; records are kept, up to the capacity, until the connection stands. Patient: a
-     * sidecar that is gone may be started again at any time, so this one tries until the context stops.
+     * sidecar that is gone may be started again at any time, so this one tries until the context stops. The file holds
+     * the credentials; it is read here and not needed afterwards.
      */
-    public void open(SparkContext context, String host, int port, byte[] secret, int capacity, boolean patient) {
+    public void open(SparkContext context, String host, int port, String file, int capacity, boolean patient)
+            throws IOException {
         this.context = context;
         this.patient = patient;
         this.address = new InetSocketAddress(host, port);
-        this.secret = secret;
+        this.credentials = new Credentials(Files.readAllBytes(Paths.get(file, new String[0])));
         this.queue = new ArrayBlockingQueue(capacity);
         this.writer = new Thread(this, "headgate-relay-writer");
         this.writer.setDaemon(true);
@@ -231,7 +242,7 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
         while (!closed && (failures < CONNECT_TRIES || patient && !ended)) {
             Link current = null;
             try {
-                current = new Link(this, address, secret);
+                current = new Link(this, address, credentials);
                 failures = 0;
                 link = current;
                 pump(current);
@@ -632,23 +643,80 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
 
     // ---- one connection -------------------------------------------------------------------------------------
 
+    /** What this end proves, and how it recognizes the other one: identity, key, digest of the certificate or none. */
+    static final class Credentials {
+        final byte[] identity;
+        final byte[] key;
+        final byte[] certificateDigest;
+
+        Credentials(byte[] bytes) {
+            identity = Arrays.copyOfRange(bytes, 0, 16);
+            key = Arrays.copyOfRange(bytes, 16, 48);
+            certificateDigest = Arrays.copyOfRange(bytes, 48, bytes.length);
+        }
+
+        boolean encrypts() {
+            return certificateDigest.length > 0;
+        }
+    }
+
+    /** Accepts one certificate, by its digest, whatever its name, dates and issuer. */
+    static final class Pin implements X509TrustManager {
+        private final byte[] digest;
+
+        Pin(byte[] digest) {
+            this.digest = digest;
+        }
+
+        public void checkClientTrusted(X509Certificate[] chain, String kind) throws CertificateException {
+            throw new CertificateException("this end is no server");
+        }
+
+        public void checkServerTrusted(X509Certificate[] chain, String kind) throws CertificateException {
+            byte[] theirs;
+            try {
+                theirs = MessageDigest.getInstance("SHA-256").digest(chain[0].getEncoded());
+            } catch (java.security.NoSuchAlgorithmException impossible) {
+                throw new CertificateException(impossible);
+            }
+            if (!MessageDigest.isEqual(digest, theirs)) {
+                throw new CertificateException("the sidecar has another certificate");
+            }
+        }
+
+        public X509Certificate[] getAcceptedIssuers() {
+            return new X509Certificate[0];
+        }
+    }
+
     static final class Link implements Runnable {
         private final TaskEventRelay relay;
-        private final Socket socket = new Socket();
+        private final Socket socket;
         private final DataInputStream in;
         private final DataOutputStream out;
         volatile boolean broken;
 
-        /** Connects and proves, both ways, that the two ends know the secret; throws if anything is wrong. */
-        Link(TaskEventRelay relay, InetSocketAddress address, byte[] secret) throws Exception {
+        /** Connects and proves, both ways, that the two ends know the key; throws if anything is wrong. */
+        Link(TaskEventRelay relay, InetSocketAddress address, Credentials credentials) throws Exception {
             this.relay = relay;
+            Socket plain = new Socket();
+            Socket used = plain;
             try {
-                socket.connect(address, HANDSHAKE_TIMEOUT_MS);
-                socket.setTcpNoDelay(true);
-                socket.setSoTimeout(HANDSHAKE_TIMEOUT_MS);
+                plain.connect(address, HANDSHAKE_TIMEOUT_MS);
+                plain.setTcpNoDelay(true);
+                plain.setSoTimeout(HANDSHAKE_TIMEOUT_MS);
+                if (credentials.encrypts()) {
+                    used = encrypted(plain, address, credentials.certificateDigest);
+                }
+            } catch (Exception failure) {
+                plain.close();
+                throw failure;
+            }
+            socket = used;
+            try {
                 in = new DataInputStream(new BufferedInputStream(socket.getInputStream()));
                 out = new DataOutputStream(new BufferedOutputStream(socket.getOutputStream(), 1 << 16));
-                shakeHands(secret);
+                shakeHands(credentials);
                 socket.setSoTimeout(0);
             } catch (Exception failure) {
                 close();
@@ -659,12 +727,25 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             reader.start();
         }
 
-        private void shakeHands(byte[] secret) throws Exception {
+        private static Socket encrypted(Socket plain, InetSocketAddress address, byte[] digest) throws Exception {
+            SSLContext context = SSLContext.getInstance("TLSv1.3");
+            context.init(null, new TrustManager[] {new Pin(digest)}, null);
+            SSLSocket socket = (SSLSocket) context.getSocketFactory()
+                    .createSocket(plain, address.getHostString(), address.getPort(), true);
+            socket.setEnabledProtocols(new String[] {"TLSv1.3"});
+            socket.startHandshake();
+            return socket;
+        }
+
+        private void shakeHands(Credentials credentials) throws Exception {
+            byte[] key = credentials.key;
+            byte[] identity = credentials.identity;
             byte[] magic = "HDGT".getBytes(StandardCharsets.US_ASCII);
             byte[] ours = new byte[32];
             new SecureRandom().nextBytes(ours);
             out.write(magic);
             out.writeShort(VERSION);
+            out.write(identity);
             out.write(ours);
             out.flush();
             byte[] theirMagic = new byte[4];
@@ -675,20 +756,22 @@ public final class TaskEventRelay extends SparkListener implements Runnable {
             }
             byte[] theirs = new byte[32];
             in.readFully(theirs);
-            out.write(proof(secret, "headgate-client", ours, theirs));
+            out.write(proof(key, "headgate-client", identity, ours, theirs));
             out.flush();
             byte[] theirProof = new byte[32];
             in.readFully(theirProof);
-            if (!MessageDigest.isEqual(theirProof, proof(secret, "headgate-server", ours, theirs))) {
-                throw new IOException("the sidecar does not know the secret");
+            if (!MessageDigest.isEqual(theirProof, proof(key, "headgate-server", identity, ours, theirs))) {
+                throw new IOException("the sidecar does not know the key");
             }
         }
 
-        private static byte[] proof(byte[] secret, String label, byte[] ours, byte[] theirs) throws Exception {
+        private static byte[] proof(byte[] key, String label, byte[] identity, byte[] ours, byte[] theirs)
+                throws Exception {
             Mac mac = Mac.getInstance("HmacSHA256");
-            mac.init(new SecretKeySpec(secret, "HmacSHA256"));
+            mac.init(new SecretKeySpec(key, "HmacSHA256"));
             mac.update(label.getBytes(StandardCharsets.US_ASCII));
             mac.update(new byte[] {(byte) (VERSION >> 8), (byte) VERSION});
+            mac.update(identity);
             mac.update(ours);
             mac.update(theirs);
             return mac.doFinal();

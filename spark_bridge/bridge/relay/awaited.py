@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 
 import structlog
 
 from protocol.facts import ApplicationEnded
+from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay.interface import OnFact, RelayError, RelayStatistics, RelayStopped
 from spark_bridge.bridge.relay.jvm_commands import JvmCommands
 from spark_bridge.bridge.relay.jvm_link import RelayServer, deliver
@@ -32,7 +34,7 @@ class AwaitedRelay(JvmCommands):
 
     kind = "jvm"
 
-    def __init__(self, secret: bytes, *, lost_after_s: float) -> None:
+    def __init__(self, keys: KeyRing, *, lost_after_s: float, tls: ssl.SSLContext | None = None) -> None:
         self.statistics = RelayStatistics()
         self.over = asyncio.Event()
         self._on_fact: OnFact | None = None
@@ -43,7 +45,8 @@ class AwaitedRelay(JvmCommands):
                 self._hear,
                 self.statistics,
                 on_lost=self._lost,
-                secret=secret,
+                keys=keys,
+                tls=tls,
                 joins=True,
                 reconnect_timeout_s=lost_after_s,
             )
@@ -58,7 +61,7 @@ class AwaitedRelay(JvmCommands):
 
         Raises ``RelayStopped`` if the application ends in the meantime.
         """
-        await self._server.connected.wait()
+        await self._server.connected_once.wait()
         for _ in range(JOIN_TRIES):
             try:
                 return await self.active_stages()
@@ -68,6 +71,16 @@ class AwaitedRelay(JvmCommands):
                 _log.info("active stages query failed, retry scheduled", error=str(error))
                 await asyncio.sleep(JOIN_PAUSE_S)
         return await self.active_stages()
+
+    @property
+    def driver(self) -> bytes | None:
+        """The identity of the driver whose JVM is expected or served; None if any may come."""
+        return self._server.driver
+
+    def expect(self, driver: bytes) -> None:
+        """Only this driver's JVM may connect. No effect once one has."""
+        if not self.joined:
+            self._server.driver = driver
 
     def connect(self, on_fact: OnFact, on_lost: Callable[[RelayError], None]) -> None:
         """Set the functions that receive the facts from ``start`` on, including those that have arrived before."""
@@ -83,7 +96,7 @@ class AwaitedRelay(JvmCommands):
     @property
     def joined(self) -> bool:
         """Whether a driver's JVM has ever connected."""
-        return self._server.connected.is_set()
+        return self._server.connected_once.is_set()
 
     @property
     def connected(self) -> bool:

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import tempfile
 import threading
 import weakref
 from importlib import resources
@@ -13,6 +16,7 @@ import anyio
 import structlog
 from py4j.protocol import Py4JError
 
+from protocol.wire.keys import IDENTITY_BYTES, Key, KeyRing, Purpose
 from spark_bridge.bridge.relay.interface import (
     OnFact,
     OnLost,
@@ -23,6 +27,7 @@ from spark_bridge.bridge.relay.interface import (
 )
 from spark_bridge.bridge.relay.jvm_commands import JvmCommands
 from spark_bridge.bridge.relay.jvm_link import RelayServer
+from spark_bridge.certificates import Encryption
 
 CLASS_NAME = "headgate.relay.TaskEventRelay"
 BUFFER_CAPACITY = 10_000
@@ -41,6 +46,8 @@ class JaninoRelay(JvmCommands):
         spark: a classic SparkContext or SparkSession.
         on_fact: called on the event loop of ``start`` for each fact.
         on_lost: called once if the JVM's end is lost permanently while the relay is open.
+        keys: the keys of the application; by default random ones.
+        encryption: for the connection of the JVM; by default none.
         buffer_capacity: how many records the JVM holds for a slow sidecar before it drops.
     """
 
@@ -52,12 +59,22 @@ class JaninoRelay(JvmCommands):
         on_fact: OnFact,
         *,
         on_lost: OnLost | None = None,
+        keys: KeyRing | None = None,
+        encryption: Encryption | None = None,
         buffer_capacity: int = BUFFER_CAPACITY,
     ) -> None:
         self._context = require_driver(spark)
         self._buffer_capacity = buffer_capacity
+        encryption = encryption or Encryption()
+        self._certificate_sha256 = encryption.certificate_sha256
         self.statistics = RelayStatistics()
-        super().__init__(RelayServer(on_fact, self.statistics, on_lost=on_lost))
+        keys = keys or KeyRing(secrets.token_bytes(32))
+        self._key = keys.key(Purpose.RELAY, secrets.token_bytes(IDENTITY_BYTES))
+        super().__init__(
+            RelayServer(
+                on_fact, self.statistics, on_lost=on_lost, keys=keys, driver=self._key.identity, tls=encryption.context
+            )
+        )
         self._listener: Any = None
 
     async def start(self) -> None:
@@ -88,19 +105,31 @@ class JaninoRelay(JvmCommands):
     # --- on worker threads, because Py4J blocks ---
 
     def _compile_and_open(self, host: str, port: int) -> None:
-        self._listener = open_listener(self._context, host, port, self._server.secret, self._buffer_capacity)
+        self._listener = open_listener(
+            self._context, host, port, self._key, self._certificate_sha256, self._buffer_capacity
+        )
 
     def _attach(self) -> None:
         self._listener.attach()
 
 
 def open_listener(
-    context: Any, host: str, port: int, secret: bytes, buffer_capacity: int = BUFFER_CAPACITY, *, patient: bool = False
+    context: Any,
+    host: str,
+    port: int,
+    key: Key,
+    certificate_sha256: bytes = b"",
+    buffer_capacity: int = BUFFER_CAPACITY,
+    *,
+    patient: bool = False,
 ) -> Any:
     """Make the Java object in the driver's JVM, which connects in the background. Blocks.
 
-    It receives events from ``attach()`` until ``close_listener``. A ``patient`` one tries to connect until the context
-    stops. Raises ``RelayStopped``, or ``RelayRefused`` if the JVM cannot compile it.
+    The key is handed over in a file that only this user can read, and that is deleted before this returns: Py4J logs
+    the arguments of a call. With ``certificate_sha256``, the JVM uses TLS and accepts only this certificate.
+
+    The object receives events from ``attach()`` until ``close_listener``. A ``patient`` one tries to connect until the
+    context stops. Raises ``RelayStopped``, or ``RelayRefused`` if the JVM cannot compile it.
     """
     jvm, java_context = context._jvm, context._jsc.sc()
     if java_context.isStopped():
@@ -114,7 +143,13 @@ def open_listener(
         raise RelayRefused(
             "the driver's JVM could not compile the relay: check that Spark's janino jar is present"
         ) from problem
-    listener.open(java_context, host, port, bytearray(secret), buffer_capacity, patient)
+    descriptor, path = tempfile.mkstemp(prefix="headgate-relay-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(key.identity + key.secret + certificate_sha256)
+        listener.open(java_context, host, port, path, buffer_capacity, patient)
+    finally:
+        os.unlink(path)
     return listener
 
 

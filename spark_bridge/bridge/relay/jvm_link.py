@@ -2,10 +2,10 @@
 
 """The sidecar's end of the loopback connection to the listener in the driver's JVM.
 
-The sidecar listens, the JVM connects. Nothing is parsed before the peer has proved that it knows the
-secret (H61). Then both sides send frames: a ``u32`` length and a body. A frame from the JVM begins with
-an ``i64`` sequence number, 0 for answers and increasing by one for records, so that a reconnect loses or
-repeats nothing unnoticed: a known number is skipped, a gap is counted and reported as ``FactsDropped``.
+The sidecar listens, the JVM connects. Nothing is parsed before the peer has proved that it knows the key of this
+driver's JVM (H61, H76). Then both sides send frames: a ``u32`` length and a body. A frame from the JVM begins with an
+``i64`` sequence number, 0 for answers and increasing by one for records, so that a reconnect loses or repeats nothing
+unnoticed: a known number is skipped, a gap is counted and reported as ``FactsDropped``.
 
 A command stays pending until its answer comes. After a reconnect the pending ones are sent again, which
 is harmless: a task attempt, a job and a stage can be killed only once, and a query changes nothing.
@@ -15,115 +15,46 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 import struct
 import time
-from enum import Enum
-from typing import cast
+from typing import NamedTuple
 
 import structlog
 
 from protocol.errors import RemoteProtocolError
 from protocol.facts import ApplicationEnded, FactsDropped
-from protocol.wire.framing import FrameDecoder, frame
-from protocol.wire.handshake import NONCE_BYTES, ServerHandshake
+from protocol.wire.framing import frame
+from protocol.wire.keys import Key, KeyRing, Purpose
 from spark_bridge.bridge.relay.interface import OnFact, OnLost, RelayError, RelayStatistics, RelayStopped
 from spark_bridge.bridge.relay.records import CommandAnswered, RecordDecodeError, RelayedFact, decode_record
+from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig
 
 FRAME_MAX_BYTES = 4 << 20
-UNPROVEN_LINKS_MAX = 8
 HANDSHAKE_TIMEOUT_S = 5.0
+UNAUTHENTICATED_MAX = 64
+CONNECTIONS_MAX = 256
 
 _log = structlog.get_logger(__name__)
 
 _SEQUENCE = struct.Struct(">q")
 
 
-class LinkState(Enum):
-    """The lifecycle of a connection, which only moves downwards."""
+class _FromJvm(NamedTuple):
+    """A frame from the JVM."""
 
-    GREETING = "shaking hands"
-    OPEN = "frames flow"
-    CLOSED = "closed"
+    sequence: int
+    body: bytes
 
 
-class RelayLink(asyncio.Protocol):
-    """One connection, from accept to close: shakes hands, then cuts the stream into frames."""
+def _decode(body: bytes) -> _FromJvm:
+    if len(body) < _SEQUENCE.size:
+        raise RemoteProtocolError(f"a frame of {len(body)} bytes is too short")
+    (sequence,) = _SEQUENCE.unpack_from(body)
+    return _FromJvm(sequence, body[_SEQUENCE.size :])
 
-    def __init__(self, server: RelayServer) -> None:
-        self._server = server
-        self._state = LinkState.GREETING
-        self._handshake = ServerHandshake(server.secret, secrets.token_bytes(NONCE_BYTES))
-        self._frames = FrameDecoder(FRAME_MAX_BYTES)
-        self._transport: asyncio.Transport | None = None
-        self._deadline: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by its methods alone
-        if not self._server.admit(self):
-            self.close("the relay is closed")
-            return
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(HANDSHAKE_TIMEOUT_S, self.close, "the handshake timed out")
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            if self._state is LinkState.GREETING:
-                data = self._shake_hands(data)
-            if self._state is LinkState.OPEN:
-                for body in self._frames.feed(data):
-                    self._take_frame(body)
-        except RemoteProtocolError as problem:
-            self.close(str(problem))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._close_quietly()
-        self._server.link_lost(self, exc)
-
-    def send(self, body: bytes) -> None:
-        """Write one frame; nothing happens on a closed link."""
-        if self._transport is not None and self._state is LinkState.OPEN:
-            self._transport.write(frame(body))
-
-    def close(self, problem: str | None = None) -> None:
-        """Close immediately, and log ``problem`` if given. Idempotent."""
-        if problem is not None and self._state is not LinkState.CLOSED:
-            _log.warning("relay connection closed", problem=problem, state=self._state.name)
-        self._close_quietly()
-
-    def _close_quietly(self) -> None:
-        before, self._state = self._state, LinkState.CLOSED
-        if self._deadline is not None:
-            self._deadline.cancel()
-        if self._transport is None:
-            return
-        if before is LinkState.GREETING:
-            self._transport.close()  # after the few bytes that tell a refused peer our version
-        else:
-            self._transport.abort()
-
-    def _shake_hands(self, data: bytes) -> bytes:
-        """Feed the handshake; returns what came after it, which belongs to frames."""
-        try:
-            self._write(self._handshake.receive(data))
-        except RemoteProtocolError:
-            self._write(self._handshake.last_words)
-            raise
-        if self._handshake.done:
-            assert self._deadline is not None
-            self._deadline.cancel()
-            self._state = LinkState.OPEN
-            self._server.link_opened(self)
-        return self._handshake.trailing_data
-
-    def _take_frame(self, body: bytes) -> None:
-        if len(body) < _SEQUENCE.size:
-            raise RemoteProtocolError(f"a frame of {len(body)} bytes is too short")
-        (sequence,) = _SEQUENCE.unpack_from(body)
-        self._server.frame_received(sequence, body[_SEQUENCE.size :])
-
-    def _write(self, data: bytes) -> None:
-        if data and self._transport is not None:
-            self._transport.write(data)
+_JVM = Dialect(_decode, frame, FRAME_MAX_BYTES)
 
 
 class RelayServer:
@@ -134,7 +65,10 @@ class RelayServer:
         statistics: counted up in place.
         on_lost: called once if the JVM does not come back within ``reconnect_timeout_s`` of a broken
             connection.
-        secret: at least 16 bytes; by default a random one.
+        keys: the keys of the application; by default random ones.
+        driver: the identity of the driver whose JVM is expected. None: the first one that connects is served, and from
+            then on no other.
+        tls: encrypts the connection (H77).
         joins: the JVM may have sent facts to another sidecar before, so the first number is not a gap.
         reconnect_timeout_s: see above, in seconds.
         command_timeout_s: how long a command waits for its answer, reconnects included, in seconds.
@@ -146,22 +80,26 @@ class RelayServer:
         statistics: RelayStatistics,
         *,
         on_lost: OnLost | None = None,
-        secret: bytes | None = None,
+        keys: KeyRing | None = None,
+        driver: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
         joins: bool = False,
         reconnect_timeout_s: float = 15.0,
         command_timeout_s: float = 30.0,
     ) -> None:
-        self.secret = secrets.token_bytes(32) if secret is None else secret
+        self._keys = KeyRing(secrets.token_bytes(32)) if keys is None else keys
+        self.driver = driver
+        """The identity of the driver whose JVM is served; None until it is known."""
+        self._tls = tls
         self._joins = joins
         self._on_fact = on_fact
         self._statistics = statistics
         self._on_lost = on_lost
         self._reconnect_timeout_s = reconnect_timeout_s
         self._command_timeout_s = command_timeout_s
-        self._server: asyncio.Server | None = None
-        self._unproven: dict[RelayLink, None] = {}  # the oldest first
-        self._link: RelayLink | None = None
-        self.connected = asyncio.Event()
+        self._server: AuthenticatedServer | None = None
+        self._link: Connection | None = None
+        self.connected_once = asyncio.Event()
         """Set once the JVM has connected for the first time."""
         self._end_expected = False
         self._lost_timer: asyncio.TimerHandle | None = None
@@ -171,11 +109,23 @@ class RelayServer:
         self._over: str | None = None
 
     async def listen(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
-        """Listen, on a free port unless one is given; returns host and port. Raises ``OSError`` for one in use."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: RelayLink(self), host, port)
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return host, port
+        """Listen, on a free port unless one is given; returns host and port. Raises ``ServerStartError``."""
+        config = ServerConfig(
+            bind_host=host,
+            port=port,
+            tls=self._tls,
+            authenticate_timeout_s=HANDSHAKE_TIMEOUT_S,
+            unauthenticated_max=UNAUTHENTICATED_MAX,
+            connections_max=CONNECTIONS_MAX,
+        )
+        self._server = AuthenticatedServer(self, self._find_key, _JVM, config, purpose="relay")
+        await self._server.start()
+        return self._server.address
+
+    def _find_key(self, identity: bytes) -> Key | None:
+        if self._over is not None or self.driver not in (None, identity):
+            return None
+        return self._keys.key(Purpose.RELAY, identity)
 
     def expect_end(self) -> None:
         """The JVM's end is about to be closed, so its disconnection is not a loss."""
@@ -196,13 +146,10 @@ class RelayServer:
         """Close every connection; pending commands fail with ``RelayStopped``. Idempotent."""
         self.end("the relay is closed")
         if self._link is not None:
-            self._link.close()
-        for link in tuple(self._unproven):
-            link.close()
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-            self._server = None
+            self._link.abort("the relay is closed")
+        server, self._server = self._server, None
+        if server is not None:
+            await server.close()
 
     async def command(self, operation: int, arguments: bytes) -> CommandAnswered:
         """Send one command and return its answer.
@@ -219,7 +166,7 @@ class RelayServer:
         answer: asyncio.Future[CommandAnswered] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = (body, answer)
         if self._link is not None:
-            self._link.send(body)
+            self._link.send(body, at_once=True)
         try:
             answered = await asyncio.wait_for(answer, self._command_timeout_s)
         except TimeoutError:
@@ -233,48 +180,44 @@ class RelayServer:
             raise RelayError(f"Spark rejected the command: {answered.problem}")
         return answered
 
-    # --- for links ---
+    # --- for the server ---
 
-    def admit(self, link: RelayLink) -> bool:
-        """Whether one more connection may authenticate. If there are too many, the oldest is closed (H62).
-
-        So silent peers never keep out the JVM, which needs only milliseconds.
-        """
+    def connected(self, connection: Connection) -> None:
+        """The peer knows the key: it replaces the previous link, and gets all unanswered commands."""
         if self._over is not None:
-            return False
-        if len(self._unproven) >= UNPROVEN_LINKS_MAX:
-            oldest = next(iter(self._unproven))
-            del self._unproven[oldest]
-            oldest.close("too many unauthenticated connections")
-        self._unproven[link] = None
-        return True
-
-    def link_opened(self, link: RelayLink) -> None:
-        """The peer knows the secret: it replaces the previous link, and gets all unanswered commands."""
-        self._unproven.pop(link, None)
-        before, self._link = self._link, link
+            connection.abort("the relay is closed")
+            return
+        connection.identified()
+        self.driver = connection.authenticated_as
+        before, self._link = self._link, connection
         if before is not None:
-            before.close()
+            before.abort("the JVM has connected again")
         if self._lost_timer is not None:
             self._lost_timer.cancel()
-        if self.connected.is_set():
+        if self.connected_once.is_set():
             self._statistics.reconnects += 1
-        self.connected.set()
+        self.connected_once.set()
         for body, _ in self._pending.values():
-            link.send(body)
+            connection.send(body)
 
-    def link_lost(self, link: RelayLink, exc: Exception | None) -> None:
+    def messages_received(self, connection: Connection, messages: list[_FromJvm]) -> None:
+        """Records and answers of the JVM."""
+        for sequence, body in messages:
+            self._frame_received(sequence, body)
+
+    def disconnected(self, connection: Connection, reason: str) -> None:
         """A connection is gone. If it was the one in use, the JVM has some time to reconnect."""
-        self._unproven.pop(link, None)
-        if link is not self._link:
+        if connection is not self._link:
             return
         self._link = None
         if self._over is None and not self._end_expected:
-            _log.warning("relay connection lost", cause=repr(exc))
+            _log.warning("relay connection lost", cause=reason)
             self._lost_timer = asyncio.get_running_loop().call_later(self._reconnect_timeout_s, self._give_up)
 
-    def frame_received(self, sequence: int, body: bytes) -> None:
-        """One frame of an authenticated peer. If it cannot be decoded, it is logged and counted as a dropped fact."""
+    # --- facts ---
+
+    def _frame_received(self, sequence: int, body: bytes) -> None:
+        """If a record cannot be decoded, it is logged and counted as a dropped fact."""
         if sequence != 0:
             if self._joins:
                 self._joins, self._last_sequence = False, sequence - 1

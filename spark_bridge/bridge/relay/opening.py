@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import structlog
 
 from protocol.facts import FactsDropped, StageLook, StatusReported, TaskPlace
+from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay.interface import (
     OnFact,
     OnLost,
@@ -26,6 +27,7 @@ from spark_bridge.bridge.relay.janino import BUFFER_CAPACITY, JaninoRelay
 from spark_bridge.bridge.relay.jvm_link import deliver
 from spark_bridge.bridge.relay.py4j_listener import Py4jRelay
 from spark_bridge.bridge.relay.records import RelayedFact
+from spark_bridge.certificates import Encryption
 
 RelayKind = Literal["jvm", "py4j"]
 
@@ -40,6 +42,8 @@ def open_relay(
     *,
     kind: RelayKind = "jvm",
     on_lost: OnLost | None = None,
+    keys: KeyRing | None = None,
+    encryption: Encryption | None = None,
     buffer_capacity: int = BUFFER_CAPACITY,
 ) -> Relay:
     """Make a relay, which is not started yet. Does not block.
@@ -51,6 +55,8 @@ def open_relay(
             lost permanently (with one line in the log); ``"py4j"`` is a Python listener, slower for each event.
         on_lost: called once, on the loop, if the JVM's end is lost permanently while the relay is open, and the
             other kind cannot replace it.
+        keys: the keys of the application; by default random ones (``"jvm"`` only).
+        encryption: for the connection of the JVM (``"jvm"`` only); by default none.
         buffer_capacity: records that the JVM holds for a slow sidecar before it drops (``"jvm"`` only).
             Spark's own bound before it is ``spark.scheduler.listenerbus.eventqueue.headgate.capacity``.
 
@@ -61,13 +67,14 @@ def open_relay(
     if kind == "py4j":
         return Py4jRelay(spark, on_fact)
     if kind == "jvm":
-        first = partial(_janino, spark, on_fact, buffer_capacity)
+        settings = {"keys": keys, "encryption": encryption, "buffer_capacity": buffer_capacity}
+        first = partial(_janino, spark, on_fact, settings)
         return _WithFallback(first, Py4jRelay(spark, on_fact), on_fact, on_lost or _nobody_asked)
     raise ValueError(f"invalid relay kind {kind!r}: expected 'jvm' or 'py4j'")
 
 
-def _janino(spark: Any, on_fact: OnFact, buffer_capacity: int, on_lost: OnLost) -> Relay:
-    return JaninoRelay(spark, on_fact, on_lost=on_lost, buffer_capacity=buffer_capacity)
+def _janino(spark: Any, on_fact: OnFact, settings: dict[str, Any], on_lost: OnLost) -> Relay:
+    return JaninoRelay(spark, on_fact, on_lost=on_lost, **settings)
 
 
 def _nobody_asked(error: RelayError) -> None:

@@ -246,10 +246,10 @@ def test_a_driver_that_was_lost_is_replaced_by_the_next(
 ) -> None:
     """H52. Nobody hears that the first one leaves, as when it is killed; the sidecar would wait for it."""
 
-    def cut_off(address: ControlAddress, method: str, *arguments: Any, **options: Any) -> Any:
+    def cut_off(address: ControlAddress, driver: bytes, method: str, *arguments: Any, **options: Any) -> Any:
         if method == "detach":
             raise SidecarUnreachable("the driver was killed before it could detach")
-        return ask(address, method, *arguments, **options)
+        return ask(address, driver, method, *arguments, **options)
 
     monkeypatch.setattr(attached, "ask", cut_off)
     here = program()

@@ -13,12 +13,14 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from protocol.wire.codec import decode_message, encode_event, encode_message
 from protocol.wire.framing import FrameDecoder
 from protocol.wire.handshake import ServerHandshake
+from protocol.wire.keys import KeyRing, Purpose
 from protocol.wire.messages import (
     Confirm,
     EventMessage,
@@ -32,9 +34,10 @@ from protocol.wire.messages import (
 )
 from spark_bridge.subtask import SubtaskOperator, TaskEndpoint, TaskIdentity, run_subtask
 
-SECRET = b"s" * 32
+KEYS = KeyRing(b"s" * 32)
 PATIENCE_S = 120.0
 TASK_ID = 71
+TOKEN = b"the token of this attempt"
 
 MessageT = TypeVar("MessageT", bound=Message)
 
@@ -105,8 +108,8 @@ class PeerConnection:
 class Peer:
     """A listening sidecar."""
 
-    def __init__(self, secret: bytes = SECRET) -> None:
-        self._secret = secret
+    def __init__(self, keys: KeyRing = KEYS) -> None:
+        self._keys = keys
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(PATIENCE_S)
         self.port: int = self._listener.getsockname()[1]
@@ -126,7 +129,7 @@ class Peer:
         fields: dict[str, Any] = {
             "host": "127.0.0.1",
             "port": self.port,
-            "secret": SECRET,
+            "key": KEYS.task_key("words"),
             "operator_id": "words",
             "parallelism": 4,
             "connect_timeout_s": PATIENCE_S,
@@ -140,9 +143,9 @@ class Peer:
     def stop_listening(self) -> None:
         self._listener.close()
 
-    def change_secret(self, secret: bytes) -> None:
+    def change_keys(self, keys: KeyRing) -> None:
         """Become another sidecar from now on."""
-        self._secret = secret
+        self._keys = keys
 
     def accept_raw(self) -> socket.socket:
         sock, _ = self._listener.accept()
@@ -154,7 +157,7 @@ class Peer:
         """Accept one connection and authenticate it. Raises the error of a failed handshake."""
         sock = self.accept_raw()
         try:
-            handshake = ServerHandshake(self._secret, os.urandom(32))
+            handshake = ServerHandshake(partial(self._keys.key, Purpose.TASKS), os.urandom(32))
             while not handshake.done:
                 data = sock.recv(65536)
                 assert data, "the task closed the connection in the handshake"
@@ -196,6 +199,7 @@ def registered(task_attempt_id: int = TASK_ID, **changes: Any) -> Registered:
         "window_events": 1000,
         "window_bytes": 2**20,
         "events_sent": 0,
+        "token": TOKEN,
     }
     return Registered(**(fields | changes))
 

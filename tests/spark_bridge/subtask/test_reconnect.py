@@ -8,13 +8,14 @@ import pytest
 
 from protocol.errors import HandshakeFailed
 from protocol.wire.codec import decode_event
+from protocol.wire.keys import KeyRing
 from protocol.wire.messages import AttemptEnded, Confirm, EventMessage, Finished, RefusalCode, Refused, Resume
 from spark_bridge.subtask import AttemptOver, SubtaskContext, io_loop
 from tests.spark_bridge.subtask.operators import Calling, EventSource
-from tests.spark_bridge.subtask.peer import TASK_ID, Peer, RunningTask
+from tests.spark_bridge.subtask.peer import TASK_ID, TOKEN, Peer, RunningTask
 
 
-def test_after_a_break_both_sides_go_on_where_they_were() -> None:  # H24, H22
+def test_after_a_break_both_sides_go_on_where_they_were() -> None:  # H24, H22, H74
     with Peer() as peer:
         task = RunningTask(EventSource, peer.endpoint())
         first = peer.take_task()
@@ -22,7 +23,7 @@ def test_after_a_break_both_sides_go_on_where_they_were() -> None:  # H24, H22
         first.confirmed(2)
         first.close()
         second, resume = peer.resume(received_seq=1)
-        assert resume == Resume(TASK_ID, "words", received_seq=2)
+        assert resume == Resume(TASK_ID, "words", received_seq=2, token=TOKEN)
         second.send(second.event(2, "b"), second.event(3, "c"), second.event(4, "end"))
         second.confirmed(4)
         second.finish()
@@ -94,7 +95,7 @@ def test_a_sidecar_that_was_replaced_ends_the_attempt_at_once() -> None:  # H61
     with Peer() as peer:
         task = RunningTask(EventSource, peer.endpoint())
         peer.take_task().close()
-        peer.change_secret(b"the secret of the next sidecar..")
+        peer.change_keys(KeyRing(b"the secret of the next sidecar.."))
         with pytest.raises(HandshakeFailed):
             peer.accept()
         error = task.error()

@@ -11,6 +11,7 @@ import pytest
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError, VersionMismatch
 from protocol.wire.handshake import PROTOCOL_VERSION
+from protocol.wire.keys import KeyRing
 from protocol.wire.messages import AttemptEnded, Confirm, RefusalCode, Refused, Register
 from spark_bridge.subtask import (
     AttemptOver,
@@ -19,7 +20,7 @@ from spark_bridge.subtask import (
     RegistrationRefused,
 )
 from tests.spark_bridge.subtask.operators import Recorder
-from tests.spark_bridge.subtask.peer import SECRET, TASK_ID, Peer, RunningTask, registered
+from tests.spark_bridge.subtask.peer import KEYS, TASK_ID, Peer, RunningTask, registered
 
 
 def free_port() -> int:
@@ -69,14 +70,14 @@ def test_a_listener_that_never_answers_is_given_up() -> None:
 
 
 def test_a_peer_that_knows_another_secret_is_refused_by_both_sides() -> None:  # H61
-    with Peer(secret=b"another secret, as long as it is") as peer:
+    with Peer(KeyRing(b"another secret, as long as it is")) as peer:
         task = RunningTask(Recorder, peer.endpoint())
         with pytest.raises(HandshakeFailed):
             peer.accept()
         error = task.error()
     assert isinstance(error, HandshakeFailed)
     assert "secret" in str(error)
-    assert SECRET.decode() not in str(error)
+    assert repr(KEYS.task_key("words").secret) not in str(error)
 
 
 def test_another_protocol_version_is_named_on_both_sides() -> None:  # H60
@@ -166,4 +167,4 @@ def test_what_comes_right_behind_the_answer_is_not_lost() -> None:  # H22
 
 def test_the_endpoint_never_shows_its_secret() -> None:  # H61
     with Peer() as peer:
-        assert SECRET.decode() not in repr(peer.endpoint())
+        assert repr(KEYS.task_key("words").secret) not in repr(peer.endpoint())

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Keys for each purpose, derived from one master secret (H76).
+
+The master secret stays in the sidecar's process, and in the driver that the sidecar belongs to. A task is given the key
+of its operator, and the driver's JVM the key of its connection. Neither key leads back to the master secret or to
+another key, so a task can speak for no other operator, cannot use the control port, and cannot speak as the JVM.
+
+A key belongs to a *purpose* and an *identity* of 16 bytes. In the handshake (``handshake``) a client names its
+identity, and the server derives the same key from it. So a server needs no list of keys, and answers an identity that
+does not exist as it answers a wrong key.
+
+The derivation is HKDF with SHA-256 (RFC 5869): one extraction for the master secret, one expansion for each key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+from enum import Enum
+
+__all__ = ["IDENTITY_BYTES", "KEY_BYTES", "NO_IDENTITY", "SECRET_BYTES_MIN", "Key", "KeyRing", "Purpose", "identity_of"]
+
+IDENTITY_BYTES = 16
+KEY_BYTES = 32
+SECRET_BYTES_MIN = 16
+NO_IDENTITY = bytes(IDENTITY_BYTES)
+"""The identity of a client whose purpose needs none."""
+
+_SALT = b"headgate keys 1"
+
+
+class Purpose(Enum):
+    """What a key is for."""
+
+    TASKS = b"tasks"
+    """The tasks of one operator. The identity is ``identity_of(operator_id)``."""
+    RELAY = b"relay"
+    """The JVM of one driver. The identity is the driver's own random one."""
+    CONTROL = b"control"
+    """A driver's requests. There is no identity."""
+    ATTEMPTS = b"attempts"
+    """Tokens of attempts (H74). No connection uses this key."""
+    CERTIFICATE = b"certificate"
+    """The private key of the sidecar's certificate (H77)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of 32 bytes, and the identity under which its holder connects. ``repr`` does not show the key."""
+
+    identity: bytes
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises ``ValueError`` for an identity or a key of another length."""
+        if len(self.identity) != IDENTITY_BYTES:
+            raise ValueError(f"the identity must have {IDENTITY_BYTES} bytes, has {len(self.identity)}")
+        if len(self.secret) != KEY_BYTES:
+            raise ValueError(f"the key must have {KEY_BYTES} bytes, has {len(self.secret)}")
+
+
+def identity_of(name: str) -> bytes:
+    """The identity that belongs to a name, such as an operator's."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:IDENTITY_BYTES]
+
+
+class KeyRing:
+    """The keys of one master secret. Immutable, for any thread. ``repr`` shows no secret."""
+
+    __slots__ = ("_extracted",)
+
+    def __init__(self, master: bytes) -> None:
+        """``master``: at least 16 random bytes. Raises ``ValueError`` for fewer."""
+        if len(master) < SECRET_BYTES_MIN:
+            raise ValueError(f"the secret must have at least {SECRET_BYTES_MIN} bytes, has {len(master)}")
+        self._extracted = hmac.digest(_SALT, master, hashlib.sha256)
+
+    def key(self, purpose: Purpose, identity: bytes = NO_IDENTITY) -> Key:
+        """The key of this purpose and identity; the same for equal arguments."""
+        return Key(identity, hmac.digest(self._extracted, purpose.value + b"\0" + identity + b"\1", hashlib.sha256))
+
+    def task_key(self, operator_id: str) -> Key:
+        """The key that the tasks of one operator are given."""
+        return self.key(Purpose.TASKS, identity_of(operator_id))
+
+    def certificate_seed(self) -> bytes:
+        """The 32 bytes of the private key of the sidecar's certificate."""
+        return self.key(Purpose.CERTIFICATE).secret
+
+    def attempt_token(self, application: bytes, operator_id: str, task_attempt_id: int) -> bytes:
+        """What an accepted attempt shows to resume (H74): nobody without the master secret can compute it.
+
+        ``application`` is the driver's identity: task attempt ids begin again with the next driver. A sidecar that was
+        restarted computes the same token, and so recognizes the attempts of the one before.
+        """
+        attempts = self.key(Purpose.ATTEMPTS, application).secret
+        return hmac.digest(attempts, task_attempt_id.to_bytes(8, "big") + operator_id.encode(), hashlib.sha256)

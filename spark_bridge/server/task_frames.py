@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What tasks and the sidecar say to each other, as a dialect of the server."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import get_args
+
+from protocol.errors import RemoteProtocolError
+from protocol.wire.codec import DEFAULT_LIMITS, WireLimits, decode_message, encode_message
+from protocol.wire.messages import UpMessage
+from spark_bridge.server.connection import Dialect
+
+__all__ = ["task_dialect"]
+
+_UPWARD = frozenset(get_args(UpMessage))
+
+
+def task_dialect(limits: WireLimits = DEFAULT_LIMITS) -> Dialect:
+    """Messages of a task (``UpMessage``) in, messages to it (``Downward``) out, within these limits."""
+    return Dialect(partial(_decode, limits=limits), partial(encode_message, limits=limits), limits.frame_bytes_max)
+
+
+def _decode(body: bytes, limits: WireLimits) -> object:
+    message = decode_message(body, limits)
+    if type(message) not in _UPWARD:
+        raise RemoteProtocolError(f"unexpected message: tasks do not send {type(message).__name__}")
+    return message

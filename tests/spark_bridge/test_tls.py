@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Encrypted connections (H77): real TCP, real certificates, and somebody between the two ends."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+)
+from structlog.testing import capture_logs
+
+from protocol.errors import HandshakeFailed, RemoteProtocolError
+from protocol.wire.codec import encode_message
+from protocol.wire.keys import KeyRing, Purpose
+from protocol.wire.messages import Confirm, EventMessage
+from spark_bridge.certificates import Encryption, TlsCertificate, certificate_digest, encryption
+from spark_bridge.errors import SidecarError
+from spark_bridge.server.server import AuthenticatedServer, Connection, ServerConfig
+from spark_bridge.server.task_frames import task_dialect
+from spark_bridge.subtask.connection import Connection as TaskConnection
+from spark_bridge.subtask.endpoint import TaskEndpoint
+from spark_bridge.subtask.tls import TlsStream, client_context
+
+KEYS = KeyRing(b"the secret of this application!!")
+PATIENCE_S = 120.0
+
+
+class Echo:
+    """Answers each event with an event of the same payload."""
+
+    def __init__(self) -> None:
+        self.served = 0
+
+    def connected(self, connection: Connection) -> None:
+        connection.identified()
+        self.served += 1
+
+    def messages_received(self, connection: Connection, messages: list[Any]) -> None:
+        for message in messages:
+            connection.send(message)
+
+    def disconnected(self, connection: Connection, reason: str) -> None:
+        """Nothing to do."""
+
+
+@asynccontextmanager
+async def a_server(encryption: Encryption) -> AsyncIterator[tuple[AuthenticatedServer, Echo]]:
+    handler = Echo()
+    server = AuthenticatedServer(
+        handler,
+        lambda identity: KEYS.key(Purpose.TASKS, identity),
+        task_dialect(),
+        ServerConfig(tls=encryption.context, authenticate_timeout_s=PATIENCE_S),
+    )
+    await server.start()
+    try:
+        yield server, handler
+    finally:
+        await server.close()
+
+
+def an_endpoint(address: tuple[str, int], certificate_sha256: bytes) -> TaskEndpoint:
+    return TaskEndpoint(*address, KEYS.task_key("words"), "words", 4, certificate_sha256=certificate_sha256)
+
+
+def deadline() -> float:
+    return asyncio.get_running_loop().time() + PATIENCE_S
+
+
+@contextmanager
+def opened(endpoint: TaskEndpoint, until: float) -> Iterator[TaskConnection]:
+    connection = TaskConnection.open(endpoint, until)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def exchange(endpoint: TaskEndpoint, until: float, sizes: tuple[int, ...]) -> list[int]:
+    """Send events of these sizes and return the sizes of the events that come back."""
+    with opened(endpoint, until) as connection:
+        back: list[int] = []
+        for seq, size in enumerate(sizes, 1):
+            answers = connection.exchange(encode_message(EventMessage(7, seq, os.urandom(size))), until)
+            back += [len(answer.payload) for answer in answers if isinstance(answer, EventMessage)]
+        return back
+
+
+@pytest.fixture(scope="module")
+def made() -> Encryption:
+    return encryption(True, KEYS)
+
+
+async def test_frames_of_every_size_go_both_ways(made: Encryption) -> None:  # H77
+    sizes = (0, 1, 16_383, 16_384, 16_385, 1_000_000)
+    async with a_server(made) as (server, _):
+        endpoint = an_endpoint(server.address, made.certificate_sha256)
+        assert await asyncio.to_thread(exchange, endpoint, deadline(), sizes) == list(sizes)
+
+
+async def test_nothing_can_be_read_on_the_way(made: Encryption) -> None:  # H77
+    async with a_server(made) as (server, _), a_line_to(server.address) as line:
+        secret = b"what nobody else may read" * 10
+        event = encode_message(EventMessage(7, 1, secret))
+        endpoint = an_endpoint(line.address, made.certificate_sha256)
+
+        def talk() -> Any:
+            with opened(endpoint, until) as connection:
+                return connection.exchange(event, until)
+
+        until = deadline()
+        assert await asyncio.to_thread(talk) == [EventMessage(7, 1, secret)]
+        heard = b"".join(line.heard)
+        assert b"what nobody" not in heard
+        assert b"HDGT" not in heard
+        assert KEYS.task_key("words").identity not in heard
+        assert len(heard) > 2 * len(secret), "the line has seen the conversation"
+
+
+async def test_bytes_that_are_changed_on_the_way_end_the_connection(made: Encryption) -> None:  # H77
+    async with a_server(made) as (server, handler), a_line_to(server.address) as line:
+        endpoint = an_endpoint(line.address, made.certificate_sha256)
+        until = deadline()
+
+        def talk() -> None:
+            with opened(endpoint, until) as connection:
+                line.spoil_next_up = True
+                connection.exchange(encode_message(Confirm(7, 1)), until)
+
+        with capture_logs() as log, pytest.raises(OSError, match="closed the connection"):
+            await asyncio.to_thread(talk)
+        assert handler.served == 1
+        assert "damaged" in next(entry["why"] for entry in log if entry["event"] == "connection refused")
+
+
+async def test_a_task_refuses_another_certificate(made: Encryption) -> None:  # H77: certificate pinned
+    other = encryption(True, KeyRing(b"the secret of another sidecar!!!"))
+    async with a_server(other) as (server, handler):
+        endpoint = an_endpoint(server.address, made.certificate_sha256)
+        with pytest.raises(HandshakeFailed, match="certificate is not the one"):
+            await asyncio.to_thread(exchange, endpoint, deadline(), (1,))
+        assert handler.served == 0
+
+
+async def test_somebody_in_the_middle_with_another_certificate_hears_nothing(made: Encryption) -> None:  # H77
+    """He decrypts, and passes on: the handshake inside would succeed. Only the pinned certificate stops him."""
+    his = encryption(True, KeyRing(b"the secret of the one between!!!"))
+    heard: list[bytes] = []
+
+    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        further = await asyncio.open_connection(*server.address, ssl=client_context())
+        heard.append(await reader.read(100))
+        for one in (writer, further[1]):
+            one.close()
+
+    async with a_server(made) as (server, handler):
+        listener = await asyncio.start_server(between, "127.0.0.1", 0, ssl=his.context)
+        async with listener:
+            address = listener.sockets[0].getsockname()
+            with pytest.raises(HandshakeFailed, match="certificate is not the one"):
+                await asyncio.to_thread(exchange, an_endpoint(address, made.certificate_sha256), deadline(), (1,))
+        assert handler.served == 0
+    assert b"".join(heard) == b""
+
+
+async def test_both_ends_say_that_only_one_of_them_encrypts(made: Encryption) -> None:  # H77
+    async with a_server(Encryption()) as (server, handler):
+        endpoint = an_endpoint(server.address, made.certificate_sha256)
+        with capture_logs() as log, pytest.raises(OSError, match="closed the connection instead of the TLS"):
+            await asyncio.to_thread(exchange, endpoint, deadline(), (1,))
+        assert handler.served == 0
+        assert "does not speak this protocol" in log[0]["why"]
+    async with a_server(made) as (server, handler):
+        with capture_logs() as log, pytest.raises(OSError, match="closed the connection instead of the handshake"):
+            await asyncio.to_thread(exchange, an_endpoint(server.address, b""), deadline(), (1,))
+        assert handler.served == 0
+        assert "set tls at both ends or at neither" in log[0]["why"]
+
+
+async def test_a_peer_of_an_older_tls_is_refused(made: Encryption) -> None:  # H77: TLS 1.3 only
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with a_server(made) as (server, _):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection(*server.address, ssl=context)
+
+
+async def test_the_deadline_to_authenticate_counts_from_the_accept(made: Encryption) -> None:  # H62, H77
+    handler = Echo()
+    config = ServerConfig(tls=made.context, authenticate_timeout_s=0.05)
+    server = AuthenticatedServer(handler, lambda identity: None, task_dialect(), config)
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection(*server.address)
+        with capture_logs() as log:
+            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+        assert "did not authenticate within" in log[0]["why"]
+        writer.close()
+    finally:
+        await server.close()
+
+
+def test_the_certificate_is_the_same_after_a_restart_and_for_the_driver() -> None:  # H77
+    again = KeyRing(b"the secret of this application!!")
+    assert certificate_digest(True, again) == encryption(True, KEYS).certificate_sha256
+    assert certificate_digest(True, KeyRing(bytes(32))) != certificate_digest(True, KEYS)
+    assert certificate_digest(False, KEYS) == b""
+
+
+@pytest.mark.parametrize("password", [None, "a password"])
+async def test_a_certificate_of_ones_own(tmp_path: Path, password: str | None) -> None:  # H77
+    certificate, private_key = write_own(tmp_path, password)
+    own = TlsCertificate(certificate, private_key, password)
+    given = encryption(own, KEYS)
+    assert given.certificate_sha256 == certificate_digest(TlsCertificate(certificate), KEYS)
+    async with a_server(given) as (server, _):
+        endpoint = an_endpoint(server.address, given.certificate_sha256)
+        assert await asyncio.to_thread(exchange, endpoint, deadline(), (5,)) == [5]
+    assert password is None or password not in repr(own)
+
+
+def test_wrong_files_are_refused_with_the_reason(tmp_path: Path) -> None:
+    certificate, private_key = write_own(tmp_path, "a password")
+    nothing = tmp_path / "nothing"
+    nothing.write_text("no certificate")
+    for given, text in (
+        (TlsCertificate(tmp_path / "missing"), "cannot read the certificate from .*missing"),
+        (TlsCertificate(nothing), "there is no certificate in it"),
+        (TlsCertificate(certificate), "needs the private key"),
+        (TlsCertificate(certificate, nothing), "cannot use the certificate .* with the private key"),
+        (TlsCertificate(certificate, private_key), "pass its password"),
+        (TlsCertificate(certificate, private_key, "wrong"), "cannot use the certificate"),
+    ):
+        with pytest.raises(SidecarError, match=text):
+            encryption(given, KEYS)
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
+    script = (
+        "import sys; sys.modules['cryptography'] = None\n"
+        "from protocol.wire.keys import KeyRing\n"
+        "from spark_bridge.certificates import encryption\n"
+        "encryption(True, KeyRing(bytes(32)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert "pip install 'headgate[tls]'" in ended.stderr.splitlines()[-1]
+
+
+def test_the_private_key_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # H77
+    seen: list[int] = []
+    unlink = os.unlink
+
+    def look_and_unlink(path: str) -> None:
+        seen.append(stat.S_IMODE(os.stat(path).st_mode))
+        assert b"ENCRYPTED PRIVATE KEY" in Path(path).read_bytes()
+        unlink(path)
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("os.unlink", look_and_unlink)
+    encryption(True, KEYS)
+    assert seen == [0o600]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("portion", [1, 7, 1000])
+def test_the_portions_in_which_bytes_come_do_not_matter(made: Encryption, portion: int) -> None:  # H77
+    assert made.context is not None
+    server = TlsStream(made.context)
+    client = TlsStream(client_context(), pin=made.certificate_sha256)
+    to_client, to_server = server.encrypt(b"early"), client.encrypt(b"words") + client.start()
+    from_client, from_server = b"", b""
+    while to_server or to_client:
+        part, to_server = to_server[:portion], to_server[portion:]
+        plain, reply = server.receive(part) if part else (b"", b"")
+        from_client, to_client = from_client + plain, to_client + reply
+        part, to_client = to_client[:portion], to_client[portion:]
+        plain, reply = client.receive(part) if part else (b"", b"")
+        from_server, to_server = from_server + plain, to_server + reply
+    assert server.established
+    assert client.established
+    assert (from_client, from_server) == (b"words", b"early")
+
+
+def test_a_stream_that_is_damaged_says_so(made: Encryption) -> None:  # H77
+    assert made.context is not None
+    server, client = TlsStream(made.context), TlsStream(client_context(), pin=made.certificate_sha256)
+    _, challenge = server.receive(client.start())
+    _, finished = client.receive(challenge)
+    server.receive(finished)
+    record = bytearray(client.encrypt(b"an event"))
+    record[-1] ^= 1
+    with pytest.raises(RemoteProtocolError, match="damaged"):
+        server.receive(bytes(record))
+
+
+# --- parts --------------------------------------------------------------------------------------------------------
+
+
+class Line:
+    """A wire that is listened to, and that may be spoiled."""
+
+    def __init__(self) -> None:
+        self.address = ("", 0)
+        self.heard: list[bytes] = []
+        self.spoil_next_up = False
+        self.lock = threading.Lock()
+
+    async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool) -> None:
+        while data := await reader.read(65_536):
+            self.heard.append(data)
+            if up and self.spoil_next_up:
+                data = data[:-1] + bytes([data[-1] ^ 1])
+            writer.write(data)
+        writer.close()
+
+
+@asynccontextmanager
+async def a_line_to(address: tuple[str, int]) -> AsyncIterator[Line]:
+    line = Line()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        further_reader, further_writer = await asyncio.open_connection(*address)
+        await asyncio.gather(
+            line.carry(reader, further_writer, up=True),
+            line.carry(further_reader, writer, up=False),
+            return_exceptions=True,
+        )
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listener:
+        line.address = listener.sockets[0].getsockname()
+        yield line
+
+
+def write_own(folder: Path, password: str | None) -> tuple[Path, Path]:
+    """A certificate as an administrator would make it, with another kind of key."""
+    private_key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a driver")])
+    begin = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, private_key.public_key(), 7, begin, begin + datetime.timedelta(days=1))
+        .sign(private_key, hashes.SHA256())
+        .public_bytes(Encoding.PEM)
+    )
+    protection = NoEncryption() if password is None else BestAvailableEncryption(password.encode())
+    files = folder / "certificate.pem", folder / "key.pem"
+    files[0].write_bytes(certificate)
+    files[1].write_bytes(private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, protection))
+    return files
