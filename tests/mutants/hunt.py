@@ -25,6 +25,7 @@ from tests.mutants.late_writes import check_late_writes
 from tests.mutants.lost_facts import check_lost_facts
 from tests.mutants.mutant import Mutant
 from tests.mutants.second_runs import check_history
+from tests.simulation.logs import quiet_logs
 from tests.simulation.world import World, run_world
 
 EAGER = (0.1, None, 0.0)
@@ -103,7 +104,8 @@ def tell_histories(hunter: str, check: Callable[[int], None], count: int) -> Fin
     began = time.monotonic()
     for seed in range(count):
         try:
-            check(seed)
+            with quiet_logs():
+                check(seed)
         except Exception as error:
             seen = f"{type(error).__name__}: {error}"
             return Finding(hunter, f"seed {seed}", seed + 1, time.monotonic() - began, seen)

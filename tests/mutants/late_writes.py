@@ -16,7 +16,6 @@ from spark_bridge.storage import CheckpointStorage
 from tests.simulation.application import OPERATOR
 from tests.simulation.checkers import demand
 from tests.simulation.disk import Disk
-from tests.simulation.logs import quiet_logs
 from tests.simulation.storage import URL
 from tests.simulation.threads import Operation, SimulatedThread
 
@@ -32,27 +31,26 @@ def check_late_writes(seed: int) -> None:
     late: list[Operation] = []
     intact = {NOTHING}  # the checkpoints whose references all exist
     completed = NOTHING
-    with quiet_logs():
-        for _ in range(LIVES):
-            for operation in [operation for operation in late if dice.random() < 0.5]:
-                late.remove(operation)
-                operation.effect()
-            storage = CheckpointStorage(URL, options={"disk": disk})
-            storage.prepare()
-            first, *ids = storage.reserve_ids(2 + dice.choice([0, 0, 1, 2]))
-            if dice.random() < 0.1:  # the user wants to begin again
-                storage.start_from(OPERATOR, None, first=first)
-                base = completed = NOTHING
-            else:
-                found = storage.restore_latest(OPERATOR, first=first)
-                base = NOTHING if found is None else found.checkpoint_id
-                demand(base >= completed, f"H50: checkpoint {base} is restored, and {completed} has completed")
-                demand(base in intact, f"H64: checkpoint {base} is restored, and what it refers to was destroyed")
-            intact = {base, *ids}  # a new application destroys everything that it has not restored
-            for checkpoint_id in ids[:-1]:
-                storage.store(OPERATOR, _checkpoint(checkpoint_id))
-                completed = checkpoint_id
-            late.append(_begin_to_store(storage, disk, ids[-1]))
+    for _ in range(LIVES):
+        for operation in [operation for operation in late if dice.random() < 0.5]:
+            late.remove(operation)
+            operation.effect()
+        storage = CheckpointStorage(URL, options={"disk": disk})
+        storage.prepare()
+        first, *ids = storage.reserve_ids(2 + dice.choice([0, 0, 1, 2]))
+        if dice.random() < 0.1:  # the user wants to begin again
+            storage.start_from(OPERATOR, None, first=first)
+            base = completed = NOTHING
+        else:
+            found = storage.restore_latest(OPERATOR, first=first)
+            base = NOTHING if found is None else found.checkpoint_id
+            demand(base >= completed, f"H50: checkpoint {base} is restored, and {completed} has completed")
+            demand(base in intact, f"H64: checkpoint {base} is restored, and what it refers to was destroyed")
+        intact = {base, *ids}  # a new application destroys everything that it has not restored
+        for checkpoint_id in ids[:-1]:
+            storage.store(OPERATOR, _checkpoint(checkpoint_id))
+            completed = checkpoint_id
+        late.append(_begin_to_store(storage, disk, ids[-1]))
 
 
 def _checkpoint(checkpoint_id: int) -> CompletedCheckpoint:

@@ -99,8 +99,9 @@ def test_a_bug_is_caught_by_the_simulation(name: str) -> None:
         "restore-without-record",  # H64
     ],
 )
-def test_a_bug_that_needs_a_rare_history_is_caught_by_its_hunter(name: str) -> None:
+def test_a_bug_that_needs_a_rare_history_is_caught_by_its_hunter(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     check_caught(BY_NAME[name], Budget(worlds=1, states=1))
+    assert len(capsys.readouterr().out.splitlines()) == 1  # the product's log stays out of the report
 
 
 def check_caught(mutant: Mutant, budget: Budget) -> None:
