@@ -47,6 +47,12 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--storage", metavar="URL", help="for checkpoints (default: in memory, lost with the process)")
     parser.add_argument("--config", metavar="MODULE:OBJECT", help="a SidecarConfig, for all other settings")
     parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="encrypt every connection, with a certificate made from the secret; drivers pass tls=True to "
+        "AttachedSidecar (needs pip install 'headgate[tls]' at both ends, nothing on executors)",
+    )
+    parser.add_argument(
         "--takeover",
         choices=("resume", "fail"),
         default="resume",
@@ -113,7 +119,13 @@ def config_of(options: argparse.Namespace, task_port: int) -> SidecarConfig:
     if not isinstance(config, SidecarConfig):
         raise ValueError(f"{options.config} is not a SidecarConfig: {config!r}")
     storage = config.storage if options.storage is None else options.storage
-    return replace(config, bind_host=config.bind_host or options.host, port=task_port, storage=storage)
+    return replace(
+        config,
+        bind_host=config.bind_host or options.host,
+        port=task_port,
+        storage=storage,
+        tls=config.tls or options.tls,
+    )
 
 
 def find(name: str) -> Any:

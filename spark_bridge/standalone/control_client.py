@@ -34,6 +34,8 @@ ATTEMPT_TIMEOUT_S = 5.0
 CUT_OFF_MAX = 3
 """How often in a row the connection may be closed after our proof, before that means that the secret is wrong: a
 server that is flooded with connections closes the oldest."""
+CUT_OFF_EARLY_MAX = 8
+"""The same before our proof, where it means that only one end encrypts, or that something else listens there."""
 
 # These errors of the other side are raised with their own class. Any other becomes a SidecarError that names its class.
 _KINDS: dict[str, type[Exception]] = {
@@ -101,7 +103,11 @@ def ask(
 
 
 class _CutOff(OSError):
-    """Our secret was refused, or does not belong to this port; or the server had too many connections."""
+    """The connection was closed in the handshake: we were refused, or the server had too many connections."""
+
+    def __init__(self, *, proof_sent: bool) -> None:
+        super().__init__("the connection was closed in the handshake")
+        self.times_max = CUT_OFF_MAX if proof_sent else CUT_OFF_EARLY_MAX
 
 
 def _connect(address: ControlAddress, driver: bytes, timeout_s: float) -> socket.socket:
@@ -116,7 +122,7 @@ def _connect(address: ControlAddress, driver: bytes, timeout_s: float) -> socket
             raise _wrong_secret(address, error) from error
         except OSError as error:
             cut_off = cut_off + 1 if isinstance(error, _CutOff) else 0
-            if cut_off >= CUT_OFF_MAX:
+            if isinstance(error, _CutOff) and cut_off >= error.times_max:
                 raise _wrong_secret(address, error) from error
             if time.monotonic() + pause_s > deadline:
                 raise SidecarUnreachable(
@@ -149,7 +155,7 @@ def _connect_once(address: ControlAddress, driver: bytes) -> socket.socket:
             except ConnectionResetError:
                 data = b""
             if not data:
-                raise (_CutOff if proof_sent else ConnectionResetError)("the connection was closed in the handshake")
+                raise _CutOff(proof_sent=proof_sent)
             if reply := handshake.receive(data):
                 connection.sendall(reply)
                 proof_sent = True
@@ -163,7 +169,7 @@ def _encrypt(connection: socket.socket, certificate_sha256: bytes) -> ssl.SSLSoc
     try:
         encrypted = client_context().wrap_socket(connection)
     except (ssl.SSLEOFError, ConnectionResetError) as error:
-        raise _CutOff("the connection was closed in the TLS handshake") from error
+        raise _CutOff(proof_sent=False) from error
     except ssl.SSLError as error:
         raise HandshakeFailed(f"the TLS handshake failed: {error.reason or error}") from error
     if digest_of(encrypted.getpeercert(binary_form=True) or b"") != certificate_sha256:

@@ -27,6 +27,7 @@ from actors.coordination import (
 from actors.coordination.messages import RequestCheckpoint, StartOperator, TrackerMessage
 from actors.coordination.operator_config import UNBOUNDED
 from protocol.attempts import LedgerConfig
+from protocol.barrier_tracker import CheckpointConfig
 from protocol.errors import GatewayFull
 from protocol.facts import (
     EngineFact,
@@ -190,7 +191,9 @@ class DriverHalf:
     async def add(self, system: ActorSystem, operator: str) -> None:
         coordinator = self.honest if operator == HONEST else self.victim
         limits = GatewayLimits() if operator == HONEST else VICTIM_LIMITS
-        config = OperatorConfig(operator, PARALLELISM[operator], gateway=limits)
+        # A hostile task may lie about its own snapshot, which fails that checkpoint of its own operator.
+        checkpoint = CheckpointConfig() if operator == HONEST else CheckpointConfig(tolerated_failures=2**31)
+        config = OperatorConfig(operator, PARALLELISM[operator], gateway=limits, checkpoint=checkpoint)
         ports = OperatorPorts(
             report=self.spark.bridge.tell,
             gateway_opened=self.router.gateway_opened,
