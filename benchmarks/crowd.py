@@ -66,6 +66,7 @@ class PretendedSpark:
 
     def __init__(self) -> None:
         self.keys = KeyRing(secrets.token_bytes(32))
+        self.is_here = True
         self.identity = NO_IDENTITY
         self.inherited: InheritedRuns | None = None
         self.spark_context: SparkContext | None = None

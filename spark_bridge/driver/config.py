@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -36,6 +36,10 @@ class SidecarConfig:
     is enough for its retries but not for a new application. ``retained_checkpoints`` are kept for each operator, and
     always the last completed one. A damaged checkpoint is never restored: that is an error, unless
     ``allow_older_checkpoint`` lets the one before it be restored instead.
+
+    Savepoints are written only into ``savepoint_roots`` and below them. None allows every directory for a sidecar in
+    the driver's own process, where the program itself asks for them, and only ``storage`` for one in a separate
+    process.
 
     **Facts from Spark.** ``relay`` is ``"jvm"`` or ``"py4j"``, the slower fallback that needs no Java compilation.
     ``ledger`` says how lost facts are replaced, and how often attempts of one subtask may be killed
@@ -87,6 +91,7 @@ class SidecarConfig:
     storage_options: Mapping[str, Any] | None = None
     retained_checkpoints: int = 3
     allow_older_checkpoint: bool = False
+    savepoint_roots: Sequence[str | PathLike[str]] | None = None
 
     def __post_init__(self) -> None:
         check_method_report(self.method_report_s)

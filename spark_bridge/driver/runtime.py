@@ -42,6 +42,7 @@ from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.micro_batches import MicroBatches
 from spark_bridge.driver.operators import Operators
 from spark_bridge.driver.restarts import run_with_restarts
+from spark_bridge.driver.savepoint_roots import check_savepoint_directory
 from spark_bridge.driver.spark_driver import SparkDriver
 from spark_bridge.errors import OutputNotCommitted, SidecarNotRunning
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
@@ -258,6 +259,11 @@ class SidecarRuntime:
     async def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
         """See ``Sidecar.savepoint``."""
         self._require_running()
+        roots = self._config.savepoint_roots
+        if roots is None and not self._driver.is_here:
+            roots = [] if self._config.storage is None else [self._config.storage]
+        if roots is not None:
+            await anyio.to_thread.run_sync(check_savepoint_directory, directory, roots)
         return await self._operators.checkpoint(operator_id, timeout_s=timeout_s, savepoint_directory=directory)
 
     async def request(self, operator_id: str, payload: Any, *, timeout_s: float = 30.0) -> Any:

@@ -169,6 +169,8 @@ class Sidecar:
     def savepoint(self, operator_id: str | None = None, *, directory: str, timeout_s: float = 60.0) -> int:
         """Write a savepoint of an operator into ``directory`` (a path or URL) and return its id.
 
+        Raises ``SidecarError`` for a directory outside ``SidecarConfig.savepoint_roots``.
+
         Nothing is committed for a savepoint, and no retry restores it. A new application starts from it with
         ``coordinate(..., restore=...)``. Raises as ``checkpoint`` does.
         """

@@ -36,6 +36,11 @@ class SparkDriver(Protocol):
         ...
 
     @property
+    def is_here(self) -> bool:
+        """Whether the driver is in this process, and not at the other end of a connection."""
+        ...
+
+    @property
     def identity(self) -> bytes:
         """Tells this driver from the ones before it: task attempt ids begin again with each."""
         ...
@@ -79,6 +84,7 @@ class LocalDriver:
     def __init__(self, spark: Any) -> None:
         self.spark_context = driver_context(spark)
         self.keys = KeyRing(secrets.token_bytes(KEY_BYTES))
+        self.is_here = True
         self.identity = NO_IDENTITY  # the keys are as new as the driver
         self.inherited: InheritedRuns | None = None
 
@@ -112,6 +118,7 @@ class RemoteDriver:
         self._relay = relay
         self.spark_context: SparkContext | None = None
         self.keys = keys
+        self.is_here = False
         self.identity = relay.driver or NO_IDENTITY
         self.inherited: InheritedRuns | None = InheritedRuns(stages, resume=resume)
 

@@ -45,6 +45,12 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--relay-port", type=int, metavar="PORT", help="for the driver's JVM (default: --port + 1)")
     parser.add_argument("--task-port", type=int, metavar="PORT", help="for the tasks (default: --port + 2)")
     parser.add_argument("--storage", metavar="URL", help="for checkpoints (default: in memory, lost with the process)")
+    parser.add_argument(
+        "--savepoint-root",
+        action="append",
+        metavar="URL",
+        help="savepoints may be written here and below (default: --storage); may be given several times",
+    )
     parser.add_argument("--config", metavar="MODULE:OBJECT", help="a SidecarConfig, for all other settings")
     parser.add_argument(
         "--tls",
@@ -125,6 +131,7 @@ def config_of(options: argparse.Namespace, task_port: int) -> SidecarConfig:
         port=task_port,
         storage=storage,
         tls=config.tls or options.tls,
+        savepoint_roots=options.savepoint_root or config.savepoint_roots,
     )
 
 

@@ -7,28 +7,36 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from contextlib import suppress
 from pathlib import Path
 
-from protocol.wire.keys import SECRET_BYTES_MIN
+from protocol.wire.keys import KEY_BYTES, SECRET_BYTES_MIN
 from spark_bridge.errors import SidecarError
 
 __all__ = ["read_or_make_secret", "read_secret"]
 
-SECRET_BYTES = 32
-
 
 def read_secret(path: str | os.PathLike[str]) -> bytes:
-    """Read the secret. Raises ``SidecarError`` if the file is missing, too short, or accessible to others."""
+    """Read the secret.
+
+    Raises ``SidecarError`` if the file is missing, too short, accessible to others, or belongs to another user.
+    """
     file = Path(path)
     try:
-        mode = file.stat().st_mode
-        secret = bytes.fromhex(file.read_text(encoding="ascii").strip())
+        with file.open(encoding="ascii") as opened:
+            status = os.fstat(opened.fileno())
+            secret = bytes.fromhex(opened.read().strip())
     except (OSError, ValueError) as error:
         raise SidecarError(
             f"cannot read the secret from {file}: {error}. The sidecar's process creates it when it starts for the "
             "first time; a driver on another machine needs a copy"
         ) from error
-    if stat.S_IMODE(mode) & 0o077:
+    if status.st_uid not in (os.geteuid(), 0):
+        raise SidecarError(
+            f"{file} belongs to another user (uid {status.st_uid}), who could change the secret: copy it to a file of "
+            "your own"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
         raise SidecarError(f"{file} is accessible to other users: run chmod 600 {file}")
     if len(secret) < SECRET_BYTES_MIN:
         raise SidecarError(
@@ -39,15 +47,26 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
 
 
 def read_or_make_secret(path: str | os.PathLike[str]) -> bytes:
-    """Like ``read_secret``, but create a missing file with a random secret."""
+    """Like ``read_secret``, but create a missing file with a random secret.
+
+    The file appears with its whole content, so processes that start at the same time all read the same secret.
+    """
     file = Path(path)
     if not file.exists():
         try:
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:  # another process was faster
-            return read_secret(file)
+            _make(file)
         except OSError as error:
             raise SidecarError(f"cannot write the secret to {file}: {error}; choose another --secret-file") from error
-        with os.fdopen(descriptor, "w", encoding="ascii") as new:
-            new.write(secrets.token_hex(SECRET_BYTES) + "\n")
     return read_secret(file)
+
+
+def _make(file: Path) -> None:
+    written = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as new:
+            new.write(secrets.token_hex(KEY_BYTES) + "\n")
+        with suppress(FileExistsError):  # another process was faster: its secret is used
+            os.link(written, file)
+    finally:
+        written.unlink()

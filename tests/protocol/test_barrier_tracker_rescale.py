@@ -102,7 +102,7 @@ def test_a_part_without_a_place_is_refused(parallelism: int, asked: int) -> None
 
 
 def test_a_parallelism_that_a_file_only_claims_costs_nothing() -> None:
-    # H50, H80: it is compared with the subtasks that are there.
+    # H50, H81: it is compared with the subtasks that are there.
     checkpoint = replace(checkpoint_of(2, 0, 1), parallelism=1_000_000)
     tracemalloc.start()
     try:

@@ -177,7 +177,7 @@ def test_the_refusal_says_what_is_wrong(data: bytes, says: str) -> None:  # H50
 
 
 @pytest.mark.parametrize("version", [1, FORMAT_VERSION + 1])
-def test_the_head_alone_shows_another_length_or_another_kind(version: int) -> None:  # H50, H80
+def test_the_head_alone_shows_another_length_or_another_kind(version: int) -> None:  # H50, H81
     head = sealed(bytes(100), version=version)[:HEAD_BYTES]
     size = 100 + HEAD_BYTES + 32
     check_head(head, size)

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -673,6 +674,33 @@ async def test_bound_and_advertised_address_are_fixed_separately() -> None:  # H
     await server.start()
     assert server.address == ("driver.example", 7077)
     await server.close()
+
+
+async def test_an_ipv6_address_is_listened_on_and_written_in_brackets() -> None:  # H63
+    with capture_logs() as lines:
+        async with a_running_server(replace(CONFIG, bind_host="::1")) as running:
+            port = running.server.address[1]
+            assert running.server.address == ("::1", port)
+            assert await running.is_well()
+    assert lines[0]["bound"] == lines[0]["advertised"] == f"[::1]:{port}"
+
+
+async def test_connections_stay_within_the_files_that_the_process_may_open() -> None:  # H62
+    """Three quarters: Spark, storage and the driver's own code need some, too. The reason says how to allow more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with AsyncExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        try:
+            running = await stack.enter_async_context(a_running_server(ServerConfig()))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))  # this process has the other ends, too
+        for _ in range(192):
+            await running.a_task()
+        with capture_logs() as lines:
+            one_too_many = await running.a_stranger()
+            assert await one_too_many.until_closed() == b""
+        assert "limit of 192 connections is reached" in lines[-1]["why"]
+        assert "raise ulimit -n" in lines[-1]["why"]
 
 
 async def test_the_port_that_was_found_is_advertised() -> None:  # H63

@@ -5,10 +5,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import stat
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +60,32 @@ def test_an_invalid_secret_file_is_refused_with_the_fix(tmp_path: Path, content:
     file.write_text(content)
     with pytest.raises(SidecarError, match=text):
         read_secret(file)
+
+
+def test_a_secret_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "secret"
+    read_or_make_secret(file)
+    monkeypatch.setattr("os.geteuid", lambda: file.stat().st_uid + 1)
+    if file.stat().st_uid == 0:  # root's files are believed: give it to somebody else
+        os.chown(file, 12_345, -1)
+    with pytest.raises(SidecarError, match="belongs to another user"):
+        read_secret(file)
+
+
+def test_processes_that_start_together_share_one_whole_secret(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    together = 16
+    barrier = threading.Barrier(together)
+
+    def start(_: int) -> bytes:
+        barrier.wait()
+        return read_or_make_secret(file)
+
+    for _ in range(25):
+        with ThreadPoolExecutor(together) as threads:
+            assert len(set(threads.map(start, range(together)))) == 1
+        assert [path.name for path in tmp_path.iterdir()] == ["secret"], "no temporary file is left"
+        file.unlink()
 
 
 def test_a_missing_secret_file_says_that_the_sidecar_creates_it(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from spark_bridge.bridge.relay.interface import (
 from spark_bridge.bridge.relay.jvm_commands import JvmCommands
 from spark_bridge.bridge.relay.jvm_link import RelayServer
 from spark_bridge.certificates import Encryption
+from spark_bridge.server.server import ServerStartError
 
 CLASS_NAME = "headgate.relay.TaskEventRelay"
 BUFFER_CAPACITY = 10_000
@@ -80,7 +81,7 @@ class JaninoRelay(JvmCommands):
     async def start(self) -> None:
         """See ``Relay.start``. A start that fails leaves nothing behind."""
         try:
-            host, port = await self._server.listen()
+            host, port = await self._listen_on_loopback()
             await anyio.to_thread.run_sync(self._compile_and_open, host, port)
             with anyio.fail_after(CONNECT_TIMEOUT_S):
                 await self.ping()
@@ -88,9 +89,10 @@ class JaninoRelay(JvmCommands):
         except BaseException as problem:
             with anyio.CancelScope(shield=True):
                 await self.close()
-            if isinstance(problem, TimeoutError | OSError):
+            if isinstance(problem, TimeoutError | OSError | ServerStartError):
                 raise RelayRefused(
-                    "the driver's JVM could not connect to 127.0.0.1: check that loopback traffic is not filtered"
+                    "the driver's JVM could not connect to this process on the loopback interface: check that loopback "
+                    "traffic is not filtered"
                 ) from problem
             raise
 
@@ -101,6 +103,12 @@ class JaninoRelay(JvmCommands):
             self._server.expect_end()
             await anyio.to_thread.run_sync(close_listener, listener)
         await self._server.close()
+
+    async def _listen_on_loopback(self) -> tuple[str, int]:
+        try:
+            return await self._server.listen("127.0.0.1")
+        except ServerStartError:  # a machine with IPv6 only
+            return await self._server.listen("::1")
 
     # --- on worker threads, because Py4J blocks ---
 

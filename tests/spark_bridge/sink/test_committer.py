@@ -134,7 +134,7 @@ async def test_a_held_list_keeps_its_sender_through_another_parallelism(url: str
 
 
 async def test_a_task_cannot_list_a_file_that_another_one_wrote(url: str) -> None:
-    """H82: neither under its own name, nor with the list of the other one, nor as something that it restored."""
+    """H83: neither under its own name, nor with the list of the other one, nor as something that it restored."""
     committer = await a_committer(url)
     honest, thief = Task(url), Task(url, subtask=1)
     event = honest.seal("a", 1)
@@ -153,7 +153,7 @@ async def test_a_task_cannot_list_a_file_that_another_one_wrote(url: str) -> Non
     assert rows_of(visible(url)) == ["a", "b"]
 
 
-async def test_a_list_with_one_foreign_file_changes_nothing(url: str) -> None:  # H82
+async def test_a_list_with_one_foreign_file_changes_nothing(url: str) -> None:  # H83
     committer = await a_committer(url)
     task = Task(url)
     event = task.seal("a", 1)

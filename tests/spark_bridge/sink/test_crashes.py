@@ -127,7 +127,7 @@ async def test_a_fault_between_any_two_steps_neither_loses_nor_repeats_a_row(tro
 
 
 async def test_a_task_that_lists_the_files_of_others_neither_loses_nor_repeats_a_row() -> None:
-    """H82: at every moment, and while attempts fail and drivers die."""
+    """H83: at every moment, and while attempts fail and drivers die."""
     for trouble in (TROUBLES["nothing"], TROUBLES["the first subtask fails"], TROUBLES["the driver dies"]):
         for moment in range(len(SCRIPT) + 1):
             world = World(new_url())
@@ -140,7 +140,7 @@ async def test_a_task_that_lists_the_files_of_others_neither_loses_nor_repeats_a
 
 
 async def test_a_theft_that_succeeds_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """H82: without the proof, and without the rule about subtasks that stands behind it."""
+    """H83: without the proof, and without the rule about subtasks that stands behind it."""
     Edit("spark_bridge.sink.files:_written_with", "if file.part.token != token:", "if False:").apply(monkeypatch)
     listed = "spark_bridge.sink.ledger:SinkLedger.listed"
     Edit(listed, "if part.subtask != subtask or (", "if False and (").apply(monkeypatch)

@@ -97,7 +97,7 @@ def test_a_malformed_list_is_an_error(entry: object) -> None:
         parse_sealed_event("out", PLACE, ["headgate/sealed-files", "out", PLACE, PROOF, [entry]])
 
 
-def test_a_list_names_only_files_of_the_writer_that_has_its_proof() -> None:  # H82
+def test_a_list_names_only_files_of_the_writer_that_has_its_proof() -> None:  # H83
     """The names of all parts are visible, so a name proves nothing."""
     stolen = SealedFile(str(PART), rows=2, size_bytes=8, checkpoint_id=1)
     for proof in (PROOF, PART.token, ""):
@@ -109,6 +109,6 @@ def test_a_list_names_only_files_of_the_writer_that_has_its_proof() -> None:  # 
         parse_sealed_event("out", PLACE, event)
 
 
-def test_a_list_without_a_proof_is_not_a_list() -> None:  # H82
+def test_a_list_without_a_proof_is_not_a_list() -> None:  # H83
     (event,) = sealed_events("out", PLACE, PROOF, [a_file()])
     assert parse_sealed_event("out", PLACE, [*event[:3], event[4]]) is None

@@ -83,7 +83,7 @@ def test_an_unfinished_journal_of_a_dead_driver_is_deleted_with_the_next_record(
     assert [is_journal(name) for name in directory.staged()] == [True]
 
 
-def test_a_number_that_fills_a_name_does_not_stop_the_journal(directory: SinkDirectory) -> None:  # H80
+def test_a_number_that_fills_a_name_does_not_stop_the_journal(directory: SinkDirectory) -> None:  # H81
     poison = f"published-{'9' * 230}-aa.json"
     directory.write(poison, b"{}")
     journal = PublicationJournal(directory)

@@ -73,7 +73,7 @@ def store(server: dict[str, Any]) -> Store:
 
 
 @pytest.mark.parametrize("content", [CONTENT, b"", b"x" * (12 * 2**20)], ids=["small", "empty", "in parts"])
-def test_on_s3_a_part_is_published_once(content: bytes, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # H82
+def test_on_s3_a_part_is_published_once(content: bytes, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # H83
     monkeypatch.setattr("spark_bridge.sink.moves._PART_BYTES", 5 * 2**20)
     store.stage(content)
     assert store.directory.publish(PART) is Published.MOVED
@@ -84,7 +84,7 @@ def test_on_s3_a_part_is_published_once(content: bytes, store: Store, monkeypatc
 
 
 def test_on_s3_a_published_file_is_never_written_again(store: Store) -> None:
-    """H82: by a driver that died between the copy and the deletion, or was fenced and goes on: a reader may read it."""
+    """H83: by a driver that died between the copy and the deletion, or was fenced and goes on: a reader may read it."""
     store.keep_versions()
     store.stage()
     store.directory.publish(PART)
@@ -111,7 +111,7 @@ class Interloper:
 
 @pytest.mark.parametrize("request_kind", ["complete_multipart_upload", "put_object"])
 def test_on_s3_an_object_that_appears_at_the_last_moment_is_not_replaced(request_kind: str, store: Store) -> None:
-    """H82: the store itself compares, so no check can come too early."""
+    """H83: the store itself compares, so no check can come too early."""
     store.stage(CONTENT if request_kind == "complete_multipart_upload" else b"")
     other = b"of somebody else"
     target = f"{store.url}/{PART}"
@@ -123,7 +123,7 @@ def test_on_s3_an_object_that_appears_at_the_last_moment_is_not_replaced(request
     assert store.unfinished_uploads() == []
 
 
-def test_on_s3_a_faster_driver_is_no_error(store: Store) -> None:  # H82
+def test_on_s3_a_faster_driver_is_no_error(store: Store) -> None:  # H83
     store.stage()
     target = f"{store.url}/{PART}"
     between = Interloper(
@@ -134,7 +134,7 @@ def test_on_s3_a_faster_driver_is_no_error(store: Store) -> None:  # H82
     assert store.directory.staged() == []
 
 
-def test_on_s3_a_failed_copy_leaves_nothing_visible_and_can_be_repeated(store: Store) -> None:  # H82
+def test_on_s3_a_failed_copy_leaves_nothing_visible_and_can_be_repeated(store: Store) -> None:  # H83
     store.stage()
     target = f"{store.url}/{PART}"
 
@@ -150,7 +150,7 @@ def test_on_s3_a_failed_copy_leaves_nothing_visible_and_can_be_repeated(store: S
     assert store.read() == CONTENT
 
 
-async def test_on_s3_a_reader_that_looks_constantly_sees_only_whole_files(store: Store) -> None:  # H82
+async def test_on_s3_a_reader_that_looks_constantly_sees_only_whole_files(store: Store) -> None:  # H83
     committer = SinkCommitter(store.url, options=store.options, retry_delays_s=())
     await committer.start(a_driver())
     context = TaskContext()
@@ -180,7 +180,7 @@ async def test_on_s3_a_reader_that_looks_constantly_sees_only_whole_files(store:
     assert [entry["size"] for entry in found if entry["type"] == "file"] == [len(CONTENT)] * 5
 
 
-async def test_on_s3_another_file_in_the_way_is_a_clear_error(store: Store) -> None:  # H82
+async def test_on_s3_another_file_in_the_way_is_a_clear_error(store: Store) -> None:  # H83
     committer = SinkCommitter(store.url, options=store.options, retry_delays_s=())
     await committer.start(a_driver())
     context = TaskContext()
@@ -212,7 +212,7 @@ def two_devices(tmp_path: Path) -> Iterator[SinkDirectory]:
 
 def test_between_two_devices_a_file_appears_whole(
     two_devices: SinkDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # H82
+) -> None:  # H83
     file = two_devices.create(PART)
     file.write(CONTENT)
     two_devices.finish(file)
@@ -235,7 +235,7 @@ def test_between_two_devices_a_file_appears_whole(
 
 
 def test_between_two_devices_a_link_in_the_way_is_not_followed(two_devices: SinkDirectory, tmp_path: Path) -> None:
-    """H82: the hidden name of the copy can be guessed."""
+    """H83: the hidden name of the copy can be guessed."""
     file = two_devices.create(PART)
     file.write(CONTENT)
     two_devices.finish(file)
@@ -248,7 +248,7 @@ def test_between_two_devices_a_link_in_the_way_is_not_followed(two_devices: Sink
 
 
 @pytest.mark.parametrize("devices", ["one", "two"])
-def test_a_link_is_not_published(devices: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:  # H82
+def test_a_link_is_not_published(devices: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:  # H83
     secret = tmp_path / ".secret"
     secret.write_bytes(CONTENT)
     directory = SinkDirectory(str(tmp_path), "out")
@@ -278,7 +278,7 @@ for one in (CopyingFileSystem, RenamingFileSystem):
     fsspec.register_implementation(one.protocol, one, clobber=True)
 
 
-def test_a_filesystem_on_which_readers_could_see_half_a_file_is_refused() -> None:  # H82
+def test_a_filesystem_on_which_readers_could_see_half_a_file_is_refused() -> None:  # H83
     with pytest.raises(
         SinkMisused, match="CopyingFileSystem are moved by copying them, so readers could see half a file"
     ):

@@ -53,7 +53,7 @@ async def a_checkpoint_with_held_lists(url: str) -> CompletedCheckpoint:
 async def test_what_subtasks_had_listed_is_published_once_with_any_parallelism(
     parallelism: int, tmp_path: Path
 ) -> None:
-    """H82, H52: the proofs travel with the lists, to attempts and subtasks that did not write the files."""
+    """H83, H52: the proofs travel with the lists, to attempts and subtasks that did not write the files."""
     url = str(tmp_path / "out")
     checkpoint = await a_checkpoint_with_held_lists(url)
     assert sum(len(part.held) for part in checkpoint.subtask_states.values()) == SUBTASKS

@@ -166,7 +166,7 @@ class World:
         self.attempts[subtask] = [attempt]
 
     async def steal(self, subtask: int) -> None:
-        """The subtask lists every part that others are writing or have sealed, as if it had written them (H82)."""
+        """The subtask lists every part that others are writing or have sealed, as if it had written them (H83)."""
         attempt = self.attempts[subtask][0]
         for path in staged(self.url):
             name = path.rpartition("/")[2]

@@ -188,7 +188,7 @@ def delete_markers(root: Path) -> None:
 
 
 @pytest.mark.parametrize("token", [EARLIER, LATER])
-def test_without_its_own_marker_an_application_names_no_checkpoint(token: str, tmp_path: Path) -> None:  # H80, H50
+def test_without_its_own_marker_an_application_names_no_checkpoint(token: str, tmp_path: Path) -> None:  # H81, H50
     """Both were assigned the same id. Without the check, the first one replaced the other's file if its token was the
     greater one.
     """
@@ -213,7 +213,7 @@ def test_without_its_own_marker_an_application_names_no_checkpoint(token: str, t
     assert list(second.reserve_ids(1)) == [checkpoint_id + 1]
 
 
-def test_what_is_being_written_counts_if_the_markers_were_deleted(tmp_path: Path) -> None:  # H80, H4
+def test_what_is_being_written_counts_if_the_markers_were_deleted(tmp_path: Path) -> None:  # H81, H4
     """Its writer may be alive, and just about to give it its name."""
     (tmp_path / "words").mkdir()
     (tmp_path / "words" / "checkpoint-7.hgc.4-aa.tmp").touch()
@@ -223,7 +223,7 @@ def test_what_is_being_written_counts_if_the_markers_were_deleted(tmp_path: Path
     assert storage._claims.owner.epoch == 6
 
 
-def test_a_deleted_marker_alone_ends_the_application_with_its_name(tmp_path: Path) -> None:  # H80, H4
+def test_a_deleted_marker_alone_ends_the_application_with_its_name(tmp_path: Path) -> None:  # H81, H4
     storage = a_prepared_storage(tmp_path)
     (checkpoint_id,) = storage.reserve_ids(1)
     (marker,) = (tmp_path / "_ids").iterdir()
@@ -236,7 +236,7 @@ def test_a_deleted_marker_alone_ends_the_application_with_its_name(tmp_path: Pat
 
 def test_a_marker_that_a_listing_does_not_show_yet_ends_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # H80, H4
+) -> None:  # H81, H4
     storage = a_prepared_storage(tmp_path)
     (checkpoint_id,) = storage.reserve_ids(1)
     monkeypatch.setattr(storage._claims, "_read", list)  # listings that lag cannot be caused on a local disk
@@ -244,7 +244,7 @@ def test_a_marker_that_a_listing_does_not_show_yet_ends_nothing(
     assert storage.latest("words") == a_checkpoint(checkpoint_id)
 
 
-def test_reservations_in_other_threads_never_look_like_a_deleted_marker(tmp_path: Path) -> None:  # H80, H4
+def test_reservations_in_other_threads_never_look_like_a_deleted_marker(tmp_path: Path) -> None:  # H81, H4
     storage = a_prepared_storage(tmp_path)
     failures: list[Exception] = []
     over = threading.Event()
@@ -271,7 +271,7 @@ def test_reservations_in_other_threads_never_look_like_a_deleted_marker(tmp_path
 @pytest.mark.parametrize("does", ["store", "reserve_ids", "discard", "start_from"])
 def test_at_whatever_step_the_markers_are_deleted_no_checkpoint_is_replaced(
     does: str, token: str, hooked_url: str
-) -> None:  # H80, H50
+) -> None:  # H81, H50
     """At one filesystem call of the first application, the markers are deleted, and a second one starts and stores."""
     steps = 0
     for step in range(100):
@@ -333,7 +333,7 @@ def test_at_whatever_step_the_markers_are_deleted_no_checkpoint_is_replaced(
     assert steps >= 4
 
 
-def test_a_missing_check_of_the_own_marker_is_detected(hooked_url: str, monkeypatch: pytest.MonkeyPatch) -> None:  # H80
+def test_a_missing_check_of_the_own_marker_is_detected(hooked_url: str, monkeypatch: pytest.MonkeyPatch) -> None:  # H81
     check = "if own not in claims and not self._files.exists(_file(own)):"
     Edit("spark_bridge.storage.claims:Claims._check", check, "if False:").apply(monkeypatch)
     with pytest.raises(AssertionError, match="replaced or deleted"):

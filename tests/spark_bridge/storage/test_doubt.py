@@ -91,7 +91,7 @@ def test_retention_counts_neither_what_is_void_nor_what_was_given_up_nor_what_is
     assert no_longer_kept(ids, Validity(), 1, -1) == []
 
 
-def test_only_whole_names_with_ids_that_fit_are_markers() -> None:  # H64, H80
+def test_only_whole_names_with_ids_that_fit_are_markers() -> None:  # H64, H81
     assert parse_void(void_name(ID_MAX, FIRST)) == (ID_MAX, FIRST)
     for checkpoint_id in (0, -1, ID_MAX + 1):
         with pytest.raises(ValueError, match="invalid checkpoint id"):

@@ -58,7 +58,7 @@ POISON = [
 
 
 @pytest.mark.parametrize("poison", POISON, ids=lambda name: name[:40])
-def test_a_name_with_an_impossible_number_is_ignored_and_logged(poison: str, tmp_path: Path) -> None:  # H80, H4
+def test_a_name_with_an_impossible_number_is_ignored_and_logged(poison: str, tmp_path: Path) -> None:  # H81, H4
     a_storage_with(tmp_path, 2)
     (tmp_path / poison).touch()
     with capture_logs() as logs:
@@ -83,7 +83,7 @@ NEAR_THE_END = [
 @pytest.mark.parametrize("poison", NEAR_THE_END)
 def test_a_name_that_leaves_no_numbers_is_refused_by_name_until_it_is_deleted(
     poison: str, tmp_path: Path
-) -> None:  # H80, H4
+) -> None:  # H81, H4
     a_storage_with(tmp_path, 2)
     (tmp_path / poison).touch()
     for _ in range(2):  # the refusal leaves nothing behind that would stop the next application
@@ -94,7 +94,7 @@ def test_a_name_that_leaves_no_numbers_is_refused_by_name_until_it_is_deleted(
     assert goes_on(tmp_path) == [3, 4, 5]
 
 
-def test_a_claim_that_appears_later_is_refused_by_name_until_it_is_deleted(tmp_path: Path) -> None:  # H80, H4
+def test_a_claim_that_appears_later_is_refused_by_name_until_it_is_deleted(tmp_path: Path) -> None:  # H81, H4
     storage = a_prepared_storage(tmp_path)
     poison = tmp_path / "_ids" / f"1-{ID_MAX}-00"
     poison.touch()
@@ -104,7 +104,7 @@ def test_a_claim_that_appears_later_is_refused_by_name_until_it_is_deleted(tmp_p
     assert list(storage.reserve_ids(1)) == [1]
 
 
-def test_a_restored_id_that_leaves_none_is_refused(tmp_path: Path) -> None:  # H80, H4
+def test_a_restored_id_that_leaves_none_is_refused(tmp_path: Path) -> None:  # H81, H4
     storage = a_prepared_storage(tmp_path)
     with pytest.raises(StorageError, match=f"no checkpoint ids are left above {ID_MAX}"):
         storage.reserve_ids(1, above=ID_MAX)
@@ -140,7 +140,7 @@ WRONG_HEADS = {
 
 @pytest.mark.parametrize("url", ["local", "hooked"])
 @pytest.mark.parametrize("kind", WRONG_HEADS)
-def test_a_huge_file_of_another_kind_is_refused_by_its_head(kind: str, url: str, tmp_path: Path) -> None:  # H80
+def test_a_huge_file_of_another_kind_is_refused_by_its_head(kind: str, url: str, tmp_path: Path) -> None:  # H81
     """The file system behind the URL reports how much is read of it."""
     head, says = WRONG_HEADS[kind]
     _, (whole, foreign) = a_storage_with(tmp_path, 2)
@@ -161,7 +161,7 @@ def test_a_huge_file_of_another_kind_is_refused_by_its_head(kind: str, url: str,
 
 
 @pytest.mark.parametrize("kind", ["pipe", "directory"])
-def test_what_is_not_a_regular_file_is_refused_without_waiting_for_it(kind: str, tmp_path: Path) -> None:  # H80
+def test_what_is_not_a_regular_file_is_refused_without_waiting_for_it(kind: str, tmp_path: Path) -> None:  # H81
     _, (whole,) = a_storage_with(tmp_path, 1)
     strange = tmp_path / "words" / "checkpoint-2.hgc"
     os.mkfifo(strange) if kind == "pipe" else strange.mkdir()
@@ -178,7 +178,7 @@ def modes(root: Path) -> dict[str, int]:
     return {str(path.relative_to(root)): stat.S_IMODE(path.lstat().st_mode) for path in root.rglob("*")}
 
 
-def test_only_the_owner_may_read_what_is_stored(tmp_path: Path) -> None:  # H81
+def test_only_the_owner_may_read_what_is_stored(tmp_path: Path) -> None:  # H82
     root = tmp_path / "new" / "checkpoints"
     storage, (_, discarded) = a_storage_with(root, 2)
     (first,) = storage.reserve_ids(1)
@@ -191,7 +191,7 @@ def test_only_the_owner_may_read_what_is_stored(tmp_path: Path) -> None:  # H81
     assert {mode for path, mode in found.items() if (tmp_path / path).is_file()} == {0o600}
 
 
-def test_a_temporary_file_is_private_from_its_first_byte(tmp_path: Path) -> None:  # H81
+def test_a_temporary_file_is_private_from_its_first_byte(tmp_path: Path) -> None:  # H82
     storage = a_prepared_storage(tmp_path)
     (checkpoint_id,) = storage.reserve_ids(1)
     seen: list[int] = []
@@ -218,7 +218,7 @@ def elsewhere(tmp_path: Path) -> Path:
     return tmp_path / "elsewhere"
 
 
-def test_a_folder_that_is_a_link_is_neither_read_nor_written_nor_emptied(tmp_path: Path) -> None:  # H81
+def test_a_folder_that_is_a_link_is_neither_read_nor_written_nor_emptied(tmp_path: Path) -> None:  # H82
     other = elsewhere(tmp_path)
     storage = a_prepared_storage(tmp_path / "mine", retained=1)
     before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
@@ -238,7 +238,7 @@ def test_a_folder_that_is_a_link_is_neither_read_nor_written_nor_emptied(tmp_pat
     assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
 
 
-def test_a_link_instead_of_a_checkpoint_is_refused_and_only_the_link_is_deleted(tmp_path: Path) -> None:  # H81, H51
+def test_a_link_instead_of_a_checkpoint_is_refused_and_only_the_link_is_deleted(tmp_path: Path) -> None:  # H82, H51
     other = elsewhere(tmp_path)
     secret = other / "words" / "checkpoint-2.hgc"
     storage, (first,) = a_storage_with(tmp_path / "mine", 1, retained=1)
@@ -254,7 +254,7 @@ def test_a_link_instead_of_a_checkpoint_is_refused_and_only_the_link_is_deleted(
 
 
 @pytest.mark.parametrize("name", ["checkpoint-1.hgc", "checkpoint-1.hgc.{owner}.tmp", "void-1-{owner}"])
-def test_writing_never_goes_through_a_link(name: str, tmp_path: Path) -> None:  # H81
+def test_writing_never_goes_through_a_link(name: str, tmp_path: Path) -> None:  # H82
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     storage = a_prepared_storage(tmp_path / "mine")
@@ -272,7 +272,7 @@ def test_writing_never_goes_through_a_link(name: str, tmp_path: Path) -> None:  
     assert victim.read_bytes() == b"precious"
 
 
-def test_a_temporary_name_that_is_another_name_of_a_file_does_not_overwrite_it(tmp_path: Path) -> None:  # H81
+def test_a_temporary_name_that_is_another_name_of_a_file_does_not_overwrite_it(tmp_path: Path) -> None:  # H82
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     storage = a_prepared_storage(tmp_path / "mine")

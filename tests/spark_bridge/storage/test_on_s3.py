@@ -20,7 +20,7 @@ def server() -> Iterator[dict[str, Any]]:
         yield options
 
 
-def test_checkpoints_are_stored_restored_retained_and_fenced(server: dict[str, Any]) -> None:  # H50, H51, H52, H80
+def test_checkpoints_are_stored_restored_retained_and_fenced(server: dict[str, Any]) -> None:  # H50, H51, H52, H81
     url = f"s3://{new_bucket(server)}/checkpoints"
     first = a_prepared_storage(url, options=server, retained=1)
     ids = list(first.reserve_ids(3))

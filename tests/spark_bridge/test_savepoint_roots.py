@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Where savepoints may be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_bridge.driver.savepoint_roots import check_savepoint_directory
+from spark_bridge.errors import SidecarError
+
+
+def test_a_root_and_what_lies_below_it_are_allowed(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "a" / "b", f"{tmp_path}/", f"{tmp_path}/a/../b", f"file://{tmp_path}/c"):
+        check_savepoint_directory(directory, ["/nowhere", tmp_path])
+    check_savepoint_directory("s3://bucket/jobs/words", ["s3://bucket/jobs"])
+    check_savepoint_directory("/anything", ["/"])
+
+
+@pytest.mark.parametrize("below", ["..", "../jobs2", "a/../../elsewhere"])
+def test_a_path_that_leads_out_is_refused(tmp_path: Path, below: str) -> None:
+    root = tmp_path / "jobs"
+    with pytest.raises(SidecarError, match=f"its configuration allows {root}"):
+        check_savepoint_directory(root / below, [root])
+
+
+def test_a_link_that_leads_out_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "jobs"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path)
+    with pytest.raises(SidecarError, match="savepoint_roots"):
+        check_savepoint_directory(root / "link", [root])
+
+
+@pytest.mark.parametrize(
+    "directory", ["s3://bucket/jobs2", "s3://bucket/jobs/../other", "gs://bucket/jobs", "s3://bucket", "/bucket/jobs"]
+)
+def test_a_url_elsewhere_is_refused(directory: str) -> None:
+    with pytest.raises(SidecarError, match="allows s3://bucket/jobs"):
+        check_savepoint_directory(directory, ["s3://bucket/jobs"])
+
+
+def test_without_roots_nothing_is_allowed() -> None:
+    with pytest.raises(SidecarError, match="allows none"):
+        check_savepoint_directory("/anywhere", [])
