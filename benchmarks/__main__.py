@@ -33,6 +33,7 @@ FIGURES = {
     "event_flood_up": "events",
     "checkpoint": "checkpoint",
     "checkpoint_hold": "checkpoint",
+    "neighbour_flood": "neighbour",
     "memory": "memory",
     "recovery": "recovery",
     "spark_fact": "spark_fact",

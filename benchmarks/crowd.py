@@ -350,12 +350,13 @@ async def running_crowd(parallelism: int) -> AsyncIterator[Crowd]:
             "files": 4 * -(-parallelism // count) + OWN_FILES,
         }
         for _ in range(count):
-            children.append(await stack.enter_async_context(_child(task)))
+            children.append(await stack.enter_async_context(running_child(task)))
         yield crowd
 
 
 @asynccontextmanager
-async def _child(task: dict[str, Any]) -> AsyncIterator[Child]:
+async def running_child(task: dict[str, Any]) -> AsyncIterator[Child]:
+    """A process of ``benchmarks.many_endpoints``; ``task`` is what its subtasks have in common."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

@@ -29,7 +29,8 @@ from typing import Any
 
 import msgpack
 
-from protocol.errors import RemoteProtocolError
+from benchmarks.cores import whole_process_on
+from protocol.errors import GatewayFull, RemoteProtocolError
 from protocol.subtask.types import (
     MailboxBarrier,
     MailboxCompleted,
@@ -52,6 +53,8 @@ STATE = b"s" * 100
 TAKE, ECHO, UP = 0, 1, 2
 """The first entry of an event: to be received, to be echoed, or sent up with its time of sending."""
 CONNECT_S = 60.0
+FLOOD_TOGETHER = 16
+"""This many events of a flood leave from a subtask before the next one sends."""
 
 
 class TooFewFiles(OSError):
@@ -149,6 +152,7 @@ class Endpoints:
         self._commands = bytearray()
         self._due: list[tuple[float, int]] = []
         self._told = 0
+        self._flood = b""
         self._over = False
 
     def run(self) -> None:
@@ -158,6 +162,8 @@ class Endpoints:
         try:
             while not self._over:
                 wait_s = max(0.0, self._due[0][0] - time.monotonic()) if self._due else None
+                if self._flood and self._send_flood():
+                    wait_s = 0.0
                 for key, events in self._selector.select(wait_s):
                     key.data(events)
                 while self._due and self._due[0][0] <= time.monotonic():
@@ -226,6 +232,14 @@ class Endpoints:
         for delay_s, subtask in command["at"]:
             heapq.heappush(self._due, (now + delay_s, subtask))
 
+    def _begin_flood(self, command: dict[str, Any]) -> None:
+        """Send events of this size from all subtasks, as many as the windows allow, until ``end_flood``."""
+        self._flood = encode_event([UP, bytes(command["size_bytes"])])
+
+    def _end_flood(self, command: dict[str, Any]) -> None:
+        self._flood = b""
+        say(flooded=True)
+
     def _memory(self, command: dict[str, Any]) -> None:
         say(resident=resident_bytes())
 
@@ -267,6 +281,18 @@ class Endpoints:
             subtask.moments = None
         say(completed_ns=at, moments=moments)
 
+    def _send_flood(self) -> bool:
+        """Whether any window still has room."""
+        room = False
+        for subtask in self._subtasks.values():
+            try:
+                for _ in range(FLOOD_TOGETHER):
+                    subtask.submit_event_nowait(self._flood)
+            except GatewayFull:
+                continue
+            room = True
+        return room
+
     def _send_up(self, number: int) -> None:
         self._subtasks[number].submit_event(encode_event([UP, time.monotonic_ns()]))
 
@@ -297,6 +323,8 @@ COMMANDS: dict[str, Callable[[Endpoints, dict[str, Any]], None]] = {
     "disconnect": Endpoints._disconnect,
     "record": Endpoints._record,
     "send": Endpoints._send,
+    "flood": Endpoints._begin_flood,
+    "end_flood": Endpoints._end_flood,
     "memory": Endpoints._memory,
 }
 
@@ -309,6 +337,8 @@ def main() -> None:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as commands:
         task = json.loads(commands.readline())
     allow_files(task["files"])
+    whole_process_on(task.get("core"))
+    os.nice(task.get("niceness", 0))
     Endpoints(task).run()
 
 

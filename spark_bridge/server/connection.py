@@ -21,6 +21,7 @@ import asyncio
 import secrets
 import socket
 import ssl
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +33,7 @@ from actors.repeated_lines import LINES_MAX, LimitedLog
 from protocol.errors import RemoteProtocolError
 from protocol.wire.framing import DEFAULT_LIMITS, FrameDecoder
 from protocol.wire.handshake import NONCE_BYTES, FindKey, ServerHandshake
+from spark_bridge.server.turns import LIGHT, READ_BYTES_MAX, SHARE, Turns
 from spark_bridge.subtask.tls import TlsStream
 
 log = structlog.get_logger("headgate.server")
@@ -146,6 +148,7 @@ class Connection(asyncio.Protocol):
         dialect: Dialect,
         config: ServerConfig,
         state_changed: Callable[[Connection], None],
+        turns: Turns,
         peer_log: LimitedLog,
     ) -> None:
         self.connection_id = connection_id
@@ -157,6 +160,7 @@ class Connection(asyncio.Protocol):
         self._config = config
         self._dialect = dialect
         self._state_changed = state_changed
+        self._turns = turns
         self._peer_log = peer_log
         self._tls = None if config.tls is None else TlsStream(config.tls)
         self._handshake = ServerHandshake(find_key, secrets.token_bytes(NONCE_BYTES))
@@ -165,6 +169,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._deadline: asyncio.TimerHandle | None = None
         self._outgoing: list[bytes] = []
+        self._backlog: deque[bytes] = deque()  # the bodies of frames that wait for their share of a turn
         self._handler_knows = False
         self._reason = ""
 
@@ -243,6 +248,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._config.write_high_water_bytes)
+        if hasattr(self._transport, "max_size"):  # a transport of asyncio itself
+            self._transport.max_size = READ_BYTES_MAX
         address = transport.get_extra_info("peername")
         self.peer = f"{address[0]}:{address[1]}" if address else "?"
         _tune(transport.get_extra_info("socket"))
@@ -250,18 +257,15 @@ class Connection(asyncio.Protocol):
         self._state_changed(self)
 
     def data_received(self, data: bytes) -> None:
-        try:
-            if self._tls is not None:
-                data = self._decrypt(self._tls, data)
-            if self.state is ConnectionState.AUTHENTICATING:
-                self._authenticate(data)
-            elif self.state in _TALKING:
-                self._take_frames(data)
-        except RemoteProtocolError as error:
-            self._refuse(str(error))
-        except Exception:
-            log.exception("connection dropped, handler failed", peer=self.peer, connection=self.connection_id)
-            self.abort("its handler failed")
+        self._guarded(self._take_data, data)
+
+    def take_share(self) -> bool:
+        """Handle the next messages of the backlog; see ``Turns``. Returns whether more are left."""
+        self._guarded(self._take_backlog, SHARE)
+        if self._backlog:
+            return True
+        self._read_again()
+        return False
 
     def eof_received(self) -> None:
         self._reason = self._reason or "the peer closed the connection"
@@ -278,6 +282,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         reason = self._reason or (f"the connection broke: {error}" if error else "the peer closed the connection")
+        if self._backlog:  # it arrived before the peer was gone
+            self._turns.forget(self)
+            self._guarded(self._take_backlog, len(self._backlog))
         self._cancel_deadline()
         self._outgoing.clear()
         self._enter(ConnectionState.CLOSED)
@@ -288,6 +295,24 @@ class Connection(asyncio.Protocol):
                 log.exception("handler failed on closed connection", peer=self.peer)
 
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _guarded(self, take: Callable[[Any], None], argument: Any) -> None:
+        """Handle what has arrived; whatever fails in it ends this connection only."""
+        try:
+            take(argument)
+        except RemoteProtocolError as error:
+            self._refuse(str(error))
+        except Exception:
+            log.exception("connection dropped, handler failed", peer=self.peer, connection=self.connection_id)
+            self.abort("its handler failed")
+
+    def _take_data(self, data: bytes) -> None:
+        if self._tls is not None:
+            data = self._decrypt(self._tls, data)
+        if self.state is ConnectionState.AUTHENTICATING:
+            self._authenticate(data)
+        elif self.state in _TALKING:
+            self._take_frames(data)
 
     def _decrypt(self, tls: TlsStream, data: bytes) -> bytes:
         plain, reply = tls.receive(data)
@@ -313,10 +338,27 @@ class Connection(asyncio.Protocol):
             self._take_frames(self._handshake.trailing_data)
 
     def _take_frames(self, data: bytes) -> None:
+        bodies = self._decoder.feed(data)
+        if self._backlog:
+            self._backlog.extend(bodies)
+        elif len(bodies) > LIGHT:
+            self._backlog.extend(bodies)
+            self._transport.pause_reading()
+            self._turns.wait(self)
+        elif bodies:
+            self._hand_over(bodies)
+
+    def _take_backlog(self, count: int) -> None:
+        backlog = self._backlog
+        self._hand_over([backlog.popleft() for _ in range(min(count, len(backlog)))])
+
+    def _hand_over(self, bodies: list[bytes]) -> None:
         decode = self._dialect.decode
-        messages = [decode(body) for body in self._decoder.feed(data)]
-        if messages:
-            self._handler.messages_received(self, messages)
+        self._handler.messages_received(self, [decode(body) for body in bodies])
+
+    def _read_again(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _refuse(self, why: str) -> None:
         self._peer_log.warning("connection refused", peer=self.peer, connection=self.connection_id, why=why)
@@ -355,7 +397,15 @@ class Connection(asyncio.Protocol):
     def _enter(self, state: ConnectionState) -> None:
         if state is not self.state:
             self.state = state
+            if self._backlog and state not in _TALKING:
+                self._drop_backlog()
             self._state_changed(self)
+
+    def _drop_backlog(self) -> None:
+        """Nothing more is handled. Read on: what still comes is dropped, and the peer's end must be seen."""
+        self._backlog.clear()
+        self._turns.forget(self)
+        self._read_again()
 
     def _set_deadline(self, timeout_s: float) -> None:
         self._cancel_deadline()

@@ -22,6 +22,7 @@ from protocol.wire.handshake import FindKey
 from spark_bridge.addresses import written
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.connection import Connection, ConnectionHandler, ConnectionState, Dialect, ServerConfig
+from spark_bridge.server.turns import Turns
 
 __all__ = [
     "AuthenticatedServer",
@@ -87,6 +88,7 @@ class AuthenticatedServer:
         self._configured = self._config = config or ServerConfig()
         self._server: asyncio.Server | None = None
         self._peer_log: LimitedLog
+        self._turns: Turns
         self._ids = count(1)
         # By state, in the order of entering it: the first one is the oldest.
         self._by_state: dict[ConnectionState, dict[int, Connection]] = {state: {} for state in ConnectionState}
@@ -133,6 +135,7 @@ class AuthenticatedServer:
         self._address = (config.advertised_host or bound_host, config.advertised_port or bound_port)
         self._peer_log = LimitedLog(log, LoopClock(), config.log_lines_max)
         loop = asyncio.get_running_loop()
+        self._turns = Turns(loop)
         # Serving starts only when ``_server`` is set, or the first peers would be refused.
         # asyncio's backlog is both what it listens with and how many connections it accepts at once.
         self._server = await loop.create_server(
@@ -182,6 +185,7 @@ class AuthenticatedServer:
             self._dialect,
             self._config,
             self._state_changed,
+            self._turns,
             self._peer_log,
         )
 

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.__main__ import FIGURES
 from tests.spark.program import Program
 
-WITHOUT_SPARK = {"local_messages", "actors_10k", "checkpoint", "memory", "recovery"}
+WITHOUT_SPARK = {"local_messages", "actors_10k", "checkpoint", "neighbour", "memory", "recovery"}
 """The modules that need no Java."""
 RUN_MAX_S = 580.0
 """On a busy machine, Spark alone may take half a minute to start."""
