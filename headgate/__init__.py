@@ -28,8 +28,8 @@ Writing the task's half:
 Writing files exactly once:
     ``FileSinkCoordinator`` and ``FileSinkOperator``, or ``SinkCommitter`` and ``SinkWriter`` inside your own classes.
 Settings:
-    ``CheckpointConfig``, ``GatewayLimits``, ``LedgerConfig``; ``RestoreMode``, or "batch" and "streaming";
-    ``FixedDelay``, ``ExponentialDelay`` and ``NO_RESTART`` for restarts.
+    ``CheckpointConfig``, ``GatewayLimits``, ``LedgerConfig``, ``TlsCertificate``; ``RestoreMode``, or "batch" and
+    "streaming"; ``FixedDelay``, ``ExponentialDelay`` and ``NO_RESTART`` for restarts.
 Inspecting:
     ``CheckpointStorage`` reads stored checkpoints, each a ``CompletedCheckpoint``. ``OperatorStatistics`` counts events
     and failures; its latencies are ``LatencyRecorder`` objects.
@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from protocol.ids import ExecutionAttempt
     from protocol.restart import NO_RESTART, ExponentialDelay, FixedDelay
     from protocol.wire.messages import RestoreMode
+    from spark_bridge.certificates import TlsCertificate
     from spark_bridge.driver.config import SidecarConfig
     from spark_bridge.driver.handle import OperatorHandle
     from spark_bridge.driver.interrupts import interrupts_held_back
@@ -160,6 +161,7 @@ _MODULES = {
     "CheckpointConfig": "protocol.barrier_tracker",
     "GatewayLimits": "protocol.gateway.types",
     "LedgerConfig": "protocol.attempts",
+    "TlsCertificate": "spark_bridge.certificates",
     "RestoreMode": "protocol.wire.messages",
     "FixedDelay": "protocol.restart",
     "ExponentialDelay": "protocol.restart",
@@ -226,6 +228,7 @@ __all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
     "CheckpointConfig",
     "GatewayLimits",
     "LedgerConfig",
+    "TlsCertificate",
     "RestoreMode",
     "FixedDelay",
     "ExponentialDelay",

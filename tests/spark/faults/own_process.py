@@ -83,6 +83,7 @@ class SidecarProgram:
         self.secret_file = folder / "secret"
         control, relay, tasks = free_ports(3)
         self.address = f"127.0.0.1:{control}"
+        self.ports = {"control": control, "relay": relay, "tasks": tasks}
         self._command = [
             *(sys.executable, "-m", "headgate", "sidecar", f"tests.spark.faults.own_process:{factory}"),
             *("--secret-file", str(self.secret_file), "--storage", str(folder / "checkpoints")),

@@ -8,7 +8,9 @@ Its tasks run in the driver's JVM: only the sidecar dies here, so one JVM tests 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,16 @@ import pytest
 from pyspark import RDD
 from pyspark.sql import SparkSession
 
+from protocol.errors import HandshakeFailed
 from protocol.restart import FixedDelay
+from protocol.wire.keys import NO_IDENTITY, Key, identity_of
 from spark_bridge.errors import RestartsExhausted, SidecarError
 from spark_bridge.standalone import attached
 from spark_bridge.standalone.attached import AttachedSidecar
 from spark_bridge.standalone.control_client import ControlAddress, SidecarUnreachable, ask
 from spark_bridge.subtask import SubtaskContext
+from spark_bridge.subtask.connection import Connection
+from spark_bridge.subtask.endpoint import TaskEndpoint
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
 from tests.spark.conftest import LOCAL, SparkOn
 from tests.spark.counting import Counting
@@ -259,6 +265,50 @@ def test_a_driver_that_was_lost_is_replaced_by_the_next(
         with attach(spark, here) as sidecar:
             run_one_job(spark, sidecar, seen)
         spark.stop()
+
+
+class Burglar(Counting):
+    """Tries the key of its task at each port, and as another operator, then works like any other task."""
+
+    def __init__(self, endpoint: TaskEndpoint, ports: dict[str, int]) -> None:
+        super().__init__()
+        self._endpoint = endpoint
+        self._ports = ports
+
+    def process(self, records: Iterator[Any]) -> Iterator[Any]:
+        own = self._endpoint.key
+        for name, port in self._ports.items():
+            for identity in (own.identity, NO_IDENTITY, identity_of("another operator")):
+                endpoint = replace(self._endpoint, port=port, key=Key(identity, own.secret))
+                yield name, identity == own.identity, _is_let_in(endpoint)
+        yield from super().process(records)
+
+
+def _is_let_in(endpoint: TaskEndpoint) -> bool:
+    try:
+        Connection.open(endpoint, time.monotonic() + 30.0).close()
+    except HandshakeFailed:
+        return False
+    return True
+
+
+def test_the_key_of_a_task_opens_only_the_port_of_the_tasks(
+    spark: SparkSession, program: Callable[..., SidecarProgram]
+) -> None:
+    """H76: neither the driver's port nor the JVM's, and no other operator's place."""
+    here = program()
+    here.start()
+    with attach(spark, here) as sidecar:
+        handle = sidecar.operator(OPERATOR)
+        rdd = one_task_each(spark, 2).mapPartitions(handle.subtask(Burglar, handle.endpoint, here.ports))
+        action = Action(lambda: sidecar.run(rdd.collect, restart=RESTART))
+        wait_until_ready(sidecar)
+        sidecar.request(OPERATOR, "stop")
+        results = action.result()
+    tried = [result for result in results if result[0] in here.ports]
+    assert len(tried) == 2 * 3 * 3
+    assert {(name, own) for name, own, let_in in tried if let_in} == {("tasks", True)}
+    assert [result for result in results if result not in tried] == [(0, 0), (1, 0)]
 
 
 def test_a_wrong_secret_is_reported(
