@@ -31,6 +31,8 @@ FIGURES = {
     "event_confirm_busy": "events",
     "event_pipelined": "events",
     "event_flood_up": "events",
+    "event_confirm_tls": "events",
+    "event_flood_up_tls": "events",
     "checkpoint": "checkpoint",
     "checkpoint_hold": "checkpoint",
     "neighbour_flood": "neighbour",

@@ -8,6 +8,9 @@
 ``event_confirm_busy``: as the first, while the task computes pure Python. ``event_pipelined``: time for one confirmed
 event if many are in flight; the baseline joins its frames into as few writes. ``event_flood_up``: time for one event
 of many that a task sends in a row, each in a separate write, as far as the window allows.
+
+``event_confirm_tls`` and ``event_flood_up_tls`` compare the first and the last with themselves: encrypted connections
+with plain ones, of two tasks that run beside each other.
 """
 
 from __future__ import annotations
@@ -188,6 +191,12 @@ async def _floods(send: Callable[[], Awaitable[object]], events: int, batches: i
     return samples
 
 
+async def _flood(pair: Pair, events: int) -> None:
+    last = pair.awaited(0)
+    await pair.gateway.send_event([FLOOD, 0, PAYLOAD, events])
+    await last
+
+
 def event_flood_up(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds for one event from the task to the coordinator's method, many in a row, each in a separate write.
 
@@ -197,19 +206,52 @@ def event_flood_up(quick: bool, progress: Progress) -> list[Figure]:
 
     async def measure(spark: SparkSession) -> list[Figure]:
         async with running_pair(spark) as pair:
-
-            async def subject() -> None:
-                last = pair.awaited(0)
-                await pair.gateway.send_event([FLOOD, 0, PAYLOAD, events])
-                await last
-
             samples, baseline = await interleave_async(
                 rounds,
                 lambda: _floods(lambda: pair.raw.send_flood(events, PAYLOAD), events, batches),
-                lambda: _floods(subject, events, batches),
+                lambda: _floods(lambda: _flood(pair, events), events, batches),
                 progress,
             )
         params = {**PARAMS, "events": events, "rounds": rounds, "baseline": f"a write for each frame: {BARE}"}
         return [Figure("event_flood_up", "µs", samples, baseline, params)]
+
+    return _measured(measure)
+
+
+def event_confirm_tls(quick: bool, progress: Progress) -> list[Figure]:
+    """Microseconds from ``send_event`` to the confirmation over TLS, one at a time, compared with no TLS."""
+    rounds, count = (2, 100) if quick else (10, 1000)
+
+    async def measure(spark: SparkSession) -> list[Figure]:
+        async with running_pair(spark) as plain, running_pair(spark, tls=True) as encrypted:
+            samples, baseline = await interleave_async(
+                rounds,
+                lambda: _one_at_a_time(count, lambda: plain.confirm(EVENT, PAYLOAD)),
+                lambda: _one_at_a_time(count, lambda: encrypted.confirm(EVENT, PAYLOAD)),
+                progress,
+            )
+        params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds, "baseline": "event_confirm without TLS"}
+        return [Figure("event_confirm_tls", "µs", samples, baseline, params)]
+
+    return _measured(measure)
+
+
+def event_flood_up_tls(quick: bool, progress: Progress) -> list[Figure]:
+    """Microseconds for one event of many from the task to the coordinator's method over TLS, compared with no TLS.
+
+    The figures are averages over a batch.
+    """
+    rounds, events, batches = (2, 256, 1) if quick else (8, 4096, 2)
+
+    async def measure(spark: SparkSession) -> list[Figure]:
+        async with running_pair(spark) as plain, running_pair(spark, tls=True) as encrypted:
+            samples, baseline = await interleave_async(
+                rounds,
+                lambda: _floods(lambda: _flood(plain, events), events, batches),
+                lambda: _floods(lambda: _flood(encrypted, events), events, batches),
+                progress,
+            )
+        params = {**PARAMS, "events": events, "rounds": rounds, "baseline": "event_flood_up without TLS"}
+        return [Figure("event_flood_up_tls", "µs", samples, baseline, params)]
 
     return _measured(measure)

@@ -21,6 +21,7 @@ from actors.coordination import OperatorCoordinator, SubtaskGateway
 from benchmarks.cores import this_thread_on, two_cores
 from benchmarks.raw_frames import RawProtocol
 from benchmarks.task_side import STOP, BusyOperator, EchoOperator, endless
+from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.sidecar import Sidecar
 
@@ -79,12 +80,20 @@ class Pair:
 
 
 @asynccontextmanager
-async def running_pair(spark: SparkSession, *, busy: bool = False) -> AsyncIterator[Pair]:
-    """``busy``: the task computes pure Python all the time, and checks its mailbox between records."""
+async def running_pair(spark: SparkSession, *, busy: bool = False, tls: bool = False) -> AsyncIterator[Pair]:
+    """``busy``: the task computes pure Python all the time, and checks its mailbox between records.
+
+    With ``tls``, the sidecar's connections are encrypted; the baseline's are not.
+    """
     coordinator = BenchCoordinator()
     raw_ends = [RawProtocol() for _ in range(2 if busy else 1)]
     driver_core, task_core = two_cores() or (None, None)
-    async with asyncio.TaskGroup() as group, Sidecar(spark) as sidecar, _listening(raw_ends) as ports:
+    sidecar_config = SidecarConfig(tls=tls)
+    async with (
+        asyncio.TaskGroup() as group,
+        Sidecar(spark, sidecar_config) as sidecar,
+        _listening(raw_ends) as ports,
+    ):
         handle = await sidecar.coordinate("bench", coordinator, parallelism=1)
         job = group.create_task(asyncio.to_thread(_run_job, spark, handle, ports, busy, task_core))
         async with asyncio.timeout(READY_TIMEOUT_S):

@@ -165,8 +165,10 @@ class AttemptLedger:
             raise RemoteProtocolError(f"not a registration that this release understands: {message}")
         operator = self._operators.get(message.operator_id)
         refused = self._why_refused(input, operator)
+        elsewhere = self._engine.task_registered(message) if refused is None else None
+        if elsewhere is not None:
+            refused = RefusalCode.ATTEMPT_OVER, admission.runs_elsewhere(message.task_attempt_id, elsewhere)
         if refused is None and operator is not None:
-            self._engine.task_registered(message)
             ask_at = self._now + self._config.heal_after_s
             operator.hold(HeldRegistration(input.connection_id, message, self._now, ask_at))
         elif refused is not None:
@@ -209,9 +211,6 @@ class AttemptLedger:
             )
         if message.run_id in self._engine.ended_stages or message.run_id in record.ended_runs:
             return RefusalCode.ATTEMPT_OVER, admission.run_has_ended(record, message.run_id)
-        place = self._engine.place_of(message.task_attempt_id)
-        if place is not None and place != TaskPlace(message.run_id, message.subtask):
-            return RefusalCode.ATTEMPT_OVER, admission.runs_elsewhere(message.task_attempt_id, place)
         return None
 
     # --- facts ----------------------------------------------------------------------------------------------

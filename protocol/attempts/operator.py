@@ -136,7 +136,7 @@ class OperatorLedger:
     def _refuse_for(self, held: HeldRegistration, refusal: admission.Refusal) -> None:
         message, too_many = held.message, ""
         if refusal.kill and self.record.run is not None:
-            subtask = self.record.run.subtask(message.subtask)
+            subtask = self.record.run.subtasks.setdefault(message.subtask, SubtaskRecord())
             too_many = self._kill(subtask, message.subtask, message.task_attempt_id, refusal.text)
         self.refuse(message.task_attempt_id, refusal.code, refusal.text)
         if too_many:
@@ -165,7 +165,7 @@ class OperatorLedger:
             self._reset_operator(record.reset_due)
         self.want_look(self.now + self.config.audit_every_s)
         del record.held[message.task_attempt_id]
-        subtask = run.subtask(message.subtask)
+        subtask = run.subtasks.setdefault(message.subtask, SubtaskRecord())
         attempt = self._new_attempt(message.subtask, message.task_attempt_id)
         beside = frozenset(entry.task_attempt_id for entry in subtask.living)
         entry = AttemptRecord(attempt, beside, self.now, message.mode == RestoreMode.STREAMING)
@@ -393,7 +393,10 @@ class OperatorLedger:
         if task_attempt_id in run.told or self._is_echo_of_barrier_failure(run, task_attempt_id):
             return
         run.told.add(task_attempt_id)
-        if any(entry.task_attempt_id > task_attempt_id for entry in run.subtask(subtask).living):
+        if any(
+            entry.task_attempt_id > task_attempt_id
+            for entry in run.subtasks.setdefault(subtask, SubtaskRecord()).living
+        ):
             return  # too late: reported now, the failure would come between its successor's ready and failed (H10)
         attempt = self._new_attempt(subtask, task_attempt_id)
         self.out.append(SubtaskFailed(attempt, FailureReason(kind, text)))
@@ -428,7 +431,7 @@ class OperatorLedger:
             return
         if run.failed_cause is not None:
             return  # the whole coordinator will be reset (H15)
-        subtask = run.subtask(attempt.subtask)
+        subtask = run.subtasks.setdefault(attempt.subtask, SubtaskRecord())
         subtask.owes_reset = True
         self._reset_if_vacant(subtask, attempt.subtask)
 

@@ -181,14 +181,6 @@ class EngineRecords:
         """Whether Spark has confirmed none of the attempts of a run (H75)."""
         return not any(self.is_confirmed(run.run_id, entry.task_attempt_id) for entry in run.entries())
 
-    def place_of(self, task_attempt_id: int) -> TaskPlace | None:
-        """Where Spark has said that a task is; None if it has not."""
-        for stage in self.stages.values():
-            task = stage.tasks.get(task_attempt_id)
-            if task is not None and task.confirmed:
-                return TaskPlace(stage.stage_id, task.partition)
-        return None
-
     def active_jobs(self, stage_id: int) -> tuple[int, ...]:
         """The known jobs that name a stage and have not ended."""
         stage = self.stages.get(stage_id)
@@ -334,14 +326,20 @@ class EngineRecords:
             record.end_reason = reason
         return record
 
-    def task_registered(self, message: Register) -> TaskRecord:
+    def task_registered(self, message: Register) -> TaskPlace | None:
+        """Record what a registration claims. If Spark has the task in another place, only return that place (H75)."""
+        for known in self.stages.values():
+            task = known.tasks.get(message.task_attempt_id)
+            if task is not None and task.confirmed:
+                place = TaskPlace(known.stage_id, task.partition)
+                if place != TaskPlace(message.run_id, message.subtask):
+                    return place
         stage = self.stage(message.run_id)
         stage.hosts_operator = True
-        record = stage.tasks.get(message.task_attempt_id)
-        if record is None:
+        if message.task_attempt_id not in stage.tasks:
             record = TaskRecord(message.task_attempt_id, message.run_id, message.subtask, message.attempt_number)
             stage.tasks[message.task_attempt_id] = record
-        return record
+        return None
 
 
 # --- one operator ---------------------------------------------------------------------------------------------
@@ -403,10 +401,6 @@ class RunRecord:
     told: set[int] = field(default_factory=set)  # tasks without a record whose failure must not be reported (again)
     failed_cause: str | None = None  # a global failure is latched (H8)
     barrier_failed: int | None = None  # the last attempt of the barrier stage that is known to have failed
-
-    def subtask(self, subtask: int) -> SubtaskRecord:
-        """Return the record of a subtask; create it if there is none."""
-        return self.subtasks.setdefault(subtask, SubtaskRecord())
 
     def finished(self, subtask: int) -> AttemptRecord | None:
         known = self.subtasks.get(subtask)

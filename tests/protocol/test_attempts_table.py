@@ -31,7 +31,7 @@ from tests.protocol.attempts_kit import Playbook, end, goodbye, job, opened, reg
 
 TASK = 10
 CELLS = [(state, news) for state in AttemptState for news in News]
-STOPS_MAX = 17
+STOPS_MAX = 15
 
 
 def a_book_in(state: AttemptState) -> Playbook:
