@@ -249,6 +249,9 @@ class Application:
 
     # --- in place of the router -----------------------------------------------------------------------------------
 
+    def attempt_token(self, attempt: ExecutionAttempt) -> bytes:
+        return b""
+
     def gateway_opened(
         self, attempt: ExecutionAttempt, ref: ActorRef[GatewayMessage], connection: AttemptConnection
     ) -> None:

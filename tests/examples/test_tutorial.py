@@ -23,7 +23,8 @@ TAKINGS = 500500
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.timeout(1800)  # seven starts of Spark, and a new environment
+@pytest.mark.long  # a minute or three for a new environment and seven starts of Spark
+@pytest.mark.timeout(1800)
 def test_the_page_can_be_followed_to_the_letter(tmp_path: Path) -> None:
     """Its commands, in its order, in a new environment with the wheel; the second terminal kills the driver."""
     shell = Shell(tmp_path)

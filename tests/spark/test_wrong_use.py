@@ -595,7 +595,7 @@ def test_a_bind_host_of_another_machine_is_reported(spark: SparkSession) -> None
 
 def test_the_wildcard_is_never_advertised(spark: SparkSession) -> None:
     # H63
-    with pytest.raises(ServerStartError, match=r"'0\.0\.0\.0', which no task can connect to: set advertised_host"):
+    with pytest.raises(ServerStartError, match=r"'0\.0\.0\.0', which nothing can connect to: set advertised_host"):
         Sidecar(spark, SidecarConfig(bind_host="0.0.0.0")).__enter__()
 
 
