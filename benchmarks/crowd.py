@@ -205,7 +205,7 @@ class RawCrowd:
 
 
 class Child:
-    """A process of ``benchmarks.many_endpoints``."""
+    """A process that takes lines of JSON and answers them, such as one of ``benchmarks.many_endpoints``."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -355,12 +355,12 @@ async def running_crowd(parallelism: int) -> AsyncIterator[Crowd]:
 
 
 @asynccontextmanager
-async def running_child(task: dict[str, Any]) -> AsyncIterator[Child]:
-    """A process of ``benchmarks.many_endpoints``; ``task`` is what its subtasks have in common."""
+async def running_child(task: dict[str, Any], module: str = "benchmarks.many_endpoints") -> AsyncIterator[Child]:
+    """A process of this module, which ends with its input. ``task`` is its first line: what its subtasks share."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "benchmarks.many_endpoints",
+        module,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=Path(__file__).parent.parent,

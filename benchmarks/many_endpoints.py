@@ -94,10 +94,15 @@ class Subtask(SubtaskChannel):
 
     def connect(self) -> Registered:
         """Connect and register, without starting a thread."""
+        registered = self.begin()
+        self.operator_opened(awaits_start=False)
+        return registered
+
+    def begin(self) -> Registered:
+        """Connect and register. The operator is not yet open."""
         connection, registered, rest = register(self.endpoint, self._identity, self.waker)
         with self._changed:
             self._begin(connection, registered, rest)
-        self.operator_opened(awaits_start=False)
         return registered
 
     def _carry_out(self, effects: Sequence[SubtaskEffect]) -> None:
@@ -184,17 +189,17 @@ class Endpoints:
         self._commands += data
         *lines, self._commands = self._commands.split(b"\n")
         for line in lines:
-            command = json.loads(line)
-            COMMANDS[command["do"]](self, command)
+            self.act(json.loads(line))
+
+    def act(self, command: dict[str, Any]) -> None:
+        """Carry out one line of the standard input."""
+        COMMANDS[command["do"]](self, command)
 
     def _open(self, command: dict[str, Any]) -> None:
         for task_attempt_id, number in command["tasks"]:
             subtask = Subtask(self._endpoint, TaskIdentity(task_attempt_id, number, self._task["stage_id"], 0))
             subtask.connect()
-            self._subtasks[number] = subtask
-            assert subtask.connection is not None
-            sock = subtask.connection.sock
-            self._selector.register(sock, subtask.watched, partial(self._serve, subtask, sock))
+            self.adopt(subtask)
         say(opened=len(command["tasks"]))
 
     def _raw_open(self, command: dict[str, Any]) -> None:
@@ -245,6 +250,13 @@ class Endpoints:
 
     # --- subtasks -------------------------------------------------------------------------------------------------
 
+    def adopt(self, subtask: Subtask) -> None:
+        """Serve this connected subtask from now on."""
+        self._subtasks[subtask.subtask] = subtask
+        assert subtask.connection is not None
+        sock = subtask.connection.sock
+        self._selector.register(sock, subtask.watched, partial(self._serve, subtask, sock))
+
     def _serve(self, subtask: Subtask, sock: socket.socket, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
@@ -255,7 +267,15 @@ class Endpoints:
         if subtask.over is not None:
             self._selector.unregister(sock)
             subtask.close()
+            self.ended(subtask)
             return
+        self.empty_mailbox(subtask)
+        if subtask.interests != subtask.watched:
+            subtask.watched = subtask.interests
+            self._selector.modify(sock, subtask.watched, partial(self._serve, subtask, sock))
+
+    def empty_mailbox(self, subtask: Subtask) -> None:
+        """Handle everything that has come to this subtask."""
         while (item := subtask.take()) is not None:
             if isinstance(item, MailboxEvent):
                 event = decode_event(item.payload)
@@ -266,9 +286,9 @@ class Endpoints:
                     subtask.snapshot_taken(item.checkpoint_id, STATE)
             elif isinstance(item, MailboxCompleted):
                 self._completed()
-        if subtask.interests != subtask.watched:
-            subtask.watched = subtask.interests
-            self._selector.modify(sock, subtask.watched, partial(self._serve, subtask, sock))
+
+    def ended(self, subtask: Subtask) -> None:
+        """This subtask is over, and its socket is closed."""
 
     def _completed(self) -> None:
         self._told += 1
@@ -333,13 +353,13 @@ def say(**answer: Any) -> None:
     print(json.dumps(answer), flush=True)
 
 
-def main() -> None:
+def main(endpoints: type[Endpoints] = Endpoints) -> None:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as commands:
         task = json.loads(commands.readline())
     allow_files(task["files"])
     whole_process_on(task.get("core"))
     os.nice(task.get("niceness", 0))
-    Endpoints(task).run()
+    endpoints(task).run()
 
 
 if __name__ == "__main__":
