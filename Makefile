@@ -102,6 +102,10 @@ soak: $(STAMP) ## the exactly-once pipeline in a loop, everything dies once in e
 soak-spark: $(STAMP) ## faults of Spark at random on one cluster and sidecar: MINUTES=30, SEED=n
 	@$(with_java) && exec $(PY) -m tests.spark.faults.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: load
+load: $(STAMP) ## 2,000 subtasks under load, kills, strangers and a flooding neighbour, for MINUTES=30; SEED=n
+	@exec $(PY) -m tests.load --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: bench
 bench: $(STAMP) ## the figures of the README, with their raw baselines
 	@$(with_java) && exec $(PY) -m benchmarks $(ARGS)
