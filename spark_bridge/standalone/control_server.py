@@ -19,10 +19,11 @@ from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect,
 
 __all__ = ["CONNECTIONS_MAX", "UNAUTHENTICATED_MAX", "Answer", "serve_control"]
 
-CONNECTIONS_MAX = 256
-UNAUTHENTICATED_MAX = 64
+CONNECTIONS_MAX = 1024
+UNAUTHENTICATED_MAX = 256
 TEXT_CHARS_MAX = 32_768
 NAME_CHARS_MAX = 256
+ERROR_CHARS_LOGGED_MAX = 1000
 
 log = structlog.get_logger("headgate.control")
 
@@ -93,7 +94,8 @@ class _Requests:
             reply = encode_event([True, await self._answer(connection.authenticated_as, *question)])
         except Exception as error:
             if not isinstance(error, HeadgateError):
-                log.warning("request failed", method=question.method[:NAME_CHARS_MAX], error=repr(error)[:1000])
+                text = f"{type(error).__name__}: {_fit(error)}"[:ERROR_CHARS_LOGGED_MAX]
+                log.warning("request failed", method=question.method[:NAME_CHARS_MAX], error=text)
             reply = encode_event([False, type(error).__name__[:NAME_CHARS_MAX], _fit(error)])
         connection.send(reply)
         connection.close(reason="answered")

@@ -201,6 +201,8 @@ class Unspeakable(LookupError):
     def __str__(self) -> str:
         raise ValueError("no text")
 
+    __repr__ = __str__
+
 
 @pytest.mark.parametrize(
     ("method", "text"),

@@ -32,8 +32,8 @@ from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect,
 
 FRAME_MAX_BYTES = 4 << 20
 HANDSHAKE_TIMEOUT_S = 5.0
-UNAUTHENTICATED_MAX = 64
-CONNECTIONS_MAX = 256
+UNAUTHENTICATED_MAX = 256
+CONNECTIONS_MAX = 1024
 
 _log = structlog.get_logger(__name__)
 
@@ -108,17 +108,11 @@ class RelayServer:
         self._pending: dict[int, tuple[bytes, asyncio.Future[CommandAnswered]]] = {}
         self._over: str | None = None
 
-    async def listen(
-        self, host: str = "127.0.0.1", port: int = 0, advertised_host: str | None = None
-    ) -> tuple[str, int]:
-        """Listen, on a free port unless one is given; returns the host and port that the JVM connects to.
-
-        ``advertised_host`` is needed if ``host`` means every address. Raises ``ServerStartError``.
-        """
+    async def listen(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
+        """Listen, on a free port unless one is given; returns host and port. Raises ``ServerStartError``."""
         config = ServerConfig(
             bind_host=host,
             port=port,
-            advertised_host=advertised_host,
             tls=self._tls,
             authenticate_timeout_s=HANDSHAKE_TIMEOUT_S,
             unauthenticated_max=UNAUTHENTICATED_MAX,
