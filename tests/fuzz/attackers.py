@@ -15,7 +15,7 @@ from random import Random
 
 from protocol.wire.codec import encode_message
 from protocol.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
-from protocol.wire.keys import Key, KeyRing
+from protocol.wire.keys import Key, KeyRing, Purpose, identity_of
 from protocol.wire.messages import (
     AttemptEnded,
     Confirm,
@@ -27,6 +27,7 @@ from protocol.wire.messages import (
     Resume,
     Resumed,
 )
+from spark_bridge.subtask.tls import TlsStream, client_context
 from tests.fuzz import mutations, samples
 from tests.fuzz.line import CHALLENGE_BYTES, HELLO_BYTES, Line
 
@@ -45,24 +46,33 @@ class Intruder:
     """The resources of an attack. ``keys`` are the right ones; strangers may use them only to be nearly right.
 
     ``lines`` collects the names of the connections and the number of log lines allowed for each. A port, and with
-    it a name, may be used again.
+    it a name, may be used again. ``purpose`` is what the port is for. ``pin`` is the digest of the server's
+    certificate; empty if the port is not encrypted.
     """
 
     random: Random
     address: tuple[str, int]
     keys: KeyRing
     lines: dict[str, list[range]] = field(default_factory=dict)
+    pin: bytes = b""
+    purpose: Purpose = Purpose.TASKS
 
-    async def open(self, worth: range) -> Line:
-        line = await Line.open(self.address)
+    def key(self, name: str = "victim") -> Key:
+        """The key that this port expects of the operator or driver with this name."""
+        return self.keys.key(self.purpose, identity_of(name))
+
+    async def open(self, worth: range, *, raw: bool = False) -> Line:
+        """Connect. ``raw``: without TLS, also to a port that expects it."""
+        line = await Line.open(self.address, b"" if raw else self.pin)
         self.lines.setdefault(line.name, []).append(worth)
         return line
 
-    async def authenticated(self, worth: range, operator_id: str = "victim") -> Line:
-        """Authenticate a connection as a task of this operator; again if a crowd of strangers has pushed it out."""
+    async def authenticated(self, worth: range, name: str = "victim") -> Line:
+        """Authenticate a connection with the key of this name; again if a crowd of strangers has pushed it out."""
         for _ in range(TRIES_MAX):
             line = await self.open(worth)
-            if not await line.greet(self.keys.task_key(operator_id), self.nonce()):
+            await line.greet(self.key(name), self.nonce())
+            if line.authenticated:
                 return line
             self.lines[line.name][-1] = ONE_LINE
             await line.close()
@@ -114,7 +124,7 @@ ENDINGS = ("goodbye", "reset", "silence")
 
 async def cut_off_at(intruder: Intruder, length: int, ending: str) -> None:
     line = await intruder.open(ONE_LINE if ending == "silence" else AT_MOST_ONE_LINE)
-    handshake = ClientHandshake(intruder.keys.task_key("victim"), intruder.nonce())
+    handshake = ClientHandshake(intruder.key(), intruder.nonce())
     await line.send(handshake.initial_bytes()[:length])
     heard = b""
     if length >= HELLO_BYTES:
@@ -133,11 +143,18 @@ async def cut_off_at(intruder: Intruder, length: int, ending: str) -> None:
 
 async def wrong_secret(intruder: Intruder) -> None:
     line = await intruder.open(ONE_LINE)
-    assert_told_nothing(
-        await line.greet(
-            Key(intruder.keys.task_key("victim").identity, intruder.random.randbytes(32)), intruder.nonce()
-        )
-    )
+    assert_told_nothing(await line.greet(Key(intruder.key().identity, intruder.random.randbytes(32)), intruder.nonce()))
+    await line.close()
+
+
+async def key_of_another_port(intruder: Intruder) -> None:
+    """Use a right key at the wrong port (H76)."""
+    others = [purpose for purpose in (Purpose.TASKS, Purpose.RELAY, Purpose.CONTROL) if purpose is not intruder.purpose]
+    key = intruder.key()
+    line = await intruder.open(ONE_LINE)
+    other = intruder.keys.key(intruder.random.choice(others), key.identity)
+    assert_told_nothing(await line.greet(other, intruder.nonce()))
+    assert not line.authenticated, "a key for another purpose was accepted"
     await line.close()
 
 
@@ -153,7 +170,7 @@ async def wrong_version(intruder: Intruder) -> None:
 async def replay(intruder: Intruder) -> None:
     """Replay the bytes of an authenticated connection."""
     first = await intruder.open(AT_MOST_ONE_LINE)
-    handshake = ClientHandshake(intruder.keys.task_key("victim"), intruder.nonce())
+    handshake = ClientHandshake(intruder.key(), intruder.nonce())
     await first.send(handshake.initial_bytes())
     challenge = await first.read()
     second = await intruder.open(ONE_LINE)
@@ -206,6 +223,68 @@ async def come_and_reset(intruder: Intruder) -> None:
     line = await intruder.open(AT_MOST_ONE_LINE)
     await line.send(_HEAD[: intruder.random.randrange(7)])
     line.reset()
+
+
+# --- strangers at an encrypted port (H77) ----------------------------------------------------------------------------
+
+
+async def garbage_records(intruder: Intruder) -> None:
+    """Send something that is not TLS, or whose records are wrong."""
+    random = intruder.random
+    line = await intruder.open(ONE_LINE, raw=True)
+    hello = _client_hello()
+    garbage = random.choice(
+        (
+            _HEAD + bytes(48),
+            b"GET / HTTP/1.1\r\nHost: driver\r\n\r\n",
+            b"\x17\x03\x03\x40\x00" + random.randbytes(2**14),
+            b"\x16\x03\x01\xff\xff" + random.randbytes(2**16),
+            b"\x15\x03\x03\x00\x02\x02\x28",
+            hello + hello,
+            hello[:5] + random.randbytes(len(hello) - 5),
+            hello + b"\x17\x03\x03\x01\x00" + random.randbytes(2**8),
+        )
+    )
+    await line.send_raw(garbage)
+    line.half_close()
+    await line.until_closed()
+    await line.close()
+
+
+async def mutated_hello(intruder: Intruder) -> None:
+    """Send a damaged first message of TLS, and leave; it may be one that is still understood."""
+    line = await intruder.open(AT_MOST_ONE_LINE, raw=True)
+    await line.send_raw(mutations.mutated(intruder.random, _client_hello()))
+    line.half_close()
+    await line.until_closed()
+    await line.close()
+
+
+async def cut_off_tls(intruder: Intruder) -> None:
+    """End the TLS handshake at one of its bytes: by a close, a reset, or silence."""
+    random = intruder.random
+    ending = random.choice(ENDINGS)
+    line = await intruder.open(ONE_LINE if ending == "silence" else AT_MOST_ONE_LINE, raw=True)
+    hello = _client_hello()
+    await line.send_raw(hello[: random.randrange(len(hello) + 1)])
+    if ending == "reset":
+        line.reset()
+    elif ending == "goodbye":
+        line.half_close()
+    await line.until_closed()
+    await line.close()
+
+
+async def damaged_record(intruder: Intruder) -> None:
+    """Send a record that was changed on the way, after the handshake of TLS."""
+    line = await intruder.open(ONE_LINE)
+    await line.send_raw(b"\x17\x03\x03\x00\x40" + intruder.random.randbytes(64))
+    assert_told_nothing(await line.until_closed())
+    await line.close()
+
+
+def _client_hello() -> bytes:
+    return TlsStream(client_context(), pin=bytes(32)).start()
 
 
 # --- peers that know a key -----------------------------------------------------------------------------------
@@ -334,6 +413,7 @@ STRANGERS: tuple[Attack, ...] = (
     babble,
     cut_off,
     wrong_secret,
+    key_of_another_port,
     wrong_version,
     replay,
     slow,
@@ -341,6 +421,7 @@ STRANGERS: tuple[Attack, ...] = (
     crowd_of_another_version,
     come_and_reset,
 )
+TLS_STRANGERS: tuple[Attack, ...] = (garbage_records, mutated_hello, cut_off_tls, damaged_record)
 INSIDERS: tuple[Attack, ...] = (
     bad_frame,
     mutated_frames,

@@ -24,6 +24,7 @@ import structlog
 
 from protocol.facts import TaskOutcome
 from protocol.wire.keys import KeyRing
+from spark_bridge.certificates import encryption
 from spark_bridge.server.server import ServerConfig
 from tests.fuzz.driver_half import DriverHalf, running_driver_half
 
@@ -83,9 +84,10 @@ async def _serve(settings: dict[str, Any], log: _Log) -> None:
     loop = asyncio.get_running_loop()
     commands = asyncio.StreamReader(limit=2**20)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-    config = ServerConfig(**settings["server"])
+    keys = KeyRing(bytes.fromhex(settings["secret"]))
+    config = ServerConfig(**settings["server"], tls=encryption(settings["tls"], keys).context)
     async with (
-        running_driver_half(KeyRing(bytes.fromhex(settings["secret"])), config) as half,
+        running_driver_half(keys, config) as half,
         asyncio.TaskGroup() as group,
     ):
         acts: dict[str, Callable[..., Any]] = {

@@ -155,6 +155,9 @@ class VictimCoordinator(OperatorCoordinator):
     async def subtask_ready(self, subtask: int, gateway: SubtaskGateway) -> None:
         self.gateways[subtask] = gateway
 
+    async def reset_to_checkpoint(self, checkpoint_id: int, state: bytes | None) -> None:
+        """A peer with the operator's key may pose as a task of another run, which is then served."""
+
     async def handle_event_from_operator(self, subtask: int, attempt: int, event: Any) -> None:
         self.events += 1
         self.largest = max(self.largest, len(event) if isinstance(event, list) else 0)

@@ -63,6 +63,10 @@ class HonestTask:
         self._thread = threading.Thread(target=run, name=f"honest-{task_attempt_id}", daemon=True)
         self._thread.start()
 
+    def stop(self) -> None:
+        """Let the task end, and do not wait for it."""
+        self._stop.set()
+
     def finish(self) -> int:
         """Let the task end; return how many events went up and came back. Raises the task's error."""
         self._stop.set()

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
+import ssl
 import struct
 from contextlib import suppress
 
@@ -14,6 +16,7 @@ from protocol.wire.framing import FrameDecoder
 from protocol.wire.handshake import NONCE_BYTES, PROTOCOL_VERSION, ClientHandshake
 from protocol.wire.keys import Key
 from protocol.wire.messages import Message
+from spark_bridge.subtask.tls import TlsStream, client_context
 
 PATIENCE_S = 120.0
 HELLO_BYTES = 54
@@ -23,20 +26,45 @@ CHALLENGE_BYTES = 38
 class Line:
     """A socket and the bytes received. A connection that the server ends is not the attacker's error."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: TlsStream | None = None
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._tls = tls
         self._decoder = FrameDecoder()
+        self._early: list[bytes] = []
+        self.authenticated = False
+        """Whether ``greet`` has succeeded."""
         host, port = writer.get_extra_info("sockname")[:2]
         self.name = f"{host}:{port}"
         """The name of the connection in the server's log."""
 
     @classmethod
-    async def open(cls, address: tuple[str, int]) -> Line:
+    async def open(cls, address: tuple[str, int], pin: bytes = b"") -> Line:
+        """Connect; with ``pin``, the digest of the server's certificate, over TLS (H77)."""
         async with asyncio.timeout(PATIENCE_S):
-            return cls(*await asyncio.open_connection(*address))
+            tls = TlsStream(_tls_context(), pin=pin) if pin else None
+            line = cls(*await asyncio.open_connection(*address), tls)
+            if tls is not None:
+                try:
+                    await line._shake_hands(tls)
+                except BaseException:
+                    await line.close()
+                    raise
+            return line
+
+    async def _shake_hands(self, tls: TlsStream) -> None:
+        await self.send_raw(tls.start())
+        while not tls.established and (data := await self._read_raw()):
+            _, reply = tls.receive(data)
+            await self.send_raw(reply)
 
     async def send(self, data: bytes) -> None:
+        await self.send_raw(data if self._tls is None else self._tls.encrypt(data))
+
+    async def send_raw(self, data: bytes) -> None:
+        """Send bytes as they are, also where TLS records are expected."""
         if not self._writer.transport.is_closing():
             with suppress(ConnectionError):
                 self._writer.write(data)
@@ -44,11 +72,20 @@ class Line:
 
     async def read(self) -> bytes:
         """Return received bytes; empty at the end."""
+        plain = b""
         async with asyncio.timeout(PATIENCE_S):
-            try:
-                return await self._reader.read(65_536)
-            except ConnectionError:
-                return b""
+            while not plain and (data := await self._read_raw()):
+                plain = data
+                if self._tls is not None:
+                    plain, reply = self._tls.receive(data)
+                    await self.send_raw(reply)
+        return plain
+
+    async def _read_raw(self) -> bytes:
+        try:
+            return await self._reader.read(65_536)
+        except ConnectionError:
+            return b""
 
     async def until_closed(self) -> bytes:
         """Return everything that arrives before the server ends the connection, as it must."""
@@ -69,6 +106,8 @@ class Line:
                 return heard
             heard += data
             answer = handshake.receive(data)
+        self.authenticated = True
+        self._early = self._decoder.feed(handshake.trailing_data)
         return b""
 
     async def say(self, *messages: Message) -> None:
@@ -76,10 +115,14 @@ class Line:
 
     async def messages(self) -> list[Message]:
         """Return at least one message; none at the end."""
-        received: list[Message] = []
-        while not received and (data := await self.read()):
-            received = [decode_message(body) for body in self._decoder.feed(data)]
-        return received
+        return [decode_message(body) for body in await self.frames()]
+
+    async def frames(self) -> list[bytes]:
+        """Return the bodies of at least one frame; none at the end."""
+        bodies, self._early = self._early, []
+        while not bodies and (data := await self.read()):
+            bodies = self._decoder.feed(data)
+        return bodies
 
     def stop_reading(self) -> None:
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -99,3 +142,8 @@ class Line:
         self._writer.transport.abort()
         with suppress(ConnectionError):
             await self._writer.wait_closed()
+
+
+@functools.cache
+def _tls_context() -> ssl.SSLContext:
+    return client_context()

@@ -23,8 +23,9 @@ from random import Random
 from typing import Any
 
 from protocol.wire.keys import KeyRing
+from spark_bridge.certificates import certificate_digest
 from spark_bridge.subtask import TaskEndpoint
-from tests.fuzz.attackers import INSIDERS, STRANGERS, Attack, Intruder
+from tests.fuzz.attackers import INSIDERS, STRANGERS, TLS_STRANGERS, Attack, Intruder
 from tests.fuzz.driver_half import HONEST, PARALLELISM, STAGES, VICTIM
 from tests.fuzz.honest import HonestTask
 from tests.fuzz.hostile_tasks import HOSTILE_TASKS, HostileTask, Slot
@@ -50,12 +51,13 @@ AT_ONCE = 12
 class Besieged:
     """The driver's half, as seen from this process."""
 
-    def __init__(self, process: Process, secret: bytes, address: tuple[str, int]) -> None:
+    def __init__(self, process: Process, secret: bytes, address: tuple[str, int], *, tls: bool) -> None:
         self._process = process
         self._lock = asyncio.Lock()
         self.secret = secret
         self.keys = KeyRing(secret)
         self.address = address
+        self.pin = certificate_digest(tls, self.keys)
         self.log: list[dict[str, Any]] = []
         self._task_ids = iter(range(1, 2**31))
 
@@ -84,7 +86,8 @@ class Besieged:
 
     async def honest_task(self, subtask: int) -> HonestTask:
         task_attempt_id = await self.introduce(HONEST, subtask, 0)
-        endpoint = TaskEndpoint(*self.address, self.keys.task_key(HONEST), HONEST, PARALLELISM[HONEST])
+        key, parallelism = self.keys.task_key(HONEST), PARALLELISM[HONEST]
+        endpoint = TaskEndpoint(*self.address, key, HONEST, parallelism, certificate_sha256=self.pin)
         return HonestTask(endpoint, task_attempt_id, subtask, STAGES[HONEST])
 
     async def introduce(self, operator: str, subtask: int, attempt_number: int) -> int:
@@ -101,7 +104,7 @@ async def _answer(process: Process) -> Any:
 
 
 @asynccontextmanager
-async def besieged(**server: float) -> AsyncIterator[Besieged]:
+async def besieged(*, tls: bool = False, **server: float) -> AsyncIterator[Besieged]:
     """Run the driver's half in a separate process, which must end well. ``server`` are changes of ``SERVER``."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.fuzz.besieged"),
@@ -113,11 +116,11 @@ async def besieged(**server: float) -> AsyncIterator[Besieged]:
     assert process.stdin is not None
     try:
         secret = secrets.token_bytes(32)
-        settings = {"secret": secret.hex(), "files_max": FILES_MAX, "server": SERVER | server}
+        settings = {"secret": secret.hex(), "files_max": FILES_MAX, "server": SERVER | server, "tls": tls}
         process.stdin.write(json.dumps(settings).encode() + b"\n")
         async with asyncio.timeout(PATIENCE_S):
             host, port = await _answer(process)
-        yield Besieged(process, secret, (host, port))
+        yield Besieged(process, secret, (host, port), tls=tls)
         process.stdin.close()
         async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0, "the driver's half did not end well"
@@ -148,7 +151,7 @@ class Siege:
         async with asyncio.TaskGroup() as group:
             for number, attack in enumerate(attacks):
                 random = Random(self.random.random())
-                intruder = Intruder(random, self.half.address, self.half.keys, self.lines)
+                intruder = Intruder(random, self.half.address, self.half.keys, self.lines, self.half.pin)
                 group.create_task(self._one(attack, intruder), name=f"{number} {attack.__name__}")
 
     async def _one(self, attack: Any, intruder: Intruder) -> None:
@@ -192,9 +195,11 @@ class Siege:
         assert self.half.secret.hex() not in str(log)
 
 
-async def lay_siege(random: Random, attacks: Sequence[Attack | HostileTask], **server: float) -> dict[str, Any]:
+async def lay_siege(
+    random: Random, attacks: Sequence[Attack | HostileTask], *, tls: bool = False, **server: float
+) -> dict[str, Any]:
     """Attack a driver's half with honest tasks on it; return the last reading. Raises ``AssertionError``."""
-    async with besieged(**server) as half:
+    async with besieged(tls=tls, **server) as half:
         siege = Siege(half, random)
         tasks = [await half.honest_task(subtask) for subtask in range(PARALLELISM[HONEST] - 1)]
         try:
@@ -226,11 +231,11 @@ def _only_honest_are_left(reading: dict[str, Any]) -> bool:
     return bool(others == 0 and connections["identified"] == honest and reading["gateways"] == honest)
 
 
-def _case_of(attacks: Sequence[Attack | HostileTask], count: int) -> Callable[[Random], None]:
+def _case_of(attacks: Sequence[Attack | HostileTask], count: int, *, tls: bool = False) -> Callable[[Random], None]:
     def case(random: Random) -> None:
         chosen = [*attacks, *random.choices(attacks, k=count)]
         random.shuffle(chosen)
-        run(lambda: lay_siege(random, chosen))
+        run(lambda: lay_siege(random, chosen, tls=tls))
 
     return case
 
@@ -250,9 +255,13 @@ def run(siege: Callable[[], Awaitable[Any]]) -> Any:
         raise first from None
 
 
+_EVERYBODY: tuple[Attack | HostileTask, ...] = (*STRANGERS, *INSIDERS, *HOSTILE_TASKS)
 TARGETS = (
     Target("strangers", "peers without the secret, at a real server", _case_of(STRANGERS, 40), slow=True),
     Target("insiders", "peers with the secret that are not tasks", _case_of(INSIDERS, 60), slow=True),
     Target("tasks", "registered tasks that say what they like", _case_of(HOSTILE_TASKS, 60), slow=True),
-    Target("siege", "all of them together", _case_of((*STRANGERS, *INSIDERS, *HOSTILE_TASKS), 60), slow=True),
+    Target("siege", "all of them together", _case_of(_EVERYBODY, 60), slow=True),
+    Target(
+        "siege-tls", "the same over TLS, and at it", _case_of((*_EVERYBODY, *TLS_STRANGERS), 60, tls=True), slow=True
+    ),
 )
