@@ -19,11 +19,12 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from benchmarks.harness import Figure, Progress, interleave_async, percentile
+from benchmarks.harness import Figure, Progress, Rounds, interleave_async, percentile
 from benchmarks.raw_frames import ECHO, EVENT, FLOOD, RawProtocol
 from benchmarks.spark_pair import MASTER, Pair, running_pair
 from benchmarks.spark_session import spark_session
@@ -218,18 +219,37 @@ def event_flood_up(quick: bool, progress: Progress) -> list[Figure]:
     return _measured(measure)
 
 
+async def _with_and_without_tls(
+    spark: SparkSession, rounds: int, measure: Callable[[Pair], Awaitable[list[float]]], progress: Progress
+) -> tuple[Rounds, Rounds]:
+    """The samples with TLS and without, of two tasks beside each other.
+
+    Each is the first to start in half of the rounds: the second one is always slower, by a third.
+    """
+    encrypted_rounds: Rounds = []
+    plain_rounds: Rounds = []
+    for encrypted_first in (False, True):
+        async with (
+            running_pair(spark, tls=encrypted_first) as first,
+            running_pair(spark, tls=not encrypted_first) as second,
+        ):
+            encrypted, plain = (first, second) if encrypted_first else (second, first)
+            subject, baseline = await interleave_async(
+                max(1, rounds // 2), partial(measure, plain), partial(measure, encrypted), progress
+            )
+        encrypted_rounds += subject
+        plain_rounds += baseline
+    return encrypted_rounds, plain_rounds
+
+
 def event_confirm_tls(quick: bool, progress: Progress) -> list[Figure]:
     """Microseconds from ``send_event`` to the confirmation over TLS, one at a time, compared with no TLS."""
     rounds, count = (2, 100) if quick else (10, 1000)
 
     async def measure(spark: SparkSession) -> list[Figure]:
-        async with running_pair(spark) as plain, running_pair(spark, tls=True) as encrypted:
-            samples, baseline = await interleave_async(
-                rounds,
-                lambda: _one_at_a_time(count, lambda: plain.confirm(EVENT, PAYLOAD)),
-                lambda: _one_at_a_time(count, lambda: encrypted.confirm(EVENT, PAYLOAD)),
-                progress,
-            )
+        samples, baseline = await _with_and_without_tls(
+            spark, rounds, lambda pair: _one_at_a_time(count, lambda: pair.confirm(EVENT, PAYLOAD)), progress
+        )
         params = {**PARAMS, "in_flight": 1, "events": count, "rounds": rounds, "baseline": "event_confirm without TLS"}
         return [Figure("event_confirm_tls", "µs", samples, baseline, params)]
 
@@ -244,13 +264,9 @@ def event_flood_up_tls(quick: bool, progress: Progress) -> list[Figure]:
     rounds, events, batches = (2, 256, 1) if quick else (8, 4096, 2)
 
     async def measure(spark: SparkSession) -> list[Figure]:
-        async with running_pair(spark) as plain, running_pair(spark, tls=True) as encrypted:
-            samples, baseline = await interleave_async(
-                rounds,
-                lambda: _floods(lambda: _flood(plain, events), events, batches),
-                lambda: _floods(lambda: _flood(encrypted, events), events, batches),
-                progress,
-            )
+        samples, baseline = await _with_and_without_tls(
+            spark, rounds, lambda pair: _floods(lambda: _flood(pair, events), events, batches), progress
+        )
         params = {**PARAMS, "events": events, "rounds": rounds, "baseline": "event_flood_up without TLS"}
         return [Figure("event_flood_up_tls", "µs", samples, baseline, params)]
 

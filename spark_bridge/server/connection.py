@@ -33,6 +33,7 @@ from actors.repeated_lines import LINES_MAX, LimitedLog
 from protocol.errors import RemoteProtocolError
 from protocol.wire.framing import DEFAULT_LIMITS, FrameDecoder
 from protocol.wire.handshake import NONCE_BYTES, FindKey, ServerHandshake
+from spark_bridge.server.incomplete import IncompleteFrames
 from spark_bridge.server.turns import LIGHT, READ_BYTES_MAX, SHARE, Turns
 from spark_bridge.subtask.tls import TlsStream
 
@@ -71,6 +72,10 @@ class ServerConfig:
     At most ``log_lines_max`` lines of a kind about peers are logged in 10 s, and in longer times while more come; the
     others are counted.
 
+    Frames of which only a part has arrived take about ``incomplete_bytes_max`` bytes, those of all connections
+    together. Beyond that, only the connection whose frame began first is read. Such a frame has to grow by a
+    mebibyte in each ``frame_timeout_s``, or be completed. See ``incomplete``.
+
     A peer that does not read is dropped when ``write_buffer_bytes_max`` bytes wait for it. Before that, from
     ``write_high_water_bytes`` on, ``is_write_paused`` is set. A closing peer has ``close_timeout_s`` to read the rest.
     """
@@ -83,6 +88,8 @@ class ServerConfig:
     unauthenticated_max: int = 256
     connections_max: int = 10_000
     tls: ssl.SSLContext | None = None
+    incomplete_bytes_max: int = 256 * 2**20
+    frame_timeout_s: float = 60.0
     write_high_water_bytes: int = 256 * 1024
     write_buffer_bytes_max: int = 96 * 2**20
     close_timeout_s: float = 2.0
@@ -94,6 +101,8 @@ class ServerConfig:
             "close_timeout_s",
             "unauthenticated_max",
             "connections_max",
+            "incomplete_bytes_max",
+            "frame_timeout_s",
             "log_lines_max",
         ):
             if getattr(self, name) <= 0:
@@ -149,6 +158,7 @@ class Connection(asyncio.Protocol):
         config: ServerConfig,
         state_changed: Callable[[Connection], None],
         turns: Turns,
+        incomplete: IncompleteFrames,
         peer_log: LimitedLog,
     ) -> None:
         self.connection_id = connection_id
@@ -161,6 +171,9 @@ class Connection(asyncio.Protocol):
         self._dialect = dialect
         self._state_changed = state_changed
         self._turns = turns
+        self._incomplete = incomplete
+        self._incomplete_bytes = 0
+        self._held = False
         self._peer_log = peer_log
         self._tls = None if config.tls is None else TlsStream(config.tls)
         self._handshake = ServerHandshake(find_key, secrets.token_bytes(NONCE_BYTES))
@@ -243,6 +256,33 @@ class Connection(asyncio.Protocol):
         self._peer_log.warning("connection dropped", peer=self.peer, connection=self.connection_id, why=why)
         self.abort(why)
 
+    # --- for the server -------------------------------------------------------------------------------------------
+
+    @property
+    def is_read(self) -> bool:
+        """Whether what the peer sends is read: it has no backlog, and is not held."""
+        return not (self._held or self._backlog)
+
+    def take_share(self) -> bool:
+        """Handle the next messages of the backlog; see ``Turns``. Returns whether more are left."""
+        self._guarded(self._take_backlog, SHARE)
+        if self._backlog:
+            return True
+        self._read_again()
+        return False
+
+    def hold(self) -> None:
+        """Do not read until ``release``; see ``IncompleteFrames``."""
+        if not self._held and not self._transport.is_closing():
+            self._held = True
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Read again, unless there is a backlog. Idempotent."""
+        if self._held:
+            self._held = False
+            self._read_again()
+
     # --- for asyncio ----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -258,14 +298,6 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._guarded(self._take_data, data)
-
-    def take_share(self) -> bool:
-        """Handle the next messages of the backlog; see ``Turns``. Returns whether more are left."""
-        self._guarded(self._take_backlog, SHARE)
-        if self._backlog:
-            return True
-        self._read_again()
-        return False
 
     def eof_received(self) -> None:
         self._reason = self._reason or "the peer closed the connection"
@@ -339,6 +371,9 @@ class Connection(asyncio.Protocol):
 
     def _take_frames(self, data: bytes) -> None:
         bodies = self._decoder.feed(data)
+        before, self._incomplete_bytes = self._incomplete_bytes, self._decoder.buffered_bytes
+        if before or self._incomplete_bytes:
+            self._incomplete.changed(self, self._incomplete_bytes, another=bool(bodies))
         if self._backlog:
             self._backlog.extend(bodies)
         elif len(bodies) > LIGHT:
@@ -357,7 +392,7 @@ class Connection(asyncio.Protocol):
         self._handler.messages_received(self, [decode(body) for body in bodies])
 
     def _read_again(self) -> None:
-        if not self._transport.is_closing():
+        if self.is_read and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _refuse(self, why: str) -> None:
@@ -397,15 +432,19 @@ class Connection(asyncio.Protocol):
     def _enter(self, state: ConnectionState) -> None:
         if state is not self.state:
             self.state = state
-            if self._backlog and state not in _TALKING:
-                self._drop_backlog()
+            if state not in _TALKING:
+                self._drop_what_waits()
             self._state_changed(self)
 
-    def _drop_backlog(self) -> None:
+    def _drop_what_waits(self) -> None:
         """Nothing more is handled. Read on: what still comes is dropped, and the peer's end must be seen."""
-        self._backlog.clear()
-        self._turns.forget(self)
-        self._read_again()
+        if self._incomplete_bytes:
+            self._incomplete_bytes = 0
+            self._incomplete.forget(self)
+        if self._backlog:
+            self._backlog.clear()
+            self._turns.forget(self)
+            self._read_again()
 
     def _set_deadline(self, timeout_s: float) -> None:
         self._cancel_deadline()

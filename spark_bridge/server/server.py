@@ -22,6 +22,7 @@ from protocol.wire.handshake import FindKey
 from spark_bridge.addresses import written
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.connection import Connection, ConnectionHandler, ConnectionState, Dialect, ServerConfig
+from spark_bridge.server.incomplete import IncompleteFrames
 from spark_bridge.server.turns import Turns
 
 __all__ = [
@@ -89,6 +90,7 @@ class AuthenticatedServer:
         self._server: asyncio.Server | None = None
         self._peer_log: LimitedLog
         self._turns: Turns
+        self._incomplete: IncompleteFrames
         self._ids = count(1)
         # By state, in the order of entering it: the first one is the oldest.
         self._by_state: dict[ConnectionState, dict[int, Connection]] = {state: {} for state in ConnectionState}
@@ -136,6 +138,7 @@ class AuthenticatedServer:
         self._peer_log = LimitedLog(log, LoopClock(), config.log_lines_max)
         loop = asyncio.get_running_loop()
         self._turns = Turns(loop)
+        self._incomplete = IncompleteFrames(loop, config.incomplete_bytes_max, config.frame_timeout_s)
         # Serving starts only when ``_server`` is set, or the first peers would be refused.
         # asyncio's backlog is both what it listens with and how many connections it accepts at once.
         self._server = await loop.create_server(
@@ -172,6 +175,7 @@ class AuthenticatedServer:
                 connection.abort("the server is closing")
         if self._server is not None:
             await self._server.wait_closed()
+            self._incomplete.close()
             self._peer_log.close()
 
     def _open(self) -> list[Connection]:
@@ -186,6 +190,7 @@ class AuthenticatedServer:
             self._config,
             self._state_changed,
             self._turns,
+            self._incomplete,
             self._peer_log,
         )
 

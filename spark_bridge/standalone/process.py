@@ -104,6 +104,7 @@ class SidecarProcess:
         return ServerConfig(
             bind_host=self._host,
             port=self._ports.control,
+            advertised_host=self._config.advertised_host,
             tls=self._encryption.context,
             unauthenticated_max=UNAUTHENTICATED_MAX,
             connections_max=CONNECTIONS_MAX,
@@ -112,7 +113,7 @@ class SidecarProcess:
     async def _serve_application(self) -> None:
         self._relay = relay = AwaitedRelay(self._keys, lost_after_s=self._lost_after_s, tls=self._encryption.context)
         try:
-            _, self._relay_port = await relay.listen(self._host, self._ports.relay)
+            _, self._relay_port = await relay.listen(self._host, self._ports.relay, self._config.advertised_host)
             self._listening.set()
             try:
                 stages = await relay.join()

@@ -75,6 +75,8 @@ class TlsStream:
         try:
             while part := self._object.read(_RECORD_BYTES):
                 plain.append(part)
+                if not self._incoming.pending and not self._object.pending():
+                    break  # cheaper than the error that a further read would raise
         except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
             pass
         except ssl.SSLError as error:

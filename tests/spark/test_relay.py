@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import logging
 import os
 import signal
 import threading
@@ -270,3 +272,17 @@ async def test_a_connect_session_is_refused_with_the_fix() -> None:  # spark-fac
 async def test_a_kind_that_does_not_exist_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ValueError, match="expected 'jvm' or 'py4j'"):
         open_relay(spark, FactsLog().receive, kind="smoke signals")  # type: ignore[arg-type]
+
+
+async def test_no_key_appears_in_the_log_of_py4j(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """H61: at DEBUG, Py4J logs every call with its arguments."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with caplog.at_level(logging.DEBUG, logger="py4j"):
+        async with a_relay(spark) as (relay, _):
+            key = relay._relay._key.secret  # type: ignore[attr-defined]
+    assert "headgate-relay-" in caplog.text, "the name of the file with the key is there, so calls are logged"
+    for text in (key.hex(), base64.b64encode(key).decode(), repr(key)[2:-1]):
+        assert text not in caplog.text
+    assert os.listdir(tmp_path) == [], "the file with the key is gone"

@@ -301,6 +301,17 @@ async def test_a_jvm_that_does_not_come_back_is_reported_once() -> None:  # H48
             await sidecar.server.command(PING, b"")
 
 
+async def test_every_address_can_be_listened_on_if_one_is_advertised() -> None:  # H63
+    server = RelayServer(FactsLog().receive, RelayStatistics(), keys=KEYS)
+    address = await server.listen("0.0.0.0", 0, "127.0.0.1")
+    try:
+        jvm = await FakeJvm.connect(address, KEY)
+        jvm.writer.close()
+    finally:
+        await server.close()
+    assert address[0] == "127.0.0.1"
+
+
 async def test_closing_twice_is_closing_once() -> None:
     async with a_sidecar() as sidecar:
         await sidecar.server.close()

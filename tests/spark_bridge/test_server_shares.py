@@ -151,6 +151,20 @@ async def test_close_drops_the_backlog_and_lets_the_last_message_leave() -> None
         assert running.handler.batches == [SHARE]
 
 
+async def test_a_connection_that_another_closes_is_read_to_its_end() -> None:
+    async with a_running_server(replace(CONFIG, close_timeout_s=10_000.0)) as running:
+        flooding = await running.a_task()
+        closed = running.handler.connections[0]
+        neighbour = await running.a_task()
+        running.handler.on_messages = lambda connection, messages: closed.close() if connection is not closed else None
+        flooding.writer.write(flood(7))
+        neighbour.writer.write(encode_message(Confirm(99, 0)))
+        assert await flooding.until_closed() == b""
+        assert len(those_of(running, 7)) < FLOOD
+        await flooding.close()
+        await running.handler.until(lambda: running.handler.reasons == ["closed here"])
+
+
 async def test_a_handler_that_fails_in_a_later_share_loses_that_connection_only() -> None:
     async with a_running_server() as running:
         bad, good = await running.a_task(), await running.a_task()

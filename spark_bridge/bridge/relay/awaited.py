@@ -52,9 +52,9 @@ class AwaitedRelay(JvmCommands):
             )
         )
 
-    async def listen(self, host: str, port: int) -> tuple[str, int]:
+    async def listen(self, host: str, port: int, advertised_host: str | None = None) -> tuple[str, int]:
         """See ``RelayServer.listen``."""
-        return await self._server.listen(host, port)
+        return await self._server.listen(host, port, advertised_host)
 
     async def join(self) -> tuple[ActiveStage, ...]:
         """Wait, without limit, for a driver's JVM, and return its running stages.

@@ -108,11 +108,17 @@ class RelayServer:
         self._pending: dict[int, tuple[bytes, asyncio.Future[CommandAnswered]]] = {}
         self._over: str | None = None
 
-    async def listen(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
-        """Listen, on a free port unless one is given; returns host and port. Raises ``ServerStartError``."""
+    async def listen(
+        self, host: str = "127.0.0.1", port: int = 0, advertised_host: str | None = None
+    ) -> tuple[str, int]:
+        """Listen, on a free port unless one is given; returns the host and port that the JVM connects to.
+
+        ``advertised_host`` is needed if ``host`` means every address. Raises ``ServerStartError``.
+        """
         config = ServerConfig(
             bind_host=host,
             port=port,
+            advertised_host=advertised_host,
             tls=self._tls,
             authenticate_timeout_s=HANDSHAKE_TIMEOUT_S,
             unauthenticated_max=UNAUTHENTICATED_MAX,

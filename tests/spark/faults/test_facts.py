@@ -120,9 +120,9 @@ def relays_by(line: Line, patience_s: float = 15.0) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         listen = RelayServer.listen
 
-        async def listen_behind_the_line(server: RelayServer) -> tuple[str, int]:
+        async def listen_behind_the_line(server: RelayServer, host: str = "127.0.0.1") -> tuple[str, int]:
             server._reconnect_timeout_s = patience_s
-            line.leads_to = await listen(server)
+            line.leads_to = await listen(server, host)
             return LINES_HOST, line.port
 
         patch.setattr(RelayServer, "listen", listen_behind_the_line)
