@@ -34,6 +34,7 @@ class Line:
         self._tls = tls
         self._decoder = FrameDecoder()
         self._early: list[bytes] = []
+        self._half_closed = False
         self.authenticated = False
         """Whether ``greet`` has succeeded."""
         host, port = writer.get_extra_info("sockname")[:2]
@@ -65,7 +66,7 @@ class Line:
 
     async def send_raw(self, data: bytes) -> None:
         """Send bytes as they are, also where TLS records are expected."""
-        if not self._writer.transport.is_closing():
+        if not self._half_closed and not self._writer.transport.is_closing():
             with suppress(ConnectionError):
                 self._writer.write(data)
                 await self._writer.drain()
@@ -128,6 +129,7 @@ class Line:
         self._writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     def half_close(self) -> None:
+        self._half_closed = True
         with suppress(OSError):
             self._writer.write_eof()
 

@@ -16,16 +16,17 @@ from tests.fuzz import attackers, siege
 from tests.fuzz.__main__ import main
 from tests.fuzz.attackers import Intruder
 from tests.fuzz.line import HELLO_BYTES, Line
-from tests.fuzz.target import run_cases
+from tests.fuzz.target import Target, run_cases
 
-ALL_TOGETHER = next(target for target in siege.TARGETS if target.name == "siege")
+ALL_TOGETHER = [target for target in siege.TARGETS if target.name in ("siege", "siege-tls")]
 HALF_OPEN = 3000
 FILES_BESIDE = 200
 HANDSHAKE_BYTES = HELLO_BYTES + 32
 
 
-def test_honest_tasks_are_not_harmed_by_any_form_of_attack() -> None:  # H22, H30, H61, H62
-    run_cases(ALL_TOGETHER, first=1, count=1)
+@pytest.mark.parametrize("target", ALL_TOGETHER, ids=lambda target: target.name)
+def test_honest_tasks_are_not_harmed_by_any_form_of_attack(target: Target) -> None:  # H22, H30, H61, H62, H77
+    run_cases(target, first=1, count=1)
 
 
 def test_a_handshake_that_ends_at_any_of_its_bytes_leaves_nothing_behind() -> None:  # H62
