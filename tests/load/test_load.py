@@ -5,13 +5,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from random import SystemRandom
 
 import pytest
+import structlog
 
 from tests.load.__main__ import main
 from tests.load.checker import Durations, Sequence, Tally
 from tests.load.driver import Plan, Report, run_load
+
+
+@pytest.fixture(autouse=True)
+def log_of_the_process() -> Iterator[None]:
+    """The command configures the log for its own process, with the standard error of the test that runs it."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 def run(*, seed: int | None = None, lose: int | None = None) -> Report:
