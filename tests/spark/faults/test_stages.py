@@ -280,7 +280,8 @@ def test_one_task_of_a_barrier_stage_fails(bench: Bench, fault: str) -> None:
     story = director.named("ready", "failed", "reset", "reset_to_checkpoint")
     at = story.index(("reset_to_checkpoint", -1, None))
     assert {callback[:3] for callback in story[:at] if callback[0] == "failed"} == {("failed", s, 0) for s in ALL}
-    assert ("failed", 3, 0, "REVOKED") in story[:at]
+    # The test's own listener has heard of its success; the sidecar's may hear of it only after the failure.
+    assert {("failed", 3, 0, "REVOKED"), ("failed", 3, 0, "GLOBAL_FAILURE")} & set(story[:at])
     kinds = {callback[3] for callback in story[:at] if callback[0] == "failed"}
     assert "GLOBAL_FAILURE" in kinds
     assert kinds <= {"REVOKED", "GLOBAL_FAILURE", "FAILED" if fault == "an exception" else "EXECUTOR_LOST"}
