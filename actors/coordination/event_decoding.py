@@ -3,9 +3,9 @@
 """Decodes events of any size without holding the event loop.
 
 One event of 4 MiB can cost more than a second, if the keys of its maps were chosen so that each collides with those
-before it. A thread would not help, because msgpack holds the interpreter lock. So the codec divides
-a large event into steps, and other work of the loop gets a turn after each. The coordinator takes one message at a
-time, so the order of its events stays as it is.
+before it. A thread would not help, because msgpack holds the interpreter lock. So the codec divides a large event into
+steps, and other work of the loop gets a turn after each. The coordinator takes one message at a time, so the order of
+its events stays as it is.
 """
 
 from __future__ import annotations

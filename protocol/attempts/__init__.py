@@ -40,7 +40,7 @@ task ids in the order of launches, so the smaller id is the older task.
   the rerun is accepted.
 - A task of a barrier stage always waits for its start, which says whether its stage attempt has failed.
 
-**Claims.** A registration is what a peer claims; whoever has the operator's key can make one (H75). Spark *confirms* a
+**Claims.** A registration is what a peer claims; a peer with the operator's key can make one (H75). Spark *confirms* a
 task by a fact that names it, or by its own records, with the stage and the partition. Until then, a registration is
 accepted only where it displaces nothing. It waits beside any other attempt; nothing is concluded from its task id; it
 ends no run. An unconfirmed attempt gives way when Spark confirms a task that waits for it and does not know this one.

@@ -51,6 +51,7 @@ __all__ = [
     "decode_message",
     "encode_event",
     "encode_message",
+    "fit_text",
     "run_steps",
 ]
 
@@ -116,7 +117,7 @@ def _encode_checked(message: Message, limits: WireLimits) -> bytes:
     for name, check in row:
         value = getattr(message, name)
         if check is text and type(value) is str:
-            value = _fit(value, limits.text_chars_max)
+            value = fit_text(value, limits.text_chars_max)
         try:
             values.append(check(value, limits))
         except (ValueError, OverflowError) as error:
@@ -133,7 +134,7 @@ def _encode_checked(message: Message, limits: WireLimits) -> bytes:
     return frame(body)
 
 
-def _fit(prose: str, chars_max: int) -> str:
+def fit_text(prose: str, chars_max: int) -> str:
     """Escape lone surrogates (a file name in an exception), and truncate a text that is too long, with a mark."""
     prose = prose.encode("utf-8", "backslashreplace").decode("utf-8")
     return prose if len(prose) <= chars_max else prose[: chars_max - 1] + "…"

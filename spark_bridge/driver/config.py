@@ -95,3 +95,7 @@ class SidecarConfig:
 
     def __post_init__(self) -> None:
         check_method_report(self.method_report_s)
+        if not isinstance(self.tls, bool | TlsCertificate):
+            raise TypeError(f"tls must be True, False or a TlsCertificate, not {self.tls!r}")
+        if isinstance(self.savepoint_roots, str | PathLike):  # its characters would be the roots, "/" among them
+            raise TypeError(f"savepoint_roots must be a list of directories, not {self.savepoint_roots!r}")

@@ -24,7 +24,7 @@ from protocol.wire.keys import KeyRing, Purpose
 from spark_bridge.addresses import written
 from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError, SidecarNotRunning
 from spark_bridge.storage import StorageFenced
-from spark_bridge.subtask.tls import client_context, digest_of
+from spark_bridge.subtask.tls import check_certificate, client_context
 
 __all__ = ["ControlAddress", "SidecarUnreachable", "ask"]
 
@@ -172,9 +172,11 @@ def _encrypt(connection: socket.socket, certificate_sha256: bytes) -> ssl.SSLSoc
         raise _CutOff(proof_sent=False) from error
     except ssl.SSLError as error:
         raise HandshakeFailed(f"the TLS handshake failed: {error.reason or error}") from error
-    if digest_of(encrypted.getpeercert(binary_form=True) or b"") != certificate_sha256:
+    try:
+        check_certificate(encrypted.getpeercert(binary_form=True), certificate_sha256)
+    except HandshakeFailed:
         encrypted.close()
-        raise HandshakeFailed("the server's certificate is not the one that belongs to this secret")
+        raise
     return encrypted
 
 

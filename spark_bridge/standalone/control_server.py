@@ -12,16 +12,14 @@ import structlog
 from anyio.abc import TaskGroup, TaskStatus
 
 from protocol.errors import HeadgateError, RemoteProtocolError
-from protocol.wire.codec import DEFAULT_LIMITS, decode_event, encode_event
+from protocol.wire.codec import DEFAULT_LIMITS, decode_event, encode_event, fit_text
 from protocol.wire.framing import frame
 from protocol.wire.keys import KeyRing, Purpose
 from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect, ServerConfig
 
-__all__ = ["CONNECTIONS_MAX", "UNAUTHENTICATED_MAX", "Answer", "serve_control"]
+__all__ = ["CONNECTIONS_MAX", "Answer", "serve_control"]
 
 CONNECTIONS_MAX = 1024
-UNAUTHENTICATED_MAX = 256
-TEXT_CHARS_MAX = 32_768
 NAME_CHARS_MAX = 256
 ERROR_CHARS_LOGGED_MAX = 1000
 
@@ -94,18 +92,17 @@ class _Requests:
             reply = encode_event([True, await self._answer(connection.authenticated_as, *question)])
         except Exception as error:
             if not isinstance(error, HeadgateError):
-                text = f"{type(error).__name__}: {_fit(error)}"[:ERROR_CHARS_LOGGED_MAX]
+                text = f"{type(error).__name__}: {_text_of(error)}"[:ERROR_CHARS_LOGGED_MAX]
                 log.warning("request failed", method=question.method[:NAME_CHARS_MAX], error=text)
-            reply = encode_event([False, type(error).__name__[:NAME_CHARS_MAX], _fit(error)])
+            reply = encode_event([False, type(error).__name__[:NAME_CHARS_MAX], _text_of(error)])
         connection.send(reply)
         connection.close(reason="answered")
 
 
-def _fit(error: Exception) -> str:
-    """The error's text, so that it can be sent whatever it is."""
+def _text_of(error: Exception) -> str:
+    """The error's text, in a form that can always be sent."""
     try:
         text = str(error)
     except Exception as another:
         text = f"(its text cannot be shown: {type(another).__name__})"
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    return text if len(text) <= TEXT_CHARS_MAX else text[: TEXT_CHARS_MAX - 1] + "…"
+    return fit_text(text, DEFAULT_LIMITS.text_chars_max)

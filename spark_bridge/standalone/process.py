@@ -16,14 +16,14 @@ from actors import ActorError
 from protocol.wire.keys import KeyRing
 from spark_bridge.bridge.relay import RelayStopped
 from spark_bridge.bridge.relay.awaited import AwaitedRelay
-from spark_bridge.certificates import Encryption, encryption
+from spark_bridge.certificates import encryption
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.handle import OperatorHandle
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import RemoteDriver
 from spark_bridge.errors import OutputNotCommitted, SidecarError, SidecarNotRunning
 from spark_bridge.server.server import ServerConfig
-from spark_bridge.standalone.control_server import CONNECTIONS_MAX, UNAUTHENTICATED_MAX, serve_control
+from spark_bridge.standalone.control_server import CONNECTIONS_MAX, serve_control
 
 __all__ = ["Factory", "Ports", "SidecarProcess"]
 
@@ -52,6 +52,8 @@ class SidecarProcess:
 
     A driver that has been away for ``lost_after_s`` seconds is given up. ``resume`` says whether runs that an earlier
     sidecar has left behind may continue; otherwise they fail.
+
+    Reads the files that ``config.tls`` names, so it may block. Raises ``SidecarError`` if they cannot be used.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class SidecarProcess:
         self._factory = factory
         self._config = config
         self._keys = keys
-        self._encryption = Encryption()
+        self._encryption = encryption(config.tls, keys)
         self._host = host
         self._ports = ports
         self._resume = resume
@@ -90,9 +92,7 @@ class SidecarProcess:
         what the factory raises.
         """
         async with anyio.create_task_group() as tasks:
-            self._encryption = await anyio.to_thread.run_sync(encryption, self._config.tls, self._keys)
             port = await tasks.start(serve_control, self._answer, self._keys, self._control_config())
-            log.info("control port opened", host=self._host, port=port)
             started(port)
             while True:
                 await self._serve_application()
@@ -106,7 +106,6 @@ class SidecarProcess:
             port=self._ports.control,
             advertised_host=self._config.advertised_host,
             tls=self._encryption.context,
-            unauthenticated_max=UNAUTHENTICATED_MAX,
             connections_max=CONNECTIONS_MAX,
         )
 

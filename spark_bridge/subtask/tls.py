@@ -2,9 +2,9 @@
 
 """TLS over the bytes of a connection, for both ends: no certificate authority, but a pinned certificate (H77).
 
-Only the standard library is used, because tasks have nothing else. The sidecar makes its certificate with ``tls`` of
-the driver's half; a task is given the certificate's SHA-256 digest and accepts no other. So neither names nor dates in
-the certificate matter, and nothing has to be installed on the executors.
+Only the standard library is used, because tasks have nothing else. A client is given the SHA-256 digest of the
+sidecar's certificate and accepts no other. So neither names nor dates in the certificate matter, and nothing has to be
+installed on the executors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ssl
 
 from protocol.errors import HandshakeFailed, RemoteProtocolError
 
-__all__ = ["TlsStream", "client_context", "digest_of"]
+__all__ = ["TlsStream", "check_certificate", "client_context", "digest_of"]
 
 _RECORD_BYTES = 16_384
 _MIXED_UP = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE")
@@ -27,12 +27,21 @@ def digest_of(certificate: bytes) -> bytes:
 
 
 def client_context() -> ssl.SSLContext:
-    """TLS 1.3 only. The certificate's chain is not checked here: ``TlsStream`` compares the certificate itself."""
+    """TLS 1.3 only. It accepts every certificate: call ``check_certificate`` after the handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
+
+
+def check_certificate(certificate: bytes | None, pin: bytes) -> None:
+    """Raise ``HandshakeFailed`` unless the server's certificate, in DER form, has the digest ``pin``."""
+    if certificate is None or not hmac.compare_digest(digest_of(certificate), pin):
+        raise HandshakeFailed(
+            "the server's certificate is not the one that belongs to this application: it is another sidecar, "
+            "or somebody between the two machines reads the connection; check address and port"
+        )
 
 
 class TlsStream:
@@ -104,12 +113,7 @@ class TlsStream:
                 ) from None
             raise HandshakeFailed(f"the TLS handshake failed: {reason}") from None
         if self._pin is not None:
-            certificate = self._object.getpeercert(binary_form=True)
-            if certificate is None or not hmac.compare_digest(digest_of(certificate), self._pin):
-                raise HandshakeFailed(
-                    "the server's certificate is not the one that belongs to this application: it is another sidecar, "
-                    "or somebody between the two machines reads the connection; check address and port"
-                )
+            check_certificate(self._object.getpeercert(binary_form=True), self._pin)
         self._established = True
         if self._waiting:
             self._object.write(self._waiting)

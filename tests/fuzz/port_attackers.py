@@ -8,8 +8,7 @@ from typing import Any
 
 from protocol.errors import EventEncodeError
 from protocol.wire.codec import decode_event, encode_event
-from protocol.wire.framing import frame
-from spark_bridge.standalone.control_server import TEXT_CHARS_MAX
+from protocol.wire.framing import DEFAULT_LIMITS, frame
 from tests.fuzz import mutations, samples
 from tests.fuzz.attackers import AT_MOST_ONE_LINE, NO_LINE, ONE_LINE, Attack, Intruder
 
@@ -84,7 +83,7 @@ async def _ask(intruder: Intruder, name: str, request: bytes) -> None:
     for body in await line.frames():
         match decode_event(body):
             case [False, str(), str(text)]:
-                assert len(text) <= TEXT_CHARS_MAX, f"an error of {len(text)} characters"
+                assert len(text) <= DEFAULT_LIMITS.text_chars_max, f"an error of {len(text)} characters"
             case [True, answer]:
                 assert name == ATTACHED, f"another driver was answered {answer!r:.200}"
             case other:

@@ -8,17 +8,20 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tests.spark.cluster import StandaloneCluster
+from tests.spark.faults.own_process import SidecarProgram
 from tests.spark.releases import LEAVES_SOCKETS
 
 LOCAL = "local[2,3]"  # two cores, and a task may fail twice
 
 SparkOn = Callable[..., SparkSession]
+NewProgram = Callable[..., SidecarProgram]
 
 
 SPARKS_OWN_SOCKET = "Exception ignored in. <socket.socket"
@@ -95,3 +98,17 @@ def standalone() -> Iterator[StandaloneCluster]:
     cluster.start()
     yield cluster
     cluster.stop()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[NewProgram]:
+    """Make sidecars, and stop each of them by the end of its test."""
+    made: list[SidecarProgram] = []
+
+    def make(*arguments: str) -> SidecarProgram:
+        made.append(SidecarProgram(tmp_path, *arguments))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()

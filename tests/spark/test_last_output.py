@@ -17,11 +17,11 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
 from spark_bridge.errors import OutputNotCommitted, RestartsExhausted
-from spark_bridge.standalone.attached import AttachedSidecar
 from spark_bridge.subtask import SubtaskOperator
 from tests.spark.actions import Action, one_task_each
+from tests.spark.conftest import NewProgram
 from tests.spark.counting import Counting
-from tests.spark.faults.own_process import OPERATOR, SidecarProgram, callbacks
+from tests.spark.faults.own_process import OPERATOR, attach, callbacks
 from tests.spark.faults.waiting import wait_until
 
 pytestmark = pytest.mark.spark
@@ -129,24 +129,23 @@ def test_what_run_has_raised_is_not_raised_again(spark: SparkSession, tmp_path: 
             sidecar.run(lambda: job.run(handle), restart=NO_RESTART)
 
 
-def test_leaving_an_attached_sidecar_raises_and_does_not_end_it(spark: SparkSession, tmp_path: Path) -> None:  # H71
-    program = SidecarProgram(tmp_path, "not_committing")
-    program.start()
+def test_leaving_an_attached_sidecar_raises_and_does_not_end_it(
+    spark: SparkSession, program: NewProgram
+) -> None:  # H71
+    here = program("not_committing")
+    here.start()
 
     def whole() -> None:
-        with AttachedSidecar(spark, program.address, secret_file=program.secret_file) as sidecar:
+        with attach(spark, here) as sidecar:
             operator = sidecar.operator(OPERATOR)
             action = Action(one_task_each(spark, 2).mapPartitions(operator.subtask(Counting)).collect)
             wait_until(lambda: len(callbacks(sidecar, "ready")) == 2, "every subtask ready")
             sidecar.request(OPERATOR, "stop")
             action.result()
 
-    try:
-        with pytest.raises(OutputNotCommitted, match="cannot publish"):
-            whole()
-        assert program.terminate() == 0
-    finally:
-        program.kill()
+    with pytest.raises(OutputNotCommitted, match="cannot publish"):
+        whole()
+    assert here.terminate() == 0
 
 
 def test_leaving_after_a_commit_that_went_well_raises_nothing(spark: SparkSession, tmp_path: Path) -> None:  # H71

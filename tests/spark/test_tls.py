@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +15,11 @@ from spark_bridge.certificates import Encryption, encryption
 from spark_bridge.driver import runtime
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.sidecar import Sidecar
-from spark_bridge.standalone.attached import AttachedSidecar
 from spark_bridge.standalone.control_client import SidecarUnreachable
 from tests.spark.actions import Action, one_task_each
+from tests.spark.conftest import NewProgram
 from tests.spark.counting import Counting
-from tests.spark.faults.own_process import OPERATOR, SidecarProgram, callbacks
+from tests.spark.faults.own_process import OPERATOR, attach, callbacks
 from tests.spark.faults.waiting import wait_until
 from tests.spark.operators import Listening
 from tests.spark.script import Script
@@ -63,26 +61,7 @@ def test_the_jvm_refuses_another_certificate(spark: SparkSession, monkeypatch: p
     assert "could not connect" in next(entry["because"] for entry in log if entry["event"] == "relay replaced by py4j")
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Callable[..., SidecarProgram]]:
-    made: list[SidecarProgram] = []
-
-    def make(*arguments: str) -> SidecarProgram:
-        made.append(SidecarProgram(tmp_path, *arguments))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.kill()
-
-
-def attach(spark: SparkSession, program: SidecarProgram, *, tls: bool) -> AttachedSidecar:
-    return AttachedSidecar(spark, program.address, secret_file=program.secret_file, tls=tls, connect_timeout_s=30.0)
-
-
-def test_a_sidecar_in_another_process_encrypts_all_three_ports(
-    spark: SparkSession, program: Callable[..., SidecarProgram]
-) -> None:
+def test_a_sidecar_in_another_process_encrypts_all_three_ports(spark: SparkSession, program: NewProgram) -> None:
     """H77, H51: a restarted sidecar has the same certificate, so the driver's JVM and its tasks find it again."""
     here = program("streaming", "--tls")
     here.start()

@@ -17,12 +17,14 @@ from protocol.wire.framing import frame
 from protocol.wire.handshake import ClientHandshake
 from protocol.wire.keys import Key, KeyRing, Purpose
 from spark_bridge.bridge.relay.interface import RelayError, RelayStatistics, RelayStopped
-from spark_bridge.bridge.relay.jvm_link import UNAUTHENTICATED_MAX, RelayServer
+from spark_bridge.bridge.relay.jvm_link import RelayServer
 from spark_bridge.bridge.relay.records import CommandAnswered
+from spark_bridge.server.server import ServerConfig
 from tests.spark.facts_log import FactsLog
 from tests.spark_bridge.test_relay_records import record, text
 
 PING = 4
+UNAUTHENTICATED_MAX = ServerConfig().unauthenticated_max
 KEYS = KeyRing(b"s" * 32)
 KEY = KEYS.key(Purpose.RELAY, b"this driver's id")
 
@@ -82,10 +84,10 @@ class Sidecar:
         self.server = RelayServer(
             self.log.receive,
             self.statistics,
+            KEYS,
             on_lost=lambda _: self.lost.set(),
             command_timeout_s=command_timeout_s,
             reconnect_timeout_s=reconnect_timeout_s,
-            keys=KEYS,
         )
         self.address = ("", 0)
         self.jvms: list[FakeJvm] = []
@@ -149,7 +151,7 @@ async def test_records_lost_with_a_connection_are_counted_as_dropped() -> None: 
 
 async def test_a_sidecar_that_takes_over_does_not_count_earlier_records_as_lost() -> None:
     log = FactsLog()
-    server = RelayServer(log.receive, RelayStatistics(), keys=KEYS, joins=True)
+    server = RelayServer(log.receive, RelayStatistics(), KEYS, joins=True)
     address = await server.listen()
     try:
         jvm = await FakeJvm.connect(address, KEY)
@@ -302,7 +304,7 @@ async def test_a_jvm_that_does_not_come_back_is_reported_once() -> None:  # H48
 
 
 async def test_every_address_can_be_listened_on_if_one_is_advertised() -> None:  # H63
-    server = RelayServer(FactsLog().receive, RelayStatistics(), keys=KEYS)
+    server = RelayServer(FactsLog().receive, RelayStatistics(), KEYS)
     address = await server.listen("0.0.0.0", 0, "127.0.0.1")
     try:
         jvm = await FakeJvm.connect(address, KEY)

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.driver.savepoint_roots import check_savepoint_directory
 from spark_bridge.errors import SidecarError
 
@@ -40,6 +42,12 @@ def test_a_link_that_leads_out_is_refused(tmp_path: Path) -> None:
 def test_a_url_elsewhere_is_refused(directory: str) -> None:
     with pytest.raises(SidecarError, match="allows s3://bucket/jobs"):
         check_savepoint_directory(directory, ["s3://bucket/jobs"])
+
+
+@pytest.mark.parametrize("roots", ["/data", Path("/data")])
+def test_one_directory_in_place_of_a_list_is_refused(roots: Any) -> None:
+    with pytest.raises(TypeError, match=r"savepoint_roots must be a list of directories, not .*/data"):
+        SidecarConfig(savepoint_roots=roots)
 
 
 def test_without_roots_nothing_is_allowed() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 
 from actors.coordination import CheckpointFailed
 from protocol.wire.keys import KeyRing
+from spark_bridge.certificates import Encryption, encryption
 from spark_bridge.command import main
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import ServerConfig
@@ -32,6 +34,7 @@ from spark_bridge.standalone.secret_file import read_or_make_secret, read_secret
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = KeyRing(b"s" * 32)
 DRIVER = b"this driver's id"
+NOT_ENCRYPTED = Encryption()
 
 
 # --- the secret (H61) ---------------------------------------------------------------------------------------------
@@ -118,6 +121,20 @@ def test_an_invalid_argument_is_reported_in_one_line(
     assert told.count("\n") == 1
 
 
+def test_a_missing_package_for_tls_is_reported_in_one_line(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['cryptography'] = None\n"
+        "from spark_bridge.command import main\n"
+        f"sys.exit(main(['sidecar', 'json:loads', '--tls', '--secret-file', {str(tmp_path / 'secret')!r}]))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert "pip install 'headgate[tls]'" in line
+
+
 def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -156,14 +173,21 @@ async def answer(driver: bytes, method: str, argument: Any) -> Any:
     raise LookupError(f"what is {method}?")
 
 
-async def asked(method: str, argument: Any = None, *, keys: KeyRing = KEYS, timeout_s: float = 30.0) -> Any:
+async def asked(
+    method: str,
+    argument: Any = None,
+    *,
+    keys: KeyRing = KEYS,
+    timeout_s: float = 30.0,
+    encryption: Encryption = NOT_ENCRYPTED,
+) -> Any:
     """Ask over a real connection to a separate server."""
     outcome: list[Any] = []
     async with anyio.create_task_group() as tasks:
-        port = await tasks.start(serve_control, answer, KEYS, ServerConfig())
+        port = await tasks.start(serve_control, answer, KEYS, ServerConfig(tls=encryption.context))
         question = partial(
             ask,
-            ControlAddress("127.0.0.1", port, keys),
+            ControlAddress("127.0.0.1", port, keys, encryption.certificate_sha256),
             DRIVER,
             method,
             argument,
@@ -216,6 +240,13 @@ class Unspeakable(LookupError):
 async def test_an_error_that_cannot_be_sent_as_it_is_ends_one_request_only(method: str, text: str) -> None:
     with pytest.raises(SidecarError, match=text):
         await asked(method)
+
+
+async def test_a_driver_refuses_a_sidecar_with_another_certificate() -> None:  # H77
+    made, other = (encryption(True, keys) for keys in (KEYS, KeyRing(b"t" * 32)))
+    assert await asked("who", encryption=made) == DRIVER
+    with pytest.raises(SidecarUnreachable, match="certificate is not the one that belongs to this application"):
+        await asked("who", encryption=replace(other, certificate_sha256=made.certificate_sha256))
 
 
 async def test_a_driver_without_the_secret_learns_nothing() -> None:  # H61

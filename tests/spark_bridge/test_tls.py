@@ -34,6 +34,7 @@ from protocol.wire.codec import encode_message
 from protocol.wire.keys import KeyRing, Purpose
 from protocol.wire.messages import Confirm, EventMessage
 from spark_bridge.certificates import Encryption, TlsCertificate, certificate_digest, encryption
+from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.errors import SidecarError
 from spark_bridge.server.server import AuthenticatedServer, Connection, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
@@ -254,6 +255,12 @@ def test_wrong_files_are_refused_with_the_reason(tmp_path: Path) -> None:
     ):
         with pytest.raises(SidecarError, match=text):
             encryption(given, KEYS)
+
+
+@pytest.mark.parametrize("tls", ["yes", 1, None, Path("certificate.pem")])
+def test_another_kind_of_setting_is_refused(tls: Any) -> None:
+    with pytest.raises(TypeError, match="tls must be True, False or a TlsCertificate, not "):
+        SidecarConfig(tls=tls)
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:

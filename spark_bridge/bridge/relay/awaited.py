@@ -44,8 +44,8 @@ class AwaitedRelay(JvmCommands):
             RelayServer(
                 self._hear,
                 self.statistics,
+                keys,
                 on_lost=self._lost,
-                keys=keys,
                 tls=tls,
                 joins=True,
                 reconnect_timeout_s=lost_after_s,

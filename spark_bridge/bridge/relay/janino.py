@@ -73,7 +73,7 @@ class JaninoRelay(JvmCommands):
         self._key = keys.key(Purpose.RELAY, secrets.token_bytes(IDENTITY_BYTES))
         super().__init__(
             RelayServer(
-                on_fact, self.statistics, on_lost=on_lost, keys=keys, driver=self._key.identity, tls=encryption.context
+                on_fact, self.statistics, keys, on_lost=on_lost, driver=self._key.identity, tls=encryption.context
             )
         )
         self._listener: Any = None

@@ -14,7 +14,6 @@ is harmless: a task attempt, a job and a stage can be killed only once, and a qu
 from __future__ import annotations
 
 import asyncio
-import secrets
 import ssl
 import struct
 import time
@@ -32,7 +31,6 @@ from spark_bridge.server.server import AuthenticatedServer, Connection, Dialect,
 
 FRAME_MAX_BYTES = 4 << 20
 HANDSHAKE_TIMEOUT_S = 5.0
-UNAUTHENTICATED_MAX = 256
 CONNECTIONS_MAX = 1024
 
 _log = structlog.get_logger(__name__)
@@ -63,9 +61,9 @@ class RelayServer:
     Args:
         on_fact: called on the loop for each fact.
         statistics: counted up in place.
+        keys: the keys of the application.
         on_lost: called once if the JVM does not come back within ``reconnect_timeout_s`` of a broken
             connection.
-        keys: the keys of the application; by default random ones.
         driver: the identity of the driver whose JVM is expected. None: the first one that connects is served, and from
             then on no other.
         tls: encrypts the connection (H77).
@@ -78,16 +76,16 @@ class RelayServer:
         self,
         on_fact: OnFact,
         statistics: RelayStatistics,
+        keys: KeyRing,
         *,
         on_lost: OnLost | None = None,
-        keys: KeyRing | None = None,
         driver: bytes | None = None,
         tls: ssl.SSLContext | None = None,
         joins: bool = False,
         reconnect_timeout_s: float = 15.0,
         command_timeout_s: float = 30.0,
     ) -> None:
-        self._keys = KeyRing(secrets.token_bytes(32)) if keys is None else keys
+        self._keys = keys
         self.driver = driver
         """The identity of the driver whose JVM is served; None until it is known."""
         self._tls = tls
@@ -121,7 +119,6 @@ class RelayServer:
             advertised_host=advertised_host,
             tls=self._tls,
             authenticate_timeout_s=HANDSHAKE_TIMEOUT_S,
-            unauthenticated_max=UNAUTHENTICATED_MAX,
             connections_max=CONNECTIONS_MAX,
         )
         self._server = AuthenticatedServer(self, self._find_key, _JVM, config, purpose="relay")

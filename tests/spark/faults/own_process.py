@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from protocol.gateway.types import GatewayLimits
 from protocol.wire.messages import RestoreMode
 from spark_bridge.driver.runtime import SidecarRuntime
@@ -124,6 +126,15 @@ class SidecarProgram:
 
     def log(self) -> str:
         return self._log.read_text()
+
+
+def attach(
+    spark: SparkSession, program: SidecarProgram, connect_timeout_s: float = 60.0, *, tls: bool = False
+) -> AttachedSidecar:
+    """The driver's half of a program's sidecar, not entered yet."""
+    return AttachedSidecar(
+        spark, program.address, secret_file=program.secret_file, tls=tls, connect_timeout_s=connect_timeout_s
+    )
 
 
 def callbacks(sidecar: AttachedSidecar, *names: str) -> list[list[Any]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,9 @@ from spark_bridge.subtask import SubtaskContext
 from spark_bridge.subtask.connection import Connection
 from spark_bridge.subtask.endpoint import TaskEndpoint
 from tests.spark.actions import Action, one_task_each, what_the_user_reads
-from tests.spark.conftest import LOCAL, SparkOn
+from tests.spark.conftest import LOCAL, NewProgram, SparkOn
 from tests.spark.counting import Counting
-from tests.spark.faults.own_process import OPERATOR, SidecarProgram, callbacks
+from tests.spark.faults.own_process import OPERATOR, attach, callbacks
 from tests.spark.faults.waiting import wait_until
 
 pytestmark = pytest.mark.spark
@@ -42,24 +42,6 @@ RESTART = FixedDelay(restarts_max=3, delay_s=0.1)
 @pytest.fixture
 def spark(spark_on: SparkOn) -> SparkSession:
     return spark_on(LOCAL)
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Callable[..., SidecarProgram]]:
-    """Make sidecars, and stop each of them by the end of its test."""
-    made: list[SidecarProgram] = []
-
-    def make(*arguments: str) -> SidecarProgram:
-        made.append(SidecarProgram(tmp_path, *arguments))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.kill()
-
-
-def attach(spark: SparkSession, program: SidecarProgram, connect_timeout_s: float = 60.0) -> AttachedSidecar:
-    return AttachedSidecar(spark, program.address, secret_file=program.secret_file, connect_timeout_s=connect_timeout_s)
 
 
 def tasks(spark: SparkSession, sidecar: AttachedSidecar) -> RDD[Any]:
@@ -89,9 +71,7 @@ def run_one_job(spark: SparkSession, sidecar: AttachedSidecar, seen: int) -> Non
     assert sorted(action.result()) == [(0, seen), (1, seen)]
 
 
-def test_a_driver_is_served_by_a_sidecar_in_another_process(
-    spark: SparkSession, program: Callable[..., SidecarProgram]
-) -> None:
+def test_a_driver_is_served_by_a_sidecar_in_another_process(spark: SparkSession, program: NewProgram) -> None:
     """Both kinds of traffic, a checkpoint and the end; the process ends when told to."""
     here = program()
     here.start()
@@ -113,9 +93,7 @@ def test_a_driver_is_served_by_a_sidecar_in_another_process(
     assert here.terminate() == 0
 
 
-def test_a_restarted_sidecar_takes_over_its_running_job(
-    spark: SparkSession, program: Callable[..., SidecarProgram]
-) -> None:
+def test_a_restarted_sidecar_takes_over_its_running_job(spark: SparkSession, program: NewProgram) -> None:
     """H18, H24, H52: the attempts are killed; their successors and the coordinator continue from the checkpoint."""
     here = program()
     here.start()
@@ -143,9 +121,7 @@ def test_a_restarted_sidecar_takes_over_its_running_job(
         assert callbacks(sidecar, "run_ended") == [["run_ended", True]]
 
 
-def test_with_takeover_fail_the_job_fails_and_is_run_again(
-    spark: SparkSession, program: Callable[..., SidecarProgram]
-) -> None:
+def test_with_takeover_fail_the_job_fails_and_is_run_again(spark: SparkSession, program: NewProgram) -> None:
     """H15, H55: with ``--takeover fail``, the restart continues from the checkpoint."""
     here = program("streaming", "--takeover", "fail")
     here.start()
@@ -174,7 +150,7 @@ class EndsEarly(Counting):
         self.stopping = context.subtask == 1
 
 
-def test_a_partly_succeeded_job_is_not_taken_over(spark: SparkSession, program: Callable[..., SidecarProgram]) -> None:
+def test_a_partly_succeeded_job_is_not_taken_over(spark: SparkSession, program: NewProgram) -> None:
     """H17: Spark would not rerun the completed part, whose events the coordinator has lost."""
     here = program("batch")
     here.start()
@@ -197,9 +173,7 @@ def test_a_partly_succeeded_job_is_not_taken_over(spark: SparkSession, program: 
         assert "1 of its tasks had already succeeded" in str(caught.value.__cause__)
 
 
-def test_a_sidecar_that_stays_away_fails_the_job_with_an_explanation(
-    spark: SparkSession, program: Callable[..., SidecarProgram]
-) -> None:
+def test_a_sidecar_that_stays_away_fails_the_job_with_an_explanation(spark: SparkSession, program: NewProgram) -> None:
     """H24, H48: the tasks give up without being told, then the driver does."""
     here = program("quick")
     here.start()
@@ -213,9 +187,7 @@ def test_a_sidecar_that_stays_away_fails_the_job_with_an_explanation(
             sidecar.checkpoint()
 
 
-def test_a_second_driver_is_served_when_the_first_has_left(
-    spark_on: SparkOn, program: Callable[..., SidecarProgram]
-) -> None:
+def test_a_second_driver_is_served_when_the_first_has_left(spark_on: SparkOn, program: NewProgram) -> None:
     """H52: it continues from the last checkpoint of the first."""
     here = program()
     here.start()
@@ -227,7 +199,7 @@ def test_a_second_driver_is_served_when_the_first_has_left(
 
 
 def test_a_driver_that_attaches_after_another_has_detached_is_not_taken_for_it(
-    spark_on: SparkOn, program: Callable[..., SidecarProgram]
+    spark_on: SparkOn, program: NewProgram
 ) -> None:
     """H52. The first one's application ends when its ``with`` block does, although its Spark still runs.
 
@@ -248,7 +220,7 @@ def test_a_driver_that_attaches_after_another_has_detached_is_not_taken_for_it(
 
 
 def test_a_driver_that_was_lost_is_replaced_by_the_next(
-    spark_on: SparkOn, program: Callable[..., SidecarProgram], monkeypatch: pytest.MonkeyPatch
+    spark_on: SparkOn, program: NewProgram, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H52. Nobody hears that the first one leaves, as when it is killed; the sidecar would wait for it."""
 
@@ -292,9 +264,7 @@ def _is_let_in(endpoint: TaskEndpoint) -> bool:
     return True
 
 
-def test_the_key_of_a_task_opens_only_the_port_of_the_tasks(
-    spark: SparkSession, program: Callable[..., SidecarProgram]
-) -> None:
+def test_the_key_of_a_task_opens_only_the_port_of_the_tasks(spark: SparkSession, program: NewProgram) -> None:
     """H76: neither the driver's port nor the JVM's, and no other operator's place."""
     here = program()
     here.start()
@@ -311,9 +281,7 @@ def test_the_key_of_a_task_opens_only_the_port_of_the_tasks(
     assert [result for result in results if result not in tried] == [(0, 0), (1, 0)]
 
 
-def test_a_wrong_secret_is_reported(
-    spark: SparkSession, program: Callable[..., SidecarProgram], tmp_path: Path
-) -> None:
+def test_a_wrong_secret_is_reported(spark: SparkSession, program: NewProgram, tmp_path: Path) -> None:
     """H61."""
     here = program()
     here.start()
@@ -324,9 +292,7 @@ def test_a_wrong_secret_is_reported(
         AttachedSidecar(spark, here.address, secret_file=other).__enter__()
 
 
-def test_an_operator_that_the_factory_does_not_coordinate_is_reported(
-    spark: SparkSession, program: Callable[..., SidecarProgram]
-) -> None:
+def test_an_operator_that_the_factory_does_not_coordinate_is_reported(spark: SparkSession, program: NewProgram) -> None:
     here = program()
     here.start()
     with (
