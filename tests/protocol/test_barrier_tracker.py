@@ -43,8 +43,7 @@ from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, accep
 # --- the order of one checkpoint -------------------------------------------------------------------------
 
 
-def test_one_checkpoint_takes_its_steps_in_the_order_of_the_contract() -> None:
-    # H40
+def test_one_checkpoint_takes_its_steps_in_the_order_of_the_contract() -> None:  # H40
     dialogue = Dialogue().run(A, B)
     tell = dialogue.tell
     assert tell(CheckpointTriggered(1)) == [CloseSubtask(A, 1), CloseSubtask(B, 1)]
@@ -68,15 +67,13 @@ def test_a_drain_that_is_reported_before_the_coordinators_snapshot_counts() -> N
     assert dialogue.tell(CoordinatorSnapshotTaken(1, b"c")) == [SendBarrier(A, 1), SendBarrier(B, 1)]
 
 
-def test_no_barrier_leaves_before_every_gateway_has_drained() -> None:
-    # H40, H42
+def test_no_barrier_leaves_before_every_gateway_has_drained() -> None:  # H40, H42
     dialogue = Dialogue().run(A, B).close(1, A, B)
     assert dialogue.tell(GatewayDrained(A, 1), CoordinatorSnapshotTaken(1, b"c")) == []
     assert dialogue.tracker.phase is Phase.DRAINING
 
 
-def test_empty_bytes_are_a_state_like_any_other() -> None:
-    # H46
+def test_empty_bytes_are_a_state_like_any_other() -> None:  # H46
     dialogue = Dialogue(1)
     assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
     assert dialogue.tell(CoordinatorSnapshotTaken(1, b"")) == [StoreCheckpoint(CompletedCheckpoint(1, 1, b"", {}))]
@@ -85,8 +82,7 @@ def test_empty_bytes_are_a_state_like_any_other() -> None:
 # --- who takes part --------------------------------------------------------------------------------------
 
 
-def test_a_subtask_that_never_started_takes_part_as_empty() -> None:
-    # H47
+def test_a_subtask_that_never_started_takes_part_as_empty() -> None:  # H47
     dialogue = Dialogue().run(B)
     assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(B, 1)]
     dialogue.tell(SubtaskClosed(B, 1), CoordinatorSnapshotTaken(1, b"c"), GatewayDrained(B, 1))
@@ -107,8 +103,7 @@ def test_a_subtask_that_waits_for_its_restart_takes_part_with_what_it_will_resto
     }
 
 
-def test_a_finished_subtask_takes_part_with_its_final_state() -> None:
-    # H47
+def test_a_finished_subtask_takes_part_with_its_final_state() -> None:  # H47
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(B, 1)]
@@ -156,8 +151,7 @@ def test_a_checkpoint_without_any_running_subtask_needs_only_the_coordinator() -
     assert dialogue.tell(CoordinatorSnapshotTaken(1, b"c")) == [StoreCheckpoint(CompletedCheckpoint(1, 2, b"c", {}))]
 
 
-def test_a_checkpoint_after_a_good_run_takes_the_final_states() -> None:
-    # H47, H57
+def test_a_checkpoint_after_a_good_run_takes_the_final_states() -> None:  # H47, H57
     dialogue = Dialogue(1).run(A)
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A), RunEnded("words", 7, True))
     dialogue.tell(CheckpointTriggered(1))
@@ -182,8 +176,7 @@ def test_an_attempt_that_becomes_ready_after_the_closing_is_announced_immediatel
     assert dialogue.tell(SubtaskReady(B)) == [SubtaskReady(B)]
 
 
-def test_an_attempt_that_dies_while_it_is_withheld_is_never_announced_ready() -> None:
-    # H11
+def test_an_attempt_that_dies_while_it_is_withheld_is_never_announced_ready() -> None:  # H11
     dialogue = Dialogue().run(A)
     dialogue.tell(accepted(B), CheckpointTriggered(1), SubtaskReady(B))
     effects = dialogue.tell(SubtaskFailed(B, FAILED))
@@ -209,8 +202,7 @@ def test_in_batch_mode_a_retry_restores_nothing_whatever_has_been_completed() ->
     assert dialogue.tell(accepted(A2, RestoreMode.BATCH)) == [RestoreAttempt(A2, -1, (), (), 0)]
 
 
-def test_in_streaming_mode_a_retry_restores_the_last_completed_checkpoint() -> None:
-    # H18, H31
+def test_in_streaming_mode_a_retry_restores_the_last_completed_checkpoint() -> None:  # H18, H31
     dialogue = Dialogue().run(A, B)
     dialogue.complete(1, A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
@@ -229,8 +221,7 @@ def test_a_reset_never_names_a_checkpoint_that_the_coordinator_was_not_told_is_c
     assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, 1)]
 
 
-def test_a_global_failover_resets_the_coordinator_to_its_state_in_the_last_checkpoint() -> None:
-    # H15
+def test_a_global_failover_resets_the_coordinator_to_its_state_in_the_last_checkpoint() -> None:  # H15
     dialogue = Dialogue().run(A, B)
     assert dialogue.tell(OperatorReset("words", "x")) == [OperatorResetToCheckpoint(-1, None)]
     dialogue.run(A, B)
@@ -239,8 +230,7 @@ def test_a_global_failover_resets_the_coordinator_to_its_state_in_the_last_check
     assert dialogue.tell(OperatorReset("words", "x")) == [OperatorResetToCheckpoint(1, b"coordinator 1")]
 
 
-def test_a_new_application_restores_what_it_was_given() -> None:
-    # H52
+def test_a_new_application_restores_what_it_was_given() -> None:  # H52
     restored = CompletedCheckpoint(4, 2, b"c", {0: snapshot_of(0, b"zero", b"h", events_sent=7)})
     dialogue = Dialogue(restored=restored)
     assert dialogue.tell(accepted(A)) == [RestoreAttempt(A, 4, (SubtaskState(0, b"zero"),), (HeldEvent(0, b"h"),), 7)]
@@ -250,8 +240,7 @@ def test_a_new_application_restores_what_it_was_given() -> None:
 # --- forwarding ------------------------------------------------------------------------------------------
 
 
-def test_facts_pass_through_in_their_order() -> None:
-    # H10
+def test_facts_pass_through_in_their_order() -> None:  # H10
     dialogue = Dialogue(1)
     assert dialogue.tell(accepted(A), SubtaskReady(A)) == [
         RestoreAttempt(A, -1, (), (), 0),
@@ -264,13 +253,11 @@ def test_facts_pass_through_in_their_order() -> None:
     assert dialogue.tell(RunEnded("words", 3, False, "why")) == [RunEnded("words", 3, False, "why")]
 
 
-def test_an_attempt_that_never_was_accepted_is_reported_failed_all_the_same() -> None:
-    # H11
+def test_an_attempt_that_never_was_accepted_is_reported_failed_all_the_same() -> None:  # H11
     assert Dialogue(1).tell(SubtaskFailed(A, FAILED)) == [SubtaskFailed(A, FAILED)]
 
 
-def test_what_an_attempt_says_after_its_end_is_stale() -> None:
-    # H3
+def test_what_an_attempt_says_after_its_end_is_stale() -> None:  # H3
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED))
     for late in (SubtaskReady(A), SubtaskFinished(A), SubtaskFinalState(A, b"late")):

@@ -41,8 +41,7 @@ from tests.protocol.barrier_tracker_kit import A2, FAILED, A, B, Dialogue, kinds
 
 
 @pytest.mark.parametrize("reached", ["closing", "snapshotting", "acknowledging", "storing"])
-def test_an_attempt_that_fails_aborts_pending_checkpoints_before_it_is_reported(reached: str) -> None:
-    # H16, H45
+def test_an_attempt_that_fails_aborts_pending_checkpoints_before_it_is_reported(reached: str) -> None:  # H16, H45
     dialogue = Dialogue().run(A, B)
     match reached:
         case "closing":
@@ -60,8 +59,7 @@ def test_an_attempt_that_fails_aborts_pending_checkpoints_before_it_is_reported(
     assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, -1)]
 
 
-def test_a_reset_aborts_what_is_pending_first() -> None:
-    # H16
+def test_a_reset_aborts_what_is_pending_first() -> None:  # H16
     dialogue = Dialogue().run(A, B).close(1, A)
     assert kinds(dialogue.tell(SubtaskReset("words", 1))) == [NotifyCheckpointAborted, SubtaskResetToCheckpoint]
     dialogue.close(2, A)
@@ -71,8 +69,7 @@ def test_a_reset_aborts_what_is_pending_first() -> None:
     ]
 
 
-def test_a_checkpoint_that_takes_too_long_is_aborted_and_names_who_was_late() -> None:
-    # H45, H48
+def test_a_checkpoint_that_takes_too_long_is_aborted_and_names_who_was_late() -> None:  # H45, H48
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A)
     assert dialogue.tracker.next_deadline() == 10.0
     assert dialogue.wait(9.9) == []
@@ -91,8 +88,7 @@ def test_a_checkpoint_that_takes_too_long_is_aborted_and_names_who_was_late() ->
         (CoordinatorSnapshotFailed(1, "returned None"), "returned None"),
     ],
 )
-def test_a_refusal_a_request_and_the_coordinator_abort(ended: TrackerInput, who: str) -> None:
-    # H45
+def test_a_refusal_a_request_and_the_coordinator_abort(ended: TrackerInput, who: str) -> None:  # H45
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
     [aborted] = dialogue.tell(ended)
     assert isinstance(aborted, NotifyCheckpointAborted)
@@ -100,8 +96,7 @@ def test_a_refusal_a_request_and_the_coordinator_abort(ended: TrackerInput, who:
     assert dialogue.tracker.next_deadline() is None
 
 
-def test_a_storage_failure_aborts_and_discards_what_was_written() -> None:
-    # H45, H50
+def test_a_storage_failure_aborts_and_discards_what_was_written() -> None:  # H45, H50
     dialogue = Dialogue(tolerated_failures=1).run(A, B).cut(1, A, B)
     dialogue.acknowledge(1, A, B)
     assert dialogue.tell(CheckpointStoreFailed(1, "disk full")) == [
@@ -111,8 +106,7 @@ def test_a_storage_failure_aborts_and_discards_what_was_written() -> None:
     assert dialogue.tracker.restore_id == -1
 
 
-def test_a_late_completion_of_an_aborted_checkpoint_changes_nothing() -> None:
-    # H44
+def test_a_late_completion_of_an_aborted_checkpoint_changes_nothing() -> None:  # H44
     dialogue = Dialogue(tolerated_failures=9).run(A, B).cut(1, A, B)
     dialogue.acknowledge(1, A, B)
     dialogue.tell(AbortRequested(1, "enough"))
@@ -132,8 +126,7 @@ def test_a_late_completion_of_an_aborted_checkpoint_changes_nothing() -> None:
     assert dialogue.tracker.restore_id == -1
 
 
-def test_abort_is_by_id() -> None:
-    # H44, G4
+def test_abort_is_by_id() -> None:  # H44, G4
     dialogue = Dialogue().run(A, B)
     dialogue.complete(1, A, B)
     dialogue.close(2, A)
@@ -141,8 +134,7 @@ def test_abort_is_by_id() -> None:
     assert dialogue.tracker.pending_ids == (2,)
 
 
-def test_an_acknowledgement_of_another_attempt_is_ignored() -> None:
-    # H44, G7
+def test_an_acknowledgement_of_another_attempt_is_ignored() -> None:  # H44, G7
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED), SubtaskReset("words", 0))
     dialogue.run(A2).cut(1, A2, B)
@@ -156,8 +148,7 @@ def test_an_acknowledgement_before_its_barrier_aborts() -> None:
     assert kinds(dialogue.acknowledge(1, A)) == [NotifyCheckpointAborted]
 
 
-def test_a_repeated_report_changes_nothing() -> None:
-    # H44
+def test_a_repeated_report_changes_nothing() -> None:  # H44
     dialogue = Dialogue().run(A, B).cut(1, A, B)
     dialogue.acknowledge(1, A)
     for again in (SubtaskClosed(A, 1), GatewayDrained(A, 1), SubtaskAcknowledged(A, 1, b"other")):
@@ -165,8 +156,7 @@ def test_a_repeated_report_changes_nothing() -> None:
     assert stored(dialogue.acknowledge(1, B)).subtask_states[0] == snapshot_of(0, b"0 at 1", b"held")
 
 
-def test_checkpoints_that_fail_in_a_row_become_a_global_failure() -> None:
-    # H45, G13
+def test_checkpoints_that_fail_in_a_row_become_a_global_failure() -> None:  # H45, G13
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A)
     assert kinds(dialogue.wait(10)) == [NotifyCheckpointAborted]
     dialogue.close(2, A, B)
@@ -191,14 +181,12 @@ def test_a_failed_attempt_does_not_count_as_a_failed_checkpoint() -> None:
     assert kinds(dialogue.tell(SubtaskFailed(A, FAILED))) == [NotifyCheckpointAborted, SubtaskFailed]
 
 
-def test_the_end_of_a_run_aborts_checkpoints_that_wait_for_its_subtasks() -> None:
-    # H57
+def test_the_end_of_a_run_aborts_checkpoints_that_wait_for_its_subtasks() -> None:  # H57
     dialogue = Dialogue().run(A, B).cut(1, A, B)
     assert kinds(dialogue.tell(RunEnded("words", 7, False))) == [NotifyCheckpointAborted, RunEnded]
 
 
-def test_the_end_of_a_run_leaves_a_checkpoint_of_finished_subtasks_alone() -> None:
-    # H47, H57
+def test_the_end_of_a_run_leaves_a_checkpoint_of_finished_subtasks_alone() -> None:  # H47, H57
     dialogue = Dialogue(1, mode=RestoreMode.BATCH).run(A).cut(1, A)
     dialogue.acknowledge(1, A)
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
@@ -209,8 +197,7 @@ def test_the_end_of_a_run_leaves_a_checkpoint_of_finished_subtasks_alone() -> No
 # --- one at a time ---------------------------------------------------------------------------------------
 
 
-def test_a_request_meanwhile_waits_and_a_second_one_is_refused() -> None:
-    # H43
+def test_a_request_meanwhile_waits_and_a_second_one_is_refused() -> None:  # H43
     dialogue = Dialogue().run(A, B).cut(1, A, B)
     assert dialogue.tell(CheckpointTriggered(2)) == []
     assert kinds(dialogue.tell(CheckpointTriggered(3))) == [RefuseCheckpoint]
@@ -222,8 +209,7 @@ def test_a_request_meanwhile_waits_and_a_second_one_is_refused() -> None:
     ]
 
 
-def test_a_request_that_waits_can_be_withdrawn() -> None:
-    # H44
+def test_a_request_that_waits_can_be_withdrawn() -> None:  # H44
     dialogue = Dialogue().run(A, B).cut(1, A, B)
     dialogue.tell(CheckpointTriggered(2))
     assert dialogue.tell(AbortRequested(2, "never mind")) == [RefuseCheckpoint(2, "never mind")]
@@ -239,8 +225,7 @@ def test_a_request_waits_for_the_reset_that_is_due() -> None:
     assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, -1), CloseSubtask(B, 1)]
 
 
-def test_a_request_does_not_wait_permanently() -> None:
-    # H48
+def test_a_request_does_not_wait_permanently() -> None:  # H48
     dialogue = Dialogue().run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED), CheckpointTriggered(1))
     assert kinds(dialogue.wait(10)) == [RefuseCheckpoint]
@@ -254,8 +239,7 @@ def test_a_copy_that_dies_leaves_no_reset_due() -> None:
     assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(A2, 1), CloseSubtask(B, 1)]
 
 
-def test_checkpoint_ids_must_increase() -> None:
-    # H4
+def test_checkpoint_ids_must_increase() -> None:  # H4
     dialogue = Dialogue(restored=CompletedCheckpoint(5, 2, b"c", {}))
     with pytest.raises(LocalProtocolError, match="must increase"):
         dialogue.tell(CheckpointTriggered(5))

@@ -39,8 +39,7 @@ def cut_at(dialogue: Dialogue, events_taken: dict[int, int]) -> Dialogue:
 # --- positions --------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_that_fits_the_cut_is_part_of_the_checkpoint() -> None:
-    # H32
+def test_a_snapshot_that_fits_the_cut_is_part_of_the_checkpoint() -> None:  # H32
     dialogue = cut_at(Dialogue(1).run(A), {A.task_attempt_id: 3})
     checkpoint = stored(dialogue.tell(SubtaskAcknowledged(A, 1, b"a", (), 3)))
     assert checkpoint.subtask_states == {0: snapshot_of(0, b"a", events_sent=3)}
@@ -76,8 +75,7 @@ def test_an_attempt_that_sent_nothing_stands_where_it_restored() -> None:
     assert kinds(dialogue.tell(SubtaskAcknowledged(A, 6, b"a", (), 7))) == [NotifyCheckpointAborted]
 
 
-def test_a_final_state_of_before_the_cut_is_compared_at_the_cut() -> None:
-    # H32, H47
+def test_a_final_state_of_before_the_cut_is_compared_at_the_cut() -> None:  # H32, H47
     for taken, ends in ((5, [StoreCheckpoint]), (4, [NotifyCheckpointAborted])):
         dialogue = Dialogue(1, tolerated_failures=1).run(A)
         dialogue.tell(SubtaskFinalState(A, b"final", 5), SubtaskFinished(A))
@@ -86,8 +84,7 @@ def test_a_final_state_of_before_the_cut_is_compared_at_the_cut() -> None:
         assert kinds(effects) == ends
 
 
-def test_a_final_state_of_after_the_cut_is_compared_when_it_comes() -> None:
-    # H32, H47
+def test_a_final_state_of_after_the_cut_is_compared_when_it_comes() -> None:  # H32, H47
     for sent, ends in ((5, [ReopenSubtask, StoreCheckpoint]), (6, [ReopenSubtask, NotifyCheckpointAborted])):
         dialogue = cut_at(Dialogue(1, tolerated_failures=1).run(A), {A.task_attempt_id: 5})
         assert kinds(dialogue.tell(SubtaskFinalState(A, b"final", sent))) == ends
@@ -118,8 +115,7 @@ def test_a_second_live_attempt_aborts_pending_checkpoints() -> None:
     ]
 
 
-def test_while_a_subtask_has_two_attempts_no_checkpoint_starts() -> None:
-    # H13
+def test_while_a_subtask_has_two_attempts_no_checkpoint_starts() -> None:  # H13
     dialogue = Dialogue().run(A, B)
     dialogue.tell(accepted(A2))
     assert dialogue.tell(CheckpointTriggered(1)) == [RefuseCheckpoint(1, "subtask 0 has 2 attempts at once")]

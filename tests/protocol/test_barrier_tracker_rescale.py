@@ -43,8 +43,7 @@ def test_with_fewer_subtasks_one_takes_over_the_parts_of_several() -> None:
     assert {subtask: whose(part) for subtask, part in checkpoint.subtask_states.items()} == {0: [0, 2, 4], 1: [1, 3]}
 
 
-def test_held_events_keep_their_sender_and_their_order() -> None:
-    # H52, H31
+def test_held_events_keep_their_sender_and_their_order() -> None:  # H52, H31
     part = rescaled(checkpoint_of(3, 2, 0, 1), 1).subtask_states[0]
     assert part.held == tuple(HeldEvent(j, payload % j) for j in range(3) for payload in (b"h%d", b"i%d"))
 
@@ -54,8 +53,7 @@ def test_positions_start_again() -> None:
     assert rescaled(checkpoint_of(2, 0, 1), 3).subtask_states[0].events_sent == 0
 
 
-def test_with_more_subtasks_the_new_ones_have_no_part() -> None:
-    # H52, H47
+def test_with_more_subtasks_the_new_ones_have_no_part() -> None:  # H52, H47
     checkpoint = rescaled(checkpoint_of(2, 0, 1), 4)
     assert checkpoint.subtask_states == {
         0: snapshot_of(0, b"s0", b"h0", b"i0"),
@@ -63,8 +61,7 @@ def test_with_more_subtasks_the_new_ones_have_no_part() -> None:
     }
 
 
-def test_an_empty_part_stays_empty() -> None:
-    # H47
+def test_an_empty_part_stays_empty() -> None:  # H47
     assert rescaled(checkpoint_of(3, 1), 2).subtask_states.keys() == {1}
 
 
@@ -95,8 +92,7 @@ def test_two_states_of_one_subtask_that_would_meet_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("parallelism", "asked"), [(2, 2), (2, 0)])
-def test_a_part_without_a_place_is_refused(parallelism: int, asked: int) -> None:
-    # H50
+def test_a_part_without_a_place_is_refused(parallelism: int, asked: int) -> None:  # H50
     with pytest.raises(LocalProtocolError, match="of parallelism 2"):
         rescaled(checkpoint_of(parallelism, *((2,) if asked else (0,))), asked)
 

@@ -71,16 +71,14 @@ def test_one_that_is_due_is_asked_for_once() -> None:
     assert dialogue.wait(3.0) == []
 
 
-def test_one_for_which_no_id_came_is_asked_for_again() -> None:
-    # H48
+def test_one_for_which_no_id_came_is_asked_for_again() -> None:  # H48
     dialogue = Dialogue(interval_s=3.0).run(A)
     assert dialogue.wait(3.0) == DUE
     assert dialogue.tracker.next_deadline() == 13.0
     assert dialogue.wait(10.0) == DUE
 
 
-def test_one_that_is_late_is_asked_for_as_soon_as_it_can_start_and_only_once() -> None:
-    # H43
+def test_one_that_is_late_is_asked_for_as_soon_as_it_can_start_and_only_once() -> None:  # H43
     dialogue = Dialogue(interval_s=3.0).run(A).store(1, A)
     assert dialogue.wait(8.0) == []
     assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1), TriggerCheckpoint()]
@@ -88,24 +86,21 @@ def test_one_that_is_late_is_asked_for_as_soon_as_it_can_start_and_only_once() -
     assert dialogue.tracker.next_deadline() == 11.0
 
 
-def test_a_request_that_waits_goes_first() -> None:
-    # H43
+def test_a_request_that_waits_goes_first() -> None:  # H43
     dialogue = Dialogue(interval_s=3.0).run(A).store(1, A)
     dialogue.wait(8.0)
     dialogue.tell(CheckpointTriggered(2))
     assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1), CloseSubtask(A, 2)]
 
 
-def test_several_may_be_due_at_the_same_time_up_to_the_limit() -> None:
-    # H43
+def test_several_may_be_due_at_the_same_time_up_to_the_limit() -> None:  # H43
     dialogue = Dialogue(interval_s=3.0, concurrent_max=2).run(A).cut(1, A)
     assert dialogue.wait(3.0) == DUE
     dialogue.cut(2, A)
     assert dialogue.wait(3.0) == []
 
 
-def test_the_deadline_of_one_that_is_pending_may_come_before_the_next_is_due() -> None:
-    # H43, H48
+def test_the_deadline_of_one_that_is_pending_may_come_before_the_next_is_due() -> None:  # H43, H48
     dialogue = Dialogue(interval_s=30.0, concurrent_max=2).run(A).cut(1, A)
     assert dialogue.tracker.next_deadline() == 10.0
     assert kinds(dialogue.wait(10.0)) == [NotifyCheckpointAborted, RaiseGlobalFailure]
@@ -148,8 +143,7 @@ def test_none_is_due_while_a_reset_is_due_or_a_subtask_has_copies() -> None:
     assert dialogue.tell(SubtaskFailed(A2, FAILED))[1:] == DUE
 
 
-def test_a_reset_of_the_operator_forgets_what_was_due() -> None:
-    # H15
+def test_a_reset_of_the_operator_forgets_what_was_due() -> None:  # H15
     dialogue = Dialogue(interval_s=3.0).run(A, B)
     dialogue.tell(OperatorReset("words", "x"))
     assert dialogue.tracker.next_deadline() is None
@@ -191,8 +185,7 @@ def test_a_run_that_ended_well_is_followed_by_one_final_checkpoint() -> None:
     assert dialogue.tracker.next_deadline() is None
 
 
-def test_while_the_final_one_is_pending_no_other_is_asked_for() -> None:
-    # H43
+def test_while_the_final_one_is_pending_no_other_is_asked_for() -> None:  # H43
     dialogue = a_finished_run(concurrent_max=2)
     assert kinds(dialogue.tell(RunEnded("words", 7, True))) == [RunEnded, TriggerCheckpoint]
     assert dialogue.tell(CheckpointTriggered(1)) == [SnapshotCoordinator(1)]
@@ -208,8 +201,7 @@ def test_in_batch_mode_and_after_a_failed_run_there_is_no_final_checkpoint(mode:
     assert not dialogue.tracker.final_pending
 
 
-def test_what_is_pending_is_aborted_and_the_final_one_follows() -> None:
-    # H57, H16
+def test_what_is_pending_is_aborted_and_the_final_one_follows() -> None:  # H57, H16
     dialogue = Dialogue(2).run(A, B).close(1, A)
     dialogue.tell(SubtaskFinalState(A, b"final"), SubtaskFinished(A))
     assert kinds(dialogue.tell(RunEnded("words", 7, True))) == [NotifyCheckpointAborted, RunEnded, TriggerCheckpoint]

@@ -45,8 +45,7 @@ def several(concurrent_max: int = 2, parallelism: int = 2, tolerated_failures: i
 # --- the order among them ---------------------------------------------------------------------------------
 
 
-def test_as_many_as_allowed_run_at_the_same_time_and_one_more_waits() -> None:
-    # H43
+def test_as_many_as_allowed_run_at_the_same_time_and_one_more_waits() -> None:  # H43
     dialogue = several().run(A, B)
     assert dialogue.tell(CheckpointTriggered(1)) == [CloseSubtask(A, 1), CloseSubtask(B, 1)]
     assert dialogue.tell(CheckpointTriggered(2)) == [CloseSubtask(A, 2), CloseSubtask(B, 2)]
@@ -73,8 +72,7 @@ def test_the_coordinator_is_asked_for_one_snapshot_after_the_other() -> None:
     assert dialogue.tell(GatewayDrained(A, 1)) == [SendBarrier(A, 1)]
 
 
-def test_a_cut_that_failed_lets_the_next_one_be_asked_for() -> None:
-    # H43, H44
+def test_a_cut_that_failed_lets_the_next_one_be_asked_for() -> None:  # H43, H44
     dialogue = several(tolerated_failures=1).run(A).close(1, A).close(2, A)
     assert kinds(dialogue.tell(CoordinatorSnapshotFailed(1, "no"))) == [NotifyCheckpointAborted, SnapshotCoordinator]
     assert kinds(dialogue.tell(CoordinatorSnapshotTaken(1, b"late"))) == [ReportStale]
@@ -92,8 +90,7 @@ def test_each_takes_its_own_reports() -> None:
     assert dialogue.tell(CheckpointStored(2)) == [NotifyCheckpointComplete(2)]
 
 
-def test_an_abort_of_one_leaves_the_others_alone() -> None:
-    # H44, G4
+def test_an_abort_of_one_leaves_the_others_alone() -> None:  # H44, G4
     dialogue = several(3).run(A).cut(1, A).cut(2, A).cut(3, A)
     assert dialogue.tell(AbortRequested(2, "enough")) == [NotifyCheckpointAborted(2, "enough")]
     assert dialogue.tracker.pending_ids == (1, 3)
@@ -121,16 +118,14 @@ def test_one_that_completes_subsumes_the_lower_ones(lower_is: Phase) -> None:
     assert dialogue.tracker.restore_id == 2
 
 
-def test_one_that_completes_leaves_the_higher_ones_alone() -> None:
-    # H43
+def test_one_that_completes_leaves_the_higher_ones_alone() -> None:  # H43
     dialogue = several().run(A).store(1, A).cut(2, A)
     assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
     dialogue.acknowledge(2, A)
     assert dialogue.tell(CheckpointStored(2)) == [NotifyCheckpointComplete(2)]
 
 
-def test_each_takes_its_own_time() -> None:
-    # H48
+def test_each_takes_its_own_time() -> None:  # H48
     dialogue = several(tolerated_failures=1).run(A).close(1)
     dialogue.now = 4.0
     dialogue.close(2)
@@ -140,8 +135,7 @@ def test_each_takes_its_own_time() -> None:
     assert dialogue.tracker.next_deadline() == 14.0
 
 
-def test_one_that_waits_for_its_turn_says_so_when_its_time_is_over() -> None:
-    # H43, H48
+def test_one_that_waits_for_its_turn_says_so_when_its_time_is_over() -> None:  # H43, H48
     dialogue = several(tolerated_failures=1).run(A).close(1, A).close(2, A)
     effects = dialogue.wait(10.0)
     assert kinds(effects) == [NotifyCheckpointAborted, NotifyCheckpointAborted, RaiseGlobalFailure]
@@ -171,8 +165,7 @@ def test_a_withheld_attempt_takes_part_in_the_next_one() -> None:
     assert dialogue.tell(SubtaskClosed(B, 2)) == [SnapshotCoordinator(2)]
 
 
-def test_a_final_state_is_the_part_in_each_of_them() -> None:
-    # H47
+def test_a_final_state_is_the_part_in_each_of_them() -> None:  # H47
     dialogue = several(parallelism=1).run(A).cut(1, A).close(2, A)
     assert kinds(dialogue.tell(SubtaskFinalState(A, b"final"))) == [ReopenSubtask, ReopenSubtask, StoreCheckpoint]
     effects = dialogue.tell(CoordinatorSnapshotTaken(2, b"2"))
@@ -227,8 +220,7 @@ def test_a_reset_never_overtakes_a_completion() -> None:
     assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, 1)]
 
 
-def test_an_acknowledgement_of_another_attempt_settles_none_of_them() -> None:
-    # H44, G7
+def test_an_acknowledgement_of_another_attempt_settles_none_of_them() -> None:  # H44, G7
     dialogue = several().run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED), SubtaskReset("words", 0))
     dialogue.run(A2).cut(1, A2, B).cut(2, A2, B)
@@ -241,8 +233,7 @@ def test_an_acknowledgement_of_another_attempt_settles_none_of_them() -> None:
 # --- savepoints -------------------------------------------------------------------------------------------
 
 
-def test_a_savepoint_reopens_everything_and_completes_nothing() -> None:
-    # H49, G6
+def test_a_savepoint_reopens_everything_and_completes_nothing() -> None:  # H49, G6
     dialogue = Dialogue().run(A, B)
     dialogue.complete(1, A, B)
     dialogue.cut(2, A, B, savepoint=True)
@@ -265,8 +256,7 @@ def test_a_savepoint_that_fails_is_aborted_on_both_sides_but_counts_for_nothing(
     ]
 
 
-def test_a_savepoint_that_succeeds_does_not_end_a_row_of_failures() -> None:
-    # H45, H49
+def test_a_savepoint_that_succeeds_does_not_end_a_row_of_failures() -> None:  # H45, H49
     dialogue = Dialogue(tolerated_failures=1).run(A).close(1, A)
     dialogue.tell(CoordinatorSnapshotFailed(1, "no"))
     dialogue.store(2, A, savepoint=True)
@@ -275,8 +265,7 @@ def test_a_savepoint_that_succeeds_does_not_end_a_row_of_failures() -> None:
     assert kinds(dialogue.tell(CoordinatorSnapshotFailed(3, "no"))) == [NotifyCheckpointAborted, RaiseGlobalFailure]
 
 
-def test_a_savepoint_neither_subsumes_nor_is_subsumed() -> None:
-    # H43, H49
+def test_a_savepoint_neither_subsumes_nor_is_subsumed() -> None:  # H43, H49
     dialogue = several(3).run(A).cut(1, A).store(2, A, savepoint=True).store(3, A)
     assert dialogue.tell(CheckpointStored(3)) == [
         NotifyCheckpointAborted(1, "subsumed by checkpoint 3"),
@@ -289,8 +278,7 @@ def test_a_savepoint_neither_subsumes_nor_is_subsumed() -> None:
     assert dialogue.tracker.pending_ids == (4,)
 
 
-def test_a_savepoint_waits_like_any_request() -> None:
-    # H43
+def test_a_savepoint_waits_like_any_request() -> None:  # H43
     dialogue = Dialogue().run(A).cut(1, A)
     assert dialogue.tell(CheckpointTriggered(2, savepoint=True)) == []
     dialogue.acknowledge(1, A)

@@ -7,16 +7,7 @@ from __future__ import annotations
 from protocol.gateway import types as g
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
-from protocol.wire.messages import (
-    AnswerMessage,
-    BarrierMessage,
-    CheckpointAcknowledged,
-    CheckpointCompleted,
-    CloseForCheckpoint,
-    Confirm,
-    HeldEvent,
-    RequestMessage,
-)
+from protocol.wire import messages as m
 from tests.protocol.both_ends import World
 from tests.protocol.test_gateway import hear as hear_up
 from tests.protocol.test_gateway import sent as sent_down
@@ -25,45 +16,42 @@ from tests.protocol.test_subtask import hear, sent
 from tests.protocol.test_subtask_checkpoints import WIDE, a_closed_subtask
 
 
-def test_a_request_that_a_checkpoint_holds_is_in_its_snapshot_and_leaves_as_a_request() -> None:
-    # H31, H32
+def test_a_request_that_a_checkpoint_holds_is_in_its_snapshot_and_leaves_as_a_request() -> None:  # H31, H32
     subtask = a_closed_subtask(5)
     assert subtask.handle(s.RequestSubmitted(1, b"?"), 1.0) == []
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     assert sent(subtask.handle(s.SnapshotTaken(5, b""), 1.0)) == [
-        CheckpointAcknowledged(7, 3, 5, b"", (HeldEvent(2, b"?", is_request=True),), 0),
-        RequestMessage(7, 4, 1, b"?"),
-        Confirm(7, 2),
+        m.CheckpointAcknowledged(7, 3, 5, b"", (m.HeldEvent(2, b"?", is_request=True),), 0),
+        m.RequestMessage(7, 4, 1, b"?"),
+        m.Confirm(7, 2),
     ]
 
 
-def test_a_request_that_has_left_counts_as_an_event_does() -> None:
-    # H32
+def test_a_request_that_has_left_counts_as_an_event_does() -> None:  # H32
     subtask = a_closed_subtask()
     subtask.handle(s.RequestSubmitted(1, b"?"), 1.0)
-    hear(subtask, CloseForCheckpoint(7, 1, 5))
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    hear(subtask, m.CloseForCheckpoint(7, 1, 5))
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     effects = subtask.handle(s.SnapshotTaken(5, b""), 1.0)
-    assert CheckpointAcknowledged(7, 4, 5, b"", (), 1) in sent(effects)
+    assert m.CheckpointAcknowledged(7, 4, 5, b"", (), 1) in sent(effects)
 
 
 def test_an_answer_given_behind_the_cut_waits_for_the_acknowledgement() -> None:
     # H41: it comes after the checkpoint, like an event
     gateway = a_wide_gateway()
-    hear_up(gateway, RequestMessage(7, 1, 4, b"?"))
+    hear_up(gateway, m.RequestMessage(7, 1, 4, b"?"))
     cut(gateway, 5)
     gateway.handle(g.BarrierRequested(5), 1.0)
     assert gateway.handle(g.AnswerSubmitted(4, "", b"!"), 1.0) == []
     assert gateway.statistics().held_events == 1
-    effects = hear_up(gateway, CheckpointAcknowledged(7, 2, 5, b"", (), 1))
-    assert sent_down(effects)[0] == AnswerMessage(7, 3, 4, "", b"!")
+    effects = hear_up(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 1))
+    assert sent_down(effects)[0] == m.AnswerMessage(7, 3, 4, "", b"!")
 
 
-def test_a_held_answer_of_an_attempt_that_is_over_is_dropped_with_it() -> None:
-    # H26
+def test_a_held_answer_of_an_attempt_that_is_over_is_dropped_with_it() -> None:  # H26
     gateway = a_wide_gateway()
-    hear_up(gateway, RequestMessage(7, 1, 4, b"?"))
-    hear_up(gateway, RequestMessage(7, 2, 5, b"?"))
+    hear_up(gateway, m.RequestMessage(7, 1, 4, b"?"))
+    hear_up(gateway, m.RequestMessage(7, 2, 5, b"?"))
     cut(gateway, 5)
     gateway.handle(g.AnswerSubmitted(4, "", b"!"), 1.0)
     assert gateway.handle(g.AttemptIsOver("killed"), 2.0) == []
@@ -73,7 +61,7 @@ def test_a_held_answer_of_an_attempt_that_is_over_is_dropped_with_it() -> None:
 
 def test_a_restored_request_comes_back_as_a_request_of_the_subtask_that_asked() -> None:
     # H73, H31, H52: no task waits for the answer, since the attempt that waited is over
-    world = World(1, (HeldEvent(6, b"!"), HeldEvent(6, b"?", is_request=True), HeldEvent(2, b".")))
+    world = World(1, (m.HeldEvent(6, b"!"), m.HeldEvent(6, b"?", is_request=True), m.HeldEvent(2, b".")))
     world.connect()
     world.drive_subtask(s.OperatorOpened())
     world.drive_gateway(g.ReadyAnnounced())
@@ -85,16 +73,15 @@ def test_a_restored_request_comes_back_as_a_request_of_the_subtask_that_asked() 
     assert world.gateway.statistics().untaken_events == 0
 
 
-def test_a_restored_request_that_has_not_left_is_a_request_in_the_next_snapshot() -> None:
-    # H73, H31
-    held = (HeldEvent(6, b"?", is_request=True), HeldEvent(6, b"."))
-    subtask = SubtaskMachine(7, 2, s.SubtaskLimits(1, 1000, 10.0), (HeldEvent(6, b"first"), *held))
+def test_a_restored_request_that_has_not_left_is_a_request_in_the_next_snapshot() -> None:  # H73, H31
+    held = (m.HeldEvent(6, b"?", is_request=True), m.HeldEvent(6, b"."))
+    subtask = SubtaskMachine(7, 2, s.SubtaskLimits(1, 1000, 10.0), (m.HeldEvent(6, b"first"), *held))
     subtask.handle(s.ConnectionAttached(0), 0.0)
     subtask.handle(s.OperatorOpened(), 0.0)
-    hear(subtask, CloseForCheckpoint(7, 1, 5))
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    hear(subtask, m.CloseForCheckpoint(7, 1, 5))
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     snapshot = sent(subtask.handle(s.SnapshotTaken(5, b""), 1.0))[0]
-    assert isinstance(snapshot, CheckpointAcknowledged)
+    assert isinstance(snapshot, m.CheckpointAcknowledged)
     assert snapshot.held == held
 
 
@@ -128,9 +115,9 @@ def test_an_answer_that_comes_in_the_middle_of_a_checkpoint_does_not_open_the_va
     subtask.handle(s.ConnectionAttached(0), 0.0)
     subtask.handle(s.OperatorOpened(), 0.0)
     subtask.handle(s.RequestSubmitted(1, b"?"), 0.0)
-    hear(subtask, CloseForCheckpoint(7, 1, 5))
-    assert s.ResolveRequest(1, "", b"!") in hear(subtask, AnswerMessage(7, 2, 1, "", b"!"))
+    hear(subtask, m.CloseForCheckpoint(7, 1, 5))
+    assert s.ResolveRequest(1, "", b"!") in hear(subtask, m.AnswerMessage(7, 2, 1, "", b"!"))
     assert subtask.handle(s.EventSubmitted(b"after"), 1.0) == []
     assert subtask.statistics().closed_for == (5,)
-    hear(subtask, CheckpointCompleted(7, 3, 5))
+    hear(subtask, m.CheckpointCompleted(7, 3, 5))
     assert subtask.statistics().closed_for == ()

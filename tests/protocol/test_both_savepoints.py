@@ -9,15 +9,7 @@ import pytest
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway.types import BarrierRequested, CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.subtask.types import OperatorFinished, SnapshotTaken
-from protocol.wire.messages import (
-    BarrierMessage,
-    CheckpointAcknowledged,
-    ClosedForCheckpoint,
-    CloseForCheckpoint,
-    Confirm,
-    EventMessage,
-    SavepointTaken,
-)
+from protocol.wire import messages as m
 from tests.protocol.snapshots import snapshot
 from tests.protocol.test_gateway import hear as hear_up
 from tests.protocol.test_gateway import sent as sent_down
@@ -32,8 +24,8 @@ def test_the_subtask_is_told_that_a_savepoint_is_over() -> None:
     gateway = a_wide_gateway()
     cut(gateway, 5)
     gateway.handle(BarrierRequested(5), 1.0)
-    hear_up(gateway, CheckpointAcknowledged(7, 1, 5, b"", (), 0))
-    assert sent_down(gateway.handle(CheckpointOver(5, SAVED), 1.0)) == [SavepointTaken(7, 3, 5), Confirm(7, 1)]
+    hear_up(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), 0))
+    assert sent_down(gateway.handle(CheckpointOver(5, SAVED), 1.0)) == [m.SavepointTaken(7, 3, 5), m.Confirm(7, 1)]
     assert gateway.handle(CheckpointOver(5, SAVED), 1.0) == []
 
 
@@ -43,41 +35,39 @@ def test_a_gateway_whose_subtask_never_acknowledged_opens_at_the_end_of_the_save
     cut(gateway, 5)
     submit(gateway, 1)
     effects = gateway.handle(CheckpointOver(5, SAVED), 1.0)
-    assert sent_down(effects) == [SavepointTaken(7, 2, 5), EventMessage(7, 3, b"1")]
+    assert sent_down(effects) == [m.SavepointTaken(7, 2, 5), m.EventMessage(7, 3, b"1")]
 
 
-def test_savepoints_and_checkpoints_share_one_sequence_of_ids() -> None:
-    # H4
+def test_savepoints_and_checkpoints_share_one_sequence_of_ids() -> None:  # H4
     gateway = a_wide_gateway()
     cut(gateway, 5)
     gateway.handle(CheckpointOver(5, SAVED), 1.0)
     with pytest.raises(LocalProtocolError, match="ids must increase"):
         gateway.handle(CloseRequested(5), 1.0)
     subtask = a_closed_subtask(5)
-    hear(subtask, SavepointTaken(7, 2, 5))
+    hear(subtask, m.SavepointTaken(7, 2, 5))
     with pytest.raises(RemoteProtocolError, match="ids must increase"):
-        hear(subtask, CloseForCheckpoint(7, 3, 5))
-    hear(subtask, CloseForCheckpoint(7, 3, 6))
+        hear(subtask, m.CloseForCheckpoint(7, 3, 5))
+    hear(subtask, m.CloseForCheckpoint(7, 3, 6))
 
 
 def test_the_operator_hears_nothing_of_the_end_of_a_savepoint() -> None:
     subtask = a_closed_subtask(5)
     send(subtask, b"a")
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     assert take_snapshot(subtask, 5) == ((b"a",), [b"a"])
-    effects = hear(subtask, SavepointTaken(7, 3, 5))
+    effects = hear(subtask, m.SavepointTaken(7, 3, 5))
     assert mailbox(effects) == []
     assert sent(effects) == []
-    assert sent(hear(subtask, CloseForCheckpoint(7, 4, 6))) == [ClosedForCheckpoint(7, 5, 6), Confirm(7, 4)]
+    assert sent(hear(subtask, m.CloseForCheckpoint(7, 4, 6))) == [m.ClosedForCheckpoint(7, 5, 6), m.Confirm(7, 4)]
 
 
-def test_a_valve_that_is_still_closed_opens_and_the_barrier_in_the_mailbox_means_nothing() -> None:
-    # H44, G5
+def test_a_valve_that_is_still_closed_opens_and_the_barrier_in_the_mailbox_means_nothing() -> None:  # H44, G5
     subtask = a_closed_subtask(5)
     send(subtask, b"a")
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     assert subtask.wants_snapshot(5)
-    effects = hear(subtask, SavepointTaken(7, 3, 5))
+    effects = hear(subtask, m.SavepointTaken(7, 3, 5))
     assert mailbox(effects) == []
     assert events(effects) == [b"a"]
     assert not subtask.wants_snapshot(5)
@@ -86,18 +76,16 @@ def test_a_valve_that_is_still_closed_opens_and_the_barrier_in_the_mailbox_means
     assert snapshot(subtask) == before
 
 
-def test_an_unknown_savepoint_changes_nothing() -> None:
-    # H44
+def test_an_unknown_savepoint_changes_nothing() -> None:  # H44
     subtask = a_closed_subtask(5)
-    assert sent(hear(subtask, SavepointTaken(7, 2, 9))) == []
+    assert sent(hear(subtask, m.SavepointTaken(7, 2, 9))) == []
     assert subtask.statistics().closed_for == (5,)
-    assert sent(hear(subtask, CloseForCheckpoint(7, 3, 6))) == [ClosedForCheckpoint(7, 3, 6), Confirm(7, 3)]
+    assert sent(hear(subtask, m.CloseForCheckpoint(7, 3, 6))) == [m.ClosedForCheckpoint(7, 3, 6), m.Confirm(7, 3)]
 
 
-def test_a_finished_subtask_takes_the_end_of_a_savepoint_calmly() -> None:
-    # H47
+def test_a_finished_subtask_takes_the_end_of_a_savepoint_calmly() -> None:  # H47
     subtask = a_subtask(limits=WIDE)
     subtask.handle(OperatorFinished("", b"s"), 1.0)
-    hear(subtask, CloseForCheckpoint(7, 1, 5))
-    assert sent(hear(subtask, SavepointTaken(7, 2, 5))) == []
-    assert sent(hear(subtask, CloseForCheckpoint(7, 3, 6))) == [ClosedForCheckpoint(7, 4, 6), Confirm(7, 3)]
+    hear(subtask, m.CloseForCheckpoint(7, 1, 5))
+    assert sent(hear(subtask, m.SavepointTaken(7, 2, 5))) == []
+    assert sent(hear(subtask, m.CloseForCheckpoint(7, 3, 6))) == [m.ClosedForCheckpoint(7, 4, 6), m.Confirm(7, 3)]

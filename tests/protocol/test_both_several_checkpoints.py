@@ -8,25 +8,9 @@ from itertools import permutations
 
 import pytest
 
+from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine
-from protocol.gateway.types import (
-    BarrierRequested,
-    CheckpointOutcome,
-    CheckpointOver,
-    CutReached,
-    GatewayEffect,
-    RefuseMessage,
-    ReportAcknowledged,
-)
-from protocol.wire.messages import (
-    BarrierMessage,
-    CheckpointAborted,
-    CheckpointAcknowledged,
-    CheckpointCompleted,
-    DownMessage,
-    EventMessage,
-    SavepointTaken,
-)
+from protocol.wire import messages as m
 from tests.protocol import test_gateway_checkpoints as down
 from tests.protocol import test_subtask_checkpoints as up
 from tests.protocol.test_gateway import hear as hear_up
@@ -34,11 +18,11 @@ from tests.protocol.test_gateway import sent as sent_down
 from tests.protocol.test_subtask import hear as hear_down
 
 ORDERS = list(permutations((5, 6, 7)))
-OUTCOMES = list(CheckpointOutcome)
+OUTCOMES = list(g.CheckpointOutcome)
 
 
-def barriers(effects: list[GatewayEffect]) -> list[int]:
-    return [message.checkpoint_id for message in sent_down(effects) if isinstance(message, BarrierMessage)]
+def barriers(effects: list[g.GatewayEffect]) -> list[int]:
+    return [message.checkpoint_id for message in sent_down(effects) if isinstance(message, m.BarrierMessage)]
 
 
 def a_gateway_at_three_barriers() -> GatewayMachine:
@@ -47,21 +31,21 @@ def a_gateway_at_three_barriers() -> GatewayMachine:
     for checkpoint_id in (5, 6, 7):
         down.cut(gateway, checkpoint_id)
     for checkpoint_id in (5, 6, 7):
-        assert barriers(gateway.handle(BarrierRequested(checkpoint_id), 1.0)) == [checkpoint_id]
+        assert barriers(gateway.handle(g.BarrierRequested(checkpoint_id), 1.0)) == [checkpoint_id]
     return gateway
 
 
 def acknowledge(gateway: GatewayMachine, seq: int, checkpoint_id: int) -> list[int]:
     """Return the payloads of the events that this acknowledgement releases."""
-    effects = hear_up(gateway, CheckpointAcknowledged(7, seq, checkpoint_id, b"", (), 0))
-    assert effects[0] == ReportAcknowledged(checkpoint_id, b"", (), 0)
+    effects = hear_up(gateway, m.CheckpointAcknowledged(7, seq, checkpoint_id, b"", (), 0))
+    assert effects[0] == g.ReportAcknowledged(checkpoint_id, b"", (), 0)
     return down.ids(sent_down(effects))
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("order", ORDERS)
 def test_downward_an_event_leaves_when_its_own_and_all_lower_ones_are_open(
-    order: tuple[int, ...], outcome: CheckpointOutcome
+    order: tuple[int, ...], outcome: g.CheckpointOutcome
 ) -> None:
     gateway = down.a_wide_gateway()
     held: dict[int, list[int]] = {}
@@ -73,7 +57,7 @@ def test_downward_an_event_leaves_when_its_own_and_all_lower_ones_are_open(
     waiting = [(n, event_id) for n in held for event_id in held[n]]
     for checkpoint_id in order:
         closed.remove(checkpoint_id)
-        left = down.ids(sent_down(gateway.handle(CheckpointOver(checkpoint_id, outcome), 1.0)))
+        left = down.ids(sent_down(gateway.handle(g.CheckpointOver(checkpoint_id, outcome), 1.0)))
         gateway.check_invariants()
         may_leave = [event_id for n, event_id in waiting if not any(other <= n for other in closed)]
         assert left == may_leave
@@ -99,22 +83,20 @@ def test_downward_the_gateway_does_not_open_when_the_barrier_leaves() -> None:
     assert down.submit(gateway, 1) == []
 
 
-def test_downward_a_second_acknowledgement_of_one_checkpoint_opens_no_other() -> None:
-    # H43, H44
+def test_downward_a_second_acknowledgement_of_one_checkpoint_opens_no_other() -> None:  # H43, H44
     gateway = a_gateway_at_three_barriers()
     down.submit(gateway, 1)
     acknowledge(gateway, 1, 5)
-    effects = hear_up(gateway, CheckpointAcknowledged(7, 2, 5, b"", (), 0))
-    assert isinstance(effects[0], RefuseMessage)
+    effects = hear_up(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 0))
+    assert isinstance(effects[0], g.RefuseMessage)
     assert gateway.statistics().closed_for == (6, 7)
 
 
-def test_downward_an_acknowledgement_of_another_attempt_opens_nothing() -> None:
-    # H44, G7
+def test_downward_an_acknowledgement_of_another_attempt_opens_nothing() -> None:  # H44, G7
     gateway = a_gateway_at_three_barriers()
     down.submit(gateway, 1)
-    [effect] = hear_up(gateway, CheckpointAcknowledged(8, 1, 5, b"", (), 0))
-    assert isinstance(effect, RefuseMessage)
+    [effect] = hear_up(gateway, m.CheckpointAcknowledged(8, 1, 5, b"", (), 0))
+    assert isinstance(effect, g.RefuseMessage)
     assert gateway.statistics().closed_for == (5, 6, 7)
 
 
@@ -125,7 +107,7 @@ def test_a_checkpoint_is_known_from_its_request_and_the_higher_one_may_be_over_f
     down.submit(gateway, 1)
     assert down.cut(gateway, 6) == []  # the events that 5 holds must be confirmed first
     assert down.over(gateway, 6) == []
-    assert gateway.handle(CutReached(6), 1.0) == []
+    assert gateway.handle(g.CutReached(6), 1.0) == []
     assert gateway.statistics().closed_for == (5,)
     assert down.over(gateway, 5) == [1]
 
@@ -139,7 +121,7 @@ def test_upward_an_event_is_in_every_snapshot_taken_while_it_waits_and_leaves_be
 ) -> None:
     subtask = up.a_closed_subtask(5, 6, 7)
     for seq, checkpoint_id in enumerate(order, start=4):
-        hear_down(subtask, BarrierMessage(7, seq, checkpoint_id, 0))
+        hear_down(subtask, m.BarrierMessage(7, seq, checkpoint_id, 0))
     waiting: list[bytes] = []
     for place, checkpoint_id in enumerate(order):
         waiting.append(b"%d" % place)
@@ -149,16 +131,15 @@ def test_upward_an_event_is_in_every_snapshot_taken_while_it_waits_and_leaves_be
         assert left == (waiting if place == 2 else [])
 
 
-@pytest.mark.parametrize("end", [CheckpointAborted, CheckpointCompleted, SavepointTaken])
+@pytest.mark.parametrize("end", [m.CheckpointAborted, m.CheckpointCompleted, m.SavepointTaken])
 @pytest.mark.parametrize("order", ORDERS)
 def test_upward_whatever_ends_a_checkpoint_opens_it_alone(
-    order: tuple[int, ...], end: type[CheckpointAborted | CheckpointCompleted | SavepointTaken]
-) -> None:
-    # H43, H44, H49
+    order: tuple[int, ...], end: type[m.CheckpointAborted | m.CheckpointCompleted | m.SavepointTaken]
+) -> None:  # H43, H44, H49
     subtask = up.a_closed_subtask(5, 6, 7)
     up.send(subtask, b"a")
     for place, checkpoint_id in enumerate(order):
-        ends: DownMessage = end(7, 4 + place, checkpoint_id)
+        ends: m.DownMessage = end(7, 4 + place, checkpoint_id)
         assert up.events(hear_down(subtask, ends)) == ([b"a"] if place == 2 else [])
 
 
@@ -166,8 +147,8 @@ def test_upward_nothing_leaves_at_a_snapshot_while_another_checkpoint_is_closed(
     # H43: it would reach the coordinator after its snapshot 6, and be in none of the subtask's snapshots
     subtask = up.a_closed_subtask(5, 6)
     up.send(subtask, b"a")
-    hear_down(subtask, BarrierMessage(7, 3, 5, 0))
+    hear_down(subtask, m.BarrierMessage(7, 3, 5, 0))
     assert up.take_snapshot(subtask, 5) == ((b"a",), [])
-    assert up.events(hear_down(subtask, CheckpointCompleted(7, 4, 5))) == []
+    assert up.events(hear_down(subtask, m.CheckpointCompleted(7, 4, 5))) == []
     assert subtask.statistics().closed_for == (6,)
-    assert up.events(hear_down(subtask, EventMessage(7, 5, b"x"))) == []
+    assert up.events(hear_down(subtask, m.EventMessage(7, 5, b"x"))) == []

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
 from protocol.wire import codec
+from protocol.wire import messages as m
 from protocol.wire.codec import (
     DEFAULT_LIMITS,
     FrameDecoder,
@@ -32,37 +33,6 @@ from protocol.wire.codec import (
     run_steps,
 )
 from protocol.wire.format import BY_KIND
-from protocol.wire.messages import (
-    AnswerMessage,
-    AttemptEnded,
-    BarrierMessage,
-    CheckpointAborted,
-    CheckpointAcknowledged,
-    CheckpointCompleted,
-    CheckpointDeclined,
-    ClosedForCheckpoint,
-    CloseForCheckpoint,
-    Confirm,
-    CoordinatorAwaited,
-    EventMessage,
-    Finished,
-    HeldEvent,
-    Message,
-    Opened,
-    RefusalCode,
-    Refused,
-    Register,
-    Registered,
-    RequestMessage,
-    RestoredEventMessage,
-    RestoredRequestMessage,
-    RestoreMode,
-    Resume,
-    Resumed,
-    SavepointTaken,
-    StartProcessing,
-    SubtaskState,
-)
 
 SMALL = WireLimits(
     frame_bytes_max=4096,
@@ -73,34 +43,38 @@ SMALL = WireLimits(
     text_chars_max=30,
     held_events_max=3,
 )
-SAMPLES: tuple[Message, ...] = (
-    EventMessage(7, 1, b"\xc0"),
-    Confirm(7, 0),
-    Register(7, "words", 3, 2, 0, RestoreMode.STREAMING, 8, "host:123", "3.11.7"),
-    Resume(7, "words", 12, b"the token of this attempt"),
-    Opened(7, 1, awaits_start=True),
-    RequestMessage(7, 2, 1, b"\xc3"),
-    ClosedForCheckpoint(7, 3, 5),
-    CheckpointAcknowledged(7, 4, 5, b"state", (HeldEvent(3, b"\x01"), HeldEvent(0, b"\x02", is_request=True)), 12),
-    CheckpointDeclined(7, 5, 5, "no"),
-    Finished(7, 6, "", b"", 12),
-    RestoredEventMessage(7, 7, 3, b"\xc2"),
-    RestoredRequestMessage(7, 8, 3, b"\xc3"),
-    Registered(7, 2, -1, (), (), 30.0, 100, 1000, 0, b"the token of this attempt"),
-    Registered(7, 2, 9, (SubtaskState(1, b""), SubtaskState(5, b"s")), (HeldEvent(5, b"\x01"),), 0.5, 100, 1000, 8),
-    Resumed(7, 4),
-    Refused(7, RefusalCode.CONCURRENT_RUN, "one at a time"),
-    AttemptEnded(7, "killed"),
-    CoordinatorAwaited(7, "handle_request(subtask=1, attempt=0)", 10.5, "jobs.py:31 in meet"),
-    AnswerMessage(7, 1, 4, "", b"\xc2"),
-    CloseForCheckpoint(7, 2, 6),
-    BarrierMessage(7, 3, 6, 2),
-    CheckpointCompleted(7, 4, 6),
-    CheckpointAborted(7, 5, 7),
-    SavepointTaken(7, 6, 8),
-    StartProcessing(7, 7),
+SAMPLES: tuple[m.Message, ...] = (
+    m.EventMessage(7, 1, b"\xc0"),
+    m.Confirm(7, 0),
+    m.Register(7, "words", 3, 2, 0, m.RestoreMode.STREAMING, 8, "host:123", "3.11.7"),
+    m.Resume(7, "words", 12, b"the token of this attempt"),
+    m.Opened(7, 1, awaits_start=True),
+    m.RequestMessage(7, 2, 1, b"\xc3"),
+    m.ClosedForCheckpoint(7, 3, 5),
+    m.CheckpointAcknowledged(
+        7, 4, 5, b"state", (m.HeldEvent(3, b"\x01"), m.HeldEvent(0, b"\x02", is_request=True)), 12
+    ),
+    m.CheckpointDeclined(7, 5, 5, "no"),
+    m.Finished(7, 6, "", b"", 12),
+    m.RestoredEventMessage(7, 7, 3, b"\xc2"),
+    m.RestoredRequestMessage(7, 8, 3, b"\xc3"),
+    m.Registered(7, 2, -1, (), (), 30.0, 100, 1000, 0, b"the token of this attempt"),
+    m.Registered(
+        7, 2, 9, (m.SubtaskState(1, b""), m.SubtaskState(5, b"s")), (m.HeldEvent(5, b"\x01"),), 0.5, 100, 1000, 8
+    ),
+    m.Resumed(7, 4),
+    m.Refused(7, m.RefusalCode.CONCURRENT_RUN, "one at a time"),
+    m.AttemptEnded(7, "killed"),
+    m.CoordinatorAwaited(7, "handle_request(subtask=1, attempt=0)", 10.5, "jobs.py:31 in meet"),
+    m.AnswerMessage(7, 1, 4, "", b"\xc2"),
+    m.CloseForCheckpoint(7, 2, 6),
+    m.BarrierMessage(7, 3, 6, 2),
+    m.CheckpointCompleted(7, 4, 6),
+    m.CheckpointAborted(7, 5, 7),
+    m.SavepointTaken(7, 6, 8),
+    m.StartProcessing(7, 7),
 )
-A_REGISTERED = next(message for message in SAMPLES if isinstance(message, Registered))
+A_REGISTERED = next(message for message in SAMPLES if isinstance(message, m.Registered))
 
 
 @pytest.fixture(params=["c", "python"])
@@ -112,7 +86,7 @@ def either_msgpack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(codec, "_Unpacker", msgpack.fallback.Unpacker)
 
 
-def body_of(message: Message) -> bytes:
+def body_of(message: m.Message) -> bytes:
     (body,) = FrameDecoder().feed(encode_message(message))
     return body
 
@@ -126,23 +100,23 @@ def packed(*values: object) -> bytes:
 
 @pytest.mark.usefixtures("either_msgpack")
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
-def test_every_message_comes_out_as_it_went_in(message: Message) -> None:  # H60
+def test_every_message_comes_out_as_it_went_in(message: m.Message) -> None:  # H60
     assert decode_message(body_of(message)) == message
 
 
 def test_every_message_of_the_protocol_has_a_sample_here() -> None:
-    assert {type(message) for message in SAMPLES} == set(get_args(Message))
+    assert {type(message) for message in SAMPLES} == set(get_args(m.Message))
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 2**63 - 1), st.binary(max_size=300))
 def test_events_and_confirmations_of_any_number_come_out_as_they_went_in(task: int, seq: int, data: bytes) -> None:
-    for message in (EventMessage(task, seq, data), Confirm(task, seq)):
+    for message in (m.EventMessage(task, seq, data), m.Confirm(task, seq)):
         assert decode_message(body_of(message)) == message
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(1, 2**63 - 1), st.binary(max_size=300))
 def test_the_fixed_layout_and_the_shortest_msgpack_mean_the_same(task: int, seq: int, data: bytes) -> None:
-    event, confirm = EventMessage(task, seq, data), Confirm(task, seq)
+    event, confirm = m.EventMessage(task, seq, data), m.Confirm(task, seq)
     assert decode_message(packed(1, task, seq, data)) == event
     assert decode_message(packed(2, task, seq)) == confirm
     assert msgpack.unpackb(body_of(event)) == [1, task, seq, data]
@@ -152,7 +126,7 @@ def test_the_fixed_layout_and_the_shortest_msgpack_mean_the_same(task: int, seq:
 def test_what_a_snapshot_holds_comes_out_as_it_went_in() -> None:  # H31, H52
     for message in SAMPLES:
         decoded: Any = decode_message(body_of(message))
-        for name, kind in (("held", HeldEvent), ("states", SubtaskState)):
+        for name, kind in (("held", m.HeldEvent), ("states", m.SubtaskState)):
             assert all(type(pair) is kind for pair in getattr(decoded, name, ()))
 
 
@@ -164,7 +138,7 @@ def test_a_pair_that_is_none_is_refused(pair: object) -> None:  # H62
 
 
 def test_enumerations_come_out_as_enumerations() -> None:
-    assert isinstance(decode_message(body_of(SAMPLES[2])).mode, RestoreMode)  # type: ignore[union-attr]
+    assert isinstance(decode_message(body_of(SAMPLES[2])).mode, m.RestoreMode)  # type: ignore[union-attr]
 
 
 @pytest.mark.usefixtures("either_msgpack")
@@ -181,7 +155,7 @@ def test_a_body_that_is_no_tagged_list_is_refused(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
-def test_a_message_with_a_field_too_many_or_too_few_is_refused(message: Message) -> None:
+def test_a_message_with_a_field_too_many_or_too_few_is_refused(message: m.Message) -> None:
     values = msgpack.unpackb(body_of(message))
     for wrong in (values[:-1], [*values, 0]):
         with pytest.raises(RemoteProtocolError, match=rf"{type(message).__name__} must have {len(values) - 1}"):
@@ -189,7 +163,7 @@ def test_a_message_with_a_field_too_many_or_too_few_is_refused(message: Message)
 
 
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
-def test_a_field_of_another_type_is_refused_by_name(message: Message) -> None:  # H62
+def test_a_field_of_another_type_is_refused_by_name(message: m.Message) -> None:  # H62
     values = msgpack.unpackb(body_of(message))
     others: tuple[object, ...] = (True, {}, [[]], 1.5, "x", b"x", 2**63, -2)
     for position, field in enumerate(fields(message), start=1):
@@ -228,23 +202,23 @@ def test_a_word_of_the_length_of_the_fixed_layout_need_not_have_it() -> None:
     """Signed 64-bit integers take as many bytes."""
     body = bytes((0x94, 35)) + b"".join(b"\xd3" + number.to_bytes(8, "big", signed=True) for number in (7, 8, -1))
     assert len(body) == codec._WORD_BODY.size
-    assert decode_message(body) == CloseForCheckpoint(7, 8, -1)
+    assert decode_message(body) == m.CloseForCheckpoint(7, 8, -1)
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        EventMessage(1, 0, b""),
-        EventMessage(-1, 1, b""),
-        Confirm(1, -1),
-        Opened(1, 0),
-        CloseForCheckpoint(-1, 1, 1),
-        CloseForCheckpoint(1, 0, 1),
-        CloseForCheckpoint(1, 1, -2),
-        CloseForCheckpoint(1, 1, 2**63),
+        m.EventMessage(1, 0, b""),
+        m.EventMessage(-1, 1, b""),
+        m.Confirm(1, -1),
+        m.Opened(1, 0),
+        m.CloseForCheckpoint(-1, 1, 1),
+        m.CloseForCheckpoint(1, 0, 1),
+        m.CloseForCheckpoint(1, 1, -2),
+        m.CloseForCheckpoint(1, 1, 2**63),
     ],
 )
-def test_a_number_out_of_range_does_not_leave(message: Message) -> None:
+def test_a_number_out_of_range_does_not_leave(message: m.Message) -> None:
     with pytest.raises(LocalProtocolError, match="must be from"):
         encode_message(message)
 
@@ -262,46 +236,46 @@ def test_a_field_of_another_type_does_not_leave() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        EventMessage(1, 1, bytes(1001)),
-        RequestMessage(1, 1, 1, bytes(1001)),
-        AnswerMessage(1, 1, 1, "", bytes(1001)),
-        RestoredEventMessage(1, 1, 0, bytes(1001)),
-        RestoredRequestMessage(1, 1, 0, bytes(1001)),
-        CheckpointAcknowledged(1, 1, 1, b"", (HeldEvent(0, bytes(1001)),), 0),
-        CheckpointAcknowledged(1, 1, 1, b"", (HeldEvent(0, b""),) * 4, 0),
-        Finished(1, 1, "", bytes(5000), 0),
-        Resume(1, "o" * 21, 0),
-        Resume(1, "", 0),
+        m.EventMessage(1, 1, bytes(1001)),
+        m.RequestMessage(1, 1, 1, bytes(1001)),
+        m.AnswerMessage(1, 1, 1, "", bytes(1001)),
+        m.RestoredEventMessage(1, 1, 0, bytes(1001)),
+        m.RestoredRequestMessage(1, 1, 0, bytes(1001)),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (m.HeldEvent(0, bytes(1001)),), 0),
+        m.CheckpointAcknowledged(1, 1, 1, b"", (m.HeldEvent(0, b""),) * 4, 0),
+        m.Finished(1, 1, "", bytes(5000), 0),
+        m.Resume(1, "o" * 21, 0),
+        m.Resume(1, "", 0),
     ],
     ids=lambda message: type(message).__name__,
 )
-def test_what_is_over_a_bound_neither_leaves_nor_arrives(message: Message) -> None:  # H62
+def test_what_is_over_a_bound_neither_leaves_nor_arrives(message: m.Message) -> None:  # H62
     with pytest.raises(LocalProtocolError):
         encode_message(message, SMALL)
     values = [getattr(message, field.name) for field in fields(message)]
     tag = BY_KIND[type(message)][0]
-    if type(message) is not Finished:  # its frame is too large
+    if type(message) is not m.Finished:  # its frame is too large
         with pytest.raises(RemoteProtocolError, match="must have"):
             decode_message(packed(tag, *values), SMALL)
 
 
 def test_the_fixed_layout_holds_the_bound_of_an_event_too() -> None:  # H62
     with pytest.raises(RemoteProtocolError, match="at most 1000 bytes"):
-        decode_message(body_of(EventMessage(1, 1, bytes(1001))), SMALL)
+        decode_message(body_of(m.EventMessage(1, 1, bytes(1001))), SMALL)
 
 
 def test_a_long_text_for_people_is_cut_rather_than_refused() -> None:
-    (body,) = FrameDecoder().feed(encode_message(AttemptEnded(1, "x" * 1000), SMALL))
+    (body,) = FrameDecoder().feed(encode_message(m.AttemptEnded(1, "x" * 1000), SMALL))
     message = decode_message(body, SMALL)
-    assert isinstance(message, AttemptEnded)
+    assert isinstance(message, m.AttemptEnded)
     assert message.reason == "x" * 29 + "…"
     with pytest.raises(RemoteProtocolError, match="at most 30 characters"):
         decode_message(packed(33, 1, "x" * 31), SMALL)
 
 
 def test_a_text_with_a_lone_surrogate_still_arrives() -> None:
-    message = decode_message(body_of(Finished(1, 1, "no file \udcff here", b"", 0)))
-    assert isinstance(message, Finished)
+    message = decode_message(body_of(m.Finished(1, 1, "no file \udcff here", b"", 0)))
+    assert isinstance(message, m.Finished)
     assert message.failure == "no file \\udcff here"
 
 
@@ -322,7 +296,7 @@ def test_arbitrary_bytes_are_a_message_or_a_remote_error(data: bytes) -> None:  
 
 @given(st.sampled_from(SAMPLES), st.integers(0, 200), st.integers(0, 255))
 def test_a_message_with_one_changed_byte_is_a_message_or_a_remote_error(
-    message: Message, position: int, value: int
+    message: m.Message, position: int, value: int
 ) -> None:
     body = bytearray(body_of(message))
     body[position % len(body)] = value

@@ -65,16 +65,14 @@ def a_small_body(random: Random, kind: type[Message]) -> bytes:
 
 @pytest.mark.usefixtures("either_msgpack")
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
-def test_every_kind_of_message_is_decoded_in_one_go(message: Message) -> None:
-    # H60
+def test_every_kind_of_message_is_decoded_in_one_go(message: Message) -> None:  # H60
     assert compare(body_of(message)) == message
 
 
 @pytest.mark.usefixtures("either_msgpack")
 @in_both
 @given(st.sampled_from(samples.MESSAGE_KINDS), st.integers(0, 2**32))
-def test_whatever_its_fields_hold_it_is_the_same_value_by_value(kind: type[Message], seed: int) -> None:
-    # H60
+def test_whatever_its_fields_hold_it_is_the_same_value_by_value(kind: type[Message], seed: int) -> None:  # H60
     random = Random(seed)
     body = a_small_body(random, kind)
     assert isinstance(codec._decode_small(body, samples.LIMITS), kind)
@@ -84,8 +82,7 @@ def test_whatever_its_fields_hold_it_is_the_same_value_by_value(kind: type[Messa
 @pytest.mark.usefixtures("either_msgpack")
 @in_both
 @given(st.sampled_from(samples.MESSAGE_KINDS), st.integers(0, 2**32))
-def test_nothing_is_accepted_in_one_go_that_is_refused_value_by_value(kind: type[Message], seed: int) -> None:
-    # H62
+def test_nothing_is_accepted_in_one_go_that_is_refused_value_by_value(kind: type[Message], seed: int) -> None:  # H62
     random = Random(seed)
     body = a_small_body(random, kind)
     for _ in range(MUTATIONS):
@@ -122,8 +119,7 @@ def test_fields_of_any_kind_are_judged_alike(data: st.DataObject) -> None:
 @pytest.mark.usefixtures("either_msgpack")
 @in_both
 @given(st.data())
-def test_one_field_of_another_kind_is_judged_alike(data: st.DataObject) -> None:
-    # H62
+def test_one_field_of_another_kind_is_judged_alike(data: st.DataObject) -> None:  # H62
     values = msgpack.unpackb(body_of(data.draw(st.sampled_from(SAMPLES))), strict_map_key=False)
     place = data.draw(st.integers(0, len(values) - 1))
     values[place] = data.draw(fields)
@@ -133,8 +129,7 @@ def test_one_field_of_another_kind_is_judged_alike(data: st.DataObject) -> None:
 @pytest.mark.usefixtures("either_msgpack")
 @in_both
 @given(st.binary(max_size=60))
-def test_arbitrary_bytes_are_judged_alike(body: bytes) -> None:
-    # H62
+def test_arbitrary_bytes_are_judged_alike(body: bytes) -> None:  # H62
     compare(body)
 
 
@@ -189,8 +184,7 @@ def test_no_more_than_a_kibibyte_is_decoded_in_one_go(
 
 @pytest.mark.usefixtures("either_msgpack")
 @pytest.mark.parametrize("claim", [b"\xdc\x03\xff", b"\xdd\x00\x00\x03\xff", b"\xde\x03\xff", b"\x9f"])
-def test_a_kibibyte_of_claims_takes_no_more_memory_than_is_said(claim: bytes) -> None:
-    # H62
+def test_a_kibibyte_of_claims_takes_no_more_memory_than_is_said(claim: bytes) -> None:  # H62
     body = (b"\x93\x0c\x07" + claim * BYTES_MAX)[:BYTES_MAX]
     assert compare(body) is None
     assert within_memory(lambda data: codec._decode_small(data, DEFAULT_LIMITS), body, 4096) is None

@@ -12,14 +12,7 @@ from protocol.gateway.machine import GatewayMachine
 from protocol.streams import ConnectionAttached, ConnectionLost
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
-from protocol.wire.messages import (
-    CheckpointAcknowledged,
-    ClosedForCheckpoint,
-    Confirm,
-    EventMessage,
-    Opened,
-    StartProcessing,
-)
+from protocol.wire import messages as m
 from tests.protocol.both_ends import World
 from tests.protocol.test_gateway import a_gateway, hear, sent
 from tests.protocol.test_subtask import hear as hear_down
@@ -28,29 +21,29 @@ from tests.protocol.test_subtask_checkpoints import WIDE
 
 def an_open_gateway() -> GatewayMachine:
     gateway = a_gateway(g.GatewayLimits(), ready=False)
-    hear(gateway, Opened(7, 1, awaits_start=True))
+    hear(gateway, m.Opened(7, 1, awaits_start=True))
     return gateway
 
 
 def test_the_word_to_begin_follows_what_subtask_ready_has_sent() -> None:  # H66
     gateway = an_open_gateway()
-    assert sent(gateway.handle(g.EventSubmitted(1, b"rule"), 1.0)) == [EventMessage(7, 1, b"rule")]
+    assert sent(gateway.handle(g.EventSubmitted(1, b"rule"), 1.0)) == [m.EventMessage(7, 1, b"rule")]
     assert sent(gateway.handle(g.EventSubmitted(2, b"loose", loss_tolerant=True), 1.0)) == [
-        EventMessage(7, 2, b"loose")
+        m.EventMessage(7, 2, b"loose")
     ]
-    assert sent(gateway.handle(g.ReadyAnnounced(), 1.0)) == [StartProcessing(7, 3)]
-    assert sent(gateway.handle(g.EventSubmitted(3, b"later"), 1.0)) == [EventMessage(7, 4, b"later")]
+    assert sent(gateway.handle(g.ReadyAnnounced(), 1.0)) == [m.StartProcessing(7, 3)]
+    assert sent(gateway.handle(g.EventSubmitted(3, b"later"), 1.0)) == [m.EventMessage(7, 4, b"later")]
 
 
 def test_an_operator_that_does_not_wait_is_not_told_to_begin() -> None:  # H66
     gateway = a_gateway(ready=False)
-    hear(gateway, Opened(7, 1))
+    hear(gateway, m.Opened(7, 1))
     assert gateway.handle(g.ReadyAnnounced(), 1.0) == []
 
 
 def test_an_operator_that_opens_after_it_was_announced_is_told_to_begin_at_once() -> None:  # H66
     gateway = a_gateway()
-    assert sent(hear(gateway, Opened(7, 1, awaits_start=True)))[0] == StartProcessing(7, 1)
+    assert sent(hear(gateway, m.Opened(7, 1, awaits_start=True)))[0] == m.StartProcessing(7, 1)
 
 
 def test_the_word_to_begin_gets_lost_with_no_connection() -> None:  # H66, H24
@@ -58,10 +51,10 @@ def test_the_word_to_begin_gets_lost_with_no_connection() -> None:  # H66, H24
     gateway.handle(g.EventSubmitted(1, b"rule"), 1.0)
     gateway.handle(ConnectionLost(), 1.0)
     assert gateway.handle(g.ReadyAnnounced(), 1.0) == []
-    again = [EventMessage(7, 1, b"rule"), StartProcessing(7, 2), Confirm(7, 1)]
+    again = [m.EventMessage(7, 1, b"rule"), m.StartProcessing(7, 2), m.Confirm(7, 1)]
     assert sent(gateway.handle(ConnectionAttached(0), 2.0)) == again
     gateway.handle(ConnectionLost(), 3.0)
-    assert sent(gateway.handle(ConnectionAttached(2), 4.0)) == [Confirm(7, 1)]
+    assert sent(gateway.handle(ConnectionAttached(2), 4.0)) == [m.Confirm(7, 1)]
 
 
 def test_the_word_to_begin_overtakes_no_event_that_a_checkpoint_holds() -> None:  # H66, H41
@@ -72,9 +65,9 @@ def test_the_word_to_begin_overtakes_no_event_that_a_checkpoint_holds() -> None:
     assert sent(gateway.handle(g.ReadyAnnounced(), 1.0)) == []
     gateway.check_invariants()
     gateway.handle(g.BarrierRequested(5), 1.0)
-    hear(gateway, ClosedForCheckpoint(7, 2, 5))
-    effects = hear(gateway, CheckpointAcknowledged(7, 3, 5, b"", (), 0))
-    assert sent(effects)[:2] == [EventMessage(7, 3, b"rule"), StartProcessing(7, 4)]
+    hear(gateway, m.ClosedForCheckpoint(7, 2, 5))
+    effects = hear(gateway, m.CheckpointAcknowledged(7, 3, 5, b"", (), 0))
+    assert sent(effects)[:2] == [m.EventMessage(7, 3, b"rule"), m.StartProcessing(7, 4)]
 
 
 def test_no_clock_runs_for_the_word_to_begin() -> None:  # H66, H25
@@ -93,13 +86,13 @@ def test_the_operator_meets_the_word_to_begin_behind_the_events_and_once() -> No
     subtask = SubtaskMachine(7, 2, WIDE)
     subtask.handle(ConnectionAttached(0), 0.0)
     opened = subtask.handle(s.OperatorOpened(awaits_start=True), 0.0)
-    assert opened == [s.SendToCoordinator(Opened(7, 1, awaits_start=True))]
-    items = [*hear_down(subtask, EventMessage(7, 1, b"rule")), *hear_down(subtask, StartProcessing(7, 2))]
+    assert opened == [s.SendToCoordinator(m.Opened(7, 1, awaits_start=True))]
+    items = [*hear_down(subtask, m.EventMessage(7, 1, b"rule")), *hear_down(subtask, m.StartProcessing(7, 2))]
     mailbox = [effect.item for effect in items if isinstance(effect, s.PutInMailbox)]
     assert mailbox == [s.MailboxEvent(b"rule"), s.MailboxStart()]
-    assert not any(isinstance(effect, s.PutInMailbox) for effect in hear_down(subtask, StartProcessing(7, 2)))
+    assert not any(isinstance(effect, s.PutInMailbox) for effect in hear_down(subtask, m.StartProcessing(7, 2)))
     with pytest.raises(RemoteProtocolError, match="told twice to begin"):
-        hear_down(subtask, StartProcessing(7, 3))
+        hear_down(subtask, m.StartProcessing(7, 3))
 
 
 def test_a_failed_operator_takes_the_word_to_begin_without_harm() -> None:  # H66, H23
@@ -107,7 +100,7 @@ def test_a_failed_operator_takes_the_word_to_begin_without_harm() -> None:  # H6
     subtask.handle(ConnectionAttached(0), 0.0)
     subtask.handle(s.OperatorOpened(awaits_start=True), 0.0)
     subtask.handle(s.OperatorFinished("boom", b""), 0.0)
-    assert not any(isinstance(effect, s.PutInMailbox) for effect in hear_down(subtask, StartProcessing(7, 1)))
+    assert not any(isinstance(effect, s.PutInMailbox) for effect in hear_down(subtask, m.StartProcessing(7, 1)))
 
 
 @pytest.mark.parametrize("seed", range(40))

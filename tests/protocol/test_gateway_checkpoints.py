@@ -7,52 +7,13 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import LocalProtocolError
+from protocol.gateway import types as g
 from protocol.gateway.machine import GatewayMachine
-from protocol.gateway.types import (
-    AnswerSubmitted,
-    AttemptIsOver,
-    BarrierRequested,
-    CheckpointOutcome,
-    CheckpointOver,
-    CloseRequested,
-    ConfirmEvent,
-    ConnectionAttached,
-    ConnectionLost,
-    CutReached,
-    DeliverEvent,
-    EventSubmitted,
-    FailEvent,
-    GatewayEffect,
-    GatewayLimits,
-    ReadyAnnounced,
-    RefuseMessage,
-    ReportAcknowledged,
-    ReportClosed,
-    ReportDeclined,
-    ReportDrained,
-    SendToAttempt,
-    TimePassed,
-)
-from protocol.wire.messages import (
-    AnswerMessage,
-    BarrierMessage,
-    CheckpointAborted,
-    CheckpointAcknowledged,
-    CheckpointCompleted,
-    CheckpointDeclined,
-    ClosedForCheckpoint,
-    CloseForCheckpoint,
-    Confirm,
-    EventMessage,
-    Finished,
-    HeldEvent,
-    Opened,
-    RequestMessage,
-)
+from protocol.wire import messages as m
 from tests.protocol.snapshots import snapshot
 from tests.protocol.test_gateway import a_gateway, hear, sent
 
-WIDE = GatewayLimits(10, 30, 100, 10_000, 100, 10_000)
+WIDE = g.GatewayLimits(10, 30, 100, 10_000, 100, 10_000)
 
 
 def a_wide_gateway() -> GatewayMachine:
@@ -63,18 +24,18 @@ def submit(gateway: GatewayMachine, *event_ids: int) -> list[int]:
     """Submit events whose payload is their id; return the ids of those that left immediately."""
     left: list[object] = []
     for event_id in event_ids:
-        left += sent(gateway.handle(EventSubmitted(event_id, b"%d" % event_id), 1.0))
+        left += sent(gateway.handle(g.EventSubmitted(event_id, b"%d" % event_id), 1.0))
         gateway.check_invariants()
     return ids(left)
 
 
 def ids(messages: list[object]) -> list[int]:
-    return [int(message.payload) for message in messages if isinstance(message, EventMessage)]
+    return [int(message.payload) for message in messages if isinstance(message, m.EventMessage)]
 
 
-def cut(gateway: GatewayMachine, checkpoint_id: int) -> list[GatewayEffect]:
-    gateway.handle(CloseRequested(checkpoint_id), 1.0)
-    effects = gateway.handle(CutReached(checkpoint_id), 1.0)
+def cut(gateway: GatewayMachine, checkpoint_id: int) -> list[g.GatewayEffect]:
+    gateway.handle(g.CloseRequested(checkpoint_id), 1.0)
+    effects = gateway.handle(g.CutReached(checkpoint_id), 1.0)
     gateway.check_invariants()
     return effects
 
@@ -82,50 +43,47 @@ def cut(gateway: GatewayMachine, checkpoint_id: int) -> list[GatewayEffect]:
 def test_closing_is_asked_of_the_subtask_and_events_go_on_until_the_cut() -> None:
     # H40, R42
     gateway = a_wide_gateway()
-    assert gateway.handle(CloseRequested(5), 1.0) == [SendToAttempt(CloseForCheckpoint(7, 1, 5))]
+    assert gateway.handle(g.CloseRequested(5), 1.0) == [g.SendToAttempt(m.CloseForCheckpoint(7, 1, 5))]
     assert submit(gateway, 1) == [1]
-    assert gateway.handle(CutReached(5), 1.0) == []
+    assert gateway.handle(g.CutReached(5), 1.0) == []
     assert submit(gateway, 2) == []
     assert gateway.statistics().closed_for == (5,)
     assert gateway.statistics().held_events == 1
 
 
-def test_events_sent_after_the_cut_wait_for_the_acknowledge() -> None:
-    # H41
+def test_events_sent_after_the_cut_wait_for_the_acknowledge() -> None:  # H41
     gateway = a_wide_gateway()
-    assert cut(gateway, 5) == [ReportDrained(5)]
+    assert cut(gateway, 5) == [g.ReportDrained(5)]
     assert submit(gateway, 1, 2) == []
-    assert sent(gateway.handle(BarrierRequested(5), 1.0)) == [BarrierMessage(7, 2, 5, 0)]
-    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"state", (HeldEvent(2, b"h"),), 4))
+    assert sent(gateway.handle(g.BarrierRequested(5), 1.0)) == [m.BarrierMessage(7, 2, 5, 0)]
+    effects = hear(gateway, m.CheckpointAcknowledged(7, 1, 5, b"state", (m.HeldEvent(2, b"h"),), 4))
     assert effects == [
-        ReportAcknowledged(5, b"state", (HeldEvent(2, b"h"),), 4),
-        SendToAttempt(EventMessage(7, 3, b"1")),
-        SendToAttempt(EventMessage(7, 4, b"2")),
-        SendToAttempt(Confirm(7, 1)),
+        g.ReportAcknowledged(5, b"state", (m.HeldEvent(2, b"h"),), 4),
+        g.SendToAttempt(m.EventMessage(7, 3, b"1")),
+        g.SendToAttempt(m.EventMessage(7, 4, b"2")),
+        g.SendToAttempt(m.Confirm(7, 1)),
     ]
     assert submit(gateway, 3) == [3]
 
 
-def test_held_events_run_no_confirm_clock_until_they_leave() -> None:
-    # H25, H41
+def test_held_events_run_no_confirm_clock_until_they_leave() -> None:  # H25, H41
     gateway = a_wide_gateway()
     cut(gateway, 5)
     submit(gateway, 1)
     assert gateway.next_deadline() is None
-    assert gateway.handle(TimePassed(), 100.0) == []
-    gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 100.0)
+    assert gateway.handle(g.TimePassed(), 100.0) == []
+    gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 100.0)
     assert gateway.next_deadline() == 110.0
 
 
-def test_the_drain_waits_for_every_event_of_before_the_cut_and_for_no_later_one() -> None:
-    # H42
+def test_the_drain_waits_for_every_event_of_before_the_cut_and_for_no_later_one() -> None:  # H42
     gateway = a_wide_gateway()
     submit(gateway, 1, 2)
     assert cut(gateway, 5) == []
     submit(gateway, 3)
-    assert hear(gateway, Confirm(7, 1)) == [ConfirmEvent(1)]
-    assert hear(gateway, Confirm(7, 2)) == [ConfirmEvent(2), ReportDrained(5)]
-    assert hear(gateway, Confirm(7, 3)) == []
+    assert hear(gateway, m.Confirm(7, 1)) == [g.ConfirmEvent(1)]
+    assert hear(gateway, m.Confirm(7, 2)) == [g.ConfirmEvent(2), g.ReportDrained(5)]
+    assert hear(gateway, m.Confirm(7, 3)) == []
 
 
 def test_the_drain_waits_for_events_of_before_an_aborted_checkpoint_too() -> None:
@@ -134,20 +92,19 @@ def test_the_drain_waits_for_events_of_before_an_aborted_checkpoint_too() -> Non
     submit(gateway, 1)
     cut(gateway, 5)
     submit(gateway, 2)
-    gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
+    gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
     assert cut(gateway, 6) == []
-    assert hear(gateway, Confirm(7, 1)) == [ConfirmEvent(1)]
+    assert hear(gateway, m.Confirm(7, 1)) == [g.ConfirmEvent(1)]
     # item 2 asks to close for 5, item 3 aborts it, item 4 is the event that was held
-    assert hear(gateway, Confirm(7, 4)) == [ConfirmEvent(2), ReportDrained(6)]
+    assert hear(gateway, m.Confirm(7, 4)) == [g.ConfirmEvent(2), g.ReportDrained(6)]
 
 
-def test_the_drain_is_seen_on_a_resumed_connection_too() -> None:
-    # H24, H42
+def test_the_drain_is_seen_on_a_resumed_connection_too() -> None:  # H24, H42
     gateway = a_wide_gateway()
     submit(gateway, 1)
-    gateway.handle(ConnectionLost(), 1.0)
+    gateway.handle(g.ConnectionLost(), 1.0)
     cut(gateway, 5)
-    assert gateway.handle(ConnectionAttached(1), 2.0)[:2] == [ConfirmEvent(1), ReportDrained(5)]
+    assert gateway.handle(g.ConnectionAttached(1), 2.0)[:2] == [g.ConfirmEvent(1), g.ReportDrained(5)]
 
 
 def test_a_drain_ends_without_a_report_when_the_attempt_is_over() -> None:
@@ -155,70 +112,65 @@ def test_a_drain_ends_without_a_report_when_the_attempt_is_over() -> None:
     gateway = a_wide_gateway()
     submit(gateway, 1)
     cut(gateway, 5)
-    effects = gateway.handle(AttemptIsOver("killed"), 2.0)
-    assert [type(effect) for effect in effects] == [FailEvent]
+    effects = gateway.handle(g.AttemptIsOver("killed"), 2.0)
+    assert [type(effect) for effect in effects] == [g.FailEvent]
 
 
-def test_a_loss_tolerant_event_is_not_waited_for_but_keeps_its_place() -> None:
-    # H28, G10, H23
+def test_a_loss_tolerant_event_is_not_waited_for_but_keeps_its_place() -> None:  # H28, G10, H23
     gateway = a_wide_gateway()
-    gateway.handle(EventSubmitted(1, b"1", loss_tolerant=True), 1.0)
-    assert cut(gateway, 5) == [ReportDrained(5)]
-    assert sent(gateway.handle(BarrierRequested(5), 1.0)) == [BarrierMessage(7, 3, 5, 1)]
+    gateway.handle(g.EventSubmitted(1, b"1", loss_tolerant=True), 1.0)
+    assert cut(gateway, 5) == [g.ReportDrained(5)]
+    assert sent(gateway.handle(g.BarrierRequested(5), 1.0)) == [m.BarrierMessage(7, 3, 5, 1)]
 
 
-def test_the_barrier_names_the_last_event_of_before_the_cut() -> None:
-    # H23
+def test_the_barrier_names_the_last_event_of_before_the_cut() -> None:  # H23
     gateway = a_wide_gateway()
     submit(gateway, 1, 2)
-    gateway.handle(CloseRequested(5), 1.0)
+    gateway.handle(g.CloseRequested(5), 1.0)
     submit(gateway, 3)
-    gateway.handle(CutReached(5), 1.0)
+    gateway.handle(g.CutReached(5), 1.0)
     submit(gateway, 4)
-    hear(gateway, Confirm(7, 4))
-    assert sent(gateway.handle(BarrierRequested(5), 1.0)) == [BarrierMessage(7, 5, 5, 4)]
+    hear(gateway, m.Confirm(7, 4))
+    assert sent(gateway.handle(g.BarrierRequested(5), 1.0)) == [m.BarrierMessage(7, 5, 5, 4)]
 
 
-def test_a_barrier_never_leaves_before_the_drain() -> None:
-    # H23, H40
+def test_a_barrier_never_leaves_before_the_drain() -> None:  # H23, H40
     gateway = a_wide_gateway()
     submit(gateway, 1)
-    gateway.handle(CloseRequested(5), 1.0)
+    gateway.handle(g.CloseRequested(5), 1.0)
     for _ in range(2):
         before = snapshot(gateway)
         with pytest.raises(LocalProtocolError, match="barrier of checkpoint 5"):
-            gateway.handle(BarrierRequested(5), 1.0)
+            gateway.handle(g.BarrierRequested(5), 1.0)
         assert snapshot(gateway) == before
         if gateway.statistics().closed_for == ():
-            gateway.handle(CutReached(5), 1.0)
+            gateway.handle(g.CutReached(5), 1.0)
 
 
-def test_the_peers_report_of_its_closing_comes_behind_what_it_sent_before() -> None:
-    # H40
+def test_the_peers_report_of_its_closing_comes_behind_what_it_sent_before() -> None:  # H40
     gateway = a_wide_gateway()
-    gateway.handle(CloseRequested(5), 1.0)
-    effects = gateway.handle_batch([EventMessage(7, 1, b"x"), ClosedForCheckpoint(7, 2, 5)], 1.0)
-    assert effects == [DeliverEvent(1, b"x"), ReportClosed(5)]
+    gateway.handle(g.CloseRequested(5), 1.0)
+    effects = gateway.handle_batch([m.EventMessage(7, 1, b"x"), m.ClosedForCheckpoint(7, 2, 5)], 1.0)
+    assert effects == [g.DeliverEvent(1, b"x"), g.ReportClosed(5)]
 
 
 def test_a_closing_waits_behind_events_that_the_coordinator_may_not_hear_yet() -> None:
     # H10, H40: otherwise the coordinator's snapshot could precede an event that the subtask has released
     gateway = a_gateway(WIDE, ready=False)
-    gateway.handle(CloseRequested(5), 1.0)
-    assert hear(gateway, EventMessage(7, 1, b"restored")) == []
-    assert hear(gateway, Opened(7, 2)) != []
-    assert hear(gateway, ClosedForCheckpoint(7, 3, 5)) == []
-    assert gateway.handle(ReadyAnnounced(), 1.0) == [DeliverEvent(1, b"restored"), ReportClosed(5)]
+    gateway.handle(g.CloseRequested(5), 1.0)
+    assert hear(gateway, m.EventMessage(7, 1, b"restored")) == []
+    assert hear(gateway, m.Opened(7, 2)) != []
+    assert hear(gateway, m.ClosedForCheckpoint(7, 3, 5)) == []
+    assert gateway.handle(g.ReadyAnnounced(), 1.0) == [g.DeliverEvent(1, b"restored"), g.ReportClosed(5)]
 
 
-def test_an_aborted_checkpoint_reopens_and_tells_the_subtask() -> None:
-    # H44, H45
+def test_an_aborted_checkpoint_reopens_and_tells_the_subtask() -> None:  # H44, H45
     gateway = a_wide_gateway()
     cut(gateway, 5)
     submit(gateway, 1)
-    effects = gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
-    assert sent(effects) == [CheckpointAborted(7, 2, 5), EventMessage(7, 3, b"1")]
-    assert gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0) == []
+    effects = gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
+    assert sent(effects) == [m.CheckpointAborted(7, 2, 5), m.EventMessage(7, 3, b"1")]
+    assert gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0) == []
 
 
 def test_a_completed_checkpoint_reopens_a_gateway_whose_subtask_never_acknowledged() -> None:
@@ -226,112 +178,105 @@ def test_a_completed_checkpoint_reopens_a_gateway_whose_subtask_never_acknowledg
     gateway = a_wide_gateway()
     cut(gateway, 5)
     submit(gateway, 1)
-    effects = gateway.handle(CheckpointOver(5, CheckpointOutcome.COMPLETED), 1.0)
-    assert sent(effects) == [CheckpointCompleted(7, 2, 5), EventMessage(7, 3, b"1")]
+    effects = gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.COMPLETED), 1.0)
+    assert sent(effects) == [m.CheckpointCompleted(7, 2, 5), m.EventMessage(7, 3, b"1")]
 
 
-def test_unknown_checkpoints_change_nothing() -> None:
-    # H44, G5
+def test_unknown_checkpoints_change_nothing() -> None:  # H44, G5
     gateway = a_wide_gateway()
     before = snapshot(gateway)
-    assert gateway.handle(CutReached(5), 1.0) == []
-    assert gateway.handle(BarrierRequested(5), 1.0) == []
-    assert gateway.handle(CheckpointOver(5, CheckpointOutcome.COMPLETED), 1.0) == []
-    assert gateway.handle(CheckpointOver(-1, CheckpointOutcome.ABORTED), 1.0) == []
+    assert gateway.handle(g.CutReached(5), 1.0) == []
+    assert gateway.handle(g.BarrierRequested(5), 1.0) == []
+    assert gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.COMPLETED), 1.0) == []
+    assert gateway.handle(g.CheckpointOver(-1, g.CheckpointOutcome.ABORTED), 1.0) == []
     assert snapshot(gateway) == before
 
 
 def test_a_cut_that_comes_after_the_abort_closes_nothing() -> None:
     # H44, R35: the coordinator was still taking its snapshot when the checkpoint was aborted
     gateway = a_wide_gateway()
-    gateway.handle(CloseRequested(5), 1.0)
-    gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
-    assert gateway.handle(CutReached(5), 1.0) == []
+    gateway.handle(g.CloseRequested(5), 1.0)
+    gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
+    assert gateway.handle(g.CutReached(5), 1.0) == []
     assert submit(gateway, 1) == [1]
 
 
-def test_a_late_acknowledgement_opens_nothing() -> None:
-    # H44
+def test_a_late_acknowledgement_opens_nothing() -> None:  # H44
     gateway = a_wide_gateway()
     cut(gateway, 5)
-    gateway.handle(BarrierRequested(5), 1.0)
-    gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
+    gateway.handle(g.BarrierRequested(5), 1.0)
+    gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
     cut(gateway, 6)
     submit(gateway, 1)
-    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"", (), 0))
-    assert isinstance(effects[0], RefuseMessage)
+    effects = hear(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), 0))
+    assert isinstance(effects[0], g.RefuseMessage)
     assert sent(effects) == []
     assert gateway.statistics().closed_for == (6,)
-    assert sent(gateway.handle(CheckpointOver(6, CheckpointOutcome.ABORTED), 1.0)) == [
-        CheckpointAborted(7, 5, 6),
-        EventMessage(7, 6, b"1"),
-        Confirm(7, 1),
+    assert sent(gateway.handle(g.CheckpointOver(6, g.CheckpointOutcome.ABORTED), 1.0)) == [
+        m.CheckpointAborted(7, 5, 6),
+        m.EventMessage(7, 6, b"1"),
+        m.Confirm(7, 1),
     ]
 
 
 def test_an_acknowledgement_before_the_barrier_opens_nothing() -> None:
     gateway = a_wide_gateway()
     cut(gateway, 5)
-    effects = hear(gateway, CheckpointAcknowledged(7, 1, 5, b"", (), 0))
-    assert isinstance(effects[0], RefuseMessage)
+    effects = hear(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), 0))
+    assert isinstance(effects[0], g.RefuseMessage)
     assert gateway.statistics().closed_for == (5,)
 
 
-def test_a_declining_subtask_stays_closed_until_the_checkpoint_is_over() -> None:
-    # H45
+def test_a_declining_subtask_stays_closed_until_the_checkpoint_is_over() -> None:  # H45
     gateway = a_wide_gateway()
     cut(gateway, 5)
-    gateway.handle(BarrierRequested(5), 1.0)
-    assert hear(gateway, CheckpointDeclined(7, 1, 5, "disk full"))[0] == ReportDeclined(5, "disk full")
+    gateway.handle(g.BarrierRequested(5), 1.0)
+    assert hear(gateway, m.CheckpointDeclined(7, 1, 5, "disk full"))[0] == g.ReportDeclined(5, "disk full")
     assert submit(gateway, 1) == []
 
 
-def test_a_finished_subtask_still_says_that_it_closes() -> None:
-    # H47
+def test_a_finished_subtask_still_says_that_it_closes() -> None:  # H47
     gateway = a_wide_gateway()
-    gateway.handle(CloseRequested(5), 1.0)
-    hear(gateway, Finished(7, 1, "", b"s", 0))
-    assert hear(gateway, ClosedForCheckpoint(7, 2, 5))[0] == ReportClosed(5)
+    gateway.handle(g.CloseRequested(5), 1.0)
+    hear(gateway, m.Finished(7, 1, "", b"s", 0))
+    assert hear(gateway, m.ClosedForCheckpoint(7, 2, 5))[0] == g.ReportClosed(5)
 
 
-def test_ids_must_rise() -> None:
-    # H4
+def test_ids_must_rise() -> None:  # H4
     gateway = a_wide_gateway()
-    gateway.handle(CloseRequested(5), 1.0)
-    gateway.handle(CheckpointOver(5, CheckpointOutcome.COMPLETED), 1.0)
+    gateway.handle(g.CloseRequested(5), 1.0)
+    gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.COMPLETED), 1.0)
     for checkpoint_id in (5, 4):
         with pytest.raises(LocalProtocolError, match="ids must increase"):
-            gateway.handle(CloseRequested(checkpoint_id), 1.0)
+            gateway.handle(g.CloseRequested(checkpoint_id), 1.0)
 
 
 def test_a_checkpoint_is_cut_once() -> None:
     gateway = a_wide_gateway()
     cut(gateway, 5)
     with pytest.raises(LocalProtocolError, match="cut twice"):
-        gateway.handle(CutReached(5), 1.0)
+        gateway.handle(g.CutReached(5), 1.0)
 
 
-def test_answers_obey_the_valve_and_the_drain() -> None:
-    # H33
+def test_answers_obey_the_valve_and_the_drain() -> None:  # H33
     gateway = a_wide_gateway()
-    hear(gateway, RequestMessage(7, 1, 1, b"?"))
-    hear(gateway, RequestMessage(7, 2, 2, b"?"))
-    gateway.handle(AnswerSubmitted(1, "", b"!"), 1.0)
+    hear(gateway, m.RequestMessage(7, 1, 1, b"?"))
+    hear(gateway, m.RequestMessage(7, 2, 2, b"?"))
+    gateway.handle(g.AnswerSubmitted(1, "", b"!"), 1.0)
     assert cut(gateway, 5) == []
-    assert gateway.handle(AnswerSubmitted(2, "", b"!"), 1.0) == []
-    assert hear(gateway, Confirm(7, 1)) == [ReportDrained(5)]
-    effects = gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
-    assert sent(effects) == [CheckpointAborted(7, 3, 5), AnswerMessage(7, 4, 2, "", b"!")]
+    assert gateway.handle(g.AnswerSubmitted(2, "", b"!"), 1.0) == []
+    assert hear(gateway, m.Confirm(7, 1)) == [g.ReportDrained(5)]
+    effects = gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
+    assert sent(effects) == [m.CheckpointAborted(7, 3, 5), m.AnswerMessage(7, 4, 2, "", b"!")]
 
 
-def test_held_events_of_a_dead_attempt_fail_with_it() -> None:
-    # H26, G19
+def test_held_events_of_a_dead_attempt_fail_with_it() -> None:  # H26, G19
     gateway = a_wide_gateway()
     submit(gateway, 1)
     cut(gateway, 5)
     submit(gateway, 2, 3)
-    effects = gateway.handle(AttemptIsOver("killed"), 2.0)
-    assert [effect.event_id for effect in effects if isinstance(effect, FailEvent)] == [1, 2, 3]
+    effects = gateway.handle(g.AttemptIsOver("killed"), 2.0)
+    assert [effect.event_id for effect in effects if isinstance(effect, g.FailEvent)] == [1, 2, 3]
 
 
 # --- two at a time (H43) ----------------------------------------------------------------------------------
@@ -348,7 +293,7 @@ def a_gateway_closed_twice() -> GatewayMachine:
 
 
 def over(gateway: GatewayMachine, checkpoint_id: int) -> list[int]:
-    effects = gateway.handle(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED), 1.0)
+    effects = gateway.handle(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), 1.0)
     gateway.check_invariants()
     return ids(sent(effects))
 
@@ -369,8 +314,7 @@ def test_when_the_higher_one_opens_first_its_events_wait_behind_those_of_the_low
     assert over(gateway, 5) == [1, 2, 3, 4, 5]
 
 
-def test_a_third_close_keeps_the_order_of_all() -> None:
-    # H43
+def test_a_third_close_keeps_the_order_of_all() -> None:  # H43
     gateway = a_gateway_closed_twice()
     assert over(gateway, 6) == []
     submit(gateway, 5)
@@ -385,26 +329,25 @@ def test_the_drain_of_the_higher_waits_for_what_the_lower_holds() -> None:
     gateway = a_gateway_closed_twice()
     over(gateway, 5)
     # items: 1 close 5, 2 close 6, 3 abort 5, 4 and 5 the events that 5 held
-    assert hear(gateway, Confirm(7, 4)) == [ConfirmEvent(1)]
-    assert hear(gateway, Confirm(7, 5)) == [ConfirmEvent(2), ReportDrained(6)]
-    assert sent(gateway.handle(BarrierRequested(6), 1.0)) == [BarrierMessage(7, 6, 6, 5)]
+    assert hear(gateway, m.Confirm(7, 4)) == [g.ConfirmEvent(1)]
+    assert hear(gateway, m.Confirm(7, 5)) == [g.ConfirmEvent(2), g.ReportDrained(6)]
+    assert sent(gateway.handle(g.BarrierRequested(6), 1.0)) == [m.BarrierMessage(7, 6, 6, 5)]
 
 
-def test_a_barrier_does_not_overtake_a_held_loss_tolerant_event_either() -> None:
-    # H23, H28
+def test_a_barrier_does_not_overtake_a_held_loss_tolerant_event_either() -> None:  # H23, H28
     gateway = a_wide_gateway()
     cut(gateway, 5)
-    gateway.handle(EventSubmitted(1, b"1", loss_tolerant=True), 1.0)
+    gateway.handle(g.EventSubmitted(1, b"1", loss_tolerant=True), 1.0)
     assert cut(gateway, 6) == []
-    effects = gateway.handle(CheckpointOver(5, CheckpointOutcome.ABORTED), 1.0)
-    assert effects[-2:] == [SendToAttempt(EventMessage(7, 4, b"1")), ReportDrained(6)]
+    effects = gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
+    assert effects[-2:] == [g.SendToAttempt(m.EventMessage(7, 4, b"1")), g.ReportDrained(6)]
 
 
 def test_cuts_come_in_the_order_of_the_ids() -> None:
     # H43: the coordinator takes one snapshot after the other
     gateway = a_wide_gateway()
-    gateway.handle(CloseRequested(5), 1.0)
-    gateway.handle(CloseRequested(6), 1.0)
-    gateway.handle(CutReached(6), 1.0)
+    gateway.handle(g.CloseRequested(5), 1.0)
+    gateway.handle(g.CloseRequested(6), 1.0)
+    gateway.handle(g.CutReached(6), 1.0)
     with pytest.raises(LocalProtocolError, match="the cut of 5 comes after"):
-        gateway.handle(CutReached(5), 1.0)
+        gateway.handle(g.CutReached(5), 1.0)

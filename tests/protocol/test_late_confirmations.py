@@ -18,26 +18,7 @@ from protocol.gateway.machine import GatewayMachine
 from protocol.streams import ConnectionAttached, ConnectionLost
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
-from protocol.wire.messages import (
-    BarrierMessage,
-    CheckpointAborted,
-    CheckpointAcknowledged,
-    CheckpointCompleted,
-    CheckpointDeclined,
-    ClosedForCheckpoint,
-    CloseForCheckpoint,
-    Confirm,
-    DownItem,
-    DownMessage,
-    EventMessage,
-    Finished,
-    Opened,
-    RequestMessage,
-    RestoredEventMessage,
-    SavepointTaken,
-    UpItem,
-    UpMessage,
-)
+from protocol.wire import messages as m
 from tests.protocol import test_gateway as gateways
 from tests.protocol import test_subtask as subtasks
 from tests.protocol.both_ends import World
@@ -49,13 +30,13 @@ from tests.protocol.test_subtask_checkpoints import WIDE as WIDE_UP
 from tests.protocol.test_subtask_checkpoints import a_closed_subtask, send
 
 COMPLETED, ABORTED = g.CheckpointOutcome.COMPLETED, g.CheckpointOutcome.ABORTED
-ENDS = {COMPLETED: CheckpointCompleted, ABORTED: CheckpointAborted, g.CheckpointOutcome.SAVEPOINT: SavepointTaken}
+ENDS = {COMPLETED: m.CheckpointCompleted, ABORTED: m.CheckpointAborted, g.CheckpointOutcome.SAVEPOINT: m.SavepointTaken}
 
 
 # --- down: the subtask confirms ---------------------------------------------------------------------------
 
 
-def told(subtask: SubtaskMachine, message: DownMessage) -> list[object]:
+def told(subtask: SubtaskMachine, message: m.DownMessage) -> list[object]:
     """Return the messages that the subtask sends when it receives these."""
     return subtasks.sent(subtasks.hear(subtask, message))
 
@@ -70,116 +51,110 @@ def done(subtask: SubtaskMachine, input: s.SubtaskInput) -> list[object]:
 def a_subtask_at_its_barrier() -> SubtaskMachine:
     """Close for 5 and receive its barrier, which is item 2; ``Closed`` was item 2, and is not confirmed."""
     subtask = a_closed_subtask(5)
-    assert told(subtask, BarrierMessage(7, 2, 5, 0)) == []
+    assert told(subtask, m.BarrierMessage(7, 2, 5, 0)) == []
     return subtask
 
 
-def test_a_close_is_confirmed_with_the_answer_that_it_brings() -> None:
-    # H22, H40
-    assert told(a_subtask(limits=WIDE_UP), CloseForCheckpoint(7, 1, 5)) == [
-        ClosedForCheckpoint(7, 2, 5),
-        Confirm(7, 1),
+def test_a_close_is_confirmed_with_the_answer_that_it_brings() -> None:  # H22, H40
+    assert told(a_subtask(limits=WIDE_UP), m.CloseForCheckpoint(7, 1, 5)) == [
+        m.ClosedForCheckpoint(7, 2, 5),
+        m.Confirm(7, 1),
     ]
 
 
 @pytest.mark.parametrize(
     ("input", "answer"),
     [
-        (s.SnapshotTaken(5, b"s"), CheckpointAcknowledged(7, 3, 5, b"s", (), 0)),
-        (s.SnapshotRefused(5, "no"), CheckpointDeclined(7, 3, 5, "no")),
+        (s.SnapshotTaken(5, b"s"), m.CheckpointAcknowledged(7, 3, 5, b"s", (), 0)),
+        (s.SnapshotRefused(5, "no"), m.CheckpointDeclined(7, 3, 5, "no")),
     ],
 )
-def test_a_barrier_is_confirmed_with_what_the_operator_answers(input: s.SubtaskInput, answer: UpMessage) -> None:
+def test_a_barrier_is_confirmed_with_what_the_operator_answers(input: s.SubtaskInput, answer: m.UpMessage) -> None:
     # H22
     subtask = a_subtask_at_its_barrier()
     assert subtask.resume_seq == 2
-    assert done(subtask, input) == [answer, Confirm(7, 2)]
+    assert done(subtask, input) == [answer, m.Confirm(7, 2)]
 
 
 @pytest.mark.parametrize("end", ENDS.values())
 def test_the_end_of_a_checkpoint_is_confirmed_with_the_answer_to_the_next_close(
-    end: type[CheckpointCompleted | CheckpointAborted | SavepointTaken],
-) -> None:
-    # H22, H44, H49
+    end: type[m.CheckpointCompleted | m.CheckpointAborted | m.SavepointTaken],
+) -> None:  # H22, H44, H49
     subtask = a_subtask_at_its_barrier()
     done(subtask, s.SnapshotTaken(5, b""))
     assert told(subtask, end(7, 3, 5)) == []
-    assert told(subtask, CloseForCheckpoint(7, 4, 6)) == [ClosedForCheckpoint(7, 4, 6), Confirm(7, 4)]
+    assert told(subtask, m.CloseForCheckpoint(7, 4, 6)) == [m.ClosedForCheckpoint(7, 4, 6), m.Confirm(7, 4)]
 
 
 @pytest.mark.parametrize("end", ENDS.values())
 def test_an_end_that_opens_the_valve_is_confirmed_behind_what_leaves(
-    end: type[CheckpointCompleted | CheckpointAborted | SavepointTaken],
-) -> None:
-    # H22, H31, H44
+    end: type[m.CheckpointCompleted | m.CheckpointAborted | m.SavepointTaken],
+) -> None:  # H22, H31, H44
     subtask = a_subtask_at_its_barrier()
     send(subtask, b"a")
-    assert told(subtask, end(7, 3, 5)) == [EventMessage(7, 3, b"a"), Confirm(7, 3)]
+    assert told(subtask, end(7, 3, 5)) == [m.EventMessage(7, 3, b"a"), m.Confirm(7, 3)]
 
 
-@pytest.mark.parametrize("last", [EventMessage(7, 3, b"e"), CloseForCheckpoint(7, 2, 6)])
-def test_any_other_confirmation_takes_the_words_with_it(last: DownMessage) -> None:
+@pytest.mark.parametrize("last", [m.EventMessage(7, 3, b"e"), m.CloseForCheckpoint(7, 2, 6)])
+def test_any_other_confirmation_takes_the_words_with_it(last: m.DownMessage) -> None:
     # H23: an event's confirmation leaves immediately, and that of a close leaves with its answer
-    subtask = a_subtask_at_its_barrier() if isinstance(last, EventMessage) else a_closed_subtask(5)
+    subtask = a_subtask_at_its_barrier() if isinstance(last, m.EventMessage) else a_closed_subtask(5)
     *_, confirm = told(subtask, last)
-    assert confirm == Confirm(7, subtask.resume_seq)
+    assert confirm == m.Confirm(7, subtask.resume_seq)
 
 
-def test_a_batch_of_words_alone_is_confirmed_by_nobody_and_one_with_an_event_at_once() -> None:
-    # H22, H23
+def test_a_batch_of_words_alone_is_confirmed_by_nobody_and_one_with_an_event_at_once() -> None:  # H22, H23
     subtask = a_closed_subtask(5)
-    effects = subtask.handle_batch([BarrierMessage(7, 2, 5, 0), CheckpointAborted(7, 3, 5)], 1.0)
+    effects = subtask.handle_batch([m.BarrierMessage(7, 2, 5, 0), m.CheckpointAborted(7, 3, 5)], 1.0)
     assert subtasks.sent(effects) == []
-    effects = subtask.handle_batch([EventMessage(7, 4, b"e"), CheckpointCompleted(7, 5, 4)], 1.0)
-    assert subtasks.sent(effects) == [Confirm(7, 5)]
+    effects = subtask.handle_batch([m.EventMessage(7, 4, b"e"), m.CheckpointCompleted(7, 5, 4)], 1.0)
+    assert subtasks.sent(effects) == [m.Confirm(7, 5)]
 
 
-@pytest.mark.parametrize("word", [CloseForCheckpoint(7, 1, 5), BarrierMessage(7, 2, 5, 0), CheckpointAborted(7, 3, 5)])
-def test_a_duplicate_is_confirmed_at_once_however_often_it_comes(word: DownMessage) -> None:
+@pytest.mark.parametrize(
+    "word", [m.CloseForCheckpoint(7, 1, 5), m.BarrierMessage(7, 2, 5, 0), m.CheckpointAborted(7, 3, 5)]
+)
+def test_a_duplicate_is_confirmed_at_once_however_often_it_comes(word: m.DownMessage) -> None:
     # H22, H24: the first time too, although the item itself still waits for its confirmation
     subtask = a_subtask_at_its_barrier()
-    told(subtask, CheckpointAborted(7, 3, 5))
-    assert told(subtask, word) == [Confirm(7, 3)]
-    assert told(subtask, word) == [Confirm(7, 3)]
+    told(subtask, m.CheckpointAborted(7, 3, 5))
+    assert told(subtask, word) == [m.Confirm(7, 3)]
+    assert told(subtask, word) == [m.Confirm(7, 3)]
 
 
-def test_the_subtask_resumes_behind_the_words_that_it_has_not_confirmed() -> None:
-    # H24
+def test_the_subtask_resumes_behind_the_words_that_it_has_not_confirmed() -> None:  # H24
     subtask = a_subtask_at_its_barrier()
     subtask.handle(ConnectionLost(), 1.0)
     assert subtask.resume_seq == 2
-    assert done(subtask, ConnectionAttached(2)) == [Confirm(7, 2)]
-    assert done(subtask, s.SnapshotTaken(5, b""))[:1] == [CheckpointAcknowledged(7, 3, 5, b"", (), 0)]
+    assert done(subtask, ConnectionAttached(2)) == [m.Confirm(7, 2)]
+    assert done(subtask, s.SnapshotTaken(5, b""))[:1] == [m.CheckpointAcknowledged(7, 3, 5, b"", (), 0)]
 
 
-def test_a_snapshot_that_was_taken_without_a_connection_leaves_with_the_confirmation() -> None:
-    # H24
+def test_a_snapshot_that_was_taken_without_a_connection_leaves_with_the_confirmation() -> None:  # H24
     subtask = a_subtask_at_its_barrier()
     subtask.handle(ConnectionLost(), 1.0)
     assert done(subtask, s.SnapshotTaken(5, b"s")) == []
-    assert done(subtask, ConnectionAttached(2)) == [CheckpointAcknowledged(7, 3, 5, b"s", (), 0), Confirm(7, 2)]
+    assert done(subtask, ConnectionAttached(2)) == [m.CheckpointAcknowledged(7, 3, 5, b"s", (), 0), m.Confirm(7, 2)]
 
 
-def test_a_barrier_apart_is_no_item_and_its_snapshot_confirms_nothing_twice() -> None:
-    # H23, H24
+def test_a_barrier_apart_is_no_item_and_its_snapshot_confirms_nothing_twice() -> None:  # H23, H24
     subtask = a_closed_subtask(5)
     assert done(subtask, s.BarrierArrived(5, 0)) == []
-    assert done(subtask, s.SnapshotTaken(5, b"")) == [CheckpointAcknowledged(7, 3, 5, b"", (), 0)]
+    assert done(subtask, s.SnapshotTaken(5, b"")) == [m.CheckpointAcknowledged(7, 3, 5, b"", (), 0)]
 
 
-def test_events_that_leave_for_the_window_confirm_nothing_twice() -> None:
-    # H24, H27
+def test_events_that_leave_for_the_window_confirm_nothing_twice() -> None:  # H24, H27
     subtask = a_subtask((b"1", b"2", b"3", b"4", b"5"))
-    assert told(subtask, CloseForCheckpoint(7, 1, 5))[-1] == Confirm(7, 1)
-    assert told(subtask, CheckpointAborted(7, 2, 5)) == []
-    assert told(subtask, Confirm(7, 1)) == [RestoredEventMessage(7, 6, 5, b"4"), Confirm(7, 2)]
-    assert told(subtask, Confirm(7, 2)) == [RestoredEventMessage(7, 7, 5, b"5")]
+    assert told(subtask, m.CloseForCheckpoint(7, 1, 5))[-1] == m.Confirm(7, 1)
+    assert told(subtask, m.CheckpointAborted(7, 2, 5)) == []
+    assert told(subtask, m.Confirm(7, 1)) == [m.RestoredEventMessage(7, 6, 5, b"4"), m.Confirm(7, 2)]
+    assert told(subtask, m.Confirm(7, 2)) == [m.RestoredEventMessage(7, 7, 5, b"5")]
 
 
 # --- up: the gateway confirms -----------------------------------------------------------------------------
 
 
-def heard(gateway: GatewayMachine, message: UpMessage) -> list[object]:
+def heard(gateway: GatewayMachine, message: m.UpMessage) -> list[object]:
     """Return the messages that the gateway sends when it receives these."""
     return gateways.sent(gateways.hear(gateway, message))
 
@@ -194,8 +169,8 @@ def given(gateway: GatewayMachine, input: g.GatewayInput) -> list[object]:
 def a_gateway_that_heard_of_the_close() -> GatewayMachine:
     """Receive item 1 of the subtask: it has closed for 5."""
     gateway = a_wide_gateway()
-    assert given(gateway, g.CloseRequested(5)) == [CloseForCheckpoint(7, 1, 5)]
-    assert heard(gateway, ClosedForCheckpoint(7, 1, 5)) == []
+    assert given(gateway, g.CloseRequested(5)) == [m.CloseForCheckpoint(7, 1, 5)]
+    assert heard(gateway, m.ClosedForCheckpoint(7, 1, 5)) == []
     assert gateway.resume_seq == 1
     return gateway
 
@@ -203,26 +178,23 @@ def a_gateway_that_heard_of_the_close() -> GatewayMachine:
 def a_gateway_at_its_barrier() -> GatewayMachine:
     gateway = a_gateway_that_heard_of_the_close()
     assert given(gateway, g.CutReached(5)) == []
-    assert given(gateway, g.BarrierRequested(5)) == [BarrierMessage(7, 2, 5, 0), Confirm(7, 1)]
+    assert given(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0), m.Confirm(7, 1)]
     return gateway
 
 
-def test_that_a_subtask_has_closed_is_confirmed_with_its_barrier() -> None:
-    # H30, H40
+def test_that_a_subtask_has_closed_is_confirmed_with_its_barrier() -> None:  # H30, H40
     a_gateway_at_its_barrier()
 
 
 @pytest.mark.parametrize("outcome", ENDS)
-def test_or_with_the_end_of_a_checkpoint_that_came_to_no_barrier(outcome: g.CheckpointOutcome) -> None:
-    # H30, H44
+def test_or_with_the_end_of_a_checkpoint_that_came_to_no_barrier(outcome: g.CheckpointOutcome) -> None:  # H30, H44
     gateway = a_gateway_that_heard_of_the_close()
-    assert given(gateway, g.CheckpointOver(5, outcome)) == [ENDS[outcome](7, 2, 5), Confirm(7, 1)]
+    assert given(gateway, g.CheckpointOver(5, outcome)) == [ENDS[outcome](7, 2, 5), m.Confirm(7, 1)]
 
 
-def test_or_with_the_close_for_the_next_one() -> None:
-    # H30, H43
+def test_or_with_the_close_for_the_next_one() -> None:  # H30, H43
     gateway = a_gateway_that_heard_of_the_close()
-    assert given(gateway, g.CloseRequested(6)) == [CloseForCheckpoint(7, 2, 6), Confirm(7, 1)]
+    assert given(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 2, 6), m.Confirm(7, 1)]
 
 
 def test_a_barrier_apart_takes_no_confirmation_with_it() -> None:
@@ -230,120 +202,114 @@ def test_a_barrier_apart_takes_no_confirmation_with_it() -> None:
     gateway = a_gateway_that_heard_of_the_close()
     given(gateway, g.CutReached(5))
     assert given(gateway, g.BarrierRequested(5, apart=True)) == []
-    assert heard(gateway, CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == []
-    assert given(gateway, g.CheckpointOver(5, COMPLETED)) == [CheckpointCompleted(7, 2, 5), Confirm(7, 2)]
+    assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == []
+    assert given(gateway, g.CheckpointOver(5, COMPLETED)) == [m.CheckpointCompleted(7, 2, 5), m.Confirm(7, 2)]
 
 
 @pytest.mark.parametrize(
     ("word", "outcome"),
     [
-        (CheckpointAcknowledged(7, 2, 5, b"s", (), 0), COMPLETED),
-        (CheckpointAcknowledged(7, 2, 5, b"s", (), 0), g.CheckpointOutcome.SAVEPOINT),
-        (CheckpointDeclined(7, 2, 5, "no"), ABORTED),
+        (m.CheckpointAcknowledged(7, 2, 5, b"s", (), 0), COMPLETED),
+        (m.CheckpointAcknowledged(7, 2, 5, b"s", (), 0), g.CheckpointOutcome.SAVEPOINT),
+        (m.CheckpointDeclined(7, 2, 5, "no"), ABORTED),
     ],
 )
 def test_the_answer_to_a_barrier_is_confirmed_with_the_end_of_its_checkpoint(
-    word: UpMessage, outcome: g.CheckpointOutcome
-) -> None:
-    # H30, H45, H49
+    word: m.UpMessage, outcome: g.CheckpointOutcome
+) -> None:  # H30, H45, H49
     gateway = a_gateway_at_its_barrier()
     assert heard(gateway, word) == []
-    assert given(gateway, g.CheckpointOver(5, outcome)) == [ENDS[outcome](7, 3, 5), Confirm(7, 2)]
+    assert given(gateway, g.CheckpointOver(5, outcome)) == [ENDS[outcome](7, 3, 5), m.Confirm(7, 2)]
 
 
-def test_an_acknowledgement_that_lets_events_leave_is_confirmed_behind_them() -> None:
-    # H30, H41
+def test_an_acknowledgement_that_lets_events_leave_is_confirmed_behind_them() -> None:  # H30, H41
     gateway = a_gateway_at_its_barrier()
     submit(gateway, 1)
-    assert heard(gateway, CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == [EventMessage(7, 3, b"1"), Confirm(7, 2)]
+    assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == [
+        m.EventMessage(7, 3, b"1"),
+        m.Confirm(7, 2),
+    ]
 
 
-def test_what_was_confirmed_is_not_confirmed_a_second_time() -> None:
-    # H24, H30
+def test_what_was_confirmed_is_not_confirmed_a_second_time() -> None:  # H24, H30
     gateway = a_gateway_at_its_barrier()
-    assert given(gateway, g.CheckpointOver(5, ABORTED)) == [CheckpointAborted(7, 3, 5)]
-    assert given(gateway, g.CloseRequested(6)) == [CloseForCheckpoint(7, 4, 6)]
+    assert given(gateway, g.CheckpointOver(5, ABORTED)) == [m.CheckpointAborted(7, 3, 5)]
+    assert given(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 4, 6)]
 
 
-def test_a_drain_needs_the_confirmations_of_events_and_of_no_word() -> None:
-    # H42
+def test_a_drain_needs_the_confirmations_of_events_and_of_no_word() -> None:  # H42
     gateway = a_wide_gateway()
     submit(gateway, 1)
     assert cut(gateway, 5) == []
-    assert gateways.hear(gateway, Confirm(7, 1)) == [g.ConfirmEvent(1), g.ReportDrained(5)]
-    assert given(gateway, g.BarrierRequested(5)) == [BarrierMessage(7, 3, 5, 1)]
+    assert gateways.hear(gateway, m.Confirm(7, 1)) == [g.ConfirmEvent(1), g.ReportDrained(5)]
+    assert given(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 3, 5, 1)]
 
 
-@pytest.mark.parametrize("message", [EventMessage(7, 2, b"e"), RequestMessage(7, 2, 1, b"?")])
-def test_an_event_that_comes_has_the_word_before_it_confirmed(message: UpMessage) -> None:
+@pytest.mark.parametrize("message", [m.EventMessage(7, 2, b"e"), m.RequestMessage(7, 2, 1, b"?")])
+def test_an_event_that_comes_has_the_word_before_it_confirmed(message: m.UpMessage) -> None:
     # H27, H30: the event itself is confirmed when it is taken
     gateway = a_gateway_that_heard_of_the_close()
-    assert heard(gateway, message) == [Confirm(7, 1)]
-    assert given(gateway, g.ItemTaken(2)) == [Confirm(7, 2)]
+    assert heard(gateway, message) == [m.Confirm(7, 1)]
+    assert given(gateway, g.ItemTaken(2)) == [m.Confirm(7, 2)]
 
 
-def test_a_word_behind_an_event_is_not_confirmed_before_the_event_is_taken() -> None:
-    # H27, H30
+def test_a_word_behind_an_event_is_not_confirmed_before_the_event_is_taken() -> None:  # H27, H30
     gateway = a_wide_gateway()
     given(gateway, g.CloseRequested(5))
-    heard(gateway, EventMessage(7, 1, b"e"))
-    assert heard(gateway, ClosedForCheckpoint(7, 2, 5)) == []
+    heard(gateway, m.EventMessage(7, 1, b"e"))
+    assert heard(gateway, m.ClosedForCheckpoint(7, 2, 5)) == []
     assert gateway.resume_seq == 0
     assert given(gateway, g.CutReached(5)) == []
-    assert given(gateway, g.BarrierRequested(5)) == [BarrierMessage(7, 2, 5, 0)]
-    assert given(gateway, g.ItemTaken(1)) == [Confirm(7, 2)]
+    assert given(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
+    assert given(gateway, g.ItemTaken(1)) == [m.Confirm(7, 2)]
 
 
-def test_a_word_that_waited_for_readiness_is_confirmed_when_the_event_before_it_is_taken() -> None:
-    # H10, H27
+def test_a_word_that_waited_for_readiness_is_confirmed_when_the_event_before_it_is_taken() -> None:  # H10, H27
     gateway = a_gateway(WIDE_DOWN, ready=False)
     given(gateway, g.CloseRequested(5))
-    batch: list[UpMessage] = [Opened(7, 1), EventMessage(7, 2, b"e"), ClosedForCheckpoint(7, 3, 5)]
-    assert gateways.sent(gateway.handle_batch(batch, 1.0)) == [Confirm(7, 1)]
+    batch: list[m.UpMessage] = [m.Opened(7, 1), m.EventMessage(7, 2, b"e"), m.ClosedForCheckpoint(7, 3, 5)]
+    assert gateways.sent(gateway.handle_batch(batch, 1.0)) == [m.Confirm(7, 1)]
     assert given(gateway, g.ReadyAnnounced()) == []
-    assert given(gateway, g.ItemTaken(2)) == [Confirm(7, 3)]
+    assert given(gateway, g.ItemTaken(2)) == [m.Confirm(7, 3)]
 
 
-def test_a_batch_with_anything_else_in_it_is_confirmed_at_once() -> None:
-    # H30
+def test_a_batch_with_anything_else_in_it_is_confirmed_at_once() -> None:  # H30
     gateway = a_gateway(WIDE_DOWN)
     given(gateway, g.CloseRequested(5))
-    assert gateways.sent(gateway.handle_batch([Opened(7, 1), ClosedForCheckpoint(7, 2, 5)], 1.0)) == [Confirm(7, 2)]
+    assert gateways.sent(gateway.handle_batch([m.Opened(7, 1), m.ClosedForCheckpoint(7, 2, 5)], 1.0)) == [
+        m.Confirm(7, 2)
+    ]
 
 
-def test_a_gateway_confirms_a_duplicate_at_once_however_often_it_comes() -> None:
-    # H24, H30
+def test_a_gateway_confirms_a_duplicate_at_once_however_often_it_comes() -> None:  # H24, H30
     gateway = a_gateway_that_heard_of_the_close()
-    assert heard(gateway, ClosedForCheckpoint(7, 1, 5)) == [Confirm(7, 1)]
-    assert heard(gateway, ClosedForCheckpoint(7, 1, 5)) == [Confirm(7, 1)]
+    assert heard(gateway, m.ClosedForCheckpoint(7, 1, 5)) == [m.Confirm(7, 1)]
+    assert heard(gateway, m.ClosedForCheckpoint(7, 1, 5)) == [m.Confirm(7, 1)]
     given(gateway, g.CutReached(5))
-    assert given(gateway, g.BarrierRequested(5)) == [BarrierMessage(7, 2, 5, 0)]
+    assert given(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
 
 
-def test_a_stale_word_is_confirmed_like_any_other() -> None:
-    # H44
+def test_a_stale_word_is_confirmed_like_any_other() -> None:  # H44
     gateway = a_gateway_that_heard_of_the_close()
     given(gateway, g.CheckpointOver(5, ABORTED))
-    assert heard(gateway, CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == []
-    assert given(gateway, g.CloseRequested(6)) == [CloseForCheckpoint(7, 3, 6), Confirm(7, 2)]
+    assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == []
+    assert given(gateway, g.CloseRequested(6)) == [m.CloseForCheckpoint(7, 3, 6), m.Confirm(7, 2)]
 
 
-def test_the_gateway_resumes_behind_the_words_that_it_has_not_confirmed() -> None:
-    # H24
+def test_the_gateway_resumes_behind_the_words_that_it_has_not_confirmed() -> None:  # H24
     gateway = a_gateway_that_heard_of_the_close()
     gateway.handle(ConnectionLost(), 1.0)
     assert gateway.resume_seq == 1
-    assert given(gateway, ConnectionAttached(1)) == [Confirm(7, 1)]
+    assert given(gateway, ConnectionAttached(1)) == [m.Confirm(7, 1)]
     given(gateway, g.CutReached(5))
-    assert given(gateway, g.BarrierRequested(5)) == [BarrierMessage(7, 2, 5, 0)]
+    assert given(gateway, g.BarrierRequested(5)) == [m.BarrierMessage(7, 2, 5, 0)]
 
 
-def test_an_item_that_was_asked_for_without_a_connection_leaves_with_the_confirmation() -> None:
-    # H24
+def test_an_item_that_was_asked_for_without_a_connection_leaves_with_the_confirmation() -> None:  # H24
     gateway = a_gateway_that_heard_of_the_close()
     gateway.handle(ConnectionLost(), 1.0)
     assert given(gateway, g.CheckpointOver(5, ABORTED)) == []
-    assert given(gateway, ConnectionAttached(1)) == [CheckpointAborted(7, 2, 5), Confirm(7, 1)]
+    assert given(gateway, ConnectionAttached(1)) == [m.CheckpointAborted(7, 2, 5), m.Confirm(7, 1)]
 
 
 def test_what_a_peer_says_behind_its_goodbye_is_confirmed_at_once() -> None:
@@ -351,8 +317,8 @@ def test_what_a_peer_says_behind_its_goodbye_is_confirmed_at_once() -> None:
     gateway = a_wide_gateway()
     given(gateway, g.CloseRequested(5))
     given(gateway, g.CheckpointOver(5, ABORTED))
-    assert heard(gateway, Finished(7, 1, "", b"s", 0)) == [Confirm(7, 1)]
-    assert heard(gateway, ClosedForCheckpoint(7, 2, 5)) == [Confirm(7, 2)]
+    assert heard(gateway, m.Finished(7, 1, "", b"s", 0)) == [m.Confirm(7, 1)]
+    assert heard(gateway, m.ClosedForCheckpoint(7, 2, 5)) == [m.Confirm(7, 2)]
 
 
 # --- both ends --------------------------------------------------------------------------------------------
@@ -376,10 +342,10 @@ class WatchedWorld(World):
     def note(self, messages: list[object]) -> None:
         if messages:
             self.sends.append(messages)
-            assert sum(isinstance(message, Confirm) for message in messages) <= 1
+            assert sum(isinstance(message, m.Confirm) for message in messages) <= 1
 
     def lone_confirms(self) -> int:
-        return sum(all(isinstance(message, Confirm) for message in messages) for messages in self.sends)
+        return sum(all(isinstance(message, m.Confirm) for message in messages) for messages in self.sends)
 
 
 def an_open_world(seed: int) -> WatchedWorld:
@@ -414,22 +380,20 @@ def unconfirmed(machine: GatewayMachine | SubtaskMachine) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_an_attempt_that_gets_only_checkpoints_never_sends_a_confirmation_alone(seed: int) -> None:
-    # H22, H30, H40
+def test_an_attempt_that_gets_only_checkpoints_never_sends_a_confirmation_alone(seed: int) -> None:  # H22, H30, H40
     world = an_open_world(seed)
     outcomes = world.random.choices(list(ENDS), k=20)
     for checkpoint_id, outcome in enumerate(outcomes):
         checkpoint(world, checkpoint_id, outcome, world.carry)
     assert world.lone_confirms() == 0
-    confirms = [message for messages in world.sends for message in messages if isinstance(message, Confirm)]
+    confirms = [message for messages in world.sends for message in messages if isinstance(message, m.Confirm)]
     assert len(confirms) == 4 * len(outcomes)  # two each way: the end of a checkpoint is confirmed with the next one
     assert len(unconfirmed(world.gateway)) == 1
     assert unconfirmed(world.subtask) == []
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_however_often_the_connection_breaks_each_word_comes_once(seed: int) -> None:
-    # H22, H24, H30
+def test_however_often_the_connection_breaks_each_word_comes_once(seed: int) -> None:  # H22, H24, H30
     world = an_open_world(seed)
 
     def perhaps_break() -> None:
@@ -440,8 +404,8 @@ def test_however_often_the_connection_breaks_each_word_comes_once(seed: int) -> 
             world.lose()
             resumes = world.subtask.resume_seq, world.gateway.resume_seq
             world.connect()
-            assert all(message.seq > resumes[0] for message in world.down if isinstance(message, DownItem))
-            assert all(message.seq > resumes[1] for message in world.up if isinstance(message, UpItem))
+            assert all(message.seq > resumes[0] for message in world.down if isinstance(message, m.DownItem))
+            assert all(message.seq > resumes[1] for message in world.up if isinstance(message, m.UpItem))
         world.carry()
 
     outcomes = world.random.choices(list(ENDS), k=8)

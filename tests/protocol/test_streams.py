@@ -18,8 +18,7 @@ def a_stream_of(count: int) -> OutgoingStream[EventMessage]:
     return stream
 
 
-def test_a_confirmation_is_cumulative_and_frees_what_it_covers() -> None:
-    # H24, H27
+def test_a_confirmation_is_cumulative_and_frees_what_it_covers() -> None:  # H24, H27
     stream = a_stream_of(5)
     assert [tag for _, _, tag in stream.confirm(3)] == [101, 102, 103]
     assert (stream.confirmed_seq, stream.events_unconfirmed, stream.bytes_unconfirmed) == (3, 2, 4)
@@ -52,8 +51,7 @@ def test_a_peer_cannot_resume_before_what_it_has_confirmed() -> None:
     assert [tag for _, _, tag in stream.resume(4)] == [104]
 
 
-def test_items_of_the_protocol_itself_count_against_no_bound() -> None:
-    # H27
+def test_items_of_the_protocol_itself_count_against_no_bound() -> None:  # H27
     stream: OutgoingStream[EventMessage] = OutgoingStream()
     stream.append(EventMessage(7, 1, b"xy"))
     assert (len(stream), stream.events_unconfirmed, stream.bytes_unconfirmed) == (1, 0, 0)
@@ -67,8 +65,7 @@ def test_numbers_stay_used_when_everything_is_forgotten() -> None:
     stream.check_invariants()
 
 
-def test_the_next_item_is_new_an_earlier_one_a_duplicate_and_a_later_one_a_hole() -> None:
-    # H22, H30
+def test_the_next_item_is_new_an_earlier_one_a_duplicate_and_a_later_one_a_hole() -> None:  # H22, H30
     stream = IncomingStream()
     assert stream.is_new(1)
     stream.advance()
@@ -79,8 +76,7 @@ def test_the_next_item_is_new_an_earlier_one_a_duplicate_and_a_later_one_a_hole(
     assert stream.received_seq == 1
 
 
-def test_a_confirmation_never_passes_an_item_that_is_not_taken() -> None:
-    # H27
+def test_a_confirmation_never_passes_an_item_that_is_not_taken() -> None:  # H27
     stream = IncomingStream()
     stream.advance()
     stream.advance(10)

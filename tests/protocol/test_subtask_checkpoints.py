@@ -7,93 +7,63 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
+from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
-from protocol.subtask.types import (
-    ConnectionLost,
-    EventSubmitted,
-    MailboxAborted,
-    MailboxBarrier,
-    MailboxCompleted,
-    MailboxEvent,
-    OperatorFinished,
-    PutInMailbox,
-    RequestSubmitted,
-    SnapshotRefused,
-    SnapshotTaken,
-    SubtaskEffect,
-    SubtaskLimits,
-)
-from protocol.wire.messages import (
-    AnswerMessage,
-    BarrierMessage,
-    CheckpointAborted,
-    CheckpointAcknowledged,
-    CheckpointCompleted,
-    CheckpointDeclined,
-    ClosedForCheckpoint,
-    CloseForCheckpoint,
-    Confirm,
-    DownMessage,
-    EventMessage,
-    Finished,
-    HeldEvent,
-    RequestMessage,
-    RestoredEventMessage,
-)
+from protocol.wire import messages as m
 from tests.protocol.snapshots import snapshot
 from tests.protocol.test_subtask import a_subtask, hear, sent
 
-WIDE = SubtaskLimits(100, 10_000, 30)
+WIDE = s.SubtaskLimits(100, 10_000, 30)
 
 
 def a_closed_subtask(*checkpoint_ids: int) -> SubtaskMachine:
     """Return a subtask that opened and then closed for these; the coordinator's items are numbered from 1."""
     subtask = a_subtask(limits=WIDE)
     for seq, checkpoint_id in enumerate(checkpoint_ids, start=1):
-        hear(subtask, CloseForCheckpoint(7, seq, checkpoint_id))
+        hear(subtask, m.CloseForCheckpoint(7, seq, checkpoint_id))
     return subtask
 
 
 def send(subtask: SubtaskMachine, *payloads: bytes) -> list[bytes]:
-    left: list[SubtaskEffect] = []
+    left: list[s.SubtaskEffect] = []
     for payload in payloads:
-        left += subtask.handle(EventSubmitted(payload), 1.0)
+        left += subtask.handle(s.EventSubmitted(payload), 1.0)
         subtask.check_invariants()
     return events(left)
 
 
-def events(effects: list[SubtaskEffect]) -> list[bytes]:
-    return [message.payload for message in sent(effects) if isinstance(message, EventMessage | RestoredEventMessage)]
+def events(effects: list[s.SubtaskEffect]) -> list[bytes]:
+    return [
+        message.payload for message in sent(effects) if isinstance(message, m.EventMessage | m.RestoredEventMessage)
+    ]
 
 
 def take_snapshot(subtask: SubtaskMachine, checkpoint_id: int) -> tuple[tuple[bytes, ...], list[bytes]]:
     """Return the payloads in the acknowledgement, and the messages that leave after it."""
-    effects = subtask.handle(SnapshotTaken(checkpoint_id, b"s"), 1.0)
+    effects = subtask.handle(s.SnapshotTaken(checkpoint_id, b"s"), 1.0)
     subtask.check_invariants()
     first = sent(effects)[0]
-    assert isinstance(first, CheckpointAcknowledged)
+    assert isinstance(first, m.CheckpointAcknowledged)
     return tuple(held.payload for held in first.held), events(effects)
 
 
-def mailbox(effects: list[SubtaskEffect]) -> list[object]:
-    return [effect.item for effect in effects if isinstance(effect, PutInMailbox)]
+def mailbox(effects: list[s.SubtaskEffect]) -> list[object]:
+    return [effect.item for effect in effects if isinstance(effect, s.PutInMailbox)]
 
 
-def test_the_valve_closes_at_once_behind_everything_that_was_sent_before() -> None:
-    # H40
+def test_the_valve_closes_at_once_behind_everything_that_was_sent_before() -> None:  # H40
     subtask = a_subtask(limits=WIDE)
     assert send(subtask, b"before") == [b"before"]
-    effects = hear(subtask, CloseForCheckpoint(7, 1, 5))
-    assert sent(effects) == [ClosedForCheckpoint(7, 3, 5), Confirm(7, 1)]
+    effects = hear(subtask, m.CloseForCheckpoint(7, 1, 5))
+    assert sent(effects) == [m.ClosedForCheckpoint(7, 3, 5), m.Confirm(7, 1)]
     assert send(subtask, b"after") == []
     assert subtask.statistics().closed_for == (5,)
 
 
-def test_what_is_held_is_in_the_snapshot_in_order_and_leaves_behind_it() -> None:
-    # H31, G1
+def test_what_is_held_is_in_the_snapshot_in_order_and_leaves_behind_it() -> None:  # H31, G1
     subtask = a_closed_subtask(5)
     send(subtask, b"a", b"b")
-    assert hear(subtask, BarrierMessage(7, 2, 5, 0))[0] == PutInMailbox(MailboxBarrier(5))
+    assert hear(subtask, m.BarrierMessage(7, 2, 5, 0))[0] == s.PutInMailbox(s.MailboxBarrier(5))
     assert send(subtask, b"c") == []
     assert take_snapshot(subtask, 5) == ((b"a", b"b", b"c"), [b"a", b"b", b"c"])
     assert send(subtask, b"d") == [b"d"]
@@ -101,148 +71,135 @@ def test_what_is_held_is_in_the_snapshot_in_order_and_leaves_behind_it() -> None
 
 def test_the_snapshot_names_its_checkpoint_and_state() -> None:
     subtask = a_closed_subtask(5)
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
-    effects = subtask.handle(SnapshotTaken(5, b"state"), 1.0)
-    assert sent(effects) == [CheckpointAcknowledged(7, 3, 5, b"state", (), 0), Confirm(7, 2)]
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
+    effects = subtask.handle(s.SnapshotTaken(5, b"state"), 1.0)
+    assert sent(effects) == [m.CheckpointAcknowledged(7, 3, 5, b"state", (), 0), m.Confirm(7, 2)]
 
 
-def test_a_snapshot_taken_without_a_connection_waits_for_one() -> None:
-    # H24
+def test_a_snapshot_taken_without_a_connection_waits_for_one() -> None:  # H24
     subtask = a_closed_subtask(5)
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
-    subtask.handle(ConnectionLost(), 1.0)
-    assert subtask.handle(SnapshotTaken(5, b""), 2.0) == []
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
+    subtask.handle(s.ConnectionLost(), 1.0)
+    assert subtask.handle(s.SnapshotTaken(5, b""), 2.0) == []
     assert not subtask.all_confirmed
 
 
-def test_a_barrier_lies_in_the_mailbox_behind_the_events_that_came_before_it() -> None:
-    # H23
+def test_a_barrier_lies_in_the_mailbox_behind_the_events_that_came_before_it() -> None:  # H23
     subtask = a_closed_subtask(5)
-    batch: list[DownMessage] = [EventMessage(7, 2, b"a"), BarrierMessage(7, 3, 5, 2), EventMessage(7, 4, b"b")]
+    batch: list[m.DownMessage] = [m.EventMessage(7, 2, b"a"), m.BarrierMessage(7, 3, 5, 2), m.EventMessage(7, 4, b"b")]
     effects = subtask.handle_batch(batch, 1.0)
-    assert [effect.item for effect in effects if isinstance(effect, PutInMailbox)] == [
-        MailboxEvent(b"a"),
-        MailboxBarrier(5),
-        MailboxEvent(b"b"),
+    assert [effect.item for effect in effects if isinstance(effect, s.PutInMailbox)] == [
+        s.MailboxEvent(b"a"),
+        s.MailboxBarrier(5),
+        s.MailboxEvent(b"b"),
     ]
 
 
-def test_a_barrier_without_a_close_is_the_peers_fault() -> None:
-    # H40
+def test_a_barrier_without_a_close_is_the_peers_fault() -> None:  # H40
     subtask = a_closed_subtask()
     before = snapshot(subtask)
     with pytest.raises(RemoteProtocolError, match="nothing was closed"):
-        hear(subtask, BarrierMessage(7, 1, 5, 0))
+        hear(subtask, m.BarrierMessage(7, 1, 5, 0))
     assert snapshot(subtask) == before
 
 
-def test_a_barrier_that_names_an_event_behind_itself_is_the_peers_fault() -> None:
-    # H23
+def test_a_barrier_that_names_an_event_behind_itself_is_the_peers_fault() -> None:  # H23
     subtask = a_closed_subtask(5)
     before = snapshot(subtask)
     with pytest.raises(RemoteProtocolError, match="has overtaken item 2"):
-        hear(subtask, BarrierMessage(7, 2, 5, 2))
+        hear(subtask, m.BarrierMessage(7, 2, 5, 2))
     assert snapshot(subtask) == before
 
 
-def test_ids_must_rise() -> None:
-    # H4
+def test_ids_must_rise() -> None:  # H4
     subtask = a_closed_subtask(5)
-    hear(subtask, CheckpointAborted(7, 2, 5))
+    hear(subtask, m.CheckpointAborted(7, 2, 5))
     with pytest.raises(RemoteProtocolError, match="ids must increase"):
-        hear(subtask, CloseForCheckpoint(7, 3, 5))
+        hear(subtask, m.CloseForCheckpoint(7, 3, 5))
 
 
-def test_an_abort_reopens_and_is_told_to_the_operator() -> None:
-    # H44, H45
+def test_an_abort_reopens_and_is_told_to_the_operator() -> None:  # H44, H45
     subtask = a_closed_subtask(5)
     send(subtask, b"a")
-    effects = hear(subtask, CheckpointAborted(7, 2, 5))
-    assert effects[0] == PutInMailbox(MailboxAborted(5))
+    effects = hear(subtask, m.CheckpointAborted(7, 2, 5))
+    assert effects[0] == s.PutInMailbox(s.MailboxAborted(5))
     assert events(effects) == [b"a"]
 
 
-def test_a_completion_reopens_and_is_told_to_the_operator() -> None:
-    # H49
+def test_a_completion_reopens_and_is_told_to_the_operator() -> None:  # H49
     subtask = a_closed_subtask(5)
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     take_snapshot(subtask, 5)
-    assert hear(subtask, CheckpointCompleted(7, 3, 5))[0] == PutInMailbox(MailboxCompleted(5))
+    assert hear(subtask, m.CheckpointCompleted(7, 3, 5))[0] == s.PutInMailbox(s.MailboxCompleted(5))
 
 
-def test_a_snapshot_that_comes_after_the_abort_changes_nothing() -> None:
-    # H44
+def test_a_snapshot_that_comes_after_the_abort_changes_nothing() -> None:  # H44
     subtask = a_closed_subtask(5)
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
-    hear(subtask, CheckpointAborted(7, 3, 5))
-    hear(subtask, CloseForCheckpoint(7, 4, 6))
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
+    hear(subtask, m.CheckpointAborted(7, 3, 5))
+    hear(subtask, m.CloseForCheckpoint(7, 4, 6))
     send(subtask, b"a")
     before = snapshot(subtask)
-    assert subtask.handle(SnapshotTaken(5, b"late"), 1.0) == []
-    assert subtask.handle(SnapshotRefused(5, "late"), 1.0) == []
+    assert subtask.handle(s.SnapshotTaken(5, b"late"), 1.0) == []
+    assert subtask.handle(s.SnapshotRefused(5, "late"), 1.0) == []
     assert snapshot(subtask) == before
 
 
-def test_unknown_checkpoints_are_ignored() -> None:
-    # H44, G5
+def test_unknown_checkpoints_are_ignored() -> None:  # H44, G5
     subtask = a_closed_subtask(5)
     send(subtask, b"a")
-    assert sent(hear(subtask, CheckpointAborted(7, 2, 4))) == []
-    assert sent(hear(subtask, CheckpointCompleted(7, 3, 9))) == []
-    assert subtask.handle(SnapshotTaken(4, b""), 1.0) == []
+    assert sent(hear(subtask, m.CheckpointAborted(7, 2, 4))) == []
+    assert sent(hear(subtask, m.CheckpointCompleted(7, 3, 9))) == []
+    assert subtask.handle(s.SnapshotTaken(4, b""), 1.0) == []
     assert subtask.statistics().closed_for == (5,)
-    assert sent(hear(subtask, EventMessage(7, 4, b"e"))) == [Confirm(7, 4)]
+    assert sent(hear(subtask, m.EventMessage(7, 4, b"e"))) == [m.Confirm(7, 4)]
 
 
-def test_a_snapshot_cannot_come_before_its_barrier_nor_twice() -> None:
-    # H23
+def test_a_snapshot_cannot_come_before_its_barrier_nor_twice() -> None:  # H23
     subtask = a_closed_subtask(5)
     with pytest.raises(LocalProtocolError, match="which is at closed"):
-        subtask.handle(SnapshotTaken(5, b""), 1.0)
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
+        subtask.handle(s.SnapshotTaken(5, b""), 1.0)
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     take_snapshot(subtask, 5)
     with pytest.raises(LocalProtocolError, match="which is at snapshot"):
-        subtask.handle(SnapshotTaken(5, b""), 1.0)
+        subtask.handle(s.SnapshotTaken(5, b""), 1.0)
 
 
-def test_a_refused_snapshot_is_declined_and_the_valve_waits_for_the_abort() -> None:
-    # H45
+def test_a_refused_snapshot_is_declined_and_the_valve_waits_for_the_abort() -> None:  # H45
     subtask = a_closed_subtask(5)
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
-    assert sent(subtask.handle(SnapshotRefused(5, "disk full"), 1.0)) == [
-        CheckpointDeclined(7, 3, 5, "disk full"),
-        Confirm(7, 2),
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
+    assert sent(subtask.handle(s.SnapshotRefused(5, "disk full"), 1.0)) == [
+        m.CheckpointDeclined(7, 3, 5, "disk full"),
+        m.Confirm(7, 2),
     ]
     assert send(subtask, b"a") == []
-    assert events(hear(subtask, CheckpointAborted(7, 3, 5))) == [b"a"]
+    assert events(hear(subtask, m.CheckpointAborted(7, 3, 5))) == [b"a"]
 
 
-def test_requests_obey_the_valve_and_are_stored_as_requests() -> None:
-    # H33, H73, G14
+def test_requests_obey_the_valve_and_are_stored_as_requests() -> None:  # H33, H73, G14
     subtask = a_closed_subtask(5)
     send(subtask, b"a")
-    assert subtask.handle(RequestSubmitted(1, b"?"), 1.0) == []
+    assert subtask.handle(s.RequestSubmitted(1, b"?"), 1.0) == []
     send(subtask, b"b")
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
-    effects = subtask.handle(SnapshotTaken(5, b""), 1.0)
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
+    effects = subtask.handle(s.SnapshotTaken(5, b""), 1.0)
     assert sent(effects) == [
-        CheckpointAcknowledged(
-            7, 3, 5, b"", (HeldEvent(2, b"a"), HeldEvent(2, b"?", is_request=True), HeldEvent(2, b"b")), 0
+        m.CheckpointAcknowledged(
+            7, 3, 5, b"", (m.HeldEvent(2, b"a"), m.HeldEvent(2, b"?", is_request=True), m.HeldEvent(2, b"b")), 0
         ),
-        EventMessage(7, 4, b"a"),
-        RequestMessage(7, 5, 1, b"?"),
-        EventMessage(7, 6, b"b"),
-        Confirm(7, 2),
+        m.EventMessage(7, 4, b"a"),
+        m.RequestMessage(7, 5, 1, b"?"),
+        m.EventMessage(7, 6, b"b"),
+        m.Confirm(7, 2),
     ]
-    assert len(hear(subtask, AnswerMessage(7, 3, 1, "", b"!"))) == 2
+    assert len(hear(subtask, m.AnswerMessage(7, 3, 1, "", b"!"))) == 2
 
 
-def test_restored_events_that_have_not_left_are_in_the_next_snapshot() -> None:
-    # H31
+def test_restored_events_that_have_not_left_are_in_the_next_snapshot() -> None:  # H31
     subtask = a_subtask((b"1", b"2", b"3", b"4", b"5"))
-    hear(subtask, CloseForCheckpoint(7, 1, 5))
-    assert events(hear(subtask, Confirm(7, 3))) == []
-    hear(subtask, BarrierMessage(7, 2, 5, 0))
+    hear(subtask, m.CloseForCheckpoint(7, 1, 5))
+    assert events(hear(subtask, m.Confirm(7, 3))) == []
+    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     assert take_snapshot(subtask, 5) == ((b"4", b"5"), [b"4", b"5"])
 
 
@@ -252,24 +209,23 @@ def test_an_operator_cannot_end_well_while_the_valve_holds_what_it_sent() -> Non
     send(subtask, b"a")
     assert not subtask.may_finish
     with pytest.raises(LocalProtocolError, match="handle the mailbox"):
-        subtask.handle(OperatorFinished("", b""), 1.0)
+        subtask.handle(s.OperatorFinished("", b""), 1.0)
 
 
 def test_an_operator_that_has_nothing_held_ends_in_the_middle_of_a_checkpoint() -> None:
     # H47: its final state is its part of the checkpoint
     subtask = a_closed_subtask(5)
-    assert sent(subtask.handle(OperatorFinished("", b"s"), 1.0)) == [Finished(7, 3, "", b"s", 0)]
-    assert sent(hear(subtask, BarrierMessage(7, 2, 5, 0))) == []
-    assert subtask.handle(SnapshotTaken(5, b""), 1.0) == []
-    assert sent(hear(subtask, CheckpointCompleted(7, 3, 5))) == []
-    assert sent(hear(subtask, CloseForCheckpoint(7, 4, 6))) == [ClosedForCheckpoint(7, 4, 6), Confirm(7, 4)]
+    assert sent(subtask.handle(s.OperatorFinished("", b"s"), 1.0)) == [m.Finished(7, 3, "", b"s", 0)]
+    assert sent(hear(subtask, m.BarrierMessage(7, 2, 5, 0))) == []
+    assert subtask.handle(s.SnapshotTaken(5, b""), 1.0) == []
+    assert sent(hear(subtask, m.CheckpointCompleted(7, 3, 5))) == []
+    assert sent(hear(subtask, m.CloseForCheckpoint(7, 4, 6))) == [m.ClosedForCheckpoint(7, 4, 6), m.Confirm(7, 4)]
 
 
-def test_a_finished_subtask_answers_that_it_is_closed() -> None:
-    # H47
+def test_a_finished_subtask_answers_that_it_is_closed() -> None:  # H47
     subtask = a_subtask(limits=WIDE)
-    subtask.handle(OperatorFinished("", b"s"), 1.0)
-    assert sent(hear(subtask, CloseForCheckpoint(7, 1, 5))) == [ClosedForCheckpoint(7, 3, 5), Confirm(7, 1)]
+    subtask.handle(s.OperatorFinished("", b"s"), 1.0)
+    assert sent(hear(subtask, m.CloseForCheckpoint(7, 1, 5))) == [m.ClosedForCheckpoint(7, 3, 5), m.Confirm(7, 1)]
 
 
 # --- two at a time (H43) ----------------------------------------------------------------------------------
@@ -280,19 +236,18 @@ def test_upward_an_event_leaves_only_when_no_checkpoint_is_closed() -> None:
     # rule D9)
     subtask = a_closed_subtask(5)
     send(subtask, b"a")
-    hear(subtask, CloseForCheckpoint(7, 2, 6))
+    hear(subtask, m.CloseForCheckpoint(7, 2, 6))
     send(subtask, b"b")
-    hear(subtask, BarrierMessage(7, 3, 5, 0))
+    hear(subtask, m.BarrierMessage(7, 3, 5, 0))
     assert take_snapshot(subtask, 5) == ((b"a", b"b"), [])
-    hear(subtask, BarrierMessage(7, 4, 6, 0))
+    hear(subtask, m.BarrierMessage(7, 4, 6, 0))
     send(subtask, b"c")
     assert take_snapshot(subtask, 6) == ((b"a", b"b", b"c"), [b"a", b"b", b"c"])
 
 
 @pytest.mark.parametrize("order", [(5, 6), (6, 5)])
-def test_each_abort_opens_its_own_only(order: tuple[int, int]) -> None:
-    # H43, H44, G4
+def test_each_abort_opens_its_own_only(order: tuple[int, int]) -> None:  # H43, H44, G4
     subtask = a_closed_subtask(5, 6)
     send(subtask, b"a")
-    assert events(hear(subtask, CheckpointAborted(7, 3, order[0]))) == []
-    assert events(hear(subtask, CheckpointAborted(7, 4, order[1]))) == [b"a"]
+    assert events(hear(subtask, m.CheckpointAborted(7, 3, order[0]))) == []
+    assert events(hear(subtask, m.CheckpointAborted(7, 4, order[1]))) == [b"a"]
