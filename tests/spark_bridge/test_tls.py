@@ -207,6 +207,20 @@ async def test_a_peer_of_an_older_tls_is_refused(made: Encryption) -> None:  # H
             await asyncio.open_connection(*server.address, ssl=context)
 
 
+async def test_a_task_refuses_a_server_of_an_older_tls(made: Encryption) -> None:  # H77: TLS 1.3 only
+    """Even if it shows the pinned certificate: its private key belongs to the sidecar, its protocol is not ours."""
+    older = encryption(True, KEYS)
+    assert older.context is not None
+    older.context.minimum_version = older.context.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert older.certificate_sha256 == made.certificate_sha256
+    async with a_server(older) as (server, handler):
+        endpoint = an_endpoint(server.address, made.certificate_sha256)
+        with capture_logs() as log, pytest.raises(OSError, match="closed the connection instead of the TLS handshake"):
+            await asyncio.to_thread(exchange, endpoint, deadline(), (1,))
+        assert handler.served == 0
+    assert [entry["why"] for entry in log] == ["the TLS handshake failed: UNSUPPORTED_PROTOCOL"]
+
+
 async def test_the_deadline_to_authenticate_counts_from_the_accept(made: Encryption) -> None:  # H62, H77
     handler = Echo()
     config = ServerConfig(tls=made.context, authenticate_timeout_s=0.05)

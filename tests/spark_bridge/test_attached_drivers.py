@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The sidecar's process and its drivers, without Spark: whose requests it answers, and where it writes for them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from actors.coordination import OperatorCoordinator
+from protocol.wire.keys import KeyRing
+from spark_bridge.driver.config import SidecarConfig
+from spark_bridge.driver.runtime import SidecarRuntime
+from spark_bridge.errors import SidecarError
+from spark_bridge.standalone.control_client import ControlAddress
+from spark_bridge.standalone.process import Ports, SidecarProcess
+from tests.fuzz.driver_half import HONEST, PARALLELISM
+from tests.fuzz.played_driver import PlayedDriver
+
+KEYS = KeyRing(b"the secret of this application!!")
+ACTION = "an action"
+OF_AN_ACTION = [ACTION, None]
+
+
+class Asked(OperatorCoordinator):
+    """Keeps what drivers ask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: list[Any] = []
+
+    async def handle_client_request(self, payload: Any) -> Any:
+        self.requests.append(payload)
+        return payload
+
+
+class Served:
+    """A process that serves drivers, seen from inside."""
+
+    def __init__(self) -> None:
+        self.address = ControlAddress("127.0.0.1", 0, KEYS)
+        self.runtimes: list[SidecarRuntime] = []
+        self.coordinators: list[Asked] = []
+
+    async def coordinate(self, runtime: SidecarRuntime) -> None:
+        self.runtimes.append(runtime)
+        self.coordinators.append(Asked())
+        await runtime.coordinate(HONEST, self.coordinators[-1], parallelism=PARALLELISM[HONEST])
+
+
+@asynccontextmanager
+async def a_process(config: SidecarConfig | None = None) -> AsyncIterator[Served]:
+    """Serve drivers until the block ends."""
+    served = Served()
+    process = SidecarProcess(served.coordinate, config or SidecarConfig(), KEYS, "127.0.0.1", Ports(0, 0, 0))
+    listening = anyio.Event()
+
+    def started(port: int) -> None:
+        served.address = replace(served.address, port=port)
+        listening.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(process.run, started=started))
+        await listening.wait()
+        yield served
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("method", "argument"),
+    [
+        ("operators", None),
+        ("begin", ["another action", None]),
+        ("end", ACTION),
+        ("failures", OF_AN_ACTION),
+        ("settle", OF_AN_ACTION),
+        ("statistics", HONEST),
+        ("failure", HONEST),
+        ("checkpoint", [HONEST, 1.0]),
+        ("savepoint", [HONEST, "/anywhere", 1.0]),
+        ("request", [HONEST, "from another driver", 1.0]),
+        ("uncommitted", None),
+    ],
+)
+async def test_a_request_of_another_driver_is_refused_and_changes_nothing(method: str, argument: Any) -> None:
+    """H76. The other one knows the secret: it was attached before, or it serves another application."""
+    async with a_process() as served, PlayedDriver(served.address) as driver:
+        await driver.ask("begin", OF_AN_ACTION)
+        with pytest.raises(SidecarError, match="this driver is no longer attached to the sidecar, which serves anoth"):
+            await PlayedDriver(served.address).ask(method, argument)
+        (runtime,), (coordinator,) = served.runtimes, served.coordinators
+        assert runtime.knows_action(ACTION)
+        assert not runtime.knows_action("another action")
+        assert await driver.ask("request", [HONEST, "from its own", 1.0]) == "from its own"
+        assert coordinator.requests == ["from its own"]
+
+
+@pytest.mark.parametrize("method", ["attach", "detach"])
+async def test_another_driver_neither_replaces_the_attached_one_nor_detaches_it(method: str) -> None:  # H76
+    async with a_process() as served, PlayedDriver(served.address) as driver:
+        other = PlayedDriver(served.address)
+        if method == "attach":
+            with pytest.raises(SidecarError, match="another driver is attached to this sidecar"):
+                await other.ask(method)
+        else:
+            assert await other.ask(method) is None
+        assert await driver.ask("request", [HONEST, 1, 1.0]) == 1
+        assert len(served.runtimes) == 1
+
+
+async def test_the_driver_before_is_refused_when_the_next_one_is_served() -> None:  # H76
+    async with a_process() as served:
+        before = PlayedDriver(served.address)
+        async with before:
+            assert await before.ask("request", [HONEST, "first", 1.0]) == "first"
+        async with PlayedDriver(served.address) as driver:
+            with pytest.raises(SidecarError, match="no longer attached"):
+                await before.ask("request", [HONEST, "late", 1.0])
+            assert await driver.ask("request", [HONEST, "second", 1.0]) == "second"
+        assert [coordinator.requests for coordinator in served.coordinators] == [["first"], ["second"]]
+
+
+@pytest.mark.parametrize("storage", [None, "checkpoints"])
+async def test_a_separate_process_writes_savepoints_only_into_its_storage(tmp_path: Path, storage: str | None) -> None:
+    """Unless it is configured: the driver that asks may run as another user, on another machine."""
+    inside, outside = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    config = SidecarConfig(storage=None if storage is None else tmp_path / storage)
+    allowed = "none" if storage is None else str(inside)
+    async with a_process(config) as served, PlayedDriver(served.address) as driver:
+        for directory in (outside, inside / ".." / "elsewhere", "/"):
+            with pytest.raises(SidecarError, match=rf"does not write savepoints .* allows {allowed}\."):
+                await driver.ask("savepoint", [HONEST, str(directory), 60.0])
+        assert not outside.exists()
+
+
+@pytest.mark.parametrize("roots", [None, ["savepoints"]])
+async def test_a_separate_process_writes_savepoints_where_it_may(tmp_path: Path, roots: list[str] | None) -> None:
+    """Roots that are given replace the storage."""
+    here = {name: tmp_path / name for name in ("checkpoints", "savepoints")}
+    given = None if roots is None else [here[name] for name in roots]
+    allowed, refused = ("savepoints", "checkpoints") if roots else ("checkpoints", "savepoints")
+    async with (
+        a_process(SidecarConfig(storage=here["checkpoints"], savepoint_roots=given)) as served,
+        PlayedDriver(served.address) as driver,
+    ):
+        await driver.start_tasks()
+        with pytest.raises(SidecarError, match="does not write savepoints"):
+            await driver.ask("savepoint", [HONEST, str(here[refused] / "today"), 60.0])
+        await driver.ask("savepoint", [HONEST, str(here[allowed] / "today"), 60.0])
+        assert any(path.is_file() for path in (here[allowed] / "today").rglob("*"))
+        assert not (here[refused] / "today").exists()
