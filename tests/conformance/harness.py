@@ -141,8 +141,7 @@ async def cut(world: World, *busy: Task) -> Answer:
     """Run a checkpoint up to the barriers: the coordinator has its snapshot, these tasks have not taken theirs."""
     for task in busy:
         task.busy = True
-    answer = world.checkpoint()
-    await world.settle()
+    answer = await world.checkpoint()
     return answer
 
 

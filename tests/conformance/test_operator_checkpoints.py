@@ -260,7 +260,7 @@ async def test_a_snapshot_that_returns_at_once_parts_the_events_sharply(seed: in
     coordinator.methods["checkpoint_coordinator"] = take
     async with holder(coordinator, seed=seed) as (world, tasks):
         coordinator.steps(before)
-        world.checkpoint()
+        world.begin_checkpoint()
         coordinator.steps(after)
         await world.settle()
         check_the_cut(world, coordinator, tasks, before + 1 + after)
@@ -282,7 +282,7 @@ async def test_what_is_sent_while_the_snapshot_takes_its_time_is_before_the_cut(
     coordinator.methods["checkpoint_coordinator"] = take
     async with holder(coordinator, seed=seed) as (world, tasks):
         coordinator.steps(before)
-        world.checkpoint()
+        world.begin_checkpoint()
         coordinator.steps(after)
         await world.settle()
         check_the_cut(world, coordinator, tasks, before + within + after)

@@ -338,8 +338,7 @@ async def test_only_what_came_after_the_restored_checkpoint_is_given_back() -> N
     async with running_operator(source.coordinator) as world:
         (reader,) = await readers(world, 0)
         await source.context.assign_splits(0, ["before"])
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert source.enumerator.calls[-2:] == [("snapshot_state", 1), ("notify_checkpoint_complete", 1)]
         await source.context.assign_splits(0, ["after"])
         world.fail(reader)
@@ -357,8 +356,7 @@ async def test_what_an_aborted_checkpoint_has_seen_is_given_back_too() -> None: 
         (reader,) = await readers(world, 0)
         await source.context.assign_splits(0, ["before"])
         world.on_store = fail
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert source.enumerator.last_call() == ("notify_checkpoint_aborted", 1)
         await source.context.assign_splits(0, ["after"])
         world.fail(reader)
@@ -371,8 +369,7 @@ async def test_in_batch_mode_a_checkpoint_covers_no_split() -> None:  # H18, H56
     async with running_operator(source.coordinator, mode=RestoreMode.BATCH) as world:
         (reader,) = await readers(world, 0)
         await source.context.assign_splits(0, ["before"])
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert len(world.stored) == 1
         await source.context.assign_splits(0, ["after"])
         world.fail(reader)
@@ -385,8 +382,7 @@ async def test_a_reset_of_the_whole_builds_a_new_enumerator_from_the_checkpoint(
     async with running_operator(source.coordinator) as world:
         (reader,) = await readers(world, 0)
         await source.context.assign_splits(0, ["a"])
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         world.fail(reader, FailureKind.GLOBAL_FAILURE, reset=False)
         world.reset()
         await world.settle()
@@ -562,8 +558,7 @@ async def test_the_static_enumerator_takes_splits_back_to_its_front_and_keeps_it
         one, two = await readers(world, 0, 1)
         one.request_split()
         await world.settle()
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert decode_event(world.stored[0].coordinator_state) == ["c", "d", "e"]
         one.request_split()
         await world.settle()

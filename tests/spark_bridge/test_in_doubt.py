@@ -106,8 +106,7 @@ class Driver(World):
 
     async def write_and_checkpoint(self) -> Any:
         self.task.write()
-        answer = self.checkpoint()
-        await self.settle()
+        answer = await self.checkpoint()
         return answer
 
 
@@ -311,8 +310,7 @@ async def test_a_savepoint_whose_files_are_gone_is_refused(place: Path) -> None:
     async with a_driver(place) as driver:
         await write_the_rest(driver, until=10)
         driver.task.write()
-        driver.checkpoint(str(place / "saved"))
-        await driver.settle()
+        await driver.checkpoint(str(place / "saved"))
         driver.fail(driver.task)  # files sealed for the savepoint are discarded: no checkpoint covers them
         await driver.settle()
         await driver.stop()

@@ -87,6 +87,7 @@ class World:
     def __init__(self, kit: DeterministicKit, coordinator: OperatorCoordinator, config: OperatorConfig) -> None:
         self.kit = kit
         self.config = config
+        self._coordinator = coordinator
         self.statistics = OperatorStatistics(config.operator_id)
         self.reports: list[LedgerInput] = []  # inputs of the ledger, except OperatorOpened
         self.failures: list[BaseException] = []
@@ -124,6 +125,11 @@ class World:
 
     async def _look_at_run(self, run_id: int) -> StageLook:
         return self.look
+
+    @property
+    def coordinator(self) -> RecordingCoordinator:
+        assert isinstance(self._coordinator, RecordingCoordinator)
+        return self._coordinator
 
     # --- time and traffic -----------------------------------------------------------------------------------------
 
@@ -186,7 +192,13 @@ class World:
         self._run_is_on = False
         self.decide(RunEnded(self.config.operator_id, 1, succeeded, reason))
 
-    def checkpoint(self, savepoint_directory: str | None = None) -> Answer:
+    async def checkpoint(self, savepoint_directory: str | None = None) -> Answer:
+        """Request a checkpoint, and let everything happen that needs no time to pass."""
+        answer = self.begin_checkpoint(savepoint_directory)
+        await self.settle()
+        return answer
+
+    def begin_checkpoint(self, savepoint_directory: str | None = None) -> Answer:
         answer = Answer()
         self.tracker.tell(RequestCheckpoint(cast("Reply[int]", answer), savepoint_directory))
         return answer
@@ -270,7 +282,7 @@ def the_turn_of(*names: str) -> Schedule:
 
 @asynccontextmanager
 async def running_operator(
-    coordinator: OperatorCoordinator,
+    coordinator: OperatorCoordinator | None = None,
     *,
     parallelism: int = 2,
     mode: RestoreMode = RestoreMode.STREAMING,
@@ -287,7 +299,10 @@ async def running_operator(
     inject_barrier: BarrierInjector | None = None,
     **limits: Any,
 ) -> AsyncIterator[World]:
-    """Yield a started operator in a system whose order of delivery follows from ``seed``."""
+    """Yield a started operator in a system whose order of delivery follows from ``seed``.
+
+    Its coordinator is a ``RecordingCoordinator``, unless the test brings one.
+    """
     checkpoint = CheckpointConfig(
         checkpoint_timeout_s,
         tolerated_failures,
@@ -306,7 +321,7 @@ async def running_operator(
         inject_barrier,
     )
     async with deterministic_system(seed=seed, schedule=schedule) as kit:
-        world = World(kit, coordinator, config)
+        world = World(kit, coordinator or RecordingCoordinator(), config)
         if started:
             await world.start()
         yield world

@@ -17,12 +17,11 @@ from tests.actors.coordination.operator_world import RecordingCoordinator, World
 
 
 async def test_an_attempt_is_ready_then_failed_then_its_subtask_reset_then_the_next_one_ready() -> None:  # H10
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         world.fail(task)
         await world.running(0)
-        assert coordinator.calls[1:] == [
+        assert world.coordinator.calls[1:] == [
             ("subtask_ready", 0, 0),
             ("subtask_failed", 0, 0, FailureKind.FAILED),
             ("subtask_reset", 0, -1),
@@ -31,14 +30,13 @@ async def test_an_attempt_is_ready_then_failed_then_its_subtask_reset_then_the_n
 
 
 async def test_an_attempt_that_dies_before_it_opens_is_reported_failed_and_never_ready() -> None:  # H11
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         task = world.accept(0)
         task.opens_at_once = False
         await world.settle()
         world.fail(task)
         await world.settle()
-        assert coordinator.calls[1:] == [("subtask_failed", 0, 0, FailureKind.FAILED), ("subtask_reset", 0, -1)]
+        assert world.coordinator.calls[1:] == [("subtask_failed", 0, 0, FailureKind.FAILED), ("subtask_reset", 0, -1)]
 
 
 async def test_inside_failed_and_reset_the_old_gateway_refuses_at_once() -> None:  # H14, H26
@@ -65,10 +63,9 @@ async def test_inside_failed_and_reset_the_old_gateway_refuses_at_once() -> None
 
 
 async def test_a_gateway_never_reaches_a_later_attempt() -> None:  # H20
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (old,) = await world.running(0)
-        old_gateway = coordinator.gateways[0]
+        old_gateway = world.coordinator.gateways[0]
         world.fail(old)
         (new,) = await world.running(0)
         confirmation = await old_gateway.send_event("for the old one")
@@ -76,29 +73,27 @@ async def test_a_gateway_never_reaches_a_later_attempt() -> None:  # H20
         assert isinstance(confirmation.error(), AttemptOver)
         assert new.events == []
         assert old_gateway.attempt == old.attempt
-        assert coordinator.gateways[0].attempt == new.attempt
+        assert world.coordinator.gateways[0].attempt == new.attempt
 
 
 async def test_an_event_of_an_attempt_that_is_over_is_dropped_and_counted() -> None:  # H3
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, schedule=the_turn_of("operator")) as world:
+    async with running_operator(schedule=the_turn_of("operator")) as world:
         (task,) = await world.running(0)
         task.send("from the dead")  # waits at the gateway while the tracker announces the failure
         world.fail(task)
         await world.settle()
-        assert coordinator.events == []
+        assert world.coordinator.events == []
         assert world.statistics.messages_dropped == 1
-        assert ("subtask_failed", 0, 0, FailureKind.FAILED) in coordinator.calls
+        assert ("subtask_failed", 0, 0, FailureKind.FAILED) in world.coordinator.calls
 
 
 async def test_an_event_that_comes_after_its_attempt_has_finished_is_dropped() -> None:  # H3
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, schedule=the_turn_of("operator")) as world:
+    async with running_operator(schedule=the_turn_of("operator")) as world:
         (task,) = await world.running(0)
         task.send("too late")
         world.finish(task)
         await world.settle()
-        assert coordinator.events == []
+        assert world.coordinator.events == []
         assert world.statistics.messages_dropped == 1
 
 
@@ -106,30 +101,27 @@ async def test_an_event_that_comes_after_its_attempt_has_finished_is_dropped() -
 async def test_an_event_that_comes_after_a_reset_or_the_end_of_the_run_is_dropped(  # H3, H15, H57
     ending: Callable[[World], None],
 ) -> None:
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, schedule=the_turn_of("operator")) as world:
+    async with running_operator(schedule=the_turn_of("operator")) as world:
         (task,) = await world.running(0)
         task.send("too late")
         ending(world)
         await world.settle()
-        assert coordinator.events == []
+        assert world.coordinator.events == []
         assert world.statistics.messages_dropped == 1
 
 
 async def test_an_event_that_came_before_the_end_of_its_attempt_is_handled_before_it() -> None:  # H3, H30
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         task.send("last words")
         await world.settle()
         world.fail(task)
         await world.settle()
-        assert [call[0] for call in coordinator.calls[2:4]] == ["handle_event_from_operator", "subtask_failed"]
+        assert [call[0] for call in world.coordinator.calls[2:4]] == ["handle_event_from_operator", "subtask_failed"]
 
 
 async def test_a_task_that_is_over_is_told_to_stop() -> None:  # H3
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         world.fail(task, FailureKind.KILLED)
         await world.settle()
@@ -139,8 +131,7 @@ async def test_a_task_that_is_over_is_told_to_stop() -> None:  # H3
 
 
 async def test_a_connection_that_comes_after_the_end_is_told_so() -> None:  # H3
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         world.fail(task, reset=False)
         connection = world.connection()
@@ -152,30 +143,28 @@ async def test_a_connection_that_comes_after_the_end_is_told_so() -> None:  # H3
 
 
 async def test_events_go_to_the_attempt_whose_gateway_was_used() -> None:  # H13
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (first,) = await world.running(0)
-        first_gateway = coordinator.gateways[0]
+        first_gateway = world.coordinator.gateways[0]
         (second,) = await world.running(0)
         await first_gateway.send_event("to the first")
-        await coordinator.gateways[0].send_event("to the second")
+        await world.coordinator.gateways[0].send_event("to the second")
         await world.settle()
         assert (first.events, second.events) == (["to the first"], ["to the second"])
         world.fail(first, FailureKind.SUPERSEDED, reset=False)
         await world.settle()
-        assert coordinator.calls_of("subtask_failed", "subtask_reset") == [
+        assert world.coordinator.calls_of("subtask_failed", "subtask_reset") == [
             ("subtask_failed", 0, 0, FailureKind.SUPERSEDED)
         ]
 
 
 async def test_a_global_failover_reports_each_attempt_and_resets_once() -> None:  # H15
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         for task in await world.running(0, 1):
             world.fail(task, FailureKind.GLOBAL_FAILURE, reset=False)
         world.reset()
         await world.settle()
-        assert coordinator.calls[-3:] == [
+        assert world.coordinator.calls[-3:] == [
             ("subtask_failed", 0, 0, FailureKind.GLOBAL_FAILURE),
             ("subtask_failed", 1, 0, FailureKind.GLOBAL_FAILURE),
             ("reset_to_checkpoint", -1, None),
@@ -183,33 +172,31 @@ async def test_a_global_failover_reports_each_attempt_and_resets_once() -> None:
 
 
 async def test_the_end_of_a_run_ends_its_gateways_and_is_told() -> None:  # H57
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         done, left = await world.running(0, 1)
         done.finish(state=b"final")
         await world.settle()
         world.finish(done)
         world.end_run(False, "the job was cancelled")
         await world.settle()
-        assert coordinator.calls[-1] == ("run_ended", 1, False, "the job was cancelled")
+        assert world.coordinator.calls[-1] == ("run_ended", 1, False, "the job was cancelled")
         assert world.gateways == {}
         assert left.ended == ["the run has ended"]
         assert not done.gateway_ref.is_alive
         assert not left.gateway_ref.is_alive
-        confirmation = coordinator.gateways[1].send_event_nowait("after the run")
+        confirmation = world.coordinator.gateways[1].send_event_nowait("after the run")
         assert isinstance(confirmation.error(), AttemptOver)
 
 
 async def test_a_coordinator_can_be_used_for_the_next_run() -> None:  # H55, H57
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, mode=RestoreMode.BATCH) as world:
+    async with running_operator(mode=RestoreMode.BATCH) as world:
         await world.running(0)
         world.end_run()
         world.reset("a new run")
         (task,) = await world.running(0)
-        await coordinator.gateways[0].send_event("hello again")
+        await world.coordinator.gateways[0].send_event("hello again")
         await world.settle()
-        assert coordinator.calls[-3:] == [
+        assert world.coordinator.calls[-3:] == [
             ("run_ended", 1, True, ""),
             ("reset_to_checkpoint", -1, None),
             ("subtask_ready", 0, 1),
@@ -218,26 +205,23 @@ async def test_a_coordinator_can_be_used_for_the_next_run() -> None:  # H55, H57
 
 
 async def test_a_finished_attempt_may_be_failed_later() -> None:  # H17
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         task.finish()
         await world.settle()
         world.finish(task)
         await world.settle()
-        assert coordinator.calls[1:] == [("subtask_ready", 0, 0)]
+        assert world.coordinator.calls[1:] == [("subtask_ready", 0, 0)]
         world.fail(task, FailureKind.REVOKED)
         await world.settle()
-        assert coordinator.calls[2:] == [("subtask_failed", 0, 0, FailureKind.REVOKED), ("subtask_reset", 0, -1)]
+        assert world.coordinator.calls[2:] == [("subtask_failed", 0, 0, FailureKind.REVOKED), ("subtask_reset", 0, -1)]
 
 
 async def test_an_attempt_that_finished_while_its_readiness_was_withheld_is_not_announced() -> None:  # H11, H40
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (slow,) = await world.running(0)
         slow.unresponsive = True
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         (quick,) = await world.running(1)
         quick.finish(state=b"nothing to do")
         await world.settle()
@@ -246,16 +230,15 @@ async def test_an_attempt_that_finished_while_its_readiness_was_withheld_is_not_
         slow.unresponsive = False
         await world.settle()
         assert answer.values == [1]
-        assert not [call for call in coordinator.calls_of("subtask_ready") if call[1] == 1]
+        assert not [call for call in world.coordinator.calls_of("subtask_ready") if call[1] == 1]
 
 
 async def test_the_figures_of_an_operator_are_kept() -> None:  # H27
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         await world.advance(1.0)  # otherwise an event that was never sent would appear as old
         task.unresponsive = True
-        await coordinator.gateways[0].send_event("one")
+        await world.coordinator.gateways[0].send_event("one")
         await world.advance(0.25)
         task.unresponsive = False
         task.send("two")

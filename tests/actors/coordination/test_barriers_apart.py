@@ -5,19 +5,17 @@
 from __future__ import annotations
 
 from protocol.ids import ExecutionAttempt
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+from tests.actors.coordination.operator_world import running_operator
 
 
 async def test_barriers_are_handed_over_and_the_checkpoint_waits_for_them() -> None:  # H23, H40
     handed_over: list[tuple[ExecutionAttempt, int, int]] = []
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, inject_barrier=lambda *args: handed_over.append(args)) as world:
+    async with running_operator(inject_barrier=lambda *args: handed_over.append(args)) as world:
         tasks = await world.running(0, 1)
-        await coordinator.gateways[0].send_event("before the cut")
-        answer = world.checkpoint()
-        await world.settle()
+        await world.coordinator.gateways[0].send_event("before the cut")
+        answer = await world.checkpoint()
         assert sorted(attempt.subtask for attempt, _, _ in handed_over) == [0, 1]
-        await coordinator.gateways[0].send_event("after the cut")
+        await world.coordinator.gateways[0].send_event("after the cut")
         await world.settle()
         assert tasks[0].handled == ["before the cut"]
         assert answer.open
@@ -33,14 +31,12 @@ async def test_a_barrier_that_cannot_be_sent_aborts_the_checkpoint() -> None:  #
     def fail(attempt: ExecutionAttempt, checkpoint_id: int, events_before: int) -> None:
         raise ConnectionError("no micro-batch is running")
 
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, inject_barrier=fail) as world:
+    async with running_operator(inject_barrier=fail) as world:
         (task,) = await world.running(0)
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert "its barrier could not be sent: ConnectionError: no micro-batch is running" in answer.reason()
         assert task.handled == [("aborted", 1)]
         task.send("open again")
         await world.settle()
-        assert coordinator.events == ["open again"]
+        assert world.coordinator.events == ["open again"]
         assert not world.failures

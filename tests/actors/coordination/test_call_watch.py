@@ -81,7 +81,7 @@ async def begin_request(world: World, task: Task) -> None:
 
 
 async def begin_checkpoint(world: World, task: Task) -> None:
-    world.checkpoint()
+    world.begin_checkpoint()
 
 
 async def begin_failure(world: World, task: Task) -> None:
@@ -107,7 +107,7 @@ async def begin_client_request(world: World, task: Task) -> None:
 
 async def begin_abort(world: World, task: Task) -> None:
     task.declines = "not now"
-    world.checkpoint()
+    world.begin_checkpoint()
 
 
 async def nothing(world: World, task: Task) -> None:
@@ -278,14 +278,13 @@ async def test_a_snapshot_that_takes_too_long_says_where_it_waits() -> None:  # 
     coordinator = RecordingCoordinator(checkpoint_coordinator=Meeting())
     async with running_operator(coordinator, snapshot_timeout_s=5.0) as world:
         await world.running(0)
-        answer = world.checkpoint()
+        answer = world.begin_checkpoint()
         await world.advance(5.0)
         assert f"checkpoint_coordinator took longer than 5 s, waiting at {MEET}" in answer.reason()
 
 
 async def test_no_timer_is_left_when_the_operator_has_stopped() -> None:  # H57, H70
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         await world.running(0)
         await world.stop()
         with capture_logs() as logged:

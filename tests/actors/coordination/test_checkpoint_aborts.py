@@ -18,8 +18,9 @@ from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
 
 
-async def assert_that_all_goes_on(world: World, coordinator: RecordingCoordinator) -> None:
+async def assert_that_all_goes_on(world: World) -> None:
     """After an abort every valve is open, in both directions, and the next checkpoint completes."""
+    coordinator = world.coordinator
     living = [task for task in world.tasks if not task.ended]
     for task in living:
         subtask = task.attempt.subtask
@@ -29,33 +30,29 @@ async def assert_that_all_goes_on(world: World, coordinator: RecordingCoordinato
     for task in living:
         assert task.events[-1] == "down again"
     assert coordinator.events[-len(living) :] == ["up again"] * len(living)
-    answer = world.checkpoint()
-    await world.settle()
+    answer = await world.checkpoint()
     assert len(answer.values) == 1
 
 
 async def test_a_subtask_that_declines_aborts_the_checkpoint_on_both_sides() -> None:  # H45
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         task, other = await world.running(0, 1)
         task.declines = "my files are open"
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert "declined: my files are open" in answer.reason()
-        assert coordinator.calls[-2:] == [("notify_checkpoint_aborted", 1), ("notify_checkpoint_discarded", 1)]
+        assert world.coordinator.calls[-2:] == [("notify_checkpoint_aborted", 1), ("notify_checkpoint_discarded", 1)]
         assert task.handled[-1] == ("aborted", 1)
         assert other.handled[-1] == ("aborted", 1)
         assert world.statistics.checkpoints_aborted == 1
         task.declines = ""
-        await assert_that_all_goes_on(world, coordinator)
+        await assert_that_all_goes_on(world)
 
 
 async def test_a_checkpoint_that_takes_too_long_is_aborted_on_both_sides() -> None:  # H45, H48
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, checkpoint_timeout_s=10.0) as world:
+    async with running_operator(checkpoint_timeout_s=10.0) as world:
         task, other = await world.running(0, 1)
         task.busy = True
-        answer = world.checkpoint()
+        answer = world.begin_checkpoint()
         await world.advance(9.9)
         assert answer.open
         await world.advance(0.2)
@@ -63,21 +60,19 @@ async def test_a_checkpoint_that_takes_too_long_is_aborted_on_both_sides() -> No
         assert str(task.attempt) in answer.reason()
         task.busy = False
         await world.settle()
-        assert coordinator.calls_of("notify_checkpoint_aborted") == [("notify_checkpoint_aborted", 1)]
+        assert world.coordinator.calls_of("notify_checkpoint_aborted") == [("notify_checkpoint_aborted", 1)]
         assert other.handled[-1] == ("aborted", 1)
-        await assert_that_all_goes_on(world, coordinator)
+        await assert_that_all_goes_on(world)
 
 
 async def test_a_failing_attempt_aborts_the_checkpoint_before_the_failure_is_announced() -> None:  # H16, H45
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         task, other = await world.running(0, 1)
         task.busy = True
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         world.fail(task)
         await world.settle()
-        assert [call[0] for call in coordinator.calls[-4:]] == [
+        assert [call[0] for call in world.coordinator.calls[-4:]] == [
             "notify_checkpoint_aborted",
             "notify_checkpoint_discarded",
             "subtask_failed",
@@ -85,23 +80,21 @@ async def test_a_failing_attempt_aborts_the_checkpoint_before_the_failure_is_ann
         ]
         assert answer.errors
         assert other.handled[-1] == ("aborted", 1)
-        await assert_that_all_goes_on(world, coordinator)
+        await assert_that_all_goes_on(world)
 
 
 async def test_storage_that_fails_aborts_the_checkpoint() -> None:  # H45
     async def fail(checkpoint: Any) -> None:
         raise OSError("no space left")
 
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         world.on_store = fail
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert "OSError: no space left" in answer.reason()
         assert task.handled[-1] == ("aborted", 1)
         world.on_store = None
-        await assert_that_all_goes_on(world, coordinator)
+        await assert_that_all_goes_on(world)
 
 
 async def test_a_checkpoint_aborted_while_it_is_stored_is_taken_back() -> None:  # H44, H51
@@ -113,12 +106,10 @@ async def test_a_checkpoint_aborted_while_it_is_stored_is_taken_back() -> None: 
     async def fail(checkpoint_id: int) -> None:
         raise OSError("it is gone already")
 
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         world.on_store, world.on_discard = slowly, fail
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         world.fail(task)
         await world.settle()
         assert answer.errors
@@ -129,7 +120,7 @@ async def test_a_checkpoint_aborted_while_it_is_stored_is_taken_back() -> None: 
         assert world.tracker.is_alive  # H48: storage that cannot delete stops no operator
         world.on_store = None
         await world.running(0)
-        await assert_that_all_goes_on(world, coordinator)
+        await assert_that_all_goes_on(world)
 
 
 async def test_a_coordinator_that_returns_nothing_is_told_to_return_bytes() -> None:  # H46
@@ -139,8 +130,7 @@ async def test_a_coordinator_that_returns_nothing_is_told_to_return_bytes() -> N
     coordinator = RecordingCoordinator(checkpoint_coordinator=forget)
     async with running_operator(coordinator) as world:
         await world.running(0)
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert "returned NoneType, not bytes" in answer.reason()
         (failure,) = world.reported(GlobalFailureRaised)
         assert "return b''" in failure.cause
@@ -153,8 +143,7 @@ async def test_any_bytes_will_do_and_empty_ones_too(state: Any) -> None:  # H46
 
     async with running_operator(RecordingCoordinator(checkpoint_coordinator=snapshot)) as world:
         await world.running(0)
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert world.stored[0].coordinator_state == bytes(state)
 
 
@@ -166,7 +155,7 @@ async def test_a_coordinator_that_takes_too_long_for_its_snapshot_aborts_it() ->
     coordinator = RecordingCoordinator(checkpoint_coordinator=never)
     async with running_operator(coordinator, snapshot_timeout_s=5.0) as world:
         (task,) = await world.running(0)
-        answer = world.checkpoint()
+        answer = world.begin_checkpoint()
         await world.advance(4.9)
         assert answer.open
         await world.advance(0.2)
@@ -174,7 +163,7 @@ async def test_a_coordinator_that_takes_too_long_for_its_snapshot_aborts_it() ->
         assert task.handled == [("aborted", 1)]
         assert not world.failures
         del coordinator.methods["checkpoint_coordinator"]
-        await assert_that_all_goes_on(world, coordinator)
+        await assert_that_all_goes_on(world)
 
 
 async def test_a_timeout_of_the_coordinators_own_is_an_exception_like_any_other() -> None:  # H7, H46
@@ -184,32 +173,29 @@ async def test_a_timeout_of_the_coordinators_own_is_an_exception_like_any_other(
     coordinator = RecordingCoordinator(checkpoint_coordinator=give_up)
     async with running_operator(coordinator) as world:
         await world.running(0)
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert "the broker did not answer" in answer.reason()
         assert "the broker did not answer" in str(world.failures[0])
 
 
 async def test_a_second_request_waits_for_the_first_and_a_third_is_refused() -> None:  # H43
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         task.busy = True
-        first, second, third = (world.checkpoint() for _ in range(3))
+        first, second, third = (world.begin_checkpoint() for _ in range(3))
         await world.settle()
         assert "only one may" in third.reason()
         task.busy = False
         await world.settle()
         assert (first.values, second.values) == ([1], [2])
-        assert not coordinator.calls_of("notify_checkpoint_aborted")  # the third never began
+        assert not world.coordinator.calls_of("notify_checkpoint_aborted")  # the third never began
 
 
 async def test_a_request_to_abort_ends_the_one_that_it_names_and_no_other() -> None:  # H44, H45
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, tolerated_failures=0) as world:
+    async with running_operator(tolerated_failures=0) as world:
         (task,) = await world.running(0)
         task.busy = True
-        first, second = world.checkpoint(), world.checkpoint()
+        first, second = world.begin_checkpoint(), world.begin_checkpoint()
         await world.settle()
         world.tracker.tell(AbortRequested(7, "unknown"))
         world.tracker.tell(AbortRequested(2, "not needed"))
@@ -220,43 +206,38 @@ async def test_a_request_to_abort_ends_the_one_that_it_names_and_no_other() -> N
         world.tracker.tell(AbortRequested(1, "said twice"))
         await world.settle()
         assert "not needed" in first.reason()
-        assert coordinator.calls_of("notify_checkpoint_aborted") == [("notify_checkpoint_aborted", 1)]
+        assert world.coordinator.calls_of("notify_checkpoint_aborted") == [("notify_checkpoint_aborted", 1)]
         assert not world.failures
         task.busy = False
-        await assert_that_all_goes_on(world, coordinator)
+        await assert_that_all_goes_on(world)
 
 
 async def test_the_id_of_a_reset_is_the_last_one_that_the_coordinator_was_told() -> None:  # H18
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         world.fail(task)
         (task,) = await world.running(0)
-        assert coordinator.calls_of("subtask_reset") == [("subtask_reset", 0, 1)]
+        assert world.coordinator.calls_of("subtask_reset") == [("subtask_reset", 0, 1)]
         task.busy = True
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         world.fail(task)
         await world.settle()
-        assert coordinator.calls_of("subtask_reset")[-1] == ("subtask_reset", 0, 1)
+        assert world.coordinator.calls_of("subtask_reset")[-1] == ("subtask_reset", 0, 1)
         world.reset()
         await world.settle()
-        assert coordinator.calls[-1] == ("reset_to_checkpoint", 1, b"state")
+        assert world.coordinator.calls[-1] == ("reset_to_checkpoint", 1, b"state")
 
 
 async def test_in_batch_mode_every_reset_goes_to_the_beginning() -> None:  # H18, H55
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, mode=RestoreMode.BATCH) as world:
+    async with running_operator(mode=RestoreMode.BATCH) as world:
         (task,) = await world.running(0)
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         world.fail(task)
         (task,) = await world.running(0)
         world.reset()
         await world.settle()
-        assert coordinator.calls_of("subtask_reset", "reset_to_checkpoint") == [
+        assert world.coordinator.calls_of("subtask_reset", "reset_to_checkpoint") == [
             ("subtask_reset", 0, -1),
             ("reset_to_checkpoint", -1, None),
         ]
@@ -274,7 +255,7 @@ async def test_a_request_that_is_pending_at_the_stop_is_failed(request_type: typ
         except ActorStopped as stopped:
             ended.append(stopped)
 
-    async with running_operator(RecordingCoordinator()) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         task.busy = True
         async with anyio.create_task_group() as tasks:

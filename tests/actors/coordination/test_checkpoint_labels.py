@@ -11,7 +11,7 @@ from actors.coordination.messages import LabelledWork
 from protocol.attempts import GlobalFailureRaised
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.messages import RestoreMode
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import World, running_operator
 
 
 def labels(world: World) -> list[str]:
@@ -34,22 +34,20 @@ async def finish_well(world: World, task: Any) -> None:
 
 
 async def test_nothing_is_labelled_unless_it_is_asked_for() -> None:
-    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+    async with running_operator(parallelism=1) as world:
         await run_well(world)
         assert labels(world) == [""]
         assert await world.labelled_work() == LabelledWork("", 1, False)
 
 
 async def test_what_begins_before_the_good_end_of_the_run_is_told_from_what_begins_behind_it() -> None:
-    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+    async with running_operator(parallelism=1) as world:
         world.label("1 begun", "1 done")
         (task,) = await world.running(0)
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert await world.labelled_work() == LabelledWork("1 begun", 1, False)
         await finish_well(world, task)
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert labels(world) == ["1 begun", "1 done", "1 done"]
         world.label("2 begun", "2 done")
         assert await world.labelled_work() == LabelledWork("1 done", 0, False)
@@ -63,14 +61,13 @@ async def test_one_that_began_before_the_end_is_no_final_one_although_it_is_comp
     async def wait(checkpoint: CompletedCheckpoint) -> None:
         await written.wait()
 
-    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+    async with running_operator(parallelism=1) as world:
         world.label("1 begun", "1 done")
         (task,) = await world.running(0)
         task.finish(state=b"last")
         await world.settle()
         world.on_store = wait
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         world.finish(task)
         world.end_run()
         await world.settle()
@@ -80,13 +77,12 @@ async def test_one_that_began_before_the_end_is_no_final_one_although_it_is_comp
 
 
 async def test_a_run_that_failed_has_done_nothing_and_may_be_tried_again() -> None:
-    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+    async with running_operator(parallelism=1) as world:
         world.label("1 begun", "1 done")
         await world.running(0)
         world.end_run(succeeded=False)
         world.reset("the run has failed")
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert labels(world) == ["1 begun"], "what begins behind a failed run does not hold it"
         await run_well(world)
         assert labels(world) == ["1 begun", "1 done"]
@@ -97,7 +93,7 @@ async def test_a_run_whose_final_checkpoint_failed_may_be_tried_again() -> None:
     async def fail(checkpoint: Any) -> None:
         raise OSError("no space left")
 
-    async with running_operator(RecordingCoordinator(), parallelism=1, tolerated_failures=0) as world:
+    async with running_operator(parallelism=1, tolerated_failures=0) as world:
         world.label("1 begun", "1 done")
         world.on_store = fail
         await run_well(world)
@@ -111,7 +107,7 @@ async def test_a_run_whose_final_checkpoint_failed_may_be_tried_again() -> None:
 
 
 async def test_a_second_run_of_what_is_done_is_a_global_failure() -> None:
-    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+    async with running_operator(parallelism=1) as world:
         world.label("1 begun", "1 done")
         await run_well(world)
         world.reset("a new run")
@@ -119,8 +115,7 @@ async def test_a_second_run_of_what_is_done_is_a_global_failure() -> None:
         (failure,) = world.reported(GlobalFailureRaised)
         assert "a second run" in failure.cause
         assert "1 done" in failure.cause
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert labels(world) == ["1 done", "1 done"], "should it come that far, the first run is still not done again"
         await finish_well(world, task)
         world.reset("a third run")
@@ -130,37 +125,33 @@ async def test_a_second_run_of_what_is_done_is_a_global_failure() -> None:
 
 async def test_the_label_of_the_restored_checkpoint_is_the_first_one() -> None:
     restored = CompletedCheckpoint(7, 1, b"books", label="3 done")
-    async with running_operator(RecordingCoordinator(), parallelism=1, restored=restored) as world:
+    async with running_operator(parallelism=1, restored=restored) as world:
         assert await world.labelled_work() == LabelledWork("3 done", 0, False)
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert labels(world) == ["3 done"]
         await run_well(world)
         assert labels(world) == ["3 done", ""], "a run of which nobody has said what it does"
 
 
 async def test_work_without_a_run_is_done_by_a_checkpoint() -> None:
-    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+    async with running_operator(parallelism=1) as world:
         world.label("1 done", "1 done")
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert await world.labelled_work() == LabelledWork("1 done", 0, False)
 
 
 async def test_a_savepoint_has_the_label_and_changes_nothing() -> None:  # H49
-    async with running_operator(RecordingCoordinator(), parallelism=1) as world:
+    async with running_operator(parallelism=1) as world:
         world.label("1 begun", "1 done")
         await world.running(0)
-        world.checkpoint("elsewhere")
-        await world.settle()
+        await world.checkpoint("elsewhere")
         assert [checkpoint.label for _, checkpoint in world.savepoints] == ["1 begun"]
         assert await world.labelled_work() == LabelledWork("", 1, False)
 
 
 async def test_in_batch_mode_a_label_only_says_what_was_asked_for() -> None:
-    async with running_operator(RecordingCoordinator(), parallelism=1, mode=RestoreMode.BATCH) as world:
+    async with running_operator(parallelism=1, mode=RestoreMode.BATCH) as world:
         world.label("1 begun", "1 done")
         await world.running(0)
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert labels(world) == ["1 begun"]

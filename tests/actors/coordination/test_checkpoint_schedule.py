@@ -35,7 +35,7 @@ async def end_well(world: World, *tasks: Task) -> None:
 
 
 async def test_one_is_due_at_each_interval_while_an_attempt_runs() -> None:
-    async with running_operator(RecordingCoordinator(), interval_s=10.0) as world:
+    async with running_operator(interval_s=10.0) as world:
         await world.advance(25.0)
         assert stored_ids(world) == []
         await world.running(0, 1)
@@ -51,7 +51,7 @@ async def test_one_is_due_at_each_interval_while_an_attempt_runs() -> None:
 
 
 async def test_none_is_due_before_the_pause_after_the_last_one_is_over() -> None:
-    async with running_operator(RecordingCoordinator(), interval_s=1.0, min_pause_s=5.0) as world:
+    async with running_operator(interval_s=1.0, min_pause_s=5.0) as world:
         await world.running(0)
         await world.advance(1.1)
         assert stored_ids(world) == [1]
@@ -62,7 +62,7 @@ async def test_none_is_due_before_the_pause_after_the_last_one_is_over() -> None
 
 
 async def test_what_is_due_while_one_is_pending_is_late_and_not_doubled() -> None:  # H43
-    async with running_operator(RecordingCoordinator(), interval_s=1.0) as world:
+    async with running_operator(interval_s=1.0) as world:
         (task,) = await world.running(0)
         task.busy = True
         await world.advance(5.5)
@@ -73,7 +73,7 @@ async def test_what_is_due_while_one_is_pending_is_late_and_not_doubled() -> Non
 
 
 async def test_one_that_takes_too_long_fails_by_itself_and_the_next_one_comes() -> None:  # H45, H48
-    async with running_operator(RecordingCoordinator(), interval_s=20.0, checkpoint_timeout_s=10.0) as world:
+    async with running_operator(interval_s=20.0, checkpoint_timeout_s=10.0) as world:
         (task,) = await world.running(0)
         task.busy = True
         await world.advance(31.0)
@@ -86,8 +86,7 @@ async def test_one_that_takes_too_long_fails_by_itself_and_the_next_one_comes() 
 
 
 async def test_failures_are_counted_in_a_row_and_a_completed_one_ends_the_row() -> None:  # H45
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, interval_s=1.0, tolerated_failures=1) as world:
+    async with running_operator(interval_s=1.0, tolerated_failures=1) as world:
         (task,) = await world.running(0)
         for declines in ("disk full", "", "disk full"):
             task.declines = declines
@@ -101,7 +100,7 @@ async def test_failures_are_counted_in_a_row_and_a_completed_one_ends_the_row() 
 
 
 async def test_the_schedule_tries_again_without_a_failure_if_no_checkpoint_id_is_available() -> None:  # H4, H48
-    async with running_operator(RecordingCoordinator(), interval_s=10.0, checkpoint_timeout_s=30.0) as world:
+    async with running_operator(interval_s=10.0, checkpoint_timeout_s=30.0) as world:
         await world.running(0)
         world.no_ids = OSError("the storage is gone")
         await world.advance(10.1)
@@ -113,16 +112,14 @@ async def test_the_schedule_tries_again_without_a_failure_if_no_checkpoint_id_is
 
 
 async def test_a_request_without_an_id_fails_with_what_the_storage_said() -> None:  # H4
-    async with running_operator(RecordingCoordinator()) as world:
+    async with running_operator() as world:
         await world.running(0)
         world.no_ids = OSError("the storage is gone")
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert answer.reason() == "no checkpoint id: OSError: the storage is gone"
         assert answer.errors[0].__cause__ is world.no_ids
         world.no_ids = None
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert answer.values == [1]
 
 
@@ -130,11 +127,10 @@ async def test_a_request_without_an_id_fails_with_what_the_storage_said() -> Non
 
 
 async def test_a_run_that_ended_well_is_committed_by_a_final_checkpoint() -> None:  # H40, H47
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         await end_well(world, *await world.running(0, 1))
         await world.settle()
-        assert coordinator.calls[-3:] == [
+        assert world.coordinator.calls[-3:] == [
             ("run_ended", 1, True, ""),
             ("checkpoint_coordinator", 1),
             ("notify_checkpoint_complete", 1),
@@ -143,23 +139,22 @@ async def test_a_run_that_ended_well_is_committed_by_a_final_checkpoint() -> Non
         assert states == {0: (SubtaskState(0, b"last"),), 1: (SubtaskState(1, b"last"),)}
         world.reset("a new run")
         await world.settle()
-        assert coordinator.calls[-1] == ("reset_to_checkpoint", 1, b"state")  # H55
+        assert world.coordinator.calls[-1] == ("reset_to_checkpoint", 1, b"state")  # H55
 
 
 @pytest.mark.parametrize(("mode", "succeeded"), [(RestoreMode.BATCH, True), (RestoreMode.STREAMING, False)])
 async def test_there_is_none_where_spark_owns_the_output_or_the_run_failed(  # H55
     mode: RestoreMode, succeeded: bool
 ) -> None:
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, mode=mode) as world:
+    async with running_operator(mode=mode) as world:
         await world.running(0)
         world.end_run(succeeded, "over")
         await world.advance(100.0)
-        assert coordinator.calls[-1] == ("run_ended", 1, succeeded, "over")
+        assert world.coordinator.calls[-1] == ("run_ended", 1, succeeded, "over")
 
 
 async def test_an_operator_without_a_run_is_settled_at_once() -> None:
-    async with running_operator(RecordingCoordinator()) as world:
+    async with running_operator() as world:
         answer = world.await_settled()
         await world.settle()
         assert answer.values == [Settled(-1, "")]
@@ -192,17 +187,15 @@ async def test_a_run_is_settled_when_its_final_checkpoint_is_and_the_coordinator
 
 
 async def test_a_run_that_failed_is_settled_when_the_coordinator_has_heard_of_it() -> None:
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         task.busy = True
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         world.end_run(succeeded=False)
         answer = world.await_settled()
         await world.settle()
         assert answer.values == [Settled(-1, "")]
-        assert [call[0] for call in coordinator.calls[-3:]] == [
+        assert [call[0] for call in world.coordinator.calls[-3:]] == [
             "notify_checkpoint_aborted",
             "notify_checkpoint_discarded",
             "run_ended",
@@ -214,7 +207,7 @@ async def test_a_final_checkpoint_that_failed_is_taken_again() -> None:  # H45
         world.on_store = None
         raise OSError("no space left")
 
-    async with running_operator(RecordingCoordinator()) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         world.on_store = fail_once
         await end_well(world, task)
@@ -227,10 +220,9 @@ async def test_a_caller_that_waits_learns_that_the_last_output_is_not_committed(
     async def fail(checkpoint: Any) -> None:
         raise OSError("no space left")
 
-    async with running_operator(RecordingCoordinator(), tolerated_failures=1) as world:
+    async with running_operator(tolerated_failures=1) as world:
         (task,) = await world.running(0)
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         world.on_store = fail
         await end_well(world, task)
         answer = world.await_settled()
@@ -254,12 +246,12 @@ async def test_it_is_told_too_when_the_last_try_had_begun_before_the_end_of_the_
         await written.wait()
         raise OSError("no space left")
 
-    async with running_operator(RecordingCoordinator(), tolerated_failures=0) as world:
+    async with running_operator(tolerated_failures=0) as world:
         (task,) = await world.running(0)
         task.finish(state=b"last")
         await world.settle()
         world.on_store = fail
-        world.checkpoint()
+        world.begin_checkpoint()
         await world.settle()  # all took part, and it is being stored
         world.finish(task)
         world.end_run()
@@ -274,7 +266,7 @@ async def test_it_is_told_too_when_the_last_try_had_begun_before_the_end_of_the_
 
 
 async def test_a_final_checkpoint_that_found_no_id_is_still_owed() -> None:  # H4, H48
-    async with running_operator(RecordingCoordinator(), checkpoint_timeout_s=30.0) as world:
+    async with running_operator(checkpoint_timeout_s=30.0) as world:
         (task,) = await world.running(0)
         world.no_ids = OSError("the storage is gone")
         await end_well(world, task)
@@ -287,16 +279,15 @@ async def test_a_final_checkpoint_that_found_no_id_is_still_owed() -> None:  # H
 
 
 async def test_the_figures_tell_of_the_last_checkpoints() -> None:
-    async with running_operator(RecordingCoordinator()) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         task.busy = True
-        world.checkpoint()
+        world.begin_checkpoint()
         await world.advance(2.0)
         task.busy = False
         await world.settle()
         task.declines = "not now"
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert isinstance(answer.errors[0], CheckpointFailed)
         figures = world.statistics.snapshot()
         assert figures["checkpoints_completed"] == 1

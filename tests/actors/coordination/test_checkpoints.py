@@ -24,17 +24,14 @@ def decoded(checkpoint: CompletedCheckpoint, subtask: int) -> tuple[list[Any], l
 
 
 async def test_a_request_is_answered_with_the_id_of_the_complete_checkpoint() -> None:  # H4, H40
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         one, two = await world.running(0, 1)
-        first = world.checkpoint()
-        await world.settle()
-        second = world.checkpoint()
-        await world.settle()
+        first = await world.checkpoint()
+        second = await world.checkpoint()
         assert (first.values, second.values) == ([1], [2])
         assert [checkpoint.checkpoint_id for checkpoint in world.stored] == [1, 2]
         assert world.stored[0].coordinator_state == b"state"
-        assert coordinator.calls[3:] == [
+        assert world.coordinator.calls[3:] == [
             ("checkpoint_coordinator", 1),
             ("notify_checkpoint_complete", 1),
             ("checkpoint_coordinator", 2),
@@ -51,14 +48,12 @@ async def test_completion_is_announced_only_after_the_checkpoint_is_durable() ->
     async def write(checkpoint: Any) -> None:
         await written.wait()
 
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         world.on_store = write
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert answer.open
-        assert coordinator.calls[-1] == ("checkpoint_coordinator", 1)
+        assert world.coordinator.calls[-1] == ("checkpoint_coordinator", 1)
         assert task.handled == [("snapshot", 1)]
         written.set()
         await world.settle()
@@ -67,16 +62,14 @@ async def test_completion_is_announced_only_after_the_checkpoint_is_durable() ->
 
 
 async def test_all_subtasks_close_before_the_coordinator_takes_its_snapshot() -> None:  # H40
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         _, slow = await world.running(0, 1)
         slow.unresponsive = True
-        world.checkpoint()
-        await world.settle()
-        assert not coordinator.calls_of("checkpoint_coordinator")
+        await world.checkpoint()
+        assert not world.coordinator.calls_of("checkpoint_coordinator")
         slow.unresponsive = False
         await world.settle()
-        assert coordinator.calls_of("checkpoint_coordinator")
+        assert world.coordinator.calls_of("checkpoint_coordinator")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -112,10 +105,10 @@ async def test_an_event_is_in_the_checkpoint_on_both_sides_or_on_neither(seed: i
                     await world.kit.step()
 
         await traffic(5)
-        answers = [world.checkpoint()]
+        answers = [world.begin_checkpoint()]
         await traffic(10)
         await world.settle()
-        answers.append(world.checkpoint())
+        answers.append(world.begin_checkpoint())
         await traffic(5)
         await world.settle()
         assert [answer.values for answer in answers] == [[1], [2]]
@@ -137,38 +130,34 @@ async def test_an_event_is_in_the_checkpoint_on_both_sides_or_on_neither(seed: i
 
 
 async def test_events_of_a_closed_subtask_are_in_its_snapshot_and_arrive_once_after_it() -> None:  # H31
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         task, slow = await world.running(0, 1)
         task.send("before")
         await world.settle()
         slow.unresponsive = True
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         task.send("held 1")
         task.send("held 2")
         await world.settle()
-        assert coordinator.events == ["before"]
+        assert world.coordinator.events == ["before"]
         slow.unresponsive = False
         await world.settle()
         (checkpoint,) = world.stored
         assert decoded(checkpoint, 0)[1] == ["held 1", "held 2"]
-        assert coordinator.events == ["before", "held 1", "held 2"]
+        assert world.coordinator.events == ["before", "held 1", "held 2"]
 
 
 async def test_held_events_leave_first_after_a_restore() -> None:  # H31, H18
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         task, slow = await world.running(0, 1)
         slow.unresponsive = True
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         task.send("held")
         slow.unresponsive = False
         await world.settle()
         world.fail(task)
         await world.settle()
-        coordinator.calls.clear()
+        world.coordinator.calls.clear()
         restored = world.accept(0)
         restored.opens_at_once = False
         await world.settle()
@@ -178,18 +167,16 @@ async def test_held_events_leave_first_after_a_restore() -> None:  # H31, H18
         restored.open()
         restored.send("new")
         await world.settle()
-        assert coordinator.events == ["held", "new"]
+        assert world.coordinator.events == ["held", "new"]
 
 
 async def test_events_sent_after_the_cut_wait_for_that_subtasks_acknowledge_and_only_for_that() -> None:  # H41
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         quick, slow = await world.running(0, 1)
         slow.busy = True
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert quick.handled == [("snapshot", 1)]
-        confirmations = [await coordinator.gateways[subtask].send_event("after the cut") for subtask in (0, 1)]
+        confirmations = [await world.coordinator.gateways[subtask].send_event("after the cut") for subtask in (0, 1)]
         await world.settle()
         assert quick.events == ["after the cut"]
         assert [confirmation.confirmed() for confirmation in confirmations] == [True, False]
@@ -200,27 +187,25 @@ async def test_events_sent_after_the_cut_wait_for_that_subtasks_acknowledge_and_
 
 
 async def test_a_subtask_that_has_acknowledged_talks_at_once_although_others_have_not() -> None:  # H41, H31
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, parallelism=3) as world:
+    async with running_operator(parallelism=3) as world:
         quick, slow, slower = await world.running(0, 1, 2)
         slow.busy = slower.busy = True
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         for task in (quick, slow, slower):
             task.send(f"up from {task.attempt.subtask}")
-            coordinator.gateways[task.attempt.subtask].send_event_nowait("down")
+            world.coordinator.gateways[task.attempt.subtask].send_event_nowait("down")
         await world.settle()
         assert (quick.events, slow.events, slower.events) == (["down"], [], [])
-        assert coordinator.events == ["up from 0"]
+        assert world.coordinator.events == ["up from 0"]
         slow.busy = False
         await world.settle()
         assert (slow.events, slower.events) == (["down"], [])
-        assert coordinator.events == ["up from 0", "up from 1"]
+        assert world.coordinator.events == ["up from 0", "up from 1"]
         assert answer.open
         slower.busy = False
         await world.settle()
         assert slower.events == ["down"]
-        assert coordinator.events == ["up from 0", "up from 1", "up from 2"]
+        assert world.coordinator.events == ["up from 0", "up from 1", "up from 2"]
         assert answer.values == [1]
         assert world.statistics.events_in_snapshots == 2
         assert world.statistics.events_held == 2
@@ -238,8 +223,7 @@ async def test_what_is_sent_inside_the_snapshot_is_before_the_cut() -> None:  # 
     async with running_operator(coordinator) as world:
         (task,) = await world.running(0)
         await coordinator.gateways[0].send_event("before")
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert task.handled == ["before", "inside", ("snapshot", 1), ("completed", 1), "after"]
 
 
@@ -252,8 +236,7 @@ async def test_the_barrier_waits_for_every_event_of_before_the_cut() -> None:  #
     coordinator = RecordingCoordinator(checkpoint_coordinator=send_and_return)
     async with running_operator(coordinator) as world:
         (task,) = await world.running(0)
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert task.handled == ["inside"]
         task.speak()
         await world.settle()
@@ -270,7 +253,7 @@ async def test_an_event_of_before_the_cut_that_is_not_confirmed_fails_the_checkp
     coordinator = RecordingCoordinator(checkpoint_coordinator=send_and_return)
     async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
         task, other = await world.running(0, 1)
-        answer = world.checkpoint()
+        answer = world.begin_checkpoint()
         await world.advance(4.0)
         assert isinstance(world.reports[0], AttemptCondemned)
         world.fail(task)  # as the ledger does then
@@ -280,30 +263,28 @@ async def test_an_event_of_before_the_cut_that_is_not_confirmed_fails_the_checkp
 
 
 async def test_a_loss_tolerant_event_keeps_no_checkpoint_waiting() -> None:  # H28
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         task.silent = True
-        await coordinator.gateways[0].send_event("a hint", loss_tolerant=True)
+        await world.coordinator.gateways[0].send_event("a hint", loss_tolerant=True)
         await world.settle()
-        answer = world.checkpoint()
+        answer = world.begin_checkpoint()
         task.speak()  # the confirmation arrives, but the checkpoint does not need it
         await world.settle()
         assert answer.values == [1]
 
 
 async def test_an_attempt_that_becomes_ready_while_others_close_is_announced_after_the_snapshot() -> None:  # H40
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (slow,) = await world.running(0)
         slow.unresponsive = True
-        world.checkpoint()
+        world.begin_checkpoint()
         (late,) = await world.running(1)
         late.send("not in the checkpoint")
         await world.settle()
         slow.unresponsive = False
         await world.settle()
-        assert [call[0] for call in coordinator.calls[2:]] == [
+        assert [call[0] for call in world.coordinator.calls[2:]] == [
             "checkpoint_coordinator",
             "subtask_ready",
             "handle_event_from_operator",
@@ -313,25 +294,21 @@ async def test_an_attempt_that_becomes_ready_while_others_close_is_announced_aft
 
 
 async def test_a_finished_subtask_takes_part_with_its_final_state() -> None:  # H47
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         done, _ = await world.running(0, 1)
         done.finish(state=b"final")
         await world.settle()
         world.finish(done)
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert answer.values == [1]
         assert world.stored[0].subtask_states[0].states == (SubtaskState(0, b"final"),)
 
 
 async def test_a_checkpoint_goes_on_over_a_broken_connection() -> None:  # H24, H40
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         task, other = await world.running(0, 1)
         task.busy = True
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         task.lose_connection()
         await world.settle()
         task.busy = False
@@ -340,5 +317,5 @@ async def test_a_checkpoint_goes_on_over_a_broken_connection() -> None:  # H24, 
         task.reconnect(world.connection())
         await world.settle()
         assert answer.values == [1]
-        assert coordinator.events == ["from between"]
+        assert world.coordinator.events == ["from between"]
         assert other.handled[-1] == ("completed", 1)

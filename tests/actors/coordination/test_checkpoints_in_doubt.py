@@ -24,20 +24,18 @@ async def leave_one_in_doubt(world: World) -> None:
     """Abort checkpoint 1 while the storage neither stores nor discards it."""
     await world.running(0)
     world.on_store, world.on_discard = fail, fail
-    world.checkpoint()
-    await world.settle()
+    await world.checkpoint()
 
 
 async def test_a_coordinator_is_told_that_a_checkpoint_is_discarded_only_when_that_is_durable() -> None:  # H64
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         await leave_one_in_doubt(world)
-        assert coordinator.calls_of(*NOTIFICATIONS) == [("notify_checkpoint_aborted", 1)]
-        assert coordinator.context.checkpoints_in_doubt == {1}
+        assert world.coordinator.calls_of(*NOTIFICATIONS) == [("notify_checkpoint_aborted", 1)]
+        assert world.coordinator.context.checkpoints_in_doubt == {1}
         world.on_discard = None
         await world.advance(1.1)
-        assert coordinator.calls_of(*NOTIFICATIONS)[1:] == [("notify_checkpoint_discarded", 1)]
-        assert coordinator.context.checkpoints_in_doubt == frozenset()
+        assert world.coordinator.calls_of(*NOTIFICATIONS)[1:] == [("notify_checkpoint_discarded", 1)]
+        assert world.coordinator.context.checkpoints_in_doubt == frozenset()
 
 
 async def test_a_checkpoint_is_in_doubt_from_its_abort_until_its_discard() -> None:  # H64
@@ -57,7 +55,7 @@ async def test_a_checkpoint_is_in_doubt_from_its_abort_until_its_discard() -> No
 
 
 async def test_a_discard_that_fails_is_tried_again_and_again_with_growing_delays() -> None:  # H64, H48
-    async with running_operator(RecordingCoordinator()) as world:
+    async with running_operator() as world:
         await leave_one_in_doubt(world)
         tries = []
         for _ in range(4):
@@ -74,28 +72,25 @@ async def test_no_further_try_is_made_once_the_storage_refuses() -> None:  # H64
     async def refuse(checkpoint_id: int) -> None:
         raise DiscardRefused("a later application has taken over")
 
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         await leave_one_in_doubt(world)
         world.on_discard = refuse
         await world.advance(600.0)
         assert len(world.discarded) == 2
-        assert coordinator.context.checkpoints_in_doubt == {1}
-        assert not coordinator.calls_of("notify_checkpoint_discarded")
+        assert world.coordinator.context.checkpoints_in_doubt == {1}
+        assert not world.coordinator.calls_of("notify_checkpoint_discarded")
 
 
 async def test_a_later_completion_ends_the_doubt_and_the_tries() -> None:  # H64
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         await leave_one_in_doubt(world)
         world.on_store = None
-        world.checkpoint()
-        await world.settle()
-        assert coordinator.calls_of(*NOTIFICATIONS)[1:] == [
+        await world.checkpoint()
+        assert world.coordinator.calls_of(*NOTIFICATIONS)[1:] == [
             ("notify_checkpoint_complete", 2),
             ("notify_checkpoint_discarded", 1),
         ]
-        assert coordinator.context.checkpoints_in_doubt == frozenset()
+        assert world.coordinator.context.checkpoints_in_doubt == frozenset()
         assert world.completed == [2]
         tries = len(world.discarded)
         await world.advance(600.0)
@@ -103,16 +98,15 @@ async def test_a_later_completion_ends_the_doubt_and_the_tries() -> None:  # H64
 
 
 async def test_a_reset_leaves_checkpoints_in_doubt() -> None:  # H64, H16
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         await leave_one_in_doubt(world)
         world.reset()
         await world.settle()
-        assert coordinator.calls[-1] == ("reset_to_checkpoint", -1, None)
-        assert coordinator.context.checkpoints_in_doubt == {1}
+        assert world.coordinator.calls[-1] == ("reset_to_checkpoint", -1, None)
+        assert world.coordinator.context.checkpoints_in_doubt == {1}
         world.on_discard = None
         await world.advance(10.0)
-        assert coordinator.calls_of("notify_checkpoint_discarded") == [("notify_checkpoint_discarded", 1)]
+        assert world.coordinator.calls_of("notify_checkpoint_discarded") == [("notify_checkpoint_discarded", 1)]
 
 
 async def test_a_new_coordinator_finds_the_checkpoints_in_doubt() -> None:  # H64, R101
@@ -137,32 +131,28 @@ async def test_a_hanging_discard_blocks_nothing() -> None:  # H64, H48
     async def hang(checkpoint_id: int) -> None:
         await asyncio.Event().wait()
 
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         world.on_store, world.on_discard = fail, hang
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         world.fail(task)
         world.end_run(False)
         settled = world.await_settled()
         await world.settle()
         assert settled.values
         await world.stop()
-    assert coordinator.calls[-1] == ("close",)
+    assert world.coordinator.calls[-1] == ("close",)
 
 
 @pytest.mark.parametrize("reached", ["closing", "storing"])
 async def test_a_savepoint_that_may_exist_is_named_to_the_one_who_asked_for_it(reached: str) -> None:  # H64, H49
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         world.on_store = fail
         task.declines = "not now" if reached == "closing" else ""
-        answer = world.checkpoint("backup/monday")
-        await world.settle()
+        answer = await world.checkpoint("backup/monday")
         assert ("may exist in backup/monday" in answer.reason()) == (reached == "storing")
-        assert coordinator.calls_of(*NOTIFICATIONS) == [
+        assert world.coordinator.calls_of(*NOTIFICATIONS) == [
             ("notify_checkpoint_aborted", 1),
             ("notify_checkpoint_discarded", 1),
         ]

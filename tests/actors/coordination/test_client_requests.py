@@ -21,7 +21,7 @@ async def test_a_coordinator_answers_with_what_its_handler_returns() -> None:  #
 
 
 async def test_a_coordinator_without_a_handler_says_so() -> None:  # S61
-    async with running_operator(RecordingCoordinator()) as world:
+    async with running_operator() as world:
         answer = world.ask_client_request("testing payload")
         await world.settle()
         (error,) = answer.errors
@@ -53,8 +53,7 @@ async def test_a_request_is_handled_while_a_checkpoint_runs() -> None:  # R98
     async with running_operator(RecordingCoordinator(handle_client_request=echo)) as world:
         (task,) = await world.running(0)
         task.busy = True
-        checkpoint = world.checkpoint()
-        await world.settle()
+        checkpoint = await world.checkpoint()
         answer = world.ask_client_request("now")
         await world.settle()
         assert answer.values == ["now"]

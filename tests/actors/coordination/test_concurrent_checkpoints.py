@@ -29,11 +29,10 @@ class Disk:
 
 
 async def test_a_second_one_goes_its_way_while_the_first_is_written() -> None:  # H43
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, concurrent_max=2) as world:
+    async with running_operator(concurrent_max=2) as world:
         disk = Disk(world)
         await world.running(0, 1)
-        first, second = world.checkpoint(), world.checkpoint()
+        first, second = world.begin_checkpoint(), world.begin_checkpoint()
         await world.settle()
         assert sorted(disk.writing) == [1, 2]
         disk.writing[1].set()
@@ -43,24 +42,23 @@ async def test_a_second_one_goes_its_way_while_the_first_is_written() -> None:  
         disk.writing[2].set()
         await world.settle()
         assert second.values == [2]
-        assert coordinator.calls_of("notify_checkpoint_complete") == [
+        assert world.coordinator.calls_of("notify_checkpoint_complete") == [
             ("notify_checkpoint_complete", 1),
             ("notify_checkpoint_complete", 2),
         ]
 
 
 async def test_a_later_one_that_completes_first_ends_the_lower_one() -> None:  # H43
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, concurrent_max=2, tolerated_failures=0) as world:
+    async with running_operator(concurrent_max=2, tolerated_failures=0) as world:
         disk = Disk(world)
         (task,) = await world.running(0)
-        first, second = world.checkpoint(), world.checkpoint()
+        first, second = world.begin_checkpoint(), world.begin_checkpoint()
         await world.settle()
         disk.writing[2].set()
         await world.settle()
         assert "subsumed" in first.reason()
         assert second.values == [2]
-        assert coordinator.calls[-3:] == [
+        assert world.coordinator.calls[-3:] == [
             ("notify_checkpoint_aborted", 1),
             ("notify_checkpoint_complete", 2),
             ("notify_checkpoint_discarded", 1),  # H64: it was in doubt until then
@@ -71,10 +69,10 @@ async def test_a_later_one_that_completes_first_ends_the_lower_one() -> None:  #
 
 
 async def test_giving_one_up_leaves_the_write_of_the_other_alone() -> None:  # H43, H44
-    async with running_operator(RecordingCoordinator(), concurrent_max=2) as world:
+    async with running_operator(concurrent_max=2) as world:
         disk = Disk(world)
         await world.running(0)
-        first, second = world.checkpoint(), world.checkpoint()
+        first, second = world.begin_checkpoint(), world.begin_checkpoint()
         await world.settle()
         world.tracker.tell(AbortRequested(2, "by the test"))
         await world.settle()
@@ -96,7 +94,7 @@ async def test_an_event_waits_for_the_lower_one_too() -> None:  # H43, down: N a
     async with running_operator(coordinator, concurrent_max=2) as world:
         (task,) = await world.running(0)
         task.busy = True
-        answers = [world.checkpoint(), world.checkpoint()]
+        answers = [world.begin_checkpoint(), world.begin_checkpoint()]
         await world.settle()
         coordinator.gateways[0].send_event_nowait("after both")
         task.busy = False

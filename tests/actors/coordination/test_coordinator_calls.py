@@ -76,13 +76,12 @@ async def test_what_is_sent_inside_a_method_leaves_in_the_order_of_the_calls() -
 
 
 async def test_start_comes_first_and_close_once_at_the_end() -> None:  # H6
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         await world.running(0)
         await world.stop()
-        assert coordinator.calls[0] == ("start",)
-        assert coordinator.calls[-1] == ("close",)
-    assert len(coordinator.calls_of("close")) == 1
+        assert world.coordinator.calls[0] == ("start",)
+        assert world.coordinator.calls[-1] == ("close",)
+    assert len(world.coordinator.calls_of("close")) == 1
 
 
 async def test_a_failure_in_start_is_raised_with_its_cause_and_what_was_built_is_closed() -> None:  # H6
@@ -132,9 +131,9 @@ async def provoke(world: World, method: str) -> None:
         world.end_run()
     elif method in ("notify_checkpoint_aborted", "notify_checkpoint_discarded"):
         task.declines = "not now"
-        world.checkpoint()
+        world.begin_checkpoint()
     elif method in ("checkpoint_coordinator", "notify_checkpoint_complete"):
-        world.checkpoint()
+        world.begin_checkpoint()
     await world.settle()
 
 
@@ -221,25 +220,22 @@ async def test_the_first_cause_stays_until_the_reset() -> None:  # H7, H8
 
 
 async def test_fail_job_latches_until_the_reset() -> None:  # H8
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
-        coordinator.context.fail_job("once")
-        coordinator.context.fail_job(ValueError("twice"))
+    async with running_operator() as world:
+        world.coordinator.context.fail_job("once")
+        world.coordinator.context.fail_job(ValueError("twice"))
         assert [report.cause for report in world.reported(GlobalFailureRaised)] == ["fail_job: RuntimeError: once"]
         world.reset()
         await world.settle()
-        coordinator.context.fail_job(ValueError("again"))
+        world.coordinator.context.fail_job(ValueError("again"))
         assert world.reported(GlobalFailureRaised)[-1].cause == "fail_job: ValueError: again"
 
 
 async def test_too_many_failed_checkpoints_are_a_global_failure_whose_cause_is_known() -> None:  # H45
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, tolerated_failures=1) as world:
+    async with running_operator(tolerated_failures=1) as world:
         (task,) = await world.running(0)
         task.declines = "disk full"
         for _ in range(2):
-            world.checkpoint()
-            await world.settle()
+            await world.checkpoint()
         (report,) = world.reported(GlobalFailureRaised)
         assert "disk full" in report.cause
         assert [str(failure) for failure in world.failures] == [report.cause]
@@ -249,11 +245,10 @@ async def test_too_many_failed_checkpoints_are_a_global_failure_whose_cause_is_k
 
 
 async def test_the_context_tells_who_and_where_the_coordinator_is() -> None:
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, parallelism=3, mode=RestoreMode.BATCH) as world:
-        context = coordinator.context
+    async with running_operator(parallelism=3, mode=RestoreMode.BATCH) as world:
+        context = world.coordinator.context
         assert (context.operator_id, context.parallelism, context.mode) == ("words", 3, RestoreMode.BATCH)
-        context.log.debug("a coordinator may log")
+        context.log.debug("a world.coordinator may log")
         assert context.clock.now() == world.kit.clock.now()
 
 
@@ -293,9 +288,8 @@ async def test_an_error_of_blocking_work_goes_to_its_handler() -> None:  # H9
     async def take(result: Any, error: Exception | None) -> None:
         heard.append((result, type(error)))
 
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
-        coordinator.context.call_async(int, "no number", handler=take)
+    async with running_operator() as world:
+        world.coordinator.context.call_async(int, "no number", handler=take)
         await world.settle()
         assert heard == [(None, ValueError)]
         assert not world.reports
@@ -336,9 +330,8 @@ async def test_an_error_in_the_background_goes_to_its_handler() -> None:  # H9
     async def take(result: Any, error: Exception | None) -> None:
         heard.append((result, str(error)))
 
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
-        coordinator.context.run_in_background(raising(ValueError("no broker")), handler=take)
+    async with running_operator() as world:
+        world.coordinator.context.run_in_background(raising(ValueError("no broker")), handler=take)
         await world.settle()
         assert heard == [(None, "no broker")]
         assert not world.reports
@@ -349,20 +342,18 @@ async def test_work_in_the_background_is_cancelled_before_close() -> None:  # H6
         try:
             await asyncio.Event().wait()
         finally:
-            coordinator.calls.append(("cancelled",))
+            world.coordinator.calls.append(("cancelled",))
 
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
-        coordinator.context.run_in_background(for_ever, handler=raising(AssertionError("after close")))
+    async with running_operator() as world:
+        world.coordinator.context.run_in_background(for_ever, handler=raising(AssertionError("after close")))
         await world.settle()
         await world.stop()
-        assert coordinator.calls[-2:] == [("cancelled",), ("close",)]
+        assert world.coordinator.calls[-2:] == [("cancelled",), ("close",)]
 
 
 async def test_a_handler_that_raises_is_a_global_failure() -> None:  # H7, H9
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
-        coordinator.context.call_async(int, "1", handler=raising(ValueError("cannot use it")))
+    async with running_operator() as world:
+        world.coordinator.context.call_async(int, "1", handler=raising(ValueError("cannot use it")))
         await world.settle()
         (failure,) = world.reported(GlobalFailureRaised)
         assert "cannot use it" in failure.cause
@@ -374,10 +365,9 @@ async def test_a_delayed_call_comes_when_its_time_has_come() -> None:  # H9
     async def ring(name: str) -> None:
         heard.append(name)
 
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
-        coordinator.context.call_later(2.0, lambda: ring("late"))
-        coordinator.context.call_later(1.0, lambda: ring("early"))
+    async with running_operator() as world:
+        world.coordinator.context.call_later(2.0, lambda: ring("late"))
+        world.coordinator.context.call_later(1.0, lambda: ring("early"))
         await world.advance(0.9)
         assert heard == []
         await world.advance(0.2)
@@ -387,10 +377,9 @@ async def test_a_delayed_call_comes_when_its_time_has_come() -> None:  # H9
 
 
 async def test_a_delayed_call_is_dropped_at_the_end() -> None:  # H9
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
-        coordinator.context.call_later(1.0, raising(AssertionError("after close")))
+    async with running_operator() as world:
+        world.coordinator.context.call_later(1.0, raising(AssertionError("after close")))
         await world.stop()
         await world.advance(2.0)
-        assert coordinator.calls[-1] == ("close",)
+        assert world.coordinator.calls[-1] == ("close",)
         assert not world.failures

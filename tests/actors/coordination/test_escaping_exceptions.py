@@ -187,10 +187,9 @@ async def test_an_exit_raised_in_the_background_fails_the_job(begin: Any, error:
 
 @escapes
 async def test_an_exit_raised_by_a_handler_fails_the_job(error: BaseException) -> None:  # H65
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         await world.running(0)
-        coordinator.context.call_later(1.0, raising(error))
+        world.coordinator.context.call_later(1.0, raising(error))
         await world.advance(1.0)
         expect_failure(world, error, "call handler")
         await expect_life(world)
@@ -201,21 +200,19 @@ async def test_an_exit_raised_by_inject_barrier_fails_the_job(error: BaseExcepti
     def inject(attempt: ExecutionAttempt, checkpoint_id: int, events_before: int) -> None:
         raise error
 
-    async with running_operator(RecordingCoordinator(), inject_barrier=inject) as world:
+    async with running_operator(inject_barrier=inject) as world:
         await world.running(0)
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert "its barrier could not be sent" in answer.reason()
         expect_failure(world, error, "inject_barrier")
 
 
 @escapes
 async def test_an_exit_raised_by_the_storage_fails_the_checkpoint_alone(error: BaseException) -> None:  # H65, H45
-    async with running_operator(RecordingCoordinator()) as world:
+    async with running_operator() as world:
         await world.running(0)
         world.on_store = raising(error)
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert type(error).__name__ in answer.reason()
         assert not world.failures
         assert world.tracker.is_alive

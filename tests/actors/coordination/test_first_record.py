@@ -72,8 +72,7 @@ async def test_a_subtask_that_opens_while_others_close_for_a_checkpoint_begins_b
         world.task_type = WaitingTask
         (first,) = await world.running(0)
         first.silent = True
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         late = world.accept(1)
         await world.settle()
         assert late.handled == []  # its readiness is held back until all have closed

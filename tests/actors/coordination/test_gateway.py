@@ -22,10 +22,9 @@ from tests.actors.coordination.operator_world import RecordingCoordinator, runni
 
 
 async def test_events_arrive_in_order_each_once_and_are_confirmed() -> None:  # H22, H23
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
-        confirmations = [await coordinator.gateways[0].send_event(number) for number in range(20)]
+        confirmations = [await world.coordinator.gateways[0].send_event(number) for number in range(20)]
         await world.settle()
         assert task.events == list(range(20))
         for confirmation in confirmations:
@@ -34,11 +33,10 @@ async def test_events_arrive_in_order_each_once_and_are_confirmed() -> None:  # 
 
 
 async def test_an_event_is_confirmed_when_it_lies_in_the_mailbox_and_not_before() -> None:  # H23
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         task.unresponsive = task.busy = True
-        confirmation = await coordinator.gateways[0].send_event("hello")
+        confirmation = await world.coordinator.gateways[0].send_event("hello")
         await world.settle()
         assert not confirmation.done()
         task.unresponsive = False
@@ -48,22 +46,20 @@ async def test_an_event_is_confirmed_when_it_lies_in_the_mailbox_and_not_before(
 
 
 async def test_an_event_is_encoded_at_once_so_later_changes_do_not_matter() -> None:  # H21
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         event = ["before"]
-        await coordinator.gateways[0].send_event(event)
-        coordinator.gateways[0].send_event_nowait(event)
+        await world.coordinator.gateways[0].send_event(event)
+        world.coordinator.gateways[0].send_event_nowait(event)
         event.append("after")
         await world.settle()
         assert task.events == [["before"], ["before"]]
 
 
 async def test_what_cannot_be_encoded_raises_where_it_was_sent_and_takes_no_room() -> None:  # H21
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         await world.running(0)
-        gateway = coordinator.gateways[0]
+        gateway = world.coordinator.gateways[0]
         with pytest.raises(EventEncodeError):
             await gateway.send_event(object())
         with pytest.raises(EventEncodeError):
@@ -73,11 +69,10 @@ async def test_what_cannot_be_encoded_raises_where_it_was_sent_and_takes_no_room
 
 
 async def test_sending_never_raises_because_the_attempt_is_over() -> None:  # H21, H26
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, events_max=1) as world:
+    async with running_operator(events_max=1) as world:
         (task,) = await world.running(0)
         task.unresponsive = True
-        gateway = coordinator.gateways[0]
+        gateway = world.coordinator.gateways[0]
         first = await gateway.send_event("held")
         late: list[Confirmation] = []
         # At the end, one sender still waits for room. That must not refuse the senders after it.
@@ -120,13 +115,12 @@ async def test_room_for_two_wakes_two() -> None:  # H27
 
 
 async def test_held_and_unconfirmed_events_fail_at_the_end_and_nothing_follows() -> None:  # H26
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         task, _ = await world.running(0, 1)
         task.unresponsive = True
-        gateway = coordinator.gateways[0]
+        gateway = world.coordinator.gateways[0]
         unconfirmed = await gateway.send_event("unconfirmed")
-        other_event = await coordinator.gateways[1].send_event("to another")
+        other_event = await world.coordinator.gateways[1].send_event("to another")
         await world.settle()
         in_its_mailbox = await gateway.send_event("in the same moment as the end")
         world.fail(task, FailureKind.EXECUTOR_LOST)
@@ -143,12 +137,11 @@ async def test_held_and_unconfirmed_events_fail_at_the_end_and_nothing_follows()
 
 
 async def test_an_unconfirmed_event_condemns_exactly_its_attempt() -> None:  # H25
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
+    async with running_operator(confirm_timeout_s=3.0) as world:
         silent, _ = await world.running(0, 1)
         silent.unresponsive = True
-        late = await coordinator.gateways[0].send_event("nobody listens")
-        other = await coordinator.gateways[1].send_event("hello")
+        late = await world.coordinator.gateways[0].send_event("nobody listens")
+        other = await world.coordinator.gateways[1].send_event("hello")
         await world.advance(2.9)
         assert not world.reports
         await world.advance(0.2)
@@ -163,44 +156,40 @@ async def test_an_unconfirmed_event_condemns_exactly_its_attempt() -> None:  # H
 
 
 async def test_a_condemned_attempt_is_told_at_once_and_does_not_wait_for_its_goodbye() -> None:  # H25, H48
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
+    async with running_operator(confirm_timeout_s=3.0) as world:
         (task,) = await world.running(0)
         task.silent = True
-        await coordinator.gateways[0].send_event("heard, and not confirmed")
+        await world.coordinator.gateways[0].send_event("heard, and not confirmed")
         await world.advance(3.1)
         assert isinstance(world.reports[0], AttemptCondemned)
         assert task.ended, "nobody has told the task"
 
 
 async def test_an_attempt_that_is_over_already_is_not_condemned() -> None:  # H25
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
+    async with running_operator(confirm_timeout_s=3.0) as world:
         (task,) = await world.running(0)
         task.unresponsive = True
-        await coordinator.gateways[0].send_event("nobody listens")
+        await world.coordinator.gateways[0].send_event("nobody listens")
         world.fail(task)
         await world.advance(10.0)
         assert not world.reports
 
 
 async def test_the_deadline_moves_on_with_each_confirmation() -> None:  # H25
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
+    async with running_operator(confirm_timeout_s=3.0) as world:
         await world.running(0)
         for number in range(5):
-            await coordinator.gateways[0].send_event(number)
+            await world.coordinator.gateways[0].send_event(number)
             await world.advance(2.0)
         assert not world.reports
 
 
 async def test_a_loss_tolerant_event_fails_no_attempt() -> None:  # H28
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
+    async with running_operator(confirm_timeout_s=3.0) as world:
         (task,) = await world.running(0)
         task.unresponsive = True
-        hint = await coordinator.gateways[0].send_event("a hint", loss_tolerant=True)
-        also = coordinator.gateways[0].send_event_nowait("another", loss_tolerant=True)
+        hint = await world.coordinator.gateways[0].send_event("a hint", loss_tolerant=True)
+        also = world.coordinator.gateways[0].send_event_nowait("another", loss_tolerant=True)
         await world.advance(100.0)
         assert not world.reports
         task.unresponsive = False

@@ -17,11 +17,10 @@ from tests.actors.coordination.operator_world import RecordingCoordinator, runni
 
 
 async def test_at_the_bound_a_sender_waits_and_nowait_is_refused() -> None:  # H27
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, events_max=2) as world:
+    async with running_operator(events_max=2) as world:
         (task,) = await world.running(0)
         task.unresponsive = True
-        gateway = coordinator.gateways[0]
+        gateway = world.coordinator.gateways[0]
         await gateway.send_event(1)
         await gateway.send_event(2)
         assert (gateway.events_pending, gateway.bytes_pending) == (2, 2)
@@ -44,11 +43,10 @@ async def test_at_the_bound_a_sender_waits_and_nowait_is_refused() -> None:  # H
 
 
 async def test_the_bound_holds_for_bytes_too_but_a_large_event_passes_alone() -> None:  # H27
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, bytes_max=100) as world:
+    async with running_operator(bytes_max=100) as world:
         (task,) = await world.running(0)
         task.unresponsive = True
-        gateway = coordinator.gateways[0]
+        gateway = world.coordinator.gateways[0]
         await gateway.send_event(b"x" * 500)
         with pytest.raises(GatewayFull):
             gateway.send_event_nowait(b"y")
@@ -60,13 +58,11 @@ async def test_the_bound_holds_for_bytes_too_but_a_large_event_passes_alone() ->
 
 
 async def test_events_held_by_a_checkpoint_count_against_the_bound() -> None:  # H27, G11
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, events_max=2) as world:
+    async with running_operator(events_max=2) as world:
         (task,) = await world.running(0)
         task.busy = True
-        world.checkpoint()
-        await world.settle()
-        gateway = coordinator.gateways[0]
+        await world.checkpoint()
+        gateway = world.coordinator.gateways[0]
         gateway.send_event_nowait(1)
         gateway.send_event_nowait(2)
         await world.settle()
@@ -80,11 +76,10 @@ async def test_events_held_by_a_checkpoint_count_against_the_bound() -> None:  #
 
 
 async def test_no_event_overtakes_one_that_waits_for_room() -> None:  # H22, H27
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, bytes_max=100) as world:
+    async with running_operator(bytes_max=100) as world:
         (task,) = await world.running(0)
         task.unresponsive = True
-        gateway = coordinator.gateways[0]
+        gateway = world.coordinator.gateways[0]
         await gateway.send_event("first")
         async with anyio.create_task_group() as tasks:
             OneThatWaits(tasks, gateway, "x" * 98)
@@ -97,11 +92,10 @@ async def test_no_event_overtakes_one_that_waits_for_room() -> None:  # H22, H27
 
 
 async def test_one_that_is_cancelled_while_it_waits_sends_nothing_and_the_others_go_on() -> None:  # H27
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, events_max=1) as world:
+    async with running_operator(events_max=1) as world:
         (task,) = await world.running(0)
         task.unresponsive = True
-        gateway = coordinator.gateways[0]
+        gateway = world.coordinator.gateways[0]
         await gateway.send_event("first")
         async with anyio.create_task_group() as tasks:
             cancelled, patient = OneThatWaits(tasks, gateway, "cancelled"), OneThatWaits(tasks, gateway, "patient")
@@ -117,11 +111,10 @@ async def test_one_that_is_cancelled_while_it_waits_sends_nothing_and_the_others
 
 
 async def test_one_that_is_cancelled_in_the_moment_of_its_turn_passes_it_on() -> None:  # H27
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, events_max=1) as world:
+    async with running_operator(events_max=1) as world:
         (task,) = await world.running(0)
         task.unresponsive = True
-        gateway = coordinator.gateways[0]
+        gateway = world.coordinator.gateways[0]
         first = await gateway.send_event("first")
         async with asyncio.TaskGroup() as native, anyio.create_task_group() as tasks:
             cancelled = native.create_task(gateway.send_event("cancelled"))

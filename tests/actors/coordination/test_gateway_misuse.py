@@ -17,11 +17,10 @@ from tests.actors.coordination.operator_world import RecordingCoordinator, runni
 
 @pytest.mark.parametrize("method", ["send_event", "send_event_nowait"])
 async def test_a_gateway_refuses_another_thread_and_names_the_way(method: str) -> None:  # H59
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         with pytest.raises(LocalProtocolError, match=r"from thread .* call context\.call_soon_threadsafe\(handler\)"):
-            await anyio.to_thread.run_sync(getattr(coordinator.gateways[0], method), "from afar")
+            await anyio.to_thread.run_sync(getattr(world.coordinator.gateways[0], method), "from afar")
         await world.settle()
         assert task.events == []
 

@@ -11,14 +11,13 @@ from protocol.attempts import AttemptCondemned, ConnectionExpired
 from protocol.errors import AttemptOver
 from protocol.wire.codec import encode_event
 from protocol.wire.messages import EventMessage
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+from tests.actors.coordination.operator_world import running_operator
 
 
 async def test_a_broken_connection_loses_and_doubles_nothing() -> None:  # H24, H22, H30
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
-        gateway = coordinator.gateways[0]
+        gateway = world.coordinator.gateways[0]
         sent = []
         for number in range(12):
             sent.append(await gateway.send_event(number))
@@ -36,17 +35,16 @@ async def test_a_broken_connection_loses_and_doubles_nothing() -> None:  # H24, 
         for number in range(12):
             expected += [number, f"while away {number}"] if number % 4 == 3 else [number]
         assert task.events == expected
-        assert coordinator.events == expected
+        assert world.coordinator.events == expected
         assert all(confirmation.confirmed() for confirmation in sent)
         assert not world.reports
 
 
 async def test_a_confirmation_that_is_lost_with_its_connection_is_made_good() -> None:  # H24, H22
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         task.silent = True
-        confirmation = await coordinator.gateways[0].send_event("once")
+        confirmation = await world.coordinator.gateways[0].send_event("once")
         await world.settle()
         assert task.events == ["once"]
         assert not confirmation.done()
@@ -59,10 +57,9 @@ async def test_a_confirmation_that_is_lost_with_its_connection_is_made_good() ->
 
 
 async def test_an_attempt_that_does_not_come_back_in_time_is_reported() -> None:  # H24
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, reconnect_timeout_s=5.0) as world:
+    async with running_operator(reconnect_timeout_s=5.0) as world:
         (task,) = await world.running(0)
-        confirmation = await coordinator.gateways[0].send_event("on the way")
+        confirmation = await world.coordinator.gateways[0].send_event("on the way")
         task.unresponsive = True
         await world.settle()
         task.lose_connection()
@@ -74,11 +71,10 @@ async def test_an_attempt_that_does_not_come_back_in_time_is_reported() -> None:
 
 
 async def test_the_confirm_clock_stands_still_while_the_connection_is_down() -> None:  # H24, H25
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, confirm_timeout_s=3.0, reconnect_timeout_s=60.0) as world:
+    async with running_operator(confirm_timeout_s=3.0, reconnect_timeout_s=60.0) as world:
         (task,) = await world.running(0)
         task.unresponsive = True
-        confirmation = await coordinator.gateways[0].send_event("patience")
+        confirmation = await world.coordinator.gateways[0].send_event("patience")
         await world.advance(2.0)
         task.lose_connection()
         await world.advance(30.0)
@@ -90,22 +86,20 @@ async def test_the_confirm_clock_stands_still_while_the_connection_is_down() -> 
 
 
 async def test_a_second_connection_replaces_the_first() -> None:  # H24
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         old = task.connection
         assert old is not None
         task.reconnect(world.connection())
         await world.settle()
         assert old.closed
-        await coordinator.gateways[0].send_event("on the new one")
+        await world.coordinator.gateways[0].send_event("on the new one")
         await world.settle()
         assert task.events == ["on the new one"]
 
 
 async def test_what_a_replaced_connection_brings_is_dropped_and_its_end_means_nothing() -> None:  # H3, H24
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, reconnect_timeout_s=5.0) as world:
+    async with running_operator(reconnect_timeout_s=5.0) as world:
         (task,) = await world.running(0)
         assert task.connection is not None
         old_id = task.connection.connection_id
@@ -115,17 +109,16 @@ async def test_what_a_replaced_connection_brings_is_dropped_and_its_end_means_no
         task.gateway_ref.tell(MessagesArrived(old_id, [stray]))
         task.gateway_ref.tell(ConnectionClosed(old_id, "at last"))
         await world.advance(10.0)
-        assert coordinator.events == []
+        assert world.coordinator.events == []
         assert world.statistics.messages_dropped == 1
         assert not world.reports
-        await coordinator.gateways[0].send_event("still connected")
+        await world.coordinator.gateways[0].send_event("still connected")
         await world.settle()
         assert task.events == ["still connected"]
 
 
 async def test_a_peer_that_breaks_the_protocol_loses_only_its_own_connection() -> None:  # H24, H62
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         bad, good = await world.running(0, 1)
         assert bad.connection is not None
         bad.gateway_ref.tell(
@@ -135,13 +128,12 @@ async def test_a_peer_that_breaks_the_protocol_loses_only_its_own_connection() -
         assert bad.connection.closed
         good.send("fine")
         await world.settle()
-        assert coordinator.events == ["fine"]
+        assert world.coordinator.events == ["fine"]
         assert not world.failures
 
 
 async def test_an_unreadable_event_condemns_its_attempt_only() -> None:  # H62
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         bad, good = await world.running(0, 1)
         assert bad.connection is not None
         bad.gateway_ref.tell(  # 0xc1 is not valid msgpack; item 1 was Opened
@@ -152,4 +144,4 @@ async def test_an_unreadable_event_condemns_its_attempt_only() -> None:  # H62
         (condemned,) = world.reports
         assert isinstance(condemned, AttemptCondemned)
         assert condemned.task_attempt_id == bad.attempt.task_attempt_id
-        assert coordinator.events == ["fine"]
+        assert world.coordinator.events == ["fine"]

@@ -19,8 +19,7 @@ from tests.actors.coordination.operator_world import RecordingCoordinator, runni
 
 
 async def test_events_of_one_attempt_come_in_order_and_after_it_is_ready() -> None:  # H30, H10
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         task = world.accept(0)
         task.opens_at_once = False
         await world.settle()
@@ -29,8 +28,8 @@ async def test_events_of_one_attempt_come_in_order_and_after_it_is_ready() -> No
         for number in range(10):
             task.send(number)
         await world.settle()
-        assert coordinator.calls[1] == ("subtask_ready", 0, 0)
-        assert coordinator.events == ["before it opened", *range(10)]
+        assert world.coordinator.calls[1] == ("subtask_ready", 0, 0)
+        assert world.coordinator.events == ["before it opened", *range(10)]
         assert task.machine.all_confirmed
 
 
@@ -95,8 +94,7 @@ async def test_a_request_that_fails_is_the_askers_trouble_only(answer: Any) -> N
 
 
 async def test_a_coordinator_that_answers_no_requests_says_so() -> None:  # H33
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         request_id = task.ask("please")
         await world.settle()

@@ -20,7 +20,7 @@ from protocol.wire.messages import (
     EventMessage,
 )
 from tests.actors.coordination.executor import MemoryConnection, Task
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import World, running_operator
 
 
 class WatchedConnection(MemoryConnection):
@@ -64,35 +64,31 @@ def together(task: Task, events: Iterable[Any]) -> None:
 
 
 async def test_a_lone_event_does_not_wait_for_the_end_of_the_turn() -> None:
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         connections = watch(world)
         await world.running(0)
-        await coordinator.gateways[0].send_event("alone")
+        await world.coordinator.gateways[0].send_event("alone")
         await world.settle()
         assert connections[0].events() == [(1, True)]
 
 
 async def test_an_event_leaves_with_others_of_its_turn_where_one_is_under_way_already() -> None:
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         connections = watch(world)
         await world.running(0)
         for number in range(5):
-            await coordinator.gateways[0].send_event(number)
+            await world.coordinator.gateways[0].send_event(number)
         await world.settle()
         assert connections[0].events() == [(1, True), (2, False), (3, False), (4, False), (5, False)]
 
 
 async def test_barriers_and_completions_leave_before_the_next_subtask_is_told() -> None:
     """They leave in one write with the confirmation that follows. Closing early would only prolong the hold."""
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         connections = watch(world)
         await world.running(0)
         before = len(connections[0].sent)
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert [(type(message), at_once) for message, at_once in connections[0].sent[before:]] == [
             (CloseForCheckpoint, False),
             (BarrierMessage, False),
@@ -103,20 +99,18 @@ async def test_barriers_and_completions_leave_before_the_next_subtask_is_told() 
 
 
 async def test_events_that_arrived_together_are_confirmed_once() -> None:
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         connections = watch(world)
         (task,) = await world.running(0)
         opened_seq = connections[0].confirms()[-1]
         together(task, range(10))
         await world.settle()
-        assert coordinator.events == list(range(10))
+        assert world.coordinator.events == list(range(10))
         assert connections[0].confirms() == [opened_seq, opened_seq + 10]
 
 
 async def test_a_very_large_batch_of_events_is_confirmed_in_parts_so_that_the_window_moves() -> None:
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         connections = watch(world)
         (task,) = await world.running(0)
         together(task, range(10 * TAKEN_EVERY))

@@ -46,7 +46,7 @@ async def test_an_instance_that_cannot_forget_fails_its_second_run_and_not_its_f
 
 
 async def test_an_instance_that_forgets_serves_each_run() -> None:  # H68
-    async with running_operator(RecordingCoordinator()) as world:
+    async with running_operator() as world:
         await world.running(0)
         await next_run(world)
         await world.running(0)

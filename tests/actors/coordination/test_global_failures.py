@@ -21,8 +21,7 @@ async def test_a_coordinator_that_fails_over_a_failed_checkpoint_adds_no_second_
     async with running_operator(coordinator, tolerated_failures=0) as world:
         (task,) = await world.running(0)
         task.declines = "disk full"
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         (report,) = world.reported(GlobalFailureRaised)
         assert "disk full" in report.cause
         (cause,) = world.failures
@@ -30,20 +29,17 @@ async def test_a_coordinator_that_fails_over_a_failed_checkpoint_adds_no_second_
 
 
 async def test_a_checkpoint_that_fails_over_a_failed_coordinator_adds_no_second_failure() -> None:  # H8, H45
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, tolerated_failures=0) as world:
+    async with running_operator(tolerated_failures=0) as world:
         (task,) = await world.running(0)
         task.declines = "disk full"
-        coordinator.context.fail_job("the input is gone")
-        world.checkpoint()
-        await world.settle()
+        world.coordinator.context.fail_job("the input is gone")
+        await world.checkpoint()
         (report,) = world.reported(GlobalFailureRaised)
         assert "the input is gone" in report.cause
         world.reset()
         (task,) = await world.running(0)
         task.declines = "disk full again"
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         assert "disk full again" in world.reported(GlobalFailureRaised)[-1].cause
         assert len(world.failures) == 2
 

@@ -77,8 +77,7 @@ async def test_the_new_coordinator_is_restored_to_the_last_completed_checkpoint(
 
     async with running(lambda number: {"checkpoint_coordinator": snapshot}) as (world, coordinators):
         (task,) = await world.running(0)
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         (checkpoint_id,) = answer.values
         fail_over(world, task)
         await world.settle()
@@ -161,7 +160,7 @@ async def test_a_checkpoint_that_would_wait_too_long_for_the_new_coordinator_fai
         lambda number: {"close": waiting_for(released)} if number == 1 else {}, snapshot_timeout_s=5.0
     ) as (world, coordinators):
         world.reset()
-        answer = world.checkpoint()
+        answer = world.begin_checkpoint()
         await world.advance(5.0)
         assert "took longer than 5 s" in answer.reason()
         released.set()

@@ -43,26 +43,24 @@ class Positions:
 
 
 async def test_the_coordinator_is_reset_before_it_starts_and_everything_restores() -> None:  # H6, H52
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, restored=checkpoint(part(0, "held"), part(1))) as world:
-        assert coordinator.calls == [("reset_to_checkpoint", 7, b"books"), ("start",)]
+    async with running_operator(restored=checkpoint(part(0, "held"), part(1))) as world:
+        assert world.coordinator.calls == [("reset_to_checkpoint", 7, b"books"), ("start",)]
         one, _ = await world.running(0, 1)
         assert one.registered is not None
         assert (one.registered.checkpoint_id, one.registered.states) == (7, (SubtaskState(0, b"of 0"),))
-        assert coordinator.events == ["held"]  # H31
+        assert world.coordinator.events == ["held"]  # H31
         world.fail(one)
         await world.settle()
-        assert coordinator.calls[-1] == ("subtask_reset", 0, 7)  # H18
+        assert world.coordinator.calls[-1] == ("subtask_reset", 0, 7)  # H18
         assert world.statistics.last_completed_checkpoint_id == 7
         assert world.statistics.operator_resets == 0
 
 
 async def test_a_reset_before_the_first_attempt_goes_to_the_restored_checkpoint() -> None:  # H18, H52
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, restored=checkpoint(part(0), part(1))) as world:
+    async with running_operator(restored=checkpoint(part(0), part(1))) as world:
         world.reset()
         await world.settle()
-        assert coordinator.calls[-1] == ("reset_to_checkpoint", 7, b"books")
+        assert world.coordinator.calls[-1] == ("reset_to_checkpoint", 7, b"books")
 
 
 async def test_a_restore_that_fails_is_a_failed_start() -> None:  # H6, H52
@@ -97,8 +95,7 @@ async def test_with_another_parallelism_held_events_keep_their_sender_and_order(
         assert world.statistics.events_restored == 3
         assert heir.registered is not None
         assert [state.subtask for state in heir.registered.states] == [1, 3]
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert answer.values == [8]  # H4, H32: both sides count the same
 
 
@@ -171,8 +168,7 @@ async def test_an_event_that_is_sent_again_after_a_restore_has_the_position_that
         task.send("covered")
         task.ask("a question counts too")  # H33
         await world.settle()
-        world.checkpoint()
-        await world.settle()
+        await world.checkpoint()
         task.send("not covered")
         await world.settle()
         world.fail(task)
@@ -188,47 +184,42 @@ async def test_an_event_that_is_sent_again_after_a_restore_has_the_position_that
             (0, "not covered", 3),
             (0, "not covered", 3),
         ]
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert answer.values == [2]
 
 
 async def test_what_a_finished_attempt_had_sent_counts_until_its_success_is_revoked() -> None:  # H32, H47, H17
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         done, _ = await world.running(0, 1)
         done.send("before the end")
         done.finish(state=b"final")
         await world.settle()
         world.finish(done)
-        answer = world.checkpoint()
-        await world.settle()
+        answer = await world.checkpoint()
         assert answer.values == [1]
         assert world.stored[0].subtask_states[0].events_sent == 1
-        assert coordinator.context.events_taken(0) == 1
+        assert world.coordinator.context.events_taken(0) == 1
         world.fail(done, FailureKind.REVOKED)
         (again,) = await world.running(0)
         again.send("once more")
         await world.settle()
-        assert coordinator.context.events_taken(0) == 2
-        answer = world.checkpoint()
-        await world.settle()
+        assert world.coordinator.context.events_taken(0) == 2
+        answer = await world.checkpoint()
         assert answer.values == [2]
 
 
 async def test_a_reset_of_everything_counts_from_the_restored_checkpoint_again() -> None:  # H32, H15
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
         task.send("x")
         await world.settle()
         world.reset()
         await world.settle()
-        assert coordinator.context.events_taken(0) == 0
+        assert world.coordinator.context.events_taken(0) == 0
         (task,) = await world.running(0)
         task.send("y")
         await world.settle()
-        assert coordinator.context.events_taken(0) == 1
+        assert world.coordinator.context.events_taken(0) == 1
 
 
 class ForgetfulTask(Task):
@@ -241,22 +232,20 @@ class ForgetfulTask(Task):
 
 
 async def test_where_the_two_sides_count_differently_nothing_is_stored() -> None:  # H32, H45
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         world.task_type = ForgetfulTask
         (task,) = await world.running(0)
         task.send("heard")
-        answer = world.checkpoint()
-        await world.settle()
-        assert coordinator.events == ["heard"]
+        answer = await world.checkpoint()
+        assert world.coordinator.events == ["heard"]
         assert "2" in answer.reason()
         assert world.stored == []
-        assert coordinator.calls[-2:] == [("notify_checkpoint_aborted", 1), ("notify_checkpoint_discarded", 1)]
+        assert world.coordinator.calls[-2:] == [("notify_checkpoint_aborted", 1), ("notify_checkpoint_discarded", 1)]
 
 
 async def test_parts_that_are_too_much_for_one_frame_fail_the_attempt_and_say_so() -> None:  # H48, H52
     large = tuple(SubtaskSnapshot((SubtaskState(subtask, bytes(33 * 2**20)),)) for subtask in range(2))
-    async with running_operator(RecordingCoordinator(), parallelism=1, restored=checkpoint(*large)) as world:
+    async with running_operator(parallelism=1, restored=checkpoint(*large)) as world:
         task = world.accept(0)
         await world.settle()
         (condemned,) = world.reported(AttemptCondemned)

@@ -22,33 +22,28 @@ async def assert_that_all_is_open(world: World, coordinator: RecordingCoordinato
 
 
 async def test_a_savepoint_goes_to_the_requested_directory_and_commits_nothing() -> None:  # H49
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         tasks = await world.running(0, 1)
-        answer = world.checkpoint("backup/monday")
-        await world.settle()
+        answer = await world.checkpoint("backup/monday")
         assert answer.values == [1]
         ((directory, savepoint),) = world.savepoints
         assert (directory, savepoint.checkpoint_id, sorted(savepoint.subtask_states)) == ("backup/monday", 1, [0, 1])
         assert world.stored == []
-        assert coordinator.calls[-1] == ("checkpoint_coordinator", 1)
+        assert world.coordinator.calls[-1] == ("checkpoint_coordinator", 1)
         assert [task.handled for task in tasks] == [[("snapshot", 1)], [("snapshot", 1)]]
         assert world.statistics.savepoints_completed == 1
         assert world.statistics.checkpoints_completed == 0
-        await assert_that_all_is_open(world, coordinator)
+        await assert_that_all_is_open(world, world.coordinator)
 
 
 async def test_no_reset_names_a_savepoint() -> None:  # H49, H18
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator) as world:
+    async with running_operator() as world:
         (task,) = await world.running(0)
-        world.checkpoint()
-        await world.settle()
-        world.checkpoint("elsewhere")
-        await world.settle()
+        await world.checkpoint()
+        await world.checkpoint("elsewhere")
         world.fail(task)
         (task,) = await world.running(0)
-        assert coordinator.calls_of("subtask_reset") == [("subtask_reset", 0, 1)]
+        assert world.coordinator.calls_of("subtask_reset") == [("subtask_reset", 0, 1)]
         assert task.registered is not None
         assert task.registered.checkpoint_id == 1
 
@@ -57,19 +52,17 @@ async def test_a_savepoint_that_cannot_be_written_is_its_askers_trouble() -> Non
     async def fail(checkpoint: Any) -> None:
         raise OSError("no such bucket")
 
-    coordinator = RecordingCoordinator()
-    async with running_operator(coordinator, tolerated_failures=0) as world:
+    async with running_operator(tolerated_failures=0) as world:
         (task,) = await world.running(0)
         world.on_store = fail
-        answer = world.checkpoint("elsewhere")
-        await world.settle()
+        answer = await world.checkpoint("elsewhere")
         assert "no such bucket" in answer.reason()
         assert task.handled[-1] == ("aborted", 1)
         assert "may exist in elsewhere" in answer.reason()  # H64
-        assert coordinator.calls[-2:] == [("notify_checkpoint_aborted", 1), ("notify_checkpoint_discarded", 1)]
-        assert coordinator.context.checkpoints_in_doubt == frozenset()
+        assert world.coordinator.calls[-2:] == [("notify_checkpoint_aborted", 1), ("notify_checkpoint_discarded", 1)]
+        assert world.coordinator.context.checkpoints_in_doubt == frozenset()
         assert not world.failures
-        await assert_that_all_is_open(world, coordinator)
+        await assert_that_all_is_open(world, world.coordinator)
 
 
 async def test_a_savepoint_that_is_given_up_is_not_looked_for_among_the_checkpoints() -> None:  # H49, H44
@@ -78,11 +71,10 @@ async def test_a_savepoint_that_is_given_up_is_not_looked_for_among_the_checkpoi
     async def slowly(checkpoint: Any) -> None:
         await disk.wait()
 
-    async with running_operator(RecordingCoordinator()) as world:
+    async with running_operator() as world:
         await world.running(0)
         world.on_store = slowly
-        answer = world.checkpoint("elsewhere")
-        await world.settle()
+        answer = await world.checkpoint("elsewhere")
         world.tracker.tell(AbortRequested(1, "changed my mind"))
         await world.settle()
         disk.set()
@@ -92,13 +84,13 @@ async def test_a_savepoint_that_is_given_up_is_not_looked_for_among_the_checkpoi
 
 
 async def test_a_savepoint_after_a_run_does_not_stand_in_for_the_final_checkpoint() -> None:  # H49
-    async with running_operator(RecordingCoordinator(), checkpoint_timeout_s=30.0) as world:
+    async with running_operator(checkpoint_timeout_s=30.0) as world:
         await world.running(0)
         world.no_ids = OSError("the storage is gone")
         world.end_run()
         await world.settle()
         world.no_ids = None
-        savepoint = world.checkpoint("elsewhere")
+        savepoint = world.begin_checkpoint("elsewhere")
         settled = world.await_settled()
         await world.settle()
         assert savepoint.values == [1]
@@ -111,12 +103,12 @@ async def test_a_savepoint_that_fails_after_a_run_leaves_its_output_committed() 
     async def fail(checkpoint: Any) -> None:
         raise OSError("no such bucket")
 
-    async with running_operator(RecordingCoordinator()) as world:
+    async with running_operator() as world:
         await world.running(0)
         world.end_run()
         await world.settle()
         world.on_store = fail
-        savepoint = world.checkpoint("elsewhere")
+        savepoint = world.begin_checkpoint("elsewhere")
         settled = world.await_settled()
         await world.settle()
         assert "no such bucket" in savepoint.reason()

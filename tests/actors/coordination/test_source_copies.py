@@ -24,8 +24,7 @@ async def test_a_copy_that_registers_before_a_checkpoint_completes_reads_what_th
             original.step()
             await world.settle()
         original.unresponsive = True
-        pending = world.checkpoint()
-        await world.settle()
+        pending = await world.checkpoint()
         copy = world.accept(0)
         assert isinstance(copy, ReaderTask)
         copy.opens_at_once = False
@@ -33,8 +32,7 @@ async def test_a_copy_that_registers_before_a_checkpoint_completes_reads_what_th
         assert "2 attempts at once" in pending.reason()
         original.unresponsive = False
         await world.settle()
-        refused = world.checkpoint()
-        await world.settle()
+        refused = await world.checkpoint()
         assert "2 attempts at once" in refused.reason()
         assert not world.failures, "a copy counts as no failure of a checkpoint"
         copy.open()

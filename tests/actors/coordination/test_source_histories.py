@@ -90,7 +90,7 @@ class History:
             self.start(task.attempt.subtask)
 
     def take_checkpoint(self) -> None:
-        self.world.checkpoint()
+        self.world.begin_checkpoint()
 
     def fail_over(self) -> None:
         for attempts in self.living.values():
