@@ -9,12 +9,11 @@ gets into doubt (H64).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 from actors.coordination import OperatorConfig
@@ -30,28 +29,12 @@ from spark_bridge.storage import CheckpointStorage, StorageError, StorageFenced,
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import World
 from tests.spark_bridge.sink.kit import rows_of, staged, take_visible, visible
-from tests.spark_bridge.storage.checkpoints import HookedFileSystem
+from tests.spark_bridge.storage.checkpoints import hooked, interrupted
 
-fsspec.register_implementation("hooked", HookedFileSystem, clobber=True)
+pytestmark = pytest.mark.usefixtures("without_threads")
 
 ROWS = [f"{number:02d}" for number in range(30)]
 IN_DOUBT = "checkpoint-2.hgc"
-
-
-@pytest.fixture(autouse=True)
-def without_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    async def run_here(function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
-
-    monkeypatch.setattr("spark_bridge.sink.committer.run_sync", run_here)
-    HookedFileSystem.hook = staticmethod(lambda call, path: None)
-    yield
-    HookedFileSystem.hook = staticmethod(lambda call, path: None)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path
 
 
 class SinkTask(Task):
@@ -111,9 +94,9 @@ class Driver(World):
 
 
 @asynccontextmanager
-async def a_driver(place: Path, *, savepoint: str = "", allow_older: bool = False) -> AsyncIterator[Driver]:
+async def a_driver(tmp_path: Path, *, savepoint: str = "", allow_older: bool = False) -> AsyncIterator[Driver]:
     """Start an application that restores what it finds, and end it."""
-    storage = CheckpointStorage(f"hooked://{place}/checkpoints")
+    storage = CheckpointStorage(f"hooked://{tmp_path}/checkpoints")
     storage.prepare()
     ids = storage.reserve_ids(10)
     if savepoint:
@@ -124,7 +107,7 @@ async def a_driver(place: Path, *, savepoint: str = "", allow_older: bool = Fals
         restored = storage.restore_latest("words", first=ids[0], allow_older=allow_older)
     checkpoint = CheckpointConfig(tolerated_failures=10)
     config = OperatorConfig("words", 1, RestoreMode.STREAMING, checkpoint=checkpoint, restored=restored)
-    SinkTask.output = str(place / "out")
+    SinkTask.output = str(tmp_path / "out")
     async with deterministic_system() as kit:
         driver = Driver(kit, FileSinkCoordinator(SinkTask.output), config)
         driver.storage, driver.task_type, driver.next_id = storage, SinkTask, ids[0]
@@ -133,23 +116,20 @@ async def a_driver(place: Path, *, savepoint: str = "", allow_older: bool = Fals
         yield driver
 
 
-class Storm:
+def storm() -> AbstractContextManager[None]:
     """The storage stops answering once the second checkpoint has its name."""
+    begun: list[str] = []
 
-    def __init__(self) -> None:
-        self.on = False
-
-    def __enter__(self) -> Storm:
-        HookedFileSystem.hook = staticmethod(self.call)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        HookedFileSystem.hook = staticmethod(lambda call, path: None)
-
-    def call(self, call: str, path: str) -> None:
-        self.on = self.on or (call == "moved" and path.endswith(IN_DOUBT))
-        if self.on:
+    def hook(call: str, path: str) -> None:
+        if begun or (call == "moved" and path.endswith(IN_DOUBT)):
+            begun.append(path)
             raise ConnectionError("the storage does not answer")
+
+    return hooked(hook)
+
+
+async def no_answer(_: Any) -> None:
+    raise StorageError("no answer")
 
 
 async def write_the_rest(driver: Driver, *, until: int = len(ROWS)) -> None:
@@ -158,24 +138,24 @@ async def write_the_rest(driver: Driver, *, until: int = len(ROWS)) -> None:
         assert answer.values, answer.errors
 
 
-def rows(place: Path, taken: dict[str, bytes]) -> list[str]:
-    return sorted(rows_of(taken | visible(str(place / "out"))))
+def rows(tmp_path: Path, taken: dict[str, bytes]) -> list[str]:
+    return sorted(rows_of(taken | visible(str(tmp_path / "out"))))
 
 
-def take(place: Path, reader: bool) -> dict[str, bytes]:
-    return take_visible(str(place / "out")) if reader else {}
+def take(tmp_path: Path, reader: bool) -> dict[str, bytes]:
+    return take_visible(str(tmp_path / "out")) if reader else {}
 
 
 READERS = pytest.mark.parametrize("reader", [False, True], ids=["nobody-reads", "a-reader-takes-files"])
 
 
 @READERS
-async def test_no_row_is_lost_if_the_storage_is_lost_right_after_the_rename(place: Path, reader: bool) -> None:
+async def test_no_row_is_lost_if_the_storage_is_lost_right_after_the_rename(tmp_path: Path, reader: bool) -> None:
     """H64: the checkpoint and the job fail, one reset, the driver ends; the next driver restores it nevertheless."""
-    async with a_driver(place) as driver:
+    async with a_driver(tmp_path) as driver:
         await write_the_rest(driver, until=10)
-        taken = take(place, reader)
-        with Storm():
+        taken = take(tmp_path, reader)
+        with storm():
             answer = await driver.write_and_checkpoint()
             assert "does not answer" in answer.reason()
             driver.fail(driver.task, FailureKind.FAILED, reset=False)
@@ -185,29 +165,26 @@ async def test_no_row_is_lost_if_the_storage_is_lost_right_after_the_rename(plac
             assert driver.task.position == 10
             driver.task.write()
             await driver.stop()
-    async with a_driver(place) as driver:
+    async with a_driver(tmp_path) as driver:
         assert driver.config.restored is not None
         assert driver.config.restored.checkpoint_id == 2
-        taken |= take(place, reader)
+        taken |= take(tmp_path, reader)
         await write_the_rest(driver)
-        assert rows(place, taken) == ROWS
+        assert rows(tmp_path, taken) == ROWS
 
 
 @READERS
 @pytest.mark.parametrize("discard", ["hangs", "fails"])
 async def test_no_row_is_lost_if_an_executor_dies_during_the_write_and_then_the_driver(
-    discard: str, place: Path, reader: bool
+    discard: str, tmp_path: Path, reader: bool
 ) -> None:  # H64
     async def never(_: Any) -> None:
         await asyncio.Event().wait()
 
-    async def fail(_: Any) -> None:
-        raise StorageError("no answer")
-
-    async with a_driver(place) as driver:
+    async with a_driver(tmp_path) as driver:
         await write_the_rest(driver, until=10)
-        taken = take(place, reader)
-        driver.on_store, driver.on_discard = never, never if discard == "hangs" else fail
+        taken = take(tmp_path, reader)
+        driver.on_store, driver.on_discard = never, never if discard == "hangs" else no_answer
         answer = await driver.write_and_checkpoint()
         assert answer.open
         driver.fail(driver.task)
@@ -216,79 +193,71 @@ async def test_no_row_is_lost_if_an_executor_dies_during_the_write_and_then_the_
         assert driver.task.position == 10
         driver.task.write()
         await driver.stop()
-    async with a_driver(place) as driver:
-        taken |= take(place, reader)
+    async with a_driver(tmp_path) as driver:
+        taken |= take(tmp_path, reader)
         await write_the_rest(driver)
-        assert rows(place, taken) == ROWS
+        assert rows(tmp_path, taken) == ROWS
 
 
 @READERS
-async def test_what_was_kept_for_a_checkpoint_in_doubt_goes_when_it_is_discarded(place: Path, reader: bool) -> None:
+async def test_what_was_kept_for_a_checkpoint_in_doubt_goes_when_it_is_discarded(tmp_path: Path, reader: bool) -> None:
     """H64: the storage answers again; the driver continues, and its successor restores the checkpoint before."""
-    async with a_driver(place) as driver:
+    async with a_driver(tmp_path) as driver:
         await write_the_rest(driver, until=10)
-        taken = take(place, reader)
-        with Storm():
+        taken = take(tmp_path, reader)
+        with storm():
             await driver.write_and_checkpoint()
             driver.fail(driver.task)
             await driver.begin()
-            assert len(staged(str(place / "out"))) == 1
+            assert len(staged(str(tmp_path / "out"))) == 1
         await driver.advance(2.0)
-        assert staged(str(place / "out")) == []
+        assert staged(str(tmp_path / "out")) == []
         driver.task.write()
         await driver.stop()
-    async with a_driver(place) as driver:
+    async with a_driver(tmp_path) as driver:
         assert driver.config.restored is not None
         assert driver.config.restored.checkpoint_id == 1
         await write_the_rest(driver)
-        assert rows(place, taken) == ROWS
+        assert rows(tmp_path, taken) == ROWS
 
 
-async def test_what_was_kept_for_a_checkpoint_in_doubt_goes_when_a_later_one_completes(place: Path) -> None:  # H64
-    async def fail(_: Any) -> None:
-        raise StorageError("no answer")
-
-    async with a_driver(place) as driver:
+async def test_what_was_kept_for_a_checkpoint_in_doubt_goes_when_a_later_one_completes(tmp_path: Path) -> None:  # H64
+    async with a_driver(tmp_path) as driver:
         await write_the_rest(driver, until=10)
-        driver.on_store = driver.on_discard = fail
+        driver.on_store = driver.on_discard = no_answer
         await driver.write_and_checkpoint()
         driver.fail(driver.task)
         await driver.begin()
         driver.on_store = None
         await write_the_rest(driver)
-        assert staged(str(place / "out")) == []
-        assert rows(place, {}) == ROWS
+        assert staged(str(tmp_path / "out")) == []
+        assert rows(tmp_path, {}) == ROWS
 
 
 @READERS
 @pytest.mark.parametrize("moment", ["pipe_file", "mv", "moved", "void", "after"])
-async def test_no_row_is_lost_if_a_successor_takes_over_during_a_write(moment: str, place: Path, reader: bool) -> None:
+async def test_no_row_is_lost_if_a_successor_takes_over_during_a_write(
+    moment: str, tmp_path: Path, reader: bool
+) -> None:
     """H64: the fencing window. The earlier driver fails over before it ends; by then the later one has restored."""
     chosen: list[CompletedCheckpoint | None] = []
 
     def choose() -> None:
-        HookedFileSystem.hook = staticmethod(lambda call, path: None)
-        successor = CheckpointStorage(f"hooked://{place}/checkpoints")
+        successor = CheckpointStorage(f"hooked://{tmp_path}/checkpoints")
         successor.prepare()
         (first,) = successor.reserve_ids(1)
         chosen.append(successor.restore_latest("words", first=first))
 
-    def hook(call: str, path: str) -> None:
-        if (moment == "void" and "/void-2-" in path) or (moment == call and IN_DOUBT in path):
-            choose()
-
-    async def fail(_: Any) -> None:
-        raise StorageError("the answer was lost")
-
-    async with a_driver(place) as driver:
+    call, within = ("", "/void-2-") if moment == "void" else (moment, IN_DOUBT)
+    async with a_driver(tmp_path) as driver:
         await write_the_rest(driver, until=10)
-        taken = take(place, reader)
-        HookedFileSystem.hook = staticmethod(hook)
+        taken = take(tmp_path, reader)
         if moment in ("void", "after"):
-            driver.on_store = fail
+            driver.on_store = no_answer
         if moment == "after":
-            driver.on_discard = fail
-        answer = await driver.write_and_checkpoint()
+            driver.on_discard = no_answer
+        with interrupted(call, choose, within):
+            answer = await driver.write_and_checkpoint()
         assert answer.errors
         if moment == "after":
             choose()
@@ -299,27 +268,27 @@ async def test_no_row_is_lost_if_a_successor_takes_over_during_a_write(moment: s
         with pytest.raises(StorageFenced):
             driver.storage.store("words", CompletedCheckpoint(3, 1, b""))
         await driver.stop()
-    async with a_driver(place) as driver:
+    async with a_driver(tmp_path) as driver:
         assert driver.config.restored == chosen[0]
-        taken |= take(place, reader)
+        taken |= take(tmp_path, reader)
         await write_the_rest(driver)
-        assert rows(place, taken) == ROWS
+        assert rows(tmp_path, taken) == ROWS
 
 
-async def test_a_savepoint_whose_files_are_gone_is_refused(place: Path) -> None:  # H64, H49
-    async with a_driver(place) as driver:
+async def test_a_savepoint_whose_files_are_gone_is_refused(tmp_path: Path) -> None:  # H64, H49
+    async with a_driver(tmp_path) as driver:
         await write_the_rest(driver, until=10)
         driver.task.write()
-        await driver.checkpoint(str(place / "saved"))
+        await driver.checkpoint(str(tmp_path / "saved"))
         driver.fail(driver.task)  # files sealed for the savepoint are discarded: no checkpoint covers them
         await driver.settle()
         await driver.stop()
-    (file,) = (place / "saved").iterdir()
+    (file,) = (tmp_path / "saved").iterdir()
     with pytest.raises(SinkFileLost, match="savepoint"):
-        await restore_and_hear(place, str(file))
+        await restore_and_hear(tmp_path, str(file))
 
 
-async def restore_and_hear(place: Path, savepoint: str) -> None:
-    async with a_driver(place, savepoint=savepoint) as driver:
+async def restore_and_hear(tmp_path: Path, savepoint: str) -> None:
+    async with a_driver(tmp_path, savepoint=savepoint) as driver:
         await driver.settle()
         raise driver.failures[0]

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -62,10 +63,29 @@ fsspec.register_implementation("breaking", BreakingFileSystem, clobber=True)
 
 
 def new_url() -> str:
-    """Reset the breaking filesystem and return the URL of an empty directory on it."""
-    BreakingFileSystem.on_operation = None
+    """Empty the breaking filesystem and return the URL of a directory on it."""
     BreakingFileSystem.store.clear()
     return f"breaking://out{next(_roots)}"
+
+
+@contextmanager
+def on_operation(hook: Callable[[str, str], None]) -> Iterator[None]:
+    """Call ``hook`` before and after each change of the breaking filesystem."""
+    BreakingFileSystem.on_operation = hook
+    try:
+        yield
+    finally:
+        BreakingFileSystem.on_operation = None
+
+
+def failing(error: BaseException, at: str = "") -> AbstractContextManager[None]:
+    """Raise ``error`` at each such change of the breaking filesystem (any, if empty)."""
+
+    def fail(what: str, path: str) -> None:
+        if at in ("", what):
+            raise error
+
+    return on_operation(fail)
 
 
 def files_under(url: str) -> dict[str, bytes]:
@@ -93,13 +113,6 @@ def take_visible(url: str) -> dict[str, bytes]:
     for path in files:
         filesystem.rm_file(f"{root}/{path}")
     return files
-
-
-def delete_staged(url: str) -> None:
-    """Delete the staged files, as a careless user may do."""
-    filesystem, root = fsspec.core.url_to_fs(url)
-    for path in staged(url):
-        filesystem.rm_file(f"{root}/{path}")
 
 
 def rows_of(files: dict[str, bytes]) -> list[str]:

@@ -18,13 +18,13 @@ from spark_bridge.sink.errors import SinkFileLost, SinkMisused, SinkPublishError
 from spark_bridge.sink.journal import is_journal
 from spark_bridge.sink.writer import SinkWriter
 from tests.spark_bridge.sink.kit import (
-    BreakingFileSystem,
     DriverContext,
     TaskContext,
     a_driver,
     as_context,
-    delete_staged,
+    failing,
     new_url,
+    on_operation,
     rows_of,
     staged,
     take_visible,
@@ -177,12 +177,14 @@ async def test_published_files_that_a_reader_took_away_are_not_missed_after_a_re
     assert visible(url) == {}
 
 
-async def test_a_sealed_file_that_another_program_deletes_is_an_error(url: str) -> None:
+async def test_a_sealed_file_that_another_program_deletes_is_an_error(tmp_path: Path) -> None:
     """H7: it was never published, so its rows are lost; that must not count as success."""
+    url = str(tmp_path / "out")
     committer = await a_committer(url)
     event = Task(url).seal("a", 1)
     await committer.sealed(0, 0, event)
-    delete_staged(url)
+    for path in (tmp_path / "out").rglob("part-*"):
+        path.unlink()
     with pytest.raises(SinkFileLost, match="never published"):
         await committer.complete(1)
 
@@ -218,8 +220,8 @@ async def test_a_move_that_reports_a_failure_after_it_was_done_loses_nothing() -
             taken.update(take_visible(url))
             raise TimeoutError("the answer was lost")
 
-    BreakingFileSystem.on_operation = fail
-    await committer.complete(1)
+    with on_operation(fail):
+        await committer.complete(1)
     assert rows_of(taken) == ["a"]
     assert committer.files_pending == 0
 
@@ -229,15 +231,8 @@ async def test_a_driver_that_dies_between_the_journal_and_the_move_loses_nothing
     committer = await a_committer(url)
     await committer.sealed(0, 0, Task(url).seal("a", 1))
     state = committer.snapshot(2)
-
-    def die(what: str, path: str) -> None:
-        if what == "before copy":
-            raise KeyboardInterrupt
-
-    BreakingFileSystem.on_operation = die
-    with pytest.raises(KeyboardInterrupt):
+    with failing(KeyboardInterrupt(), "before copy"), pytest.raises(KeyboardInterrupt):
         await committer.complete(2)
-    BreakingFileSystem.on_operation = None
     await a_committer(url, (2, state))
     assert rows_of(take_visible(url)) == ["a"]
     await a_committer(url, (2, state))
@@ -423,11 +418,10 @@ async def test_a_filesystem_that_fails_for_a_moment_is_retried() -> None:
             troubles.remove(what)
             raise TimeoutError("the store is busy")
 
-    BreakingFileSystem.on_operation = fail
-    await committer.complete(1)
+    with on_operation(fail):
+        await committer.complete(1)
     assert rows_of(visible(url)) == ["a", "b"]
-    assert staged(url) == []
-    assert troubles == []
+    assert (staged(url), troubles) == ([], [])
 
 
 async def test_a_filesystem_that_keeps_failing_is_a_clear_error_and_nothing_is_lost() -> None:
@@ -436,14 +430,9 @@ async def test_a_filesystem_that_keeps_failing_is_a_clear_error_and_nothing_is_l
     committer = await a_committer(url)
     event = Task(url).seal("a", 1)
     await committer.sealed(0, 0, event)
-
-    def fail(what: str, path: str) -> None:
-        raise TimeoutError("the store is down")
-
-    BreakingFileSystem.on_operation = fail
-    with pytest.raises(SinkPublishError, match=r"1 of 1 files of sink 'out'.*3 tries.*the store is down"):
+    said = r"1 of 1 files of sink 'out'.*3 tries.*the store is down"
+    with failing(TimeoutError("the store is down")), pytest.raises(SinkPublishError, match=said):
         await committer.complete(1)
-    BreakingFileSystem.on_operation = None
     assert visible(url) == {}
     await committer.restore(1, None)
     await committer.sealed(0, 1, event)
@@ -454,14 +443,9 @@ async def test_leftovers_that_cannot_be_deleted_stop_nothing() -> None:
     url = new_url()
     committer = await a_committer(url)
     Task(url).writer.write("open")
-
-    def fail(what: str, path: str) -> None:
-        raise PermissionError("not yours")
-
-    BreakingFileSystem.on_operation = fail
-    committer.subtask_failed(0, 0)
-    await committer.subtask_reset(0, -1)
-    BreakingFileSystem.on_operation = None
+    with failing(PermissionError("not yours")):
+        committer.subtask_failed(0, 0)
+        await committer.subtask_reset(0, -1)
     assert len(staged(url)) == 1
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
@@ -15,16 +14,7 @@ from tests.mutants.mutant import Edit
 from tests.spark_bridge.sink.kit import BreakingFileSystem, new_url
 from tests.spark_bridge.sink.world import World
 
-
-@pytest.fixture(autouse=True)
-def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run file operations in the event loop: for thousands of short ones, threads take ten times as long."""
-
-    async def run_here(function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
-
-    monkeypatch.setattr("spark_bridge.sink.committer.run_sync", run_here)
-
+pytestmark = pytest.mark.usefixtures("without_threads")
 
 Step = Callable[[World], Awaitable[None] | None]
 

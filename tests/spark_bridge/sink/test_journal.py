@@ -12,7 +12,7 @@ from spark_bridge.sink import journal as module
 from spark_bridge.sink.directory import SinkDirectory
 from spark_bridge.sink.files import PartName
 from spark_bridge.sink.journal import PublicationJournal, is_journal
-from tests.spark_bridge.sink.kit import BreakingFileSystem, new_url
+from tests.spark_bridge.sink.kit import failing, new_url
 
 WRITER, OTHER = "a" * 32, "b" * 32
 
@@ -96,15 +96,9 @@ def test_a_failed_record_can_be_repeated() -> None:
     directory = SinkDirectory(new_url(), "out")
     directory.prepare()
     journal = loaded(directory)
-
-    def fail(what: str, path: str) -> None:
-        raise TimeoutError("the store is busy")
-
-    BreakingFileSystem.on_operation = fail
-    with pytest.raises(TimeoutError):
+    with failing(TimeoutError("the store is busy")), pytest.raises(TimeoutError):
         journal.record([part(1)])
     assert not journal.covers(part(1))
-    BreakingFileSystem.on_operation = None
     journal.record([part(1)])
     assert loaded(directory).covers(part(1))
 

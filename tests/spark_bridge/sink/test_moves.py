@@ -21,18 +21,12 @@ from spark_bridge.sink.directory import Published, SinkDirectory
 from spark_bridge.sink.errors import SinkMisused, SinkPublishError
 from spark_bridge.sink.moves import move_on
 from spark_bridge.sink.writer import SinkWriter
-from tests.spark_bridge.s3 import new_bucket, s3_server
+from tests.spark_bridge.s3 import new_bucket
 from tests.spark_bridge.sink.kit import TaskContext, a_driver, as_context
 
 CONTENT = b"row\n" * 100_000
 TOKEN = "0123456789abcdef" * 2
 PART = f"part-s00000-e0000000000-a00000-{TOKEN}-000000"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[dict[str, Any]]:
-    with s3_server() as options:
-        yield options
 
 
 class Store:
@@ -68,8 +62,8 @@ class Store:
 
 
 @pytest.fixture
-def store(server: dict[str, Any]) -> Store:
-    return Store(server)
+def store(s3: dict[str, Any]) -> Store:
+    return Store(s3)
 
 
 @pytest.mark.parametrize("content", [CONTENT, b"", b"x" * (12 * 2**20)], ids=["small", "empty", "in parts"])
@@ -150,11 +144,23 @@ def test_on_s3_a_failed_copy_leaves_nothing_visible_and_can_be_repeated(store: S
     assert store.read() == CONTENT
 
 
-async def test_on_s3_a_reader_that_looks_constantly_sees_only_whole_files(store: Store) -> None:  # H83
+async def a_committer(store: Store) -> SinkCommitter:
     committer = SinkCommitter(store.url, options=store.options, retry_delays_s=())
     await committer.start(a_driver())
+    return committer
+
+
+async def seal(store: Store, committer: SinkCommitter, row: bytes | str, checkpoint_id: int) -> None:
+    """Give the committer the list of a part with this row."""
     context = TaskContext()
     writer = SinkWriter.for_subtask(as_context(context), store.url, options=store.options)
+    writer.write(row)
+    writer.send_sealed(as_context(context), checkpoint_id)
+    await committer.sealed(0, 0, context.sent.pop())
+
+
+async def test_on_s3_a_reader_that_looks_constantly_sees_only_whole_files(store: Store) -> None:  # H83
+    committer = await a_committer(store)
     done = threading.Event()
     sizes: set[int] = set()
 
@@ -167,9 +173,7 @@ async def test_on_s3_a_reader_that_looks_constantly_sees_only_whole_files(store:
     reader.start()
     try:
         for checkpoint_id in range(1, 6):
-            writer.write(CONTENT)
-            writer.send_sealed(as_context(context), checkpoint_id)
-            await committer.sealed(0, 0, context.sent.pop())
+            await seal(store, committer, CONTENT, checkpoint_id)
             await committer.complete(checkpoint_id)
     finally:
         done.set()
@@ -181,14 +185,10 @@ async def test_on_s3_a_reader_that_looks_constantly_sees_only_whole_files(store:
 
 
 async def test_on_s3_another_file_in_the_way_is_a_clear_error(store: Store) -> None:  # H83
-    committer = SinkCommitter(store.url, options=store.options, retry_delays_s=())
-    await committer.start(a_driver())
-    context = TaskContext()
-    writer = SinkWriter.for_subtask(as_context(context), store.url, options=store.options)
-    writer.write("row")
-    (file,) = writer.send_sealed(as_context(context), 1)
-    await committer.sealed(0, 0, context.sent.pop())
-    store.filesystem.pipe_file(f"{store.url}/{file.name}", b"of somebody else")
+    committer = await a_committer(store)
+    await seal(store, committer, "row", 1)
+    (name,) = store.directory.staged()
+    store.filesystem.pipe_file(f"{store.url}/{name}", b"of somebody else")
     with pytest.raises(SinkPublishError, match="another file of this name, with 16 bytes instead of 4"):
         await committer.complete(1)
 

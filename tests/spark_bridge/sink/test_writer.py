@@ -13,9 +13,9 @@ from spark_bridge.sink.errors import SinkBroken, SinkMisused
 from spark_bridge.sink.files import PartName
 from spark_bridge.sink.writer import SinkWriter
 from tests.spark_bridge.sink.kit import (
-    BreakingFileSystem,
     TaskContext,
     as_context,
+    failing,
     files_under,
     new_url,
     staged,
@@ -116,16 +116,9 @@ def test_a_line_feed_inside_a_line_would_make_two_rows_of_one(url: str) -> None:
 
 def test_a_writer_whose_write_failed_seals_nothing_more() -> None:
     """Its part may end in the middle of a row; an operator that swallows the error must not publish the part."""
-    url = new_url()
-    writer = a_writer(url)
-
-    def full(what: str, path: str) -> None:
-        raise OSError(28, "No space left on device")
-
-    BreakingFileSystem.on_operation = full
-    with pytest.raises(OSError, match="No space"):
+    writer = a_writer(new_url())
+    with failing(OSError(28, "No space left on device")), pytest.raises(OSError, match="No space"):
         writer.write("a")
-    BreakingFileSystem.on_operation = None
     for use in (lambda: writer.write("b"), lambda: writer.seal(1)):
         with pytest.raises(SinkBroken, match="No space"):
             use()

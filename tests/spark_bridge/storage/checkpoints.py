@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class HookedFileSystem(LocalFileSystem):  # type: ignore[misc]
     """
 
     protocol = "hooked"
-    hook: Callable[[str, str], None]
+    hook: Callable[[str, str], None] = staticmethod(lambda call, path: None)
 
     def ls(self, path: str, detail: bool = False, **kwargs: Any) -> Any:
         HookedFileSystem.hook("ls", path)
@@ -65,3 +66,34 @@ class HookedFileSystem(LocalFileSystem):  # type: ignore[misc]
     def rm_file(self, path: str) -> Any:
         HookedFileSystem.hook("rm_file", path)
         return super().rm_file(path)
+
+
+@contextmanager
+def hooked(hook: Callable[[str, str], None]) -> Iterator[None]:
+    """Call ``hook`` before each filesystem call."""
+    before, HookedFileSystem.hook = HookedFileSystem.hook, staticmethod(hook)
+    try:
+        yield
+    finally:
+        HookedFileSystem.hook = staticmethod(before)
+
+
+def failing(call: str, error: Exception, within: str = "") -> AbstractContextManager[None]:
+    """Raise ``error`` at each such call (any, if empty) whose path contains ``within``."""
+
+    def hook(called: str, path: str) -> None:
+        if call in ("", called) and within in path:
+            raise error
+
+    return hooked(hook)
+
+
+def interrupted(call: str, act: Callable[[], object], within: str = "") -> AbstractContextManager[None]:
+    """Do ``act`` just before the first such call."""
+    waiting = [act]
+
+    def hook(called: str, path: str) -> None:
+        if call in ("", called) and within in path and waiting:
+            waiting.pop()()
+
+    return hooked(hook)

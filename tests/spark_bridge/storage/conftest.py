@@ -7,19 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tests.spark_bridge.storage.checkpoints import HookedFileSystem
-
-fsspec.register_implementation("hooked", HookedFileSystem, clobber=True)
+from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage
 
 
 @pytest.fixture(params=["local", "memory", "hooked"])
 def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty directory on each of three kinds of filesystem."""
-    HookedFileSystem.hook = staticmethod(lambda call, path: None)
     yield {"local": str(tmp_path / "checkpoints"), "memory": "memory://checkpoints"}.get(
         request.param, f"hooked://{tmp_path}/checkpoints"
     )
@@ -28,8 +24,11 @@ def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def hooked_url(tmp_path: Path) -> Iterator[str]:
+def hooked_url(tmp_path: Path) -> str:
     """An empty directory whose calls go through ``HookedFileSystem.hook``."""
-    HookedFileSystem.hook = staticmethod(lambda call, path: None)
-    yield f"hooked://{tmp_path}/checkpoints"
-    HookedFileSystem.hook = staticmethod(lambda call, path: None)
+    return f"hooked://{tmp_path}/checkpoints"
+
+
+@pytest.fixture(params=["directory", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    return MemoryStorage(retained=2) if request.param == "memory" else CheckpointStorage(tmp_path, retained=2)

@@ -4,18 +4,21 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark_bridge.storage import CheckpointStorage, StorageError, StorageFenced
 from tests.mutants.mutant import Edit
-from tests.spark_bridge.storage.checkpoints import HookedFileSystem, a_checkpoint, a_prepared_storage
+from tests.spark_bridge.storage.checkpoints import a_checkpoint, a_prepared_storage, hooked, interrupted
 
 
 def test_ids_increase_from_one(any_url: str) -> None:  # H4
@@ -55,54 +58,35 @@ def test_no_id_is_assigned_twice_whatever_the_order_of_applications(seed: int, a
 
 def test_threads_of_one_application_get_different_ids(tmp_path: Path) -> None:  # H4
     storage = a_prepared_storage(tmp_path)
-    seen: list[int] = []
-
-    def reserve() -> None:
-        for _ in range(20):
-            seen.extend(storage.reserve_ids(3))
-
-    threads = [threading.Thread(target=reserve) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(seen) == list(range(1, 241))
+    with ThreadPoolExecutor(4) as pool:
+        seen = list(pool.map(lambda _: list(storage.reserve_ids(3)), range(80)))
+    assert sorted(itertools.chain(*seen)) == list(range(1, 241))
 
 
 def test_applications_that_start_at_the_same_moment_never_share_an_id(tmp_path: Path) -> None:  # H4
     seen: list[int] = []
-    fenced: list[StorageFenced] = []
     gate = threading.Barrier(6)
 
     def start() -> None:
         gate.wait()
         storage = a_prepared_storage(tmp_path)
-        try:
-            for _ in range(10):
-                seen.extend(storage.reserve_ids(7))
-        except StorageFenced as error:
-            fenced.append(error)
+        for _ in range(10):
+            seen.extend(storage.reserve_ids(7))
 
-    threads = [threading.Thread(target=start) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        ends = [pool.submit(start) for _ in range(6)]
+    errors = [end.exception() for end in ends]
     assert len(seen) == len(set(seen))
-    assert len(fenced) <= 5  # the last of them is not fenced
+    assert {type(error) for error in errors} <= {type(None), StorageFenced}
+    assert None in errors  # the last of them is not fenced
 
 
 def test_ids_reserved_during_a_takeover_are_not_assigned_again(hooked_url: str) -> None:  # H4
     earlier = a_prepared_storage(hooked_url)
     seen: list[int] = []
-
-    def reserve_meanwhile(call: str, path: str) -> None:
-        if call == "pipe_file":  # the later one has looked at the markers, and is about to write its own
-            HookedFileSystem.hook = staticmethod(lambda call, path: None)
-            seen.extend(earlier.reserve_ids(5))
-
-    HookedFileSystem.hook = staticmethod(reserve_meanwhile)
-    later = a_prepared_storage(hooked_url)
+    # The later one has looked at the markers, and is about to write its own.
+    with interrupted("pipe_file", lambda: seen.extend(earlier.reserve_ids(5))):
+        later = a_prepared_storage(hooked_url)
     seen.extend(later.reserve_ids(5))
     assert seen == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
@@ -110,14 +94,8 @@ def test_ids_reserved_during_a_takeover_are_not_assigned_again(hooked_url: str) 
 def test_an_application_that_is_taken_over_while_it_reserves_ids_gets_none(hooked_url: str) -> None:  # H4
     earlier = a_prepared_storage(hooked_url)
     seen: list[int] = []
-
-    def take_over(call: str, path: str) -> None:
-        if call == "pipe_file":
-            HookedFileSystem.hook = staticmethod(lambda call, path: None)
-            seen.extend(a_prepared_storage(hooked_url).reserve_ids(5))
-
-    HookedFileSystem.hook = staticmethod(take_over)
-    with pytest.raises(StorageFenced):
+    take_over = interrupted("pipe_file", lambda: seen.extend(a_prepared_storage(hooked_url).reserve_ids(5)))
+    with take_over, pytest.raises(StorageFenced):
         earlier.reserve_ids(5)
     assert seen == [1, 2, 3, 4, 5]
 
@@ -157,14 +135,8 @@ def test_either_the_later_application_finds_the_checkpoint_or_nobody_will(moment
     earlier = a_prepared_storage(hooked_url)
     (checkpoint_id,) = earlier.reserve_ids(1)
     found = []
-
-    def take_over(call: str, path: str) -> None:
-        if call == moment:
-            HookedFileSystem.hook = staticmethod(lambda call, path: None)
-            found.append(a_prepared_storage(hooked_url).latest("words"))
-
-    HookedFileSystem.hook = staticmethod(take_over)
-    with pytest.raises(StorageFenced):
+    take_over = interrupted(moment, lambda: found.append(a_prepared_storage(hooked_url).latest("words")))
+    with take_over, pytest.raises(StorageFenced):
         earlier.store("words", a_checkpoint(checkpoint_id))
     assert found == [a_checkpoint(checkpoint_id) if moment == "moved" else None]
     assert found == [CheckpointStorage(hooked_url).latest("words")]
@@ -246,91 +218,77 @@ def test_a_marker_that_a_listing_does_not_show_yet_ends_nothing(
 
 def test_reservations_in_other_threads_never_look_like_a_deleted_marker(tmp_path: Path) -> None:  # H81, H4
     storage = a_prepared_storage(tmp_path)
-    failures: list[Exception] = []
     over = threading.Event()
 
     def check() -> None:
         while not over.is_set():
-            try:
-                storage._claims.check()
-            except StorageError as error:
-                failures.append(error)
+            storage._claims.check()
 
-    threads = [threading.Thread(target=check) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(200):
-        storage.reserve_ids(1)
-    over.set()
-    for thread in threads:
-        thread.join()
-    assert failures == []
+    with ThreadPoolExecutor(2) as pool:
+        checks = [pool.submit(check) for _ in range(2)]
+        for _ in range(200):
+            storage.reserve_ids(1)
+        over.set()
+    assert [check.exception() for check in checks] == [None, None]
+
+
+USES: dict[str, Callable[[CheckpointStorage, list[int]], Any]] = {
+    "store": lambda first, given: first.store("words", a_checkpoint(given[-3], state=b"of the first")),
+    "reserve_ids": lambda first, given: first.reserve_ids(2),
+    "discard": lambda first, given: first.discard("words", given[-3]),
+    "start_from": lambda first, given: first.start_from("words", None, first=given[-1]),
+}
+
+
+def interfered_with_at(step: int, url: str, does: str, token: str) -> bool:
+    """At one filesystem call of the first application, the markers are deleted, and a second one starts and stores.
+
+    Return whether there is such a call.
+    """
+    first = with_token(CheckpointStorage(url), token)
+    given = list(first.reserve_ids(4))
+    ids: list[int] = []
+    files: list[tuple[Path, bytes]] = []
+    calls = itertools.count()
+
+    def interfere(call: str, path: str) -> None:
+        if ids or next(calls) < step:
+            return
+        with hooked(lambda call, path: None):
+            delete_markers(Path(url.removeprefix("hooked://")))
+            second = with_token(CheckpointStorage(url), "88")
+            ids.extend(second.reserve_ids(3))
+            second.restore_latest("words", first=ids[0])
+            stored = second.store("words", a_checkpoint(ids[1], state=b"of the second"))
+            file = Path(stored.removeprefix("hooked://"))
+            files.append((file, file.read_bytes()))
+
+    reserved: Any = None
+    with hooked(interfere):
+        with suppress(StorageFenced):
+            reserved = USES[does](first, given)
+    if not ids:
+        return False
+    for file, content in files:
+        assert file.read_bytes() == content, f"step {step}: replaced or deleted"
+    assert not set(reserved if does == "reserve_ids" and reserved else ()) & set(ids), f"step {step}: assigned twice"
+    with pytest.raises(StorageFenced):
+        first.store("words", a_checkpoint(given[0]))
+    third = a_prepared_storage(url)
+    assert third.latest("words") == a_checkpoint(ids[1], state=b"of the second")
+    assert third.reserve_ids(1)[0] > max(ids)
+    return True
 
 
 @pytest.mark.parametrize("token", [EARLIER, LATER])
-@pytest.mark.parametrize("does", ["store", "reserve_ids", "discard", "start_from"])
+@pytest.mark.parametrize("does", USES)
 def test_at_whatever_step_the_markers_are_deleted_no_checkpoint_is_replaced(
     does: str, token: str, hooked_url: str
 ) -> None:  # H81, H50
-    """At one filesystem call of the first application, the markers are deleted, and a second one starts and stores."""
-    steps = 0
-    for step in range(100):
-        url = f"{hooked_url}/{step}"
-        root = Path(url.removeprefix("hooked://"))
-        HookedFileSystem.hook = staticmethod(lambda call, path: None)
-        first = with_token(CheckpointStorage(url), token)
-        given = list(first.reserve_ids(4))
-        second_ones: list[tuple[list[int], Path, bytes]] = []
-        calls = 0
-
-        def interfere(
-            call: str,
-            path: str,
-            url: str = url,
-            root: Path = root,
-            step: int = step,
-            second_ones: list[tuple[list[int], Path, bytes]] = second_ones,
-        ) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == step + 1:
-                hook, HookedFileSystem.hook = HookedFileSystem.hook, staticmethod(lambda call, path: None)
-                delete_markers(root)
-                second = with_token(CheckpointStorage(url), "88")
-                ids = list(second.reserve_ids(3))
-                second.restore_latest("words", first=ids[0])
-                stored = second.store("words", a_checkpoint(ids[1], state=b"of the second"))
-                file = Path(stored.removeprefix("hooked://"))
-                second_ones.append((ids, file, file.read_bytes()))
-                HookedFileSystem.hook = staticmethod(hook)
-
-        HookedFileSystem.hook = staticmethod(interfere)
-        reserved: list[int] = []
-        done = False
-        with suppress(StorageFenced):
-            if does == "store":
-                first.store("words", a_checkpoint(given[-3], state=b"of the first"))
-            elif does == "reserve_ids":
-                reserved.extend(first.reserve_ids(2))
-            elif does == "discard":
-                first.discard("words", given[-3])
-            else:
-                first.start_from("words", None, first=given[-1])
-            done = True
-        HookedFileSystem.hook = staticmethod(lambda call, path: None)
-        if not second_ones:
-            assert done
-            break
-        steps += 1
-        ((ids, file, content),) = second_ones
-        assert file.read_bytes() == content, f"step {step}: replaced or deleted"
-        assert not set(reserved) & set(ids), f"step {step}: assigned twice"
-        with pytest.raises(StorageFenced):
-            first.store("words", a_checkpoint(given[0]))
-        third = a_prepared_storage(url)
-        assert third.latest("words") == a_checkpoint(ids[1], state=b"of the second")
-        assert third.reserve_ids(1)[0] > max(ids)
-    assert steps >= 4
+    step = 0
+    while interfered_with_at(step, f"{hooked_url}/{step}", does, token):
+        step += 1
+    assert step >= 4
 
 
 def test_a_missing_check_of_the_own_marker_is_detected(hooked_url: str, monkeypatch: pytest.MonkeyPatch) -> None:  # H81
@@ -349,12 +307,11 @@ def test_temporary_files_of_a_dead_writer_are_deleted(hooked_url: str) -> None:
         if call in ("mv", "rm_file"):
             raise OSError("killed")
 
-    HookedFileSystem.hook = staticmethod(die)
-    with pytest.raises(StorageError, match="killed"):
+    with hooked(die), pytest.raises(StorageError, match="killed"):
         dying.store("words", a_checkpoint(lost))
-    assert [name for name in os.listdir(folder) if not name.startswith("void-1-")] != []
-    assert all(name.endswith(".tmp") for name in os.listdir(folder) if not name.startswith("void-1-"))
-    HookedFileSystem.hook = staticmethod(lambda call, path: None)
+    left = [name for name in os.listdir(folder) if not name.startswith("void-1-")]
+    assert left
+    assert all(name.endswith(".tmp") for name in left)
     assert CheckpointStorage(hooked_url).latest("words") is None
     a_prepared_storage(hooked_url)
     assert [name.partition("-")[0] for name in os.listdir(folder)] == ["void"]
@@ -363,11 +320,6 @@ def test_temporary_files_of_a_dead_writer_are_deleted(hooked_url: str) -> None:
 def test_the_clean_up_keeps_what_this_application_is_writing(hooked_url: str) -> None:
     storage = a_prepared_storage(hooked_url)
     (new,) = storage.reserve_ids(1)
-
-    def prepare_meanwhile(call: str, path: str) -> None:
-        if call == "mv":
-            storage.prepare()
-
-    HookedFileSystem.hook = staticmethod(prepare_meanwhile)
-    storage.store("words", a_checkpoint(new))
+    with interrupted("mv", storage.prepare):
+        storage.store("words", a_checkpoint(new))
     assert storage.latest("words") == a_checkpoint(new)

@@ -18,7 +18,13 @@ from structlog.testing import capture_logs
 from protocol.wire.checkpoint_format import FORMAT_VERSION, StoredCheckpoint, encode_checkpoint
 from protocol.wire.messages import RestoreMode
 from spark_bridge.storage import CheckpointStorage, CheckpointUnreadable, StorageError
-from tests.spark_bridge.storage.checkpoints import HookedFileSystem, a_checkpoint, a_prepared_storage, a_storage_with
+from tests.spark_bridge.storage.checkpoints import (
+    a_checkpoint,
+    a_prepared_storage,
+    a_storage_with,
+    failing,
+    interrupted,
+)
 from tests.spark_bridge.storage.writer import state_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,32 +37,20 @@ def two(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path, tmp_path / "words" / "checkpoint-2.hgc"
 
 
-def assert_refused(root: Path, file: Path) -> None:
-    storage = CheckpointStorage(root)
-    with pytest.raises(CheckpointUnreadable, match=r"allow_older=True") as refusal:
-        storage.latest("words")
-    assert refusal.value.file == str(file)
-    assert storage.latest("words", allow_older=True) == a_checkpoint(1)
-
-
-def test_a_newest_file_cut_at_any_byte_is_refused_and_the_older_one_replaces_it(two: tuple[Path, Path]) -> None:  # H50
-    root, file = two
-    whole = file.read_bytes()
-    for length in range(len(whole)):
-        file.write_bytes(whole[:length])
-        assert_refused(root, file)
-
-
-def test_a_newest_file_with_any_changed_byte_is_refused_and_the_older_one_replaces_it(
-    two: tuple[Path, Path],
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_a_newest_file_cut_or_changed_at_any_byte_is_refused_and_the_older_one_replaces_it(
+    damage: str, two: tuple[Path, Path]
 ) -> None:  # H50
     root, file = two
     whole = file.read_bytes()
-    for position in range(len(whole)):
-        altered = bytearray(whole)
-        altered[position] ^= 0xFF
-        file.write_bytes(altered)
-        assert_refused(root, file)
+    for place in range(len(whole)):
+        rest = b"" if damage == "cut" else bytes([whole[place] ^ 0xFF]) + whole[place + 1 :]
+        file.write_bytes(whole[:place] + rest)
+        storage = CheckpointStorage(root)
+        with pytest.raises(CheckpointUnreadable, match=r"allow_older=True") as refusal:
+            storage.latest("words")
+        assert refusal.value.file == str(file)
+        assert storage.latest("words", allow_older=True) == a_checkpoint(1)
 
 
 def test_skipped_checkpoints_are_logged(two: tuple[Path, Path]) -> None:  # H50
@@ -97,29 +91,20 @@ def test_a_later_format_is_never_skipped(two: tuple[Path, Path], monkeypatch: py
             CheckpointStorage(root).latest("words", allow_older=allow_older)
 
 
-def test_a_file_that_cannot_be_read_at_the_moment_is_never_skipped(hooked_url: str) -> None:  # H50
+@pytest.mark.parametrize("allow_older", [False, True])
+def test_a_file_that_cannot_be_read_at_the_moment_is_never_skipped(allow_older: bool, hooked_url: str) -> None:  # H50
     a_storage_with(hooked_url, 2)
-
-    def refuse(call: str, path: str) -> None:
-        if call == "cat_file":
-            raise PermissionError(13, "Permission denied", path)
-
-    HookedFileSystem.hook = staticmethod(refuse)
-    for allow_older in (False, True):
-        with pytest.raises(StorageError, match=r"cannot read .*checkpoint-2\.hgc: .*Permission denied"):
-            CheckpointStorage(hooked_url).latest("words", allow_older=allow_older)
+    with (
+        failing("cat_file", PermissionError(13, "Permission denied")),
+        pytest.raises(StorageError, match=r"cannot read .*checkpoint-2\.hgc: .*Permission denied"),
+    ):
+        CheckpointStorage(hooked_url).latest("words", allow_older=allow_older)
 
 
 def test_a_checkpoint_deleted_during_the_listing_makes_it_start_again(hooked_url: str) -> None:
     storage, ids = a_storage_with(hooked_url, 2)
-
-    def delete_it(call: str, path: str) -> None:
-        if call == "cat_file":
-            HookedFileSystem.hook = staticmethod(lambda call, path: None)
-            storage.discard("words", ids[1])
-
-    HookedFileSystem.hook = staticmethod(delete_it)
-    assert CheckpointStorage(hooked_url).latest("words") == a_checkpoint(ids[0])
+    with interrupted("cat_file", lambda: storage.discard("words", ids[1])):
+        assert CheckpointStorage(hooked_url).latest("words") == a_checkpoint(ids[0])
 
 
 def test_a_listing_names_the_damage_and_continues(two: tuple[Path, Path]) -> None:

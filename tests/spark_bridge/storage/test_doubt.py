@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -15,7 +16,6 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.command import main
 from spark_bridge.storage import (
     CheckpointStorage,
-    MemoryStorage,
     Storage,
     StorageError,
     StorageFenced,
@@ -25,19 +25,18 @@ from spark_bridge.storage import (
 from spark_bridge.storage.layout import ID_MAX, Owner, RestoreRecord, parse_record, parse_void, void_name
 from spark_bridge.storage.validity import NOTHING, Validity, no_longer_kept
 from tests.mutants.mutant import Edit
-from tests.spark_bridge.storage.checkpoints import HookedFileSystem, a_checkpoint, a_prepared_storage, a_storage_with
+from tests.spark_bridge.storage.checkpoints import (
+    a_checkpoint,
+    a_prepared_storage,
+    a_storage_with,
+    failing,
+    hooked,
+    interrupted,
+)
 
 FIRST = Owner(1, "a")
 TIMEOUT_S = 60.0
-
-
-@pytest.fixture(params=["directory", "memory"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return MemoryStorage(retained=2) if request.param == "memory" else CheckpointStorage(tmp_path, retained=2)
-
-
-def unhooked() -> None:
-    HookedFileSystem.hook = staticmethod(lambda call, path: None)
+NO_ANSWER = ConnectionError("no answer")
 
 
 def restored(storage: CheckpointStorage) -> int:
@@ -117,28 +116,15 @@ def test_a_discarded_checkpoint_is_not_restored_even_if_its_write_succeeds_later
 
 def test_a_discard_that_cannot_write_its_marker_guarantees_nothing(hooked_url: str) -> None:  # H64
     storage, (_, in_doubt) = a_storage_with(hooked_url, 2)
-
-    def refuse(call: str, path: str) -> None:
-        if call == "pipe_file":
-            raise ConnectionError("no answer")
-
-    HookedFileSystem.hook = staticmethod(refuse)
-    with pytest.raises(StorageError, match="no answer"):
+    with failing("pipe_file", NO_ANSWER), pytest.raises(StorageError, match="no answer"):
         storage.discard("words", in_doubt)
-    unhooked()
     assert restored(a_prepared_storage(hooked_url)) == in_doubt
 
 
 def test_a_discard_is_durable_although_the_file_cannot_be_deleted(hooked_url: str) -> None:  # H64
     storage, (completed, in_doubt) = a_storage_with(hooked_url, 2)
-
-    def refuse(call: str, path: str) -> None:
-        if call == "rm_file":
-            raise ConnectionError("no answer")
-
-    HookedFileSystem.hook = staticmethod(refuse)
-    storage.discard("words", in_doubt)
-    unhooked()
+    with failing("rm_file", NO_ANSWER):
+        storage.discard("words", in_doubt)
     assert [(info.checkpoint_id, info.void) for info in storage.list()] == [(completed, False), (in_doubt, True)]
     assert restored(a_prepared_storage(hooked_url)) == completed
 
@@ -175,48 +161,46 @@ def test_a_write_that_succeeds_after_its_successor_restored_is_permanently_void(
     assert [(info.checkpoint_id, info.void) for info in successor.list()] == [(completed, False), (lost, True)]
 
 
-@pytest.mark.parametrize("discards", [True, False], ids=["discards", "only-writes"])
-def test_at_whatever_step_a_later_application_takes_over_both_agree(discards: bool, hooked_url: str) -> None:  # H64
-    """The earlier one writes a checkpoint, gets an error after the rename, and discards it. At one of these filesystem
-    calls the later one takes over and restores; then the earlier one goes on.
+def taken_over_at(step: int, url: str, *, discards: bool) -> bool:
+    """Return whether there is such a step: a filesystem call of the earlier application.
+
+    It writes a checkpoint, gets an error after the rename, and discards it. At that call the later application takes
+    over and restores; then the earlier one goes on.
     """
-    steps = 0
-    for step in range(100):
-        url = f"{hooked_url}/{step}"
-        unhooked()
-        earlier, _ = a_storage_with(url, 1)
-        (in_doubt,) = earlier.reserve_ids(1)
-        chosen: list[int] = []
-        calls = 0
+    earlier, _ = a_storage_with(url, 1)
+    (in_doubt,) = earlier.reserve_ids(1)
+    chosen: list[int] = []
+    calls = itertools.count()
 
-        def hook(call: str, path: str, url: str = url, step: int = step, chosen: list[int] = chosen) -> None:
-            nonlocal calls
-            if calls == step:
-                calls += 1
-                unhooked()
+    def hook(call: str, path: str) -> None:
+        if not chosen and next(calls) == step:
+            with hooked(lambda call, path: None):
                 chosen.append(restored(a_prepared_storage(url)))
-                HookedFileSystem.hook = staticmethod(hook)
-            calls += 1
-            if call == "moved":
-                raise ConnectionError("the answer was lost")
+        if call == "moved":
+            raise ConnectionError("the answer was lost")
 
-        HookedFileSystem.hook = staticmethod(hook)
-        discarded = False
+    discarded = False
+    with hooked(hook):
         with suppress(StorageError):
             earlier.store("words", a_checkpoint(in_doubt))
         if discards:
             with suppress(StorageError):
                 earlier.discard("words", in_doubt)
                 discarded = True
-        unhooked()
-        if not chosen:
-            break
-        steps += 1
+    if chosen:
         third = a_prepared_storage(url)
         assert restored(third) == chosen[0], f"step {step}: what the dead successor chose stays what is restored"
         assert third.read("words", chosen[0]) == a_checkpoint(chosen[0])
         assert not (discarded and chosen[0] == in_doubt), f"step {step}: discarded, and restored all the same"
-    assert steps > 10
+    return bool(chosen)
+
+
+@pytest.mark.parametrize("discards", [True, False], ids=["discards", "only-writes"])
+def test_at_whatever_step_a_later_application_takes_over_both_agree(discards: bool, hooked_url: str) -> None:  # H64
+    step = 0
+    while taken_over_at(step, f"{hooked_url}/{step}", discards=discards):
+        step += 1
+    assert step > 10
 
 
 def discard_beside_a_restore(url: str) -> tuple[bool, int]:
@@ -239,8 +223,7 @@ def discard_beside_a_restore(url: str) -> tuple[bool, int]:
             assert has_read.wait(TIMEOUT_S)
 
     successors: list[Future[int]] = []
-    with ThreadPoolExecutor(1) as pool:
-        HookedFileSystem.hook = staticmethod(hook)
+    with ThreadPoolExecutor(1) as pool, hooked(hook):
         discarded = False
         with suppress(StorageFenced):
             earlier.discard("words", in_doubt)
@@ -248,7 +231,6 @@ def discard_beside_a_restore(url: str) -> tuple[bool, int]:
         may_record.set()
         (successor,) = successors
         chosen = successor.result(TIMEOUT_S)
-    unhooked()
     assert chosen == in_doubt
     return discarded, restored(a_prepared_storage(url))
 
@@ -271,15 +253,13 @@ def test_a_successor_that_is_fenced_while_it_restores_must_stop(hooked_url: str)
     _, (completed,) = a_storage_with(hooked_url, 1)
     successor = a_prepared_storage(hooked_url)
     (first,) = successor.reserve_ids(1)
-
-    def take_over(call: str, path: str) -> None:
-        if "/restored-" in path:
-            unhooked()
-            assert restored(a_prepared_storage(hooked_url)) == completed
-
-    HookedFileSystem.hook = staticmethod(take_over)
-    with pytest.raises(StorageFenced):
+    chosen: list[int] = []
+    with (
+        interrupted("", lambda: chosen.append(restored(a_prepared_storage(hooked_url))), within="/restored-"),
+        pytest.raises(StorageFenced),
+    ):
         successor.restore_latest("words", first=first)
+    assert chosen == [completed]
 
 
 def test_a_start_from_nothing_is_not_undone_by_a_later_restart(storage: Storage) -> None:  # H64

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from spark_bridge.storage import CheckpointStorage, CheckpointUnreadable, StorageError
 from spark_bridge.storage.layout import EPOCH_MAX, ID_MAX, why_ignored
-from tests.spark_bridge.storage.checkpoints import HookedFileSystem, a_checkpoint, a_prepared_storage, a_storage_with
+from tests.spark_bridge.storage.checkpoints import a_checkpoint, a_prepared_storage, a_storage_with
 
 HUGE_BYTES = 3 * 2**30
 LITTLE_MEMORY = 5_000_000
@@ -146,7 +146,6 @@ def test_a_huge_file_of_another_kind_is_refused_by_its_head(kind: str, url: str,
     _, (whole, foreign) = a_storage_with(tmp_path, 2)
     file = tmp_path / "words" / f"checkpoint-{foreign}.hgc"
     a_foreign_file(file, head)
-    HookedFileSystem.hook = staticmethod(lambda call, path: None)
     storage = CheckpointStorage(tmp_path if url == "local" else f"hooked://{tmp_path}")
     tracemalloc.start()
     try:

@@ -26,14 +26,9 @@ from spark_bridge.storage import (
     read_file,
 )
 from spark_bridge.storage.writes import PendingWrite, WriteStopped
-from tests.spark_bridge.storage.checkpoints import HookedFileSystem, a_checkpoint, a_prepared_storage
+from tests.spark_bridge.storage.checkpoints import a_checkpoint, a_prepared_storage, failing, hooked
 
 STREAMING = RestoreMode.STREAMING
-
-
-@pytest.fixture(params=["directory", "memory"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
-    return MemoryStorage(retained=2) if request.param == "memory" else CheckpointStorage(tmp_path, retained=2)
 
 
 class Stopped:
@@ -42,6 +37,7 @@ class Stopped:
     def __init__(self) -> None:
         self.reached = threading.Event()
         self.go_on = threading.Event()
+        self.swept = threading.Event()
         self.removed_meanwhile: list[str] = []
 
     async def is_reached(self) -> None:
@@ -57,14 +53,16 @@ def stopped_at(call: str) -> Iterator[Stopped]:
         if called == call and not stop.reached.is_set():
             stop.reached.set()
             assert stop.go_on.wait(120)
+        elif called == "rm_file" and stop.go_on.is_set() and path.endswith("checkpoint-7.hgc"):
+            stop.swept.set()
         elif called == "rm_file" and stop.reached.is_set() and not stop.go_on.is_set():
             stop.removed_meanwhile.append(path)
 
-    HookedFileSystem.hook = staticmethod(hook)
-    try:
-        yield stop
-    finally:
-        stop.go_on.set()
+    with hooked(hook):
+        try:
+            yield stop
+        finally:
+            stop.go_on.set()
 
 
 async def test_what_is_stored_is_the_latest(storage: Storage) -> None:
@@ -113,31 +111,22 @@ async def test_ids_do_not_run_out_while_the_storage_gives_more(storage: Storage)
 
 
 async def test_ids_that_cannot_be_refilled_run_out_with_the_cause(hooked_url: str) -> None:  # H4
+    async def error_of_the_next_id() -> str:
+        await anyio.lowlevel.checkpoint()
+        try:
+            session.next_checkpoint_id()
+        except StorageError as error:
+            return str(error)
+        return ""
+
     async with StorageSession(CheckpointStorage(hooked_url), block_ids=2) as session:
-        refused = threading.Event()
-
-        def refuse(call: str, path: str) -> None:
-            refused.set()
-            raise ConnectionError("no answer")
-
-        HookedFileSystem.hook = staticmethod(refuse)
-        assert [session.next_checkpoint_id(), session.next_checkpoint_id()] == [1, 2]
-        assert await anyio.to_thread.run_sync(refused.wait, 30)
+        with failing("", ConnectionError("no answer")), anyio.fail_after(120):
+            assert [session.next_checkpoint_id(), session.next_checkpoint_id()] == [1, 2]
+            while "no answer" not in (error := await error_of_the_next_id()):
+                assert "no checkpoint id is left" in error
         with anyio.fail_after(120):
-            while True:
-                with pytest.raises(StorageError, match="no checkpoint id is left") as error:
-                    session.next_checkpoint_id()
-                if "no answer" in str(error.value):
-                    break
-                await anyio.lowlevel.checkpoint()
-        HookedFileSystem.hook = staticmethod(lambda call, path: None)
-        with anyio.fail_after(120):
-            while True:
-                try:
-                    assert session.next_checkpoint_id() > 2
-                    break
-                except StorageError:
-                    await anyio.lowlevel.checkpoint()
+            while await error_of_the_next_id():
+                pass
 
 
 async def test_a_new_session_goes_on_above_the_ids_of_the_old_one(tmp_path: Path) -> None:  # H4
@@ -193,7 +182,7 @@ async def test_a_cancelled_store_does_not_appear_afterwards(hooked_url: str) -> 
     storage = CheckpointStorage(hooked_url)
     async with StorageSession(storage) as session, anyio.create_task_group() as tasks:
         port = session.port("words", STREAMING)
-        storing, swept = anyio.CancelScope(), threading.Event()
+        storing = anyio.CancelScope()
 
         async def store() -> None:
             with storing:
@@ -204,13 +193,8 @@ async def test_a_cancelled_store_does_not_appear_afterwards(hooked_url: str) -> 
             await stop.is_reached()
             storing.cancel()
             await anyio.wait_all_tasks_blocked()
-
-            def hear(call: str, path: str) -> None:
-                if call == "rm_file" and path.endswith("checkpoint-7.hgc"):
-                    swept.set()
-
-            HookedFileSystem.hook = staticmethod(hear)
-        assert await anyio.to_thread.run_sync(swept.wait, 30)
+            stop.go_on.set()
+            assert await anyio.to_thread.run_sync(stop.swept.wait, 30)
     assert storage.list() == []
 
 
@@ -220,17 +204,11 @@ async def test_what_could_not_be_discarded_is_discarded_with_the_next_store(hook
         port = session.port("words", STREAMING)
         await port.store(a_checkpoint(1))
         await port.store(a_checkpoint(2))
-
-        def refuse(call: str, path: str) -> None:
-            if "/void-" in path:
-                raise ConnectionError("no answer")
-
-        HookedFileSystem.hook = staticmethod(refuse)
-        with pytest.raises(StorageError, match="no answer"):
-            await port.discard(2)
-        await port.store(a_checkpoint(3))
-        assert [info.checkpoint_id for info in storage.list()] == [1, 2, 3]
-        HookedFileSystem.hook = staticmethod(lambda call, path: None)
+        with failing("", ConnectionError("no answer"), within="/void-"):
+            with pytest.raises(StorageError, match="no answer"):
+                await port.discard(2)
+            await port.store(a_checkpoint(3))
+            assert [info.checkpoint_id for info in storage.list()] == [1, 2, 3]
         await port.store(a_checkpoint(4))
         assert [info.checkpoint_id for info in storage.list()] == [1, 3, 4]
 

@@ -17,10 +17,12 @@ from structlog.testing import capture_logs
 from protocol.wire.messages import RestoreMode
 from spark_bridge.storage import CheckpointStorage, StorageError, WriteOptions
 from tests.spark_bridge.storage.checkpoints import (
-    HookedFileSystem,
     a_checkpoint,
     a_prepared_storage,
     a_storage_with,
+    failing,
+    hooked,
+    interrupted,
 )
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -132,20 +134,17 @@ def test_a_checkpoint_appears_by_a_rename_of_the_complete_file(tmp_path: Path) -
     assert written == [(os.stat(file).st_ino, os.stat(file).st_size)]
 
 
-def test_a_write_that_fails_leaves_nothing(hooked_url: str) -> None:  # H50
+@pytest.mark.parametrize("fails", ["pipe_file", "mv"])
+def test_a_write_that_fails_leaves_nothing(fails: str, hooked_url: str) -> None:  # H50
     storage, ids = a_storage_with(hooked_url, 1)
     (new,) = storage.reserve_ids(1)
-    for failing in ("pipe_file", "mv"):
-
-        def no_room(call: str, path: str, failing: str = failing) -> None:
-            if call == failing:
-                raise OSError(28, "No space left on device", path)
-
-        HookedFileSystem.hook = staticmethod(no_room)
-        with pytest.raises(StorageError, match=r"cannot write .*checkpoint-2\.hgc.*No space left on device"):
-            storage.store("words", a_checkpoint(new))
-        left = os.listdir(f"{hooked_url.removeprefix('hooked://')}/words")
-        assert [name for name in left if not name.startswith("void-2-")] == ["checkpoint-1.hgc"]
+    with (
+        failing(fails, OSError(28, "No space left on device")),
+        pytest.raises(StorageError, match=r"cannot write .*checkpoint-2\.hgc.*No space left on device"),
+    ):
+        storage.store("words", a_checkpoint(new))
+    left = os.listdir(f"{hooked_url.removeprefix('hooked://')}/words")
+    assert [name for name in left if not name.startswith("void-2-")] == ["checkpoint-1.hgc"]
     assert storage.latest("words") == a_checkpoint(ids[0])
 
 
@@ -153,13 +152,11 @@ def test_a_write_of_which_only_a_part_arrives_is_noticed(hooked_url: str) -> Non
     storage = a_prepared_storage(hooked_url)
     (new,) = storage.reserve_ids(1)
 
-    def cut(call: str, path: str) -> None:
-        if call == "mv":
-            (temporary,) = Path(path).parent.iterdir()
-            os.truncate(temporary, 10)
+    def cut() -> None:
+        (temporary,) = Path(hooked_url.removeprefix("hooked://"), "words").iterdir()
+        os.truncate(temporary, 10)
 
-    HookedFileSystem.hook = staticmethod(cut)
-    with pytest.raises(StorageError, match=r"\d+ bytes were written, but the file has 10"):
+    with interrupted("mv", cut), pytest.raises(StorageError, match=r"\d+ bytes were written, but the file has 10"):
         storage.store("words", a_checkpoint(new))
     assert storage.latest("words") is None
 
@@ -167,18 +164,15 @@ def test_a_write_of_which_only_a_part_arrives_is_noticed(hooked_url: str) -> Non
 def test_one_that_is_stored_but_whose_fence_cannot_be_seen_stays_in_doubt(hooked_url: str) -> None:  # H50, H64
     storage, ids = a_storage_with(hooked_url, 1)
     (new,) = storage.reserve_ids(1)
-    moved = False
+    calls: list[str] = []
 
     def fail_after_the_move(call: str, path: str) -> None:
-        nonlocal moved
-        if moved and call == "ls":
+        calls.append(call)
+        if call == "ls" and "moved" in calls:
             raise ConnectionError("no answer")
-        moved = moved or call == "mv"
 
-    HookedFileSystem.hook = staticmethod(fail_after_the_move)
-    with pytest.raises(StorageError, match="no answer"):
+    with hooked(fail_after_the_move), pytest.raises(StorageError, match="no answer"):
         storage.store("words", a_checkpoint(new))
-    HookedFileSystem.hook = staticmethod(lambda call, path: None)
     assert CheckpointStorage(hooked_url).latest("words") == a_checkpoint(new)
     storage.discard("words", new)
     assert CheckpointStorage(hooked_url).latest("words") == a_checkpoint(ids[0])
@@ -239,12 +233,10 @@ def test_an_unusable_directory_is_named(url: str, says: str, tmp_path: Path, mon
 
 
 def test_prepare_finds_a_directory_that_cannot_be_written(hooked_url: str) -> None:
-    def read_only(call: str, path: str) -> None:
-        if call == "pipe_file":
-            raise PermissionError(13, "Permission denied", path)
-
-    HookedFileSystem.hook = staticmethod(read_only)
-    with pytest.raises(StorageError, match=r"cannot create .*_ids/.*Permission denied"):
+    with (
+        failing("pipe_file", PermissionError(13, "Permission denied")),
+        pytest.raises(StorageError, match=r"cannot create .*_ids/.*Permission denied"),
+    ):
         CheckpointStorage(hooked_url).prepare()
 
 

@@ -8,11 +8,15 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from spark_bridge.subtask import attached
+from spark_bridge.subtask import attached, own_reads
+from spark_bridge.subtask.own_reads import OwnReads
+from tests.spark_bridge.subtask.operators import Recorder
+from tests.spark_bridge.subtask.peer import Peer
+from tests.spark_bridge.subtask.reading import NEVER_S, until_it_reads_itself
 
 
 def open_sockets() -> int:
@@ -39,3 +43,28 @@ def nothing_survives_the_test() -> Iterator[None]:
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith(("headgate-", "task-"))] == []
     assert open_sockets() == sockets
     assert sys.getswitchinterval() == interval_s
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer() as peer:
+        yield peer
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a task read its socket in every wait, and never give the socket back for lack of data.
+
+    Anything that must end such a wait therefore has to wake the task: it never notices by chance.
+    """
+    monkeypatch.setattr(OwnReads, "are_worthwhile", True)
+    monkeypatch.setattr(own_reads, "IDLE_S", NEVER_S)
+
+
+@pytest.fixture(params=["the I/O thread reads", "the task reads"])
+def until_it_waits(request: pytest.FixtureRequest) -> Callable[[Recorder], None]:
+    """For a test that must hold whoever reads: call it to wait until a task that reads itself waits."""
+    if request.param == "the I/O thread reads":
+        return lambda operator: None
+    request.getfixturevalue("eager")
+    return until_it_reads_itself

@@ -22,6 +22,10 @@ from protocol.wire.framing import FrameDecoder
 from protocol.wire.handshake import ServerHandshake
 from protocol.wire.keys import KeyRing, Purpose
 from protocol.wire.messages import (
+    AnswerMessage,
+    BarrierMessage,
+    ClosedForCheckpoint,
+    CloseForCheckpoint,
     Confirm,
     EventMessage,
     Finished,
@@ -29,6 +33,7 @@ from protocol.wire.messages import (
     Opened,
     Register,
     Registered,
+    RequestMessage,
     Resume,
     Resumed,
 )
@@ -39,7 +44,12 @@ PATIENCE_S = 120.0
 TASK_ID = 71
 TOKEN = b"the token of this attempt"
 
+AnOperator = SubtaskOperator | Callable[[], SubtaskOperator]
 MessageT = TypeVar("MessageT", bound=Message)
+
+
+def barrier(seq: int, checkpoint_id: int, events_before: int) -> BarrierMessage:
+    return BarrierMessage(TASK_ID, seq, checkpoint_id, events_before)
 
 
 class PeerConnection:
@@ -94,6 +104,21 @@ class PeerConnection:
 
     def event(self, seq: int, value: Any) -> EventMessage:
         return EventMessage(TASK_ID, seq, encode_event(value))
+
+    def send_events(self, seq: int, *values: Any) -> None:
+        """Send events with the numbers from ``seq`` on, and wait until they are in the mailbox."""
+        self.send(*(self.event(number, value) for number, value in enumerate(values, seq)))
+        self.confirmed(seq + len(values) - 1)
+
+    def close_for(self, seq: int, checkpoint_id: int) -> None:
+        """Begin a checkpoint: close the task's valve."""
+        self.send(CloseForCheckpoint(TASK_ID, seq, checkpoint_id))
+        assert self.next_item(ClosedForCheckpoint).checkpoint_id == checkpoint_id
+
+    def answer(self, seq: int, request: RequestMessage, value: Any) -> None:
+        """Answer a request, and wait until the answer is in the mailbox."""
+        self.send(AnswerMessage(TASK_ID, seq, request.request_id, "", encode_event(value)))
+        self.confirmed(seq)
 
     def finish(self) -> Finished:
         """Receive the task's completion message and confirm it; confirmations may come before it."""
@@ -171,14 +196,42 @@ class Peer:
         self._connections.append(connection)
         return connection
 
+    def register(self, **changes: Any) -> PeerConnection:
+        """Accept, and answer the task's registration."""
+        connection = self.accept()
+        connection.send(registered(connection.expect(Register).task_attempt_id, **changes))
+        return connection
+
     def take_task(self, **changes: Any) -> PeerConnection:
         """Accept, register, and receive the message that the operator is open."""
-        connection = self.accept()
-        register = connection.expect(Register)
-        connection.send(registered(register.task_attempt_id, **changes))
+        connection = self.register(**changes)
         opened = connection.expect(Opened)
-        connection.send(Confirm(register.task_attempt_id, opened.seq))
+        connection.send(Confirm(opened.task_attempt_id, opened.seq))
         return connection
+
+    def start(
+        self, operator: AnOperator, records: Iterable[Any] = (), *, limit: int | None = None, **changes: Any
+    ) -> RunningTask:
+        """Start a task whose endpoint has these changes; nothing is accepted yet."""
+        make_operator = operator if callable(operator) else lambda: operator
+        return RunningTask(make_operator, self.endpoint(**changes), records, limit=limit)
+
+    def run(
+        self,
+        operator: AnOperator,
+        records: Iterable[Any] = (),
+        *,
+        limit: int | None = None,
+        answer: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> tuple[RunningTask, PeerConnection]:
+        """Start a task and take it; ``answer`` holds changes of the answer to its registration."""
+        return self.start(operator, records, limit=limit, **changes), self.take_task(**answer or {})
+
+    def finish(self, task: RunningTask) -> list[Any]:
+        """Let the task end well on the newest connection, and return its outputs."""
+        self._connections[-1].finish()
+        return task.outputs()
 
     def resume(self, received_seq: int) -> tuple[PeerConnection, Resume]:
         """Accept a connection that resumes; report that ``received_seq`` items had arrived here."""

@@ -20,55 +20,47 @@ from tests.spark_bridge.subtask.operators import Calling, Recorder
 from tests.spark_bridge.subtask.peer import TASK_ID, Peer, RunningTask, registered
 
 
-def test_while_a_task_is_attached_threads_take_turns_more_often() -> None:  # H23; spark-facts 23
+def test_while_a_task_is_attached_threads_take_turns_more_often(peer: Peer) -> None:  # H23; spark-facts 23
     usual = sys.getswitchinterval()
-    with Peer() as peer:
-        task = RunningTask(lambda: Calling(lambda context: sys.getswitchinterval()), peer.endpoint())
-        peer.take_task().finish()
-        assert task.outputs() == [pytest.approx(0.0005)]
+    task, _ = peer.run(Calling(lambda context: sys.getswitchinterval()))
+    assert peer.finish(task) == [pytest.approx(0.0005)]
     assert sys.getswitchinterval() == usual
 
 
-def test_a_switch_interval_of_zero_leaves_the_interpreter_alone() -> None:
+def test_a_switch_interval_of_zero_leaves_the_interpreter_alone(peer: Peer) -> None:
     usual = sys.getswitchinterval()
-    with Peer() as peer:
-        task = RunningTask(lambda: Calling(lambda context: sys.getswitchinterval()), peer.endpoint(switch_interval_s=0))
-        peer.take_task().finish()
-        assert task.outputs() == [usual]
+    task, _ = peer.run(Calling(lambda context: sys.getswitchinterval()), switch_interval_s=0)
+    assert peer.finish(task) == [usual]
 
 
-def test_two_attempts_in_one_process_do_not_meet() -> None:  # H1: keyed by task attempt
-    with Peer() as peer:
-        one = RunningTask(Recorder, peer.endpoint(), [1], task_attempt_id=1)
-        first = peer.accept()
-        assert first.expect(Register).task_attempt_id == 1
-        two = RunningTask(Recorder, peer.endpoint(), [2], task_attempt_id=2)
-        second = peer.accept()
-        assert second.expect(Register).task_attempt_id == 2
-        assert attached_keys() == [(1, "words"), (2, "words")]
-        for connection, task_id in ((second, 2), (first, 1)):
-            connection.send(registered(task_id))
-            connection.expect(Opened)
-            connection.finish()
-        assert (one.outputs(), two.outputs()) == ([1], [2])
+def test_two_attempts_in_one_process_do_not_meet(peer: Peer) -> None:  # H1: keyed by task attempt
+    one = RunningTask(Recorder, peer.endpoint(), [1], task_attempt_id=1)
+    first = peer.accept()
+    assert first.expect(Register).task_attempt_id == 1
+    two = RunningTask(Recorder, peer.endpoint(), [2], task_attempt_id=2)
+    second = peer.accept()
+    assert second.expect(Register).task_attempt_id == 2
+    assert attached_keys() == [(1, "words"), (2, "words")]
+    for connection, task_id in ((second, 2), (first, 1)):
+        connection.send(registered(task_id))
+        connection.expect(Opened)
+        connection.finish()
+    assert (one.outputs(), two.outputs()) == ([1], [2])
 
 
-def test_two_operators_may_share_a_task() -> None:
-    with Peer() as peer:
+def test_two_operators_may_share_a_task(peer: Peer) -> None:
+    def chained() -> Iterator[Any]:
+        yield from run_subtask(Recorder, peer.endpoint(operator_id="inner"), _identity(TASK_ID), [1, 2])
 
-        def chained() -> Iterator[Any]:
-            yield from run_subtask(Recorder, peer.endpoint(operator_id="inner"), _identity(TASK_ID), [1, 2])
-
-        task = RunningTask(Recorder, peer.endpoint(operator_id="outer"), chained())
-        outer = peer.take_task()
-        inner = peer.take_task()
-        assert attached_keys() == [(TASK_ID, "inner"), (TASK_ID, "outer")]
-        inner.finish()
-        outer.finish()
-        assert task.outputs() == [1, 2]
+    task, outer = peer.run(Recorder, chained(), operator_id="outer")
+    inner = peer.take_task()
+    assert attached_keys() == [(TASK_ID, "inner"), (TASK_ID, "outer")]
+    inner.finish()
+    outer.finish()
+    assert task.outputs() == [1, 2]
 
 
-def test_the_next_task_of_a_worker_ends_what_the_last_one_left_behind() -> None:  # spark-facts 18
+def test_the_next_task_of_a_worker_ends_what_the_last_one_left_behind(peer: Peer) -> None:  # spark-facts 18
     kept: list[Any] = []
 
     def worker() -> Iterator[Any]:
@@ -77,19 +69,17 @@ def test_the_next_task_of_a_worker_ends_what_the_last_one_left_behind() -> None:
         yield next(first)
         yield from run_subtask(lambda: Calling(lambda context: attached_keys()), peer.endpoint(), _identity(2), [])
 
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint(), body=worker)
-        first = peer.take_task()
-        second = peer.take_task()
-        first.expect_end()
-        second.finish()
-        assert task.outputs() == [1, [(2, "words")]]
-        with pytest.raises(AttemptOver):
-            next(kept[0])
+    task = RunningTask(Recorder, peer.endpoint(), body=worker)
+    first = peer.take_task()
+    peer.take_task()
+    first.expect_end()
+    assert peer.finish(task) == [1, [(2, "words")]]
+    with pytest.raises(AttemptOver):
+        next(kept[0])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # Python 3.12 warns about what is tested here
-def test_a_forked_child_lets_go_without_a_word() -> None:
+def test_a_forked_child_lets_go_without_a_word(peer: Peer) -> None:
     def body(context: SubtaskContext) -> int:
         child = os.fork()
         if child == 0:
@@ -107,14 +97,11 @@ def test_a_forked_child_lets_go_without_a_word() -> None:
         _, status = os.waitpid(child, 0)
         return os.waitstatus_to_exitcode(status)
 
-    with Peer() as peer:
-        task = RunningTask(lambda: Calling(body), peer.endpoint())
-        connection = peer.take_task()
-        connection.finish()  # without a broken connection in between
-        assert task.outputs() == [0]
+    task, _ = peer.run(Calling(body))
+    assert peer.finish(task) == [0]  # on the same connection
 
 
-def test_a_generator_in_a_cycle_is_ended_by_the_garbage_collector() -> None:  # H57
+def test_a_generator_in_a_cycle_is_ended_by_the_garbage_collector(peer: Peer) -> None:  # H57
     def worker() -> Iterator[Any]:
         cycle: list[Any] = [run_subtask(Recorder, peer.endpoint(), _identity(1), [1, 2])]
         cycle.append(cycle)
@@ -123,15 +110,15 @@ def test_a_generator_in_a_cycle_is_ended_by_the_garbage_collector() -> None:  # 
         gc.collect()
         yield attached_keys()
 
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint(), body=worker)
-        connection = peer.take_task()
-        assert connection.finish().failure == ""
-        connection.expect_end()
-        assert task.outputs() == [1, []]
+    task = RunningTask(Recorder, peer.endpoint(), body=worker)
+    connection = peer.take_task()
+    assert connection.finish().failure == ""
+    connection.expect_end()
+    assert task.outputs() == [1, []]
 
 
-def test_the_garbage_collector_may_end_a_task_on_any_thread() -> None:  # H57: in that case without a completion message
+def test_the_garbage_collector_may_end_a_task_on_any_thread(peer: Peer) -> None:
+    # H57: in that case without a completion message
     def worker() -> Iterator[Any]:
         left = [run_subtask(Recorder, peer.endpoint(), _identity(1), [1, 2])]
         yield next(left[0])
@@ -140,10 +127,9 @@ def test_the_garbage_collector_may_end_a_task_on_any_thread() -> None:  # H57: i
         thread.join()
         yield attached_keys()
 
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint(), body=worker)
-        peer.take_task().expect_end()
-        assert task.outputs() == [1, []]
+    task = RunningTask(Recorder, peer.endpoint(), body=worker)
+    peer.take_task().expect_end()
+    assert task.outputs() == [1, []]
 
 
 def _identity(task_attempt_id: int) -> TaskIdentity:

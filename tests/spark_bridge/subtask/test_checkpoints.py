@@ -20,13 +20,9 @@ from protocol.wire.messages import (
     CheckpointAcknowledged,
     CheckpointCompleted,
     CheckpointDeclined,
-    ClosedForCheckpoint,
-    CloseForCheckpoint,
     Confirm,
     EventMessage,
-    Finished,
     Opened,
-    Register,
     RequestMessage,
     RestoredRequestMessage,
     SavepointTaken,
@@ -34,27 +30,16 @@ from protocol.wire.messages import (
 )
 from spark_bridge.subtask import TimedOut
 from tests.spark_bridge.subtask.operators import EventSource, Recorder
-from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, RunningTask, registered
+from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, PeerConnection, barrier
 
 FRAME_BYTES = 64 * 2**20
 End = SavepointTaken | CheckpointCompleted | CheckpointAborted
-
-
-def close_for(connection: PeerConnection, seq: int, checkpoint_id: int) -> None:
-    connection.send(CloseForCheckpoint(TASK_ID, seq, checkpoint_id))
-    assert connection.next_item(ClosedForCheckpoint).checkpoint_id == checkpoint_id
 
 
 def put_into_mailbox(connection: PeerConnection, *words: BarrierMessage | AnswerMessage | End) -> None:
     """Items of a checkpoint are confirmed later, but a resent one is confirmed immediately (H22)."""
     connection.send(*words, words[-1])
     connection.confirmed(words[-1].seq)
-
-
-def say_goodbye(connection: PeerConnection) -> Finished:
-    finished = connection.next_item(Finished)
-    connection.send(Confirm(TASK_ID, finished.seq))
-    return finished
 
 
 class Busy(Recorder):
@@ -77,26 +62,23 @@ class Busy(Recorder):
             yield record
 
 
-def test_a_task_that_computes_closes_at_once_and_snapshots_at_its_next_record() -> None:
+def test_a_task_that_computes_closes_at_once_and_snapshots_at_its_next_record(peer: Peer) -> None:
     """H31, H40: the I/O thread closes the valve; what the task sends from then on waits for its own snapshot."""
     operator = Busy()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint(), [1, 2])
-        connection = peer.take_task()
-        assert operator.computing.wait(PATIENCE_S)
-        connection.next_item(EventMessage)  # sent while the valve was open
-        close_for(connection, 1, 6)
-        put_into_mailbox(connection, BarrierMessage(TASK_ID, 2, 6, 0))  # and the task still computes
-        assert operator.calls == [("open", None)]
-        operator.go_on.set()
-        acknowledged = connection.next_item(CheckpointAcknowledged)
-        assert (acknowledged.checkpoint_id, acknowledged.events_sent) == (6, 1)
-        say_goodbye(connection)
-        task.outputs()
+    task, connection = peer.run(operator, [1, 2])
+    assert operator.computing.wait(PATIENCE_S)
+    connection.next_item(EventMessage)  # sent while the valve was open
+    connection.close_for(1, 6)
+    put_into_mailbox(connection, barrier(2, 6, 0))  # and the task still computes
+    assert operator.calls == [("open", None)]
+    operator.go_on.set()
+    acknowledged = connection.next_item(CheckpointAcknowledged)
+    assert (acknowledged.checkpoint_id, acknowledged.events_sent) == (6, 1)
+    peer.finish(task)
     assert operator.calls[:4] == [("open", None), 1, ("snapshot", 6), 2]
 
 
-def test_a_task_that_computes_holds_what_it_sends_behind_the_close() -> None:  # H31
+def test_a_task_that_computes_holds_what_it_sends_behind_the_close(peer: Peer) -> None:  # H31
     class Late(Busy):
         def process(self, records: Iterator[Any]) -> Iterator[Any]:
             for record in records:
@@ -107,19 +89,17 @@ def test_a_task_that_computes_holds_what_it_sends_behind_the_close() -> None:  #
                 yield record
 
     operator = Late()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint(), [1, 2])
-        connection = peer.take_task()
-        assert operator.computing.wait(PATIENCE_S)
-        close_for(connection, 1, 6)
-        put_into_mailbox(connection, BarrierMessage(TASK_ID, 2, 6, 0))
-        operator.go_on.set()
-        acknowledged = connection.next_item(CheckpointAcknowledged)
-        assert [decode_event(held.payload) for held in acknowledged.held] == [["at", 1]]
-        assert acknowledged.events_sent == 0
-        assert [decode_event(connection.next_item(EventMessage).payload) for _ in range(2)] == [["at", 1], ["at", 2]]
-        assert say_goodbye(connection).events_sent == 2
-        task.outputs()
+    task, connection = peer.run(operator, [1, 2])
+    assert operator.computing.wait(PATIENCE_S)
+    connection.close_for(1, 6)
+    put_into_mailbox(connection, barrier(2, 6, 0))
+    operator.go_on.set()
+    acknowledged = connection.next_item(CheckpointAcknowledged)
+    assert [decode_event(held.payload) for held in acknowledged.held] == [["at", 1]]
+    assert acknowledged.events_sent == 0
+    assert [decode_event(connection.next_item(EventMessage).payload) for _ in range(2)] == [["at", 1], ["at", 2]]
+    assert connection.finish().events_sent == 2
+    task.outputs()
 
 
 class Sealing(EventSource):
@@ -131,7 +111,7 @@ class Sealing(EventSource):
 
 
 @pytest.mark.parametrize("window_events", [1000, 1])
-def test_an_event_sent_inside_the_snapshot_is_in_that_very_snapshot(window_events: int) -> None:
+def test_an_event_sent_inside_the_snapshot_is_in_that_very_snapshot(peer: Peer, window_events: int) -> None:
     """H31: also if the window is already full of held events, which leave only after this snapshot (H48)."""
 
     class Telling(Sealing):
@@ -140,26 +120,23 @@ def test_an_event_sent_inside_the_snapshot_is_in_that_very_snapshot(window_event
                 self.context.send_event("told")
             super().handle_event(event)
 
-    with Peer() as peer:
-        task = RunningTask(Telling, peer.endpoint(send_timeout_s=5.0))
-        connection = peer.take_task(window_events=window_events)
-        close_for(connection, 1, 6)
-        connection.send(connection.event(2, "tell"), BarrierMessage(TASK_ID, 3, 6, 2))
-        acknowledged = connection.next_item(CheckpointAcknowledged)
-        assert [decode_event(held.payload) for held in acknowledged.held] == ["told", ["sealed", 6]]
-        for expected in ("told", ["sealed", 6]):
-            event = connection.next_item(EventMessage)
-            assert decode_event(event.payload) == expected
-            connection.send(Confirm(TASK_ID, event.seq))
-        connection.send(CheckpointAborted(TASK_ID, 4, 6), connection.event(5, "end"))
-        final = connection.next_item(EventMessage)
-        assert decode_event(final.payload) == ["sealed", -1]
-        connection.send(Confirm(TASK_ID, final.seq))
-        say_goodbye(connection)
-        task.outputs()
+    task, connection = peer.run(Telling, send_timeout_s=5.0, answer={"window_events": window_events})
+    connection.close_for(1, 6)
+    connection.send(connection.event(2, "tell"), barrier(3, 6, 2))
+    acknowledged = connection.next_item(CheckpointAcknowledged)
+    assert [decode_event(held.payload) for held in acknowledged.held] == ["told", ["sealed", 6]]
+    for expected in ("told", ["sealed", 6]):
+        event = connection.next_item(EventMessage)
+        assert decode_event(event.payload) == expected
+        connection.send(Confirm(TASK_ID, event.seq))
+    connection.send(CheckpointAborted(TASK_ID, 4, 6), connection.event(5, "end"))
+    final = connection.next_item(EventMessage)
+    assert decode_event(final.payload) == ["sealed", -1]
+    connection.send(Confirm(TASK_ID, final.seq))
+    peer.finish(task)
 
 
-def test_another_thread_waits_for_room_while_the_snapshot_does_not() -> None:  # H27, H31
+def test_another_thread_waits_for_room_while_the_snapshot_does_not(peer: Peer) -> None:  # H27, H31
     outcomes: list[object] = []
 
     class Crowded(Sealing):
@@ -179,22 +156,20 @@ def test_another_thread_waits_for_room_while_the_snapshot_does_not() -> None:  #
             except TimedOut as error:
                 outcomes.append(error)
 
-    with Peer() as peer:
-        task = RunningTask(Crowded, peer.endpoint(send_timeout_s=0.05))
-        connection = peer.take_task(window_events=1)
-        close_for(connection, 1, 6)
-        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        acknowledged = connection.next_item(CheckpointAcknowledged)
-        assert [decode_event(held.payload) for held in acknowledged.held] == ["first", ["sealed", 6]]
-        connection.send(connection.event(3, "end"))
-        for _ in range(2):
-            connection.send(Confirm(TASK_ID, connection.next_item(EventMessage).seq))
-        say_goodbye(connection)
-        task.outputs()
+    task, connection = peer.run(Crowded, send_timeout_s=0.05, answer={"window_events": 1})
+    connection.close_for(1, 6)
+    connection.send(barrier(2, 6, 0))
+    acknowledged = connection.next_item(CheckpointAcknowledged)
+    assert [decode_event(held.payload) for held in acknowledged.held] == ["first", ["sealed", 6]]
+    connection.send(connection.event(3, "end"))
+    for _ in range(2):
+        connection.send(Confirm(TASK_ID, connection.next_item(EventMessage).seq))
+    peer.finish(task)
     assert len(outcomes) == 1
 
 
-def test_a_request_inside_the_snapshot_is_refused_at_once() -> None:  # H33, H48: its answer could never come in time
+def test_a_request_inside_the_snapshot_is_refused_at_once(peer: Peer) -> None:
+    # H33, H48: its answer could never come in time
     class Asking(EventSource):
         def snapshot_state(self, checkpoint_id: int) -> bytes:
             if checkpoint_id == 6:
@@ -202,15 +177,12 @@ def test_a_request_inside_the_snapshot_is_refused_at_once() -> None:  # H33, H48
                     self.context.request("which?", timeout_s=1000)
             return b""
 
-    with Peer() as peer:
-        task = RunningTask(Asking, peer.endpoint())
-        connection = peer.take_task()
-        close_for(connection, 1, 6)
-        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        assert connection.next_item(CheckpointAcknowledged).held == ()
-        connection.send(connection.event(3, "end"))
-        say_goodbye(connection)
-        task.outputs()
+    task, connection = peer.run(Asking)
+    connection.close_for(1, 6)
+    connection.send(barrier(2, 6, 0))
+    assert connection.next_item(CheckpointAcknowledged).held == ()
+    connection.send(connection.event(3, "end"))
+    peer.finish(task)
 
 
 # --- barriers that travel with the data -------------------------------------------------------------------
@@ -230,7 +202,7 @@ class Aligned(Recorder):
             yield record
 
 
-def test_a_barrier_that_comes_with_the_data_is_met_between_two_records() -> None:  # H23, H40
+def test_a_barrier_that_comes_with_the_data_is_met_between_two_records(peer: Peer) -> None:  # H23, H40
     closed = threading.Event()
 
     def records() -> Iterator[Any]:
@@ -240,114 +212,93 @@ def test_a_barrier_that_comes_with_the_data_is_met_between_two_records() -> None
         yield 2
 
     operator = Aligned()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint(), records())
-        connection = peer.take_task()
-        close_for(connection, 1, 6)
-        closed.set()
-        assert connection.next_item(CheckpointAcknowledged).checkpoint_id == 6
-        say_goodbye(connection)
-        assert task.outputs() == [1, "aligned", 2]
+    task, connection = peer.run(operator, records())
+    connection.close_for(1, 6)
+    closed.set()
+    assert connection.next_item(CheckpointAcknowledged).checkpoint_id == 6
+    assert peer.finish(task) == [1, "aligned", 2]
     assert operator.calls[1:4] == [1, ("snapshot", 6), 2]
 
 
-def test_a_barrier_of_another_thread_waits_for_the_events_before_it() -> None:  # H23
+def test_a_barrier_of_another_thread_waits_for_the_events_before_it(peer: Peer) -> None:  # H23
     operator = EventSource()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint())
-        connection = peer.take_task()
-        close_for(connection, 1, 6)
-        operator.context.barrier_arrived(6, events_before=3)  # this is the test's thread, not the task's
-        connection.send(connection.event(2, "a"))
-        connection.confirmed(2)
-        connection.send(connection.event(3, "b"))
-        assert connection.next_item(CheckpointAcknowledged).checkpoint_id == 6
-        connection.send(connection.event(4, "end"))
-        say_goodbye(connection)
-        task.outputs()
+    task, connection = peer.run(operator)
+    connection.close_for(1, 6)
+    operator.context.barrier_arrived(6, events_before=3)  # this is the test's thread, not the task's
+    connection.send_events(2, "a")
+    connection.send(connection.event(3, "b"))
+    assert connection.next_item(CheckpointAcknowledged).checkpoint_id == 6
+    connection.send(connection.event(4, "end"))
+    peer.finish(task)
     assert operator.calls[1:4] == [("event", "a"), ("event", "b"), ("snapshot", 6)]
 
 
-def test_a_barrier_that_nobody_waits_for_is_counted_and_has_no_effect() -> None:  # H44
+def test_a_barrier_that_nobody_waits_for_is_counted_and_has_no_effect(peer: Peer) -> None:  # H44
     operator = EventSource()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint())
-        connection = peer.take_task()
-        operator.context.barrier_arrived(9)
-        assert operator.context.statistics.messages_refused == 1
-        connection.send(connection.event(1, "end"))
-        say_goodbye(connection)
-        task.outputs()
+    task, connection = peer.run(operator)
+    operator.context.barrier_arrived(9)
+    assert operator.context.statistics.messages_refused == 1
+    connection.send(connection.event(1, "end"))
+    peer.finish(task)
     assert ("snapshot", 9) not in operator.calls
 
 
 # --- ends -------------------------------------------------------------------------------------------------
 
 
-def test_of_a_savepoint_the_operator_hears_only_the_snapshot() -> None:  # H49
+def test_of_a_savepoint_the_operator_hears_only_the_snapshot(peer: Peer) -> None:  # H49
     operator = EventSource()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint())
-        connection = peer.take_task()
-        close_for(connection, 1, 6)
-        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        connection.next_item(CheckpointAcknowledged)
-        connection.send(SavepointTaken(TASK_ID, 3, 6), connection.event(4, "end"))
-        say_goodbye(connection)
-        task.outputs()
+    task, connection = peer.run(operator)
+    connection.close_for(1, 6)
+    connection.send(barrier(2, 6, 0))
+    connection.next_item(CheckpointAcknowledged)
+    connection.send(SavepointTaken(TASK_ID, 3, 6), connection.event(4, "end"))
+    peer.finish(task)
     assert operator.calls == [("open", None), ("snapshot", 6), ("event", "end"), ("snapshot", -1), "close"]
 
 
 @pytest.mark.parametrize("end", [SavepointTaken, CheckpointCompleted, CheckpointAborted])
-def test_a_barrier_whose_checkpoint_is_over_asks_for_no_snapshot(end: type[End]) -> None:  # H44, H49
+def test_a_barrier_whose_checkpoint_is_over_asks_for_no_snapshot(peer: Peer, end: type[End]) -> None:  # H44, H49
     operator = Busy()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint(), [1, 2])
-        connection = peer.take_task()
-        connection.next_item(EventMessage)
-        assert operator.computing.wait(PATIENCE_S)
-        close_for(connection, 1, 6)
-        put_into_mailbox(connection, BarrierMessage(TASK_ID, 2, 6, 0), end(TASK_ID, 3, 6))
-        operator.go_on.set()
-        say_goodbye(connection)
-        task.outputs()
+    task, connection = peer.run(operator, [1, 2])
+    connection.next_item(EventMessage)
+    assert operator.computing.wait(PATIENCE_S)
+    connection.close_for(1, 6)
+    put_into_mailbox(connection, barrier(2, 6, 0), end(TASK_ID, 3, 6))
+    operator.go_on.set()
+    peer.finish(task)
     assert ("snapshot", 6) not in operator.calls
 
 
-def test_a_snapshot_that_fits_no_frame_is_declined_and_the_task_goes_on() -> None:  # H45, H62
+def test_a_snapshot_that_fits_no_frame_is_declined_and_the_task_goes_on(peer: Peer) -> None:  # H45, H62
     class Huge(EventSource):
         def snapshot_state(self, checkpoint_id: int) -> bytes:
             return bytes(FRAME_BYTES) if checkpoint_id == 6 else b""
 
-    with Peer() as peer:
-        task = RunningTask(Huge, peer.endpoint())
-        connection = peer.take_task()
-        close_for(connection, 1, 6)
-        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        assert f"{FRAME_BYTES} bytes of state" in connection.next_item(CheckpointDeclined).reason
-        connection.send(CheckpointAborted(TASK_ID, 3, 6), connection.event(4, "go on"), connection.event(5, "end"))
-        say_goodbye(connection)
-        assert task.outputs() == ["go on"]
+    task, connection = peer.run(Huge)
+    connection.close_for(1, 6)
+    connection.send(barrier(2, 6, 0))
+    assert f"{FRAME_BYTES} bytes of state" in connection.next_item(CheckpointDeclined).reason
+    connection.send(CheckpointAborted(TASK_ID, 3, 6), connection.event(4, "go on"), connection.event(5, "end"))
+    assert peer.finish(task) == ["go on"]
 
 
-def test_a_final_state_that_fits_no_frame_ends_the_attempt_badly_on_both_sides() -> None:  # H47, H62
+def test_a_final_state_that_fits_no_frame_ends_the_attempt_badly_on_both_sides(peer: Peer) -> None:  # H47, H62
     class Huge(Recorder):
         def final_state(self) -> bytes:
             return bytes(FRAME_BYTES)
 
-    with Peer() as peer:
-        task = RunningTask(Huge, peer.endpoint())
-        connection = peer.take_task()
-        finished = say_goodbye(connection)
-        assert "the final state is too large" in finished.failure
-        assert finished.state == b""
-        assert isinstance(task.error(), LocalProtocolError)
+    task, connection = peer.run(Huge)
+    finished = connection.finish()
+    assert "the final state is too large" in finished.failure
+    assert finished.state == b""
+    assert isinstance(task.error(), LocalProtocolError)
 
 
 # --- snapshots while a request waits ----------------------------------------------------------------------
 
 
-def test_an_answer_that_lies_ahead_of_a_barrier_is_in_the_snapshot_of_that_barrier() -> None:
+def test_an_answer_that_lies_ahead_of_a_barrier_is_in_the_snapshot_of_that_barrier(peer: Peer) -> None:
     """H33, H41: even if the task was taking another snapshot when both arrived."""
     snapshotting, go_on = threading.Event(), threading.Event()
 
@@ -370,22 +321,19 @@ def test_an_answer_that_lies_ahead_of_a_barrier_is_in_the_snapshot_of_that_barri
                 assert go_on.wait(PATIENCE_S)
             return self.answer.encode()
 
-    with Peer() as peer:
-        task = RunningTask(Asking, peer.endpoint())
-        connection = peer.take_task()
-        request = connection.next_item(RequestMessage)
-        close_for(connection, 1, 6)
-        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        assert snapshotting.wait(PATIENCE_S)
-        close_for(connection, 3, 7)
-        answer = AnswerMessage(TASK_ID, 4, request.request_id, "", encode_event("the answer"))
-        put_into_mailbox(connection, answer, BarrierMessage(TASK_ID, 5, 7, 4))
-        go_on.set()
-        assert connection.next_item(CheckpointAcknowledged).state == b"none yet"
-        assert connection.next_item(CheckpointAcknowledged).state == b"the answer"
-        connection.send(CheckpointCompleted(TASK_ID, 6, 7))
-        say_goodbye(connection)
-        assert task.outputs() == ["the answer"]
+    task, connection = peer.run(Asking)
+    request = connection.next_item(RequestMessage)
+    connection.close_for(1, 6)
+    connection.send(barrier(2, 6, 0))
+    assert snapshotting.wait(PATIENCE_S)
+    connection.close_for(3, 7)
+    answer = AnswerMessage(TASK_ID, 4, request.request_id, "", encode_event("the answer"))
+    put_into_mailbox(connection, answer, barrier(5, 7, 4))
+    go_on.set()
+    assert connection.next_item(CheckpointAcknowledged).state == b"none yet"
+    assert connection.next_item(CheckpointAcknowledged).state == b"the answer"
+    connection.send(CheckpointCompleted(TASK_ID, 6, 7))
+    assert peer.finish(task) == ["the answer"]
 
 
 def test_a_request_that_a_snapshot_holds_is_not_asked_a_second_time_after_the_restore() -> None:  # H73
@@ -403,22 +351,19 @@ def test_a_request_that_a_snapshot_holds_is_not_asked_a_second_time_after_the_re
             return b""
 
     with Peer() as peer:
-        task = RunningTask(AskingOnce, peer.endpoint())
-        connection = peer.take_task()
-        close_for(connection, 1, 6)
+        task, connection = peer.run(AskingOnce)
+        connection.close_for(1, 6)
         may_ask.set()
-        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
+        connection.send(barrier(2, 6, 0))
         snapshot = connection.next_item(CheckpointAcknowledged)
         assert [held.is_request for held in snapshot.held] == [True]
         connection.next_item(RequestMessage)
         connection.send(AttemptEnded(TASK_ID, "killed"))
         task.error()
     with Peer() as peer:
-        task = RunningTask(AskingOnce, peer.endpoint())
-        connection = peer.accept()
-        connection.expect(Register)
-        connection.send(registered(checkpoint_id=6, states=(SubtaskState(2, snapshot.state),), held=snapshot.held))
+        task = peer.start(AskingOnce)
+        connection = peer.register(checkpoint_id=6, states=(SubtaskState(2, snapshot.state),), held=snapshot.held)
         assert decode_event(connection.next_item(RestoredRequestMessage).payload) == "which?"
         connection.next_item(Opened)
-        assert say_goodbye(connection).events_sent == 1
+        assert connection.finish().events_sent == 1
         assert task.outputs() == []

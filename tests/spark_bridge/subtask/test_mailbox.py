@@ -8,7 +8,6 @@ import threading
 
 from protocol.subtask.types import MailboxAborted, MailboxBarrier, MailboxCompleted, MailboxEvent, MailboxItem
 from protocol.wire.messages import (
-    BarrierMessage,
     CheckpointAborted,
     CheckpointAcknowledged,
     CheckpointDeclined,
@@ -20,7 +19,7 @@ from protocol.wire.messages import (
 from spark_bridge.subtask import SubtaskContext
 from spark_bridge.subtask.mailbox import OperatorMailbox
 from tests.spark_bridge.subtask.operators import Calling
-from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, RunningTask
+from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, barrier
 
 
 def test_items_come_out_in_the_order_in_which_they_went_in() -> None:  # H22, H23
@@ -62,7 +61,7 @@ def test_an_abort_takes_its_own_barrier_away() -> None:  # H44
     assert [mailbox.take(events_only=False) for _ in range(2)] == [MailboxAborted(1), MailboxAborted(7)]
 
 
-def test_a_full_mailbox_stops_the_reading_until_half_of_it_is_handled() -> None:  # H27
+def test_a_full_mailbox_stops_the_reading_until_half_of_it_is_handled(peer: Peer) -> None:  # H27
     go_on = threading.Event()
 
     def body(context: SubtaskContext) -> int:
@@ -72,20 +71,17 @@ def test_a_full_mailbox_stops_the_reading_until_half_of_it_is_handled() -> None:
             handled += context.wait_for_event(PATIENCE_S)
         return handled
 
-    with Peer() as peer:
-        task = RunningTask(lambda: Calling(body), peer.endpoint(mailbox_events_max=4))
-        connection = peer.take_task()
-        for first in range(1, 2001, 200):  # far more than one read takes, or the mailbox holds
-            connection.send(*(connection.event(seq, "x" * 2000) for seq in range(first, first + 200)))
-            if first == 1:
-                assert connection.expect(Confirm).seq < 200  # now it stops reading
-                go_on.set()
-        connection.confirmed(2000)
-        connection.finish()
-        assert task.outputs() == [2000]
+    task, connection = peer.run(Calling(body), mailbox_events_max=4)
+    for first in range(1, 2001, 200):  # far more than one read takes, or the mailbox holds
+        connection.send(*(connection.event(seq, "x" * 2000) for seq in range(first, first + 200)))
+        if first == 1:
+            assert connection.expect(Confirm).seq < 200  # now it stops reading
+            go_on.set()
+    connection.confirmed(2000)
+    assert peer.finish(task) == [2000]
 
 
-def test_a_checkpoint_that_meets_a_waiting_sender_is_declined_rather_than_stuck() -> None:  # H48
+def test_a_checkpoint_that_meets_a_waiting_sender_is_declined_rather_than_stuck(peer: Peer) -> None:  # H48
     sending = threading.Event()
 
     def body(context: SubtaskContext) -> None:
@@ -94,23 +90,20 @@ def test_a_checkpoint_that_meets_a_waiting_sender_is_declined_rather_than_stuck(
         for number in range(3):
             context.send_event(number)
 
-    with Peer() as peer:
-        task = RunningTask(lambda: Calling(body), peer.endpoint())
-        connection = peer.take_task(window_events=2)
-        connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
-        connection.next_item(ClosedForCheckpoint)
-        connection.confirmed(2)
-        assert sending.wait(PATIENCE_S)
-        connection.send(BarrierMessage(TASK_ID, 3, 6, 2))
-        assert "snapshot_anywhere" in connection.next_item(CheckpointDeclined).reason
-        connection.send(CheckpointAborted(TASK_ID, 4, 6))
-        for _ in range(3):
-            connection.send(Confirm(TASK_ID, connection.next_item(EventMessage).seq))
-        connection.finish()
-        task.outputs()
+    task, connection = peer.run(Calling(body), answer={"window_events": 2})
+    connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
+    connection.next_item(ClosedForCheckpoint)
+    connection.confirmed(2)
+    assert sending.wait(PATIENCE_S)
+    connection.send(barrier(3, 6, 2))
+    assert "snapshot_anywhere" in connection.next_item(CheckpointDeclined).reason
+    connection.send(CheckpointAborted(TASK_ID, 4, 6))
+    for _ in range(3):
+        connection.send(Confirm(TASK_ID, connection.next_item(EventMessage).seq))
+    peer.finish(task)
 
 
-def test_an_operator_that_allows_it_takes_the_snapshot_while_it_waits() -> None:  # H31
+def test_an_operator_that_allows_it_takes_the_snapshot_while_it_waits(peer: Peer) -> None:  # H31
     class Anywhere(Calling):
         snapshot_anywhere = True
 
@@ -122,16 +115,13 @@ def test_an_operator_that_allows_it_takes_the_snapshot_while_it_waits() -> None:
         for number in range(3):
             context.send_event(number)
 
-    with Peer() as peer:
-        task = RunningTask(lambda: Anywhere(body), peer.endpoint())
-        connection = peer.take_task(window_events=2)
-        connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
-        connection.next_item(ClosedForCheckpoint)
-        connection.confirmed(2)
-        assert sending.wait(PATIENCE_S)
-        connection.send(BarrierMessage(TASK_ID, 3, 6, 2))
-        assert len(connection.next_item(CheckpointAcknowledged).held) == 2
-        for _ in range(3):
-            connection.send(Confirm(TASK_ID, connection.next_item(EventMessage).seq))
-        connection.finish()
-        task.outputs()
+    task, connection = peer.run(Anywhere(body), answer={"window_events": 2})
+    connection.send(CloseForCheckpoint(TASK_ID, 1, 6), connection.event(2, "send"))
+    connection.next_item(ClosedForCheckpoint)
+    connection.confirmed(2)
+    assert sending.wait(PATIENCE_S)
+    connection.send(barrier(3, 6, 2))
+    assert len(connection.next_item(CheckpointAcknowledged).held) == 2
+    for _ in range(3):
+        connection.send(Confirm(TASK_ID, connection.next_item(EventMessage).seq))
+    peer.finish(task)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from spark_bridge.subtask import (
     RegistrationRefused,
 )
 from tests.spark_bridge.subtask.operators import Recorder
-from tests.spark_bridge.subtask.peer import KEYS, TASK_ID, Peer, RunningTask, registered
+from tests.spark_bridge.subtask.peer import KEYS, TASK_ID, Peer, PeerConnection, RunningTask, registered
 
 
 def free_port() -> int:
@@ -29,10 +30,17 @@ def free_port() -> int:
     return port
 
 
-def test_nothing_listening_is_said_with_address_and_mend() -> None:
+def registering(peer: Peer, **changes: Any) -> tuple[RunningTask, PeerConnection]:
+    """Start a task, and receive its registration."""
+    task = peer.start(Recorder, **changes)
+    connection = peer.accept()
+    connection.expect(Register)
+    return task, connection
+
+
+def test_nothing_listening_is_said_with_address_and_mend(peer: Peer) -> None:
     port = free_port()
-    with Peer() as peer:
-        error = RunningTask(Recorder, peer.endpoint(port=port, connect_timeout_s=0.2)).error()
+    error = peer.start(Recorder, port=port, connect_timeout_s=0.2).error()
     assert isinstance(error, CannotReachSidecar)
     text = str(error)
     assert f"127.0.0.1:{port}" in text
@@ -40,38 +48,31 @@ def test_nothing_listening_is_said_with_address_and_mend() -> None:
     assert "advertised_host" in text
 
 
-def test_a_sidecar_that_listens_a_moment_later_is_found() -> None:
+def test_a_sidecar_that_listens_a_moment_later_is_found(peer: Peer) -> None:
     port = free_port()
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint(port=port, connect_timeout_s=20.0))
-        with socket.create_server(("127.0.0.1", port)) as listener:
-            listener.settimeout(20.0)
-            sock, _ = listener.accept()
-            sock.sendall(b"not this one")
-            assert isinstance(task.error(), HandshakeFailed)
-            sock.close()
-
-
-def test_a_name_that_does_not_resolve_is_said() -> None:
-    with Peer() as peer:
-        error = RunningTask(Recorder, peer.endpoint(host="no-such-host.invalid", connect_timeout_s=0.1)).error()
-    assert isinstance(error, CannotReachSidecar)
-    assert "no-such-host.invalid" in str(error)
-
-
-def test_a_listener_that_never_answers_is_given_up() -> None:
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint(connect_timeout_s=0.2))
-        sock = peer.accept_raw()
-        error = task.error()
+    task = peer.start(Recorder, port=port, connect_timeout_s=20.0)
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        listener.settimeout(20.0)
+        sock, _ = listener.accept()
+        sock.sendall(b"not this one")
+        assert isinstance(task.error(), HandshakeFailed)
         sock.close()
-    assert isinstance(error, CannotReachSidecar)
-    assert "timed out waiting for the handshake" in str(error)
+
+
+def test_a_name_that_does_not_resolve_is_said(peer: Peer) -> None:
+    with pytest.raises(CannotReachSidecar, match=r"no-such-host\.invalid"):
+        peer.start(Recorder, host="no-such-host.invalid", connect_timeout_s=0.1).outputs()
+
+
+def test_a_listener_that_never_answers_is_given_up(peer: Peer) -> None:
+    task = peer.start(Recorder, connect_timeout_s=0.2)
+    with peer.accept_raw(), pytest.raises(CannotReachSidecar, match="timed out waiting for the handshake"):
+        task.outputs()
 
 
 def test_a_peer_that_knows_another_secret_is_refused_by_both_sides() -> None:  # H61
     with Peer(KeyRing(b"another secret, as long as it is")) as peer:
-        task = RunningTask(Recorder, peer.endpoint())
+        task = peer.start(Recorder)
         with pytest.raises(HandshakeFailed):
             peer.accept()
         error = task.error()
@@ -80,91 +81,69 @@ def test_a_peer_that_knows_another_secret_is_refused_by_both_sides() -> None:  #
     assert repr(KEYS.task_key("words").secret) not in str(error)
 
 
-def test_another_protocol_version_is_named_on_both_sides() -> None:  # H60
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint())
-        sock = peer.accept_raw()
+def test_another_protocol_version_is_named_on_both_sides(peer: Peer) -> None:  # H60
+    task = peer.start(Recorder)
+    with peer.accept_raw() as sock:
         sock.sendall(b"HDGT" + struct.pack(">H", PROTOCOL_VERSION + 1) + bytes(32))
         error = task.error()
-        sock.close()
     assert isinstance(error, VersionMismatch)
     assert (error.ours, error.theirs) == (PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
 
 
-def test_a_peer_that_speaks_something_else_is_refused_at_once() -> None:  # H61
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint())
-        sock = peer.accept_raw()
+def test_a_peer_that_speaks_something_else_is_refused_at_once(peer: Peer) -> None:  # H61
+    task = peer.start(Recorder)
+    with peer.accept_raw() as sock:
         sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         assert isinstance(task.error(), HandshakeFailed)
-        sock.close()
 
 
-def test_a_refusal_carries_the_sidecars_words() -> None:  # H55
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint())
-        connection = peer.accept()
-        connection.expect(Register)
-        connection.send(Refused(TASK_ID, RefusalCode.CONCURRENT_RUN, "run 4 is still going on"))
-        error = task.error()
+def test_a_refusal_carries_the_sidecars_words(peer: Peer) -> None:  # H55
+    task, connection = registering(peer)
+    connection.send(Refused(TASK_ID, RefusalCode.CONCURRENT_RUN, "run 4 is still going on"))
+    error = task.error()
     assert isinstance(error, RegistrationRefused)
     assert error.code == RefusalCode.CONCURRENT_RUN
     assert "CONCURRENT_RUN" in str(error)
     assert "run 4 is still going on" in str(error)
 
 
-def test_an_attempt_that_ended_before_it_was_taken_is_over() -> None:  # H11
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint())
-        connection = peer.accept()
-        connection.expect(Register)
-        connection.send(AttemptEnded(TASK_ID, "killed"))
-        assert isinstance(task.error(), AttemptOver)
+def test_an_attempt_that_ended_before_it_was_taken_is_over(peer: Peer) -> None:  # H11
+    task, connection = registering(peer)
+    connection.send(AttemptEnded(TASK_ID, "killed"))
+    assert isinstance(task.error(), AttemptOver)
 
 
-def test_a_registration_that_is_never_answered_says_what_it_waited_for() -> None:  # H48
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint(register_timeout_s=0.1))
-        connection = peer.accept()
-        connection.expect(Register)
-        error = task.error()
+def test_a_registration_that_is_never_answered_says_what_it_waited_for(peer: Peer) -> None:  # H48
+    task, _ = registering(peer, register_timeout_s=0.1)
+    error = task.error()
     assert isinstance(error, RegistrationFailed)
     assert "register_timeout_s" in str(error)
     assert "subtask 2 of 'words'" in str(error)
 
 
-def test_a_connection_that_breaks_before_the_answer_fails_the_task() -> None:
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint())
-        connection = peer.accept()
-        connection.expect(Register)
-        connection.close()
-        assert isinstance(task.error(), RegistrationFailed)
+def test_a_connection_that_breaks_before_the_answer_fails_the_task(peer: Peer) -> None:
+    task, connection = registering(peer)
+    connection.close()
+    assert isinstance(task.error(), RegistrationFailed)
 
 
-def test_an_answer_that_is_none_is_the_peers_fault() -> None:
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint())
-        connection = peer.accept()
-        connection.expect(Register)
-        connection.send(Confirm(TASK_ID, 0))
-        assert isinstance(task.error(), RemoteProtocolError)
+def test_an_answer_that_is_none_is_the_peers_fault(peer: Peer) -> None:
+    task, connection = registering(peer)
+    connection.send(Confirm(TASK_ID, 0))
+    assert isinstance(task.error(), RemoteProtocolError)
 
 
-def test_what_comes_right_behind_the_answer_is_not_lost() -> None:  # H22
+def test_what_comes_right_behind_the_answer_is_not_lost(peer: Peer) -> None:  # H22
     operator = Recorder()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint())
-        connection = peer.accept()
-        connection.expect(Register)
-        connection.send(registered(), connection.event(1, "at once"))
-        connection.confirmed(1)
-        connection.receive()  # Opened
-        connection.finish()
-        task.outputs()
+    task = peer.start(operator)
+    connection = peer.accept()
+    connection.expect(Register)
+    connection.send(registered(), connection.event(1, "at once"))
+    connection.confirmed(1)
+    connection.receive()  # Opened
+    peer.finish(task)
     assert ("event", "at once") in operator.calls
 
 
-def test_the_endpoint_never_shows_its_secret() -> None:  # H61
-    with Peer() as peer:
-        assert repr(KEYS.task_key("words").secret) not in repr(peer.endpoint())
+def test_the_endpoint_never_shows_its_secret(peer: Peer) -> None:  # H61
+    assert repr(KEYS.task_key("words").secret) not in repr(peer.endpoint())

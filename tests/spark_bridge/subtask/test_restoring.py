@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.wire.messages import EventMessage, Opened, Register, SubtaskState
+from protocol.wire.messages import EventMessage, Opened, SubtaskState
 from spark_bridge.subtask import SubtaskContext
 from tests.spark_bridge.subtask.operators import Recorder
-from tests.spark_bridge.subtask.peer import Peer, PeerConnection, RunningTask, registered
+from tests.spark_bridge.subtask.peer import Peer, PeerConnection, RunningTask
 
 
 class Merging(Recorder):
@@ -19,10 +19,8 @@ class Merging(Recorder):
 
 
 def restore(peer: Peer, operator: Recorder, *states: SubtaskState) -> tuple[RunningTask, PeerConnection]:
-    task = RunningTask(lambda: operator, peer.endpoint())
-    connection = peer.accept()
-    connection.expect(Register)
-    connection.send(registered(checkpoint_id=8, states=states))
+    task = peer.start(operator)
+    connection = peer.register(checkpoint_id=8, states=states)
     return task, connection
 
 
@@ -38,51 +36,46 @@ def restore(peer: Peer, operator: Recorder, *states: SubtaskState) -> tuple[Runn
     ],
 )
 def test_an_operator_restores_nothing_one_state_or_what_it_makes_of_several(
-    states: tuple[SubtaskState, ...], calls: list[object]
+    peer: Peer, states: tuple[SubtaskState, ...], calls: list[object]
 ) -> None:  # H52
     operator = Merging()
-    with Peer() as peer:
-        task, connection = restore(peer, operator, *states)
-        connection.expect(Opened)
-        connection.finish()
-        task.outputs()
+    task, connection = restore(peer, operator, *states)
+    connection.expect(Opened)
+    peer.finish(task)
     assert operator.calls[: len(calls)] == calls
 
 
-def test_several_states_for_an_operator_that_cannot_merge_them_are_an_error_that_names_the_fix() -> None:  # H52
-    with Peer() as peer:
-        task, connection = restore(peer, Recorder(), SubtaskState(2, b"a"), SubtaskState(6, b"b"))
-        failure = connection.finish().failure  # never Opened (H11)
-        error = task.error()
+def test_several_states_for_an_operator_that_cannot_merge_them_are_an_error_that_names_the_fix(peer: Peer) -> None:
+    # H52
+    task, connection = restore(peer, Recorder(), SubtaskState(2, b"a"), SubtaskState(6, b"b"))
+    failure = connection.finish().failure  # never Opened (H11)
+    error = task.error()
     assert isinstance(error, TypeError)
     for words in ("subtasks 2, 6", "Recorder.merge_states", "the parallelism that it was taken with"):
         assert words in str(error)
         assert words in failure
 
 
-def test_a_merged_state_that_is_not_bytes_is_an_error_that_says_so() -> None:  # H46, H52
+def test_a_merged_state_that_is_not_bytes_is_an_error_that_says_so(peer: Peer) -> None:  # H46, H52
     class Forgetful(Recorder):
         def merge_states(self, states: dict[int, bytes]) -> bytes:
             return None  # type: ignore[return-value]
 
-    with Peer() as peer:
-        task, connection = restore(peer, Forgetful(), SubtaskState(2, b"a"), SubtaskState(6, b"b"))
-        assert "merge_states must return bytes, not NoneType" in connection.finish().failure
-        assert isinstance(task.error(), TypeError)
+    task, connection = restore(peer, Forgetful(), SubtaskState(2, b"a"), SubtaskState(6, b"b"))
+    assert "merge_states must return bytes, not NoneType" in connection.finish().failure
+    assert isinstance(task.error(), TypeError)
 
 
-def test_an_operator_may_send_while_it_opens() -> None:  # H11, H32: counting continues from the restored history
+def test_an_operator_may_send_while_it_opens(peer: Peer) -> None:
+    # H11, H32: counting continues from the restored history
     class Greeting(Recorder):
         def open(self, context: SubtaskContext, state: bytes | None) -> None:
             super().open(context, state)
             context.send_event("hello")
 
-    with Peer() as peer:
-        task = RunningTask(Greeting, peer.endpoint())
-        connection = peer.accept()
-        connection.expect(Register)
-        connection.send(registered(events_sent=3))
-        connection.expect(EventMessage)
-        connection.expect(Opened)
-        assert connection.finish().events_sent == 4
-        task.outputs()
+    task = peer.start(Greeting)
+    connection = peer.register(events_sent=3)
+    connection.expect(EventMessage)
+    connection.expect(Opened)
+    assert connection.finish().events_sent == 4
+    task.outputs()

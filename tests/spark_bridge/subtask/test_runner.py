@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,14 +15,10 @@ import pytest
 from protocol.wire.codec import decode_event, encode_event
 from protocol.wire.messages import (
     AttemptEnded,
-    BarrierMessage,
     CheckpointAborted,
     CheckpointAcknowledged,
     CheckpointCompleted,
     CheckpointDeclined,
-    ClosedForCheckpoint,
-    CloseForCheckpoint,
-    Confirm,
     EventMessage,
     Finished,
     HeldEvent,
@@ -37,59 +33,52 @@ from spark_bridge.subtask import (
     CheckpointDeclinedByOperator,
     SubtaskContext,
     SubtaskOperator,
+    TaskIdentity,
     TimedOut,
     run_subtask,
     runner,
 )
 from spark_bridge.subtask.channel import SubtaskChannel
 from tests.spark_bridge.subtask.operators import Calling, EventSource, Recorder
-from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, RunningTask, registered
+from tests.spark_bridge.subtask.peer import PATIENCE_S, TASK_ID, Peer, barrier, registered
 
 
-def test_a_task_registers_opens_yields_its_records_and_says_goodbye() -> None:  # H10, H11
+def test_a_task_registers_opens_yields_its_records_and_says_goodbye(peer: Peer) -> None:  # H10, H11
     operator = Recorder()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint(), [1, 2, 3])
-        connection = peer.accept()
-        register = connection.expect(Register)
-        assert (register.task_attempt_id, register.operator_id, register.subtask) == (TASK_ID, "words", 2)
-        assert (register.run_id, register.attempt_number, register.parallelism) == (5, 1, 4)
-        connection.send(registered(attempt=3, checkpoint_id=8, states=(SubtaskState(2, b"before"),)))
-        assert connection.expect(Opened).seq == 1
-        finished = connection.finish()
-        assert (finished.failure, finished.state) == ("", b"state at -1")
-        assert task.outputs() == [1, 2, 3]
+    task = peer.start(operator, [1, 2, 3])
+    connection = peer.accept()
+    register = connection.expect(Register)
+    assert (register.task_attempt_id, register.operator_id, register.subtask) == (TASK_ID, "words", 2)
+    assert (register.run_id, register.attempt_number, register.parallelism) == (5, 1, 4)
+    connection.send(registered(attempt=3, checkpoint_id=8, states=(SubtaskState(2, b"before"),)))
+    assert connection.expect(Opened).seq == 1
+    finished = connection.finish()
+    assert (finished.failure, finished.state) == ("", b"state at -1")
+    assert task.outputs() == [1, 2, 3]
     assert operator.calls == [("open", b"before"), 1, 2, 3, ("snapshot", -1), "close"]
     assert (operator.context.attempt, operator.context.checkpoint_id) == (3, 8)
 
 
-def test_an_event_reaches_the_operator_and_is_confirmed() -> None:  # H23
-    with Peer() as peer:
-        task = RunningTask(EventSource, peer.endpoint())
-        connection = peer.take_task()
-        connection.send(connection.event(1, {"split": "a"}), connection.event(2, "end"))
-        connection.confirmed(2)
-        connection.finish()
-        assert task.outputs() == [{"split": "a"}]
+def test_an_event_reaches_the_operator_and_is_confirmed(peer: Peer) -> None:  # H23
+    task, connection = peer.run(EventSource)
+    connection.send_events(1, {"split": "a"}, "end")
+    assert peer.finish(task) == [{"split": "a"}]
 
 
-def test_events_of_the_operator_arrive_in_order() -> None:  # H30
+def test_events_of_the_operator_arrive_in_order(peer: Peer) -> None:  # H30
     def send(context: SubtaskContext) -> str:
         for number in range(50):
             context.send_event(number)
         return "sent"
 
-    with Peer() as peer:
-        task = RunningTask(lambda: Calling(send), peer.endpoint())
-        connection = peer.take_task()
-        events = [connection.expect(EventMessage) for _ in range(50)]
-        assert [decode_event(event.payload) for event in events] == list(range(50))
-        assert [event.seq for event in events] == list(range(2, 52))
-        connection.finish()
-        assert task.outputs() == ["sent"]
+    task, connection = peer.run(Calling(send))
+    events = [connection.expect(EventMessage) for _ in range(50)]
+    assert [decode_event(event.payload) for event in events] == list(range(50))
+    assert [event.seq for event in events] == list(range(2, 52))
+    assert peer.finish(task) == ["sent"]
 
 
-def test_events_are_handled_before_the_next_record_in_their_order() -> None:  # H22
+def test_events_are_handled_before_the_next_record_in_their_order(peer: Peer) -> None:  # H22
     operator = Recorder()
     may_go_on = threading.Event()
 
@@ -99,20 +88,17 @@ def test_events_are_handled_before_the_next_record_in_their_order() -> None:  # 
         yield 2
         yield 3
 
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint(), records())
-        connection = peer.take_task()
-        connection.send(connection.event(1, "a"), connection.event(2, "b"))
-        connection.confirmed(2)
-        may_go_on.set()
-        connection.finish()
-        task.outputs()
+    task, connection = peer.run(operator, records())
+    connection.send_events(1, "a", "b")
+    may_go_on.set()
+    peer.finish(task)
     calls = [call for call in operator.calls if call in (1, 2, 3) or call[0] == "event"]
     assert calls.index(("event", "b")) == calls.index(("event", "a")) + 1
     assert calls.index(("event", "b")) < calls.index(3)
 
 
-def test_what_is_in_the_mailbox_at_the_end_is_still_handled() -> None:  # H23: confirmed means that it is handled
+def test_what_is_in_the_mailbox_at_the_end_is_still_handled(peer: Peer) -> None:
+    # H23: confirmed means that it is handled
     operator = Recorder()
     may_end = threading.Event()
 
@@ -120,18 +106,15 @@ def test_what_is_in_the_mailbox_at_the_end_is_still_handled() -> None:  # H23: c
         assert may_end.wait(PATIENCE_S)
         yield from ()
 
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint(), records())
-        connection = peer.take_task()
-        connection.send(connection.event(1, "late"))
-        connection.confirmed(1)
-        may_end.set()
-        connection.finish()
-        task.outputs()
+    task, connection = peer.run(operator, records())
+    connection.send_events(1, "late")
+    may_end.set()
+    peer.finish(task)
     assert ("event", "late") in operator.calls
 
 
-def test_an_event_is_confirmed_while_the_task_computes() -> None:  # H23: the mailbox does not need the task's thread
+def test_an_event_is_confirmed_while_the_task_computes(peer: Peer) -> None:
+    # H23: the mailbox does not need the task's thread
     stop = threading.Event()
 
     class Busy(Recorder):
@@ -141,17 +124,15 @@ def test_an_event_is_confirmed_while_the_task_computes() -> None:  # H23: the ma
                 turns += 1  # pure Python, without a look at the mailbox
             yield self.calls[1:]
 
-    with Peer() as peer:
-        task = RunningTask(Busy, peer.endpoint())
-        connection = peer.take_task()
-        connection.send(connection.event(1, "while busy"))
-        connection.confirmed(1)
-        stop.set()
-        connection.finish()
-        assert task.outputs() == [[]]
+    task, connection = peer.run(Busy)
+    connection.send_events(1, "while busy")
+    stop.set()
+    assert peer.finish(task) == [[]]
 
 
-def test_a_task_that_passes_between_records_takes_what_has_come_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_passes_between_records_takes_what_has_come_itself(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """H23, spark-facts 23: it need not wait for the I/O thread to run, which never reads here."""
     monkeypatch.setattr(SubtaskChannel, "interests", 0)
     operator = Recorder()
@@ -160,33 +141,23 @@ def test_a_task_that_passes_between_records_takes_what_has_come_itself(monkeypat
         while ("event", "seen") not in operator.calls:
             yield 0
 
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint(), records())
-        connection = peer.take_task()
-        connection.send(connection.event(1, "seen"))
-        connection.confirmed(1)
-        monkeypatch.undo()
-        operator.context._channel.waker.wake()  # from now on the I/O thread reads
-        connection.finish()
-        task.outputs()
+    task, connection = peer.run(operator, records())
+    connection.send_events(1, "seen")
+    monkeypatch.undo()
+    operator.context._channel.waker.wake()  # from now on the I/O thread reads
+    peer.finish(task)
     assert ("event", "seen") in operator.calls
 
 
-def test_a_task_that_ends_well_waits_until_everything_is_taken() -> None:  # H30: a success loses no event
-    with Peer() as peer:
-        task = RunningTask(
-            lambda: Calling(lambda context: context.send_event("precious")),
-            peer.endpoint(finish_timeout_s=0.2),
-        )
-        connection = peer.take_task()
-        connection.expect(EventMessage)
-        connection.expect(Finished)
-        error = task.error()
-    assert isinstance(error, TimedOut)
-    assert "not taken" in str(error)
+def test_a_task_that_ends_well_waits_until_everything_is_taken(peer: Peer) -> None:  # H30: a success loses no event
+    task, connection = peer.run(Calling(lambda context: context.send_event("precious")), finish_timeout_s=0.2)
+    connection.expect(EventMessage)
+    connection.expect(Finished)
+    with pytest.raises(TimedOut, match="not taken"):
+        task.outputs()
 
 
-def test_an_exception_of_the_operator_is_told_and_passes_unchanged() -> None:  # H12
+def test_an_exception_of_the_operator_is_told_and_passes_unchanged(peer: Peer) -> None:  # H12
     cause = ValueError("bad record 7")
 
     class Failing(Recorder):
@@ -195,97 +166,83 @@ def test_an_exception_of_the_operator_is_told_and_passes_unchanged() -> None:  #
             raise cause
 
     operator = Failing()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint(), [1, 2])
-        connection = peer.take_task()
-        assert connection.finish().failure == "ValueError: bad record 7"
-        assert task.error() is cause
+    task, connection = peer.run(operator, [1, 2])
+    assert connection.finish().failure == "ValueError: bad record 7"
+    assert task.error() is cause
     assert operator.calls[-1] == "close"
 
 
 def test_a_failure_that_the_driver_answers_by_ending_the_attempt_is_no_warning(
-    caplog: pytest.LogCaptureFixture,
+    peer: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:  # H59: Spark shows a worker's warnings on standard error
     def fail(context: SubtaskContext) -> None:
         raise ValueError("no")
 
-    with Peer() as peer:
-        task = RunningTask(lambda: Calling(fail), peer.endpoint())
-        connection = peer.take_task()
-        connection.expect(Finished)
-        connection.send(AttemptEnded(TASK_ID, "failed: ValueError: no"))
-        assert isinstance(task.error(), ValueError)
+    task, connection = peer.run(Calling(fail))
+    connection.expect(Finished)
+    connection.send(AttemptEnded(TASK_ID, "failed: ValueError: no"))
+    assert isinstance(task.error(), ValueError)
     assert [record for record in caplog.records if record.levelname == "WARNING"] == []
 
 
-def test_an_exception_does_not_wait_long_for_a_silent_sidecar() -> None:  # H48
+def test_an_exception_does_not_wait_long_for_a_silent_sidecar(peer: Peer) -> None:  # H48
     def fail(context: SubtaskContext) -> None:
         raise ValueError("no")
 
-    with Peer() as peer:
-        task = RunningTask(lambda: Calling(fail), peer.endpoint(failure_timeout_s=0.05))
-        peer.take_task()
-        assert isinstance(task.error(), ValueError)
+    task = peer.start(Calling(fail), failure_timeout_s=0.05)
+    peer.take_task()
+    assert isinstance(task.error(), ValueError)
 
 
-def test_an_operator_that_cannot_be_built_is_a_failure_of_the_task() -> None:
+def test_an_operator_that_cannot_be_built_is_a_failure_of_the_task(peer: Peer) -> None:
     def build() -> SubtaskOperator:
         raise KeyError("no such file")
 
-    with Peer() as peer:
-        task = RunningTask(build, peer.endpoint())
-        connection = peer.accept()
-        connection.expect(Register)
-        connection.send(registered())
-        assert "no such file" in connection.finish().failure
-        assert isinstance(task.error(), KeyError)
+    task = peer.start(build)
+    connection = peer.register()
+    assert "no such file" in connection.finish().failure
+    assert isinstance(task.error(), KeyError)
 
 
-def test_an_exception_while_restoring_fails_the_task_before_it_is_ready() -> None:  # H11
+def test_an_exception_while_restoring_fails_the_task_before_it_is_ready(peer: Peer) -> None:  # H11
     class Failing(Recorder):
         def open(self, context: SubtaskContext, state: bytes | None) -> None:
             raise RuntimeError("cannot restore")
 
-    with Peer() as peer:
-        task = RunningTask(Failing, peer.endpoint())
-        connection = peer.accept()
-        connection.expect(Register)
-        connection.send(registered())
-        assert connection.finish().failure == "RuntimeError: cannot restore"  # not Opened
-        assert isinstance(task.error(), RuntimeError)
+    task = peer.start(Failing)
+    connection = peer.register()
+    assert connection.finish().failure == "RuntimeError: cannot restore"  # not Opened
+    assert isinstance(task.error(), RuntimeError)
 
 
-def test_an_abandoned_iterator_ends_the_task_well() -> None:  # H57, spark-facts 18: take(1) is a success
+def test_an_abandoned_iterator_ends_the_task_well(peer: Peer) -> None:  # H57, spark-facts 18: take(1) is a success
     operator = Recorder()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint(), range(1000), limit=1)
-        connection = peer.take_task()
-        assert connection.finish().failure == ""
-        connection.expect_end()
-        assert task.outputs() == [0]
+    task, connection = peer.run(operator, range(1000), limit=1)
+    assert connection.finish().failure == ""
+    connection.expect_end()
+    assert task.outputs() == [0]
     assert operator.calls[-1] == "close"
 
 
-def test_a_generator_that_was_never_started_leaves_nothing_and_connects_to_nobody() -> None:
-    with Peer() as peer:
-        from spark_bridge.subtask import TaskIdentity
-
-        identity = TaskIdentity(task_attempt_id=1, subtask=0, run_id=0, attempt_number=0)
-        run_subtask(Recorder, peer.endpoint(), identity, []).close()
+def test_a_generator_that_was_never_started_leaves_nothing_and_connects_to_nobody(peer: Peer) -> None:
+    identity = TaskIdentity(task_attempt_id=1, subtask=0, run_id=0, attempt_number=0)
+    run_subtask(Recorder, peer.endpoint(), identity, []).close()
 
 
-def test_the_end_of_the_attempt_wakes_a_waiting_task() -> None:  # H26; spark-facts 16
-    with Peer() as peer:
-        task = RunningTask(EventSource, peer.endpoint())
-        connection = peer.take_task()
-        connection.send(AttemptEnded(TASK_ID, "superseded by attempt 4"))
-        connection.expect_end()
-        error = task.error()
-    assert isinstance(error, AttemptOver)
-    assert "superseded by attempt 4" in str(error)
+def test_the_end_of_the_attempt_wakes_a_waiting_task(
+    peer: Peer, until_it_waits: Callable[[Recorder], None]
+) -> None:  # H26; spark-facts 16
+    operator = EventSource()
+    task, connection = peer.run(operator)
+    until_it_waits(operator)
+    connection.send(AttemptEnded(TASK_ID, "superseded by attempt 4"))
+    connection.expect_end()
+    with pytest.raises(AttemptOver, match="superseded by attempt 4"):
+        task.outputs()
 
 
-def test_an_attempt_that_is_over_takes_no_more_events_and_no_goodbye() -> None:  # spark-facts 16: unresponsive, ignored
+def test_an_attempt_that_is_over_takes_no_more_events_and_no_goodbye(peer: Peer) -> None:
+    # spark-facts 16: unresponsive, ignored
     ended = threading.Event()
 
     def body(context: SubtaskContext) -> None:
@@ -295,88 +252,67 @@ def test_an_attempt_that_is_over_takes_no_more_events_and_no_goodbye() -> None: 
         context.send_event("from the grave")
 
     operator = Calling(body)
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint())
-        connection = peer.take_task()
-        connection.send(connection.event(1, "unread"), AttemptEnded(TASK_ID, "killed"))
-        ended.set()
-        connection.expect_end()
-        assert isinstance(task.error(), AttemptOver)
+    task, connection = peer.run(operator)
+    connection.send(connection.event(1, "unread"), AttemptEnded(TASK_ID, "killed"))
+    ended.set()
+    connection.expect_end()
+    assert isinstance(task.error(), AttemptOver)
     assert operator.calls == [("open", None), "close"]
 
 
-def test_an_attempt_that_was_given_up_leaves_spark_time_to_kill_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attempt_that_was_given_up_leaves_spark_time_to_kill_it(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     """spark-facts 16: an exception that came before the kill would count towards spark.task.maxFailures."""
     waited: list[float] = []
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=time.monotonic, sleep=waited.append))
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint(kill_wait_s=2.5))
-        peer.take_task().send(AttemptEnded(TASK_ID, "superseded"))
-        assert isinstance(task.error(), AttemptOver)
+    task, connection = peer.run(Recorder, kill_wait_s=2.5)
+    connection.send(AttemptEnded(TASK_ID, "superseded"))
+    assert isinstance(task.error(), AttemptOver)
     assert waited == [2.5]
 
 
-def test_a_snapshot_is_taken_at_the_barrier_and_acknowledged() -> None:  # H40
+def test_a_snapshot_is_taken_at_the_barrier_and_acknowledged(peer: Peer) -> None:  # H40
     operator = EventSource()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint())
-        connection = peer.take_task()
-        connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
-        closed = connection.next_item(ClosedForCheckpoint)
-        assert closed.checkpoint_id == 6
-        connection.send(connection.event(2, "before"), BarrierMessage(TASK_ID, 3, 6, 2))
-        acknowledged = connection.next_item(CheckpointAcknowledged)
-        assert (acknowledged.checkpoint_id, acknowledged.state) == (6, b"state at 6")
-        connection.send(CheckpointCompleted(TASK_ID, 4, 6), connection.event(5, "end"))
-        connection.next_item(Finished)
-        connection.send(Confirm(TASK_ID, 4))
-        task.outputs()
-    assert operator.calls[1:5] == [
-        ("event", "before"),
-        ("snapshot", 6),
-        ("complete", 6),
-        ("event", "end"),
-    ]
+    task, connection = peer.run(operator)
+    connection.close_for(1, 6)
+    connection.send(connection.event(2, "before"), barrier(3, 6, 2))
+    acknowledged = connection.next_item(CheckpointAcknowledged)
+    assert (acknowledged.checkpoint_id, acknowledged.state) == (6, b"state at 6")
+    connection.send(CheckpointCompleted(TASK_ID, 4, 6), connection.event(5, "end"))
+    connection.finish()
+    task.outputs()
+    assert operator.calls[1:5] == [("event", "before"), ("snapshot", 6), ("complete", 6), ("event", "end")]
 
 
-def test_what_is_sent_during_a_checkpoint_is_in_the_snapshot() -> None:  # H31
+def test_what_is_sent_during_a_checkpoint_is_in_the_snapshot(peer: Peer) -> None:  # H31
     class Sender(EventSource):
         def handle_event(self, event: Any) -> None:
             if event == "send":
                 self.context.send_event("held")
             super().handle_event(event)
 
-    with Peer() as peer:
-        task = RunningTask(Sender, peer.endpoint())
-        connection = peer.take_task()
-        connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
-        connection.next_item(ClosedForCheckpoint)
-        connection.send(connection.event(2, "send"), BarrierMessage(TASK_ID, 3, 6, 2))
-        acknowledged = connection.next_item(CheckpointAcknowledged)
-        assert [(held.sender, decode_event(held.payload)) for held in acknowledged.held] == [(2, "held")]
-        event = connection.next_item(EventMessage)
-        assert (event.seq, decode_event(event.payload)) == (acknowledged.seq + 1, "held")
-        connection.send(CheckpointAborted(TASK_ID, 4, 6), connection.event(5, "end"))
-        finished = connection.next_item(Finished)
-        connection.send(Confirm(TASK_ID, finished.seq))
-        assert task.outputs() == ["send"]
+    task, connection = peer.run(Sender)
+    connection.close_for(1, 6)
+    connection.send(connection.event(2, "send"), barrier(3, 6, 2))
+    acknowledged = connection.next_item(CheckpointAcknowledged)
+    assert [(held.sender, decode_event(held.payload)) for held in acknowledged.held] == [(2, "held")]
+    event = connection.next_item(EventMessage)
+    assert (event.seq, decode_event(event.payload)) == (acknowledged.seq + 1, "held")
+    connection.send(CheckpointAborted(TASK_ID, 4, 6), connection.event(5, "end"))
+    assert peer.finish(task) == ["send"]
 
 
-def test_restored_held_events_are_sent_first_under_their_senders_name() -> None:  # H31, H32, H52
-    with Peer() as peer:
-        task = RunningTask(Recorder, peer.endpoint())
-        connection = peer.accept()
-        connection.expect(Register)
-        held = (HeldEvent(6, encode_event("one")), HeldEvent(2, encode_event("two")))
-        connection.send(registered(held=held, events_sent=7))
-        items = [connection.next_item(RestoredEventMessage) for _ in range(2)]
-        assert [(item.sender, decode_event(item.payload)) for item in items] == [(6, "one"), (2, "two")]
-        connection.next_item(Opened)
-        assert connection.finish().events_sent == 9
-        task.outputs()
+def test_restored_held_events_are_sent_first_under_their_senders_name(peer: Peer) -> None:  # H31, H32, H52
+    task = peer.start(Recorder)
+    held = (HeldEvent(6, encode_event("one")), HeldEvent(2, encode_event("two")))
+    connection = peer.register(held=held, events_sent=7)
+    items = [connection.next_item(RestoredEventMessage) for _ in range(2)]
+    assert [(item.sender, decode_event(item.payload)) for item in items] == [(6, "one"), (2, "two")]
+    connection.next_item(Opened)
+    assert connection.finish().events_sent == 9
+    task.outputs()
 
 
-def test_restored_requests_leave_as_requests_and_the_operator_can_see_them() -> None:  # H73, H31, H52
+def test_restored_requests_leave_as_requests_and_the_operator_can_see_them(peer: Peer) -> None:  # H73, H31, H52
     asked: list[object] = []
 
     class Asking(Recorder):
@@ -384,67 +320,53 @@ def test_restored_requests_leave_as_requests_and_the_operator_can_see_them() -> 
             super().open(context, state)
             asked.append(context.restored_requests)
 
-    with Peer() as peer:
-        task = RunningTask(Asking, peer.endpoint())
-        connection = peer.accept()
-        connection.expect(Register)
-        held = (
-            HeldEvent(6, encode_event(["which", 1]), is_request=True),
-            HeldEvent(2, encode_event("an event")),
-            HeldEvent(2, encode_event(["which", 2]), is_request=True),
-        )
-        connection.send(registered(held=held, events_sent=7))
-        first = connection.next_item(RestoredRequestMessage)
-        assert (first.sender, decode_event(first.payload)) == (6, ["which", 1])
-        connection.next_item(RestoredEventMessage)
-        assert connection.next_item(RestoredRequestMessage).sender == 2
-        connection.next_item(Opened)
-        assert connection.finish().events_sent == 10
-        task.outputs()
+    task = peer.start(Asking)
+    held = (
+        HeldEvent(6, encode_event(["which", 1]), is_request=True),
+        HeldEvent(2, encode_event("an event")),
+        HeldEvent(2, encode_event(["which", 2]), is_request=True),
+    )
+    connection = peer.register(held=held, events_sent=7)
+    first = connection.next_item(RestoredRequestMessage)
+    assert (first.sender, decode_event(first.payload)) == (6, ["which", 1])
+    connection.next_item(RestoredEventMessage)
+    assert connection.next_item(RestoredRequestMessage).sender == 2
+    connection.next_item(Opened)
+    assert connection.finish().events_sent == 10
+    task.outputs()
     assert asked == [(["which", 1], ["which", 2])]
 
 
-def test_an_operator_may_decline_a_checkpoint_and_go_on() -> None:  # H45
+def test_an_operator_may_decline_a_checkpoint_and_go_on(peer: Peer) -> None:  # H45
     class Declining(EventSource):
         def snapshot_state(self, checkpoint_id: int) -> bytes:
             if checkpoint_id == 6:
                 raise CheckpointDeclinedByOperator("in the middle of a commit")
             return b""
 
-    with Peer() as peer:
-        task = RunningTask(Declining, peer.endpoint())
-        connection = peer.take_task()
-        connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
-        connection.next_item(ClosedForCheckpoint)
-        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        declined = connection.next_item(CheckpointDeclined)
-        assert declined.reason == "in the middle of a commit"
-        connection.send(CheckpointAborted(TASK_ID, 3, 6), connection.event(4, "end"))
-        finished = connection.next_item(Finished)
-        connection.send(Confirm(TASK_ID, finished.seq))
-        task.outputs()
+    task, connection = peer.run(Declining)
+    connection.close_for(1, 6)
+    connection.send(barrier(2, 6, 0))
+    declined = connection.next_item(CheckpointDeclined)
+    assert declined.reason == "in the middle of a commit"
+    connection.send(CheckpointAborted(TASK_ID, 3, 6), connection.event(4, "end"))
+    peer.finish(task)
 
 
-def test_a_snapshot_that_is_not_bytes_is_an_error_that_says_so() -> None:  # H46
+def test_a_snapshot_that_is_not_bytes_is_an_error_that_says_so(peer: Peer) -> None:  # H46
     class Forgetful(EventSource):
         def snapshot_state(self, checkpoint_id: int) -> bytes:
             return None  # type: ignore[return-value]
 
-    with Peer() as peer:
-        task = RunningTask(Forgetful, peer.endpoint())
-        connection = peer.take_task()
-        connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
-        connection.next_item(ClosedForCheckpoint)
-        connection.send(BarrierMessage(TASK_ID, 2, 6, 0))
-        finished = connection.next_item(Finished)
-        assert "must return bytes, not NoneType" in finished.failure
-        connection.send(Confirm(TASK_ID, finished.seq))
-        error = task.error()
-    assert isinstance(error, TypeError)
+    task, connection = peer.run(Forgetful)
+    connection.close_for(1, 6)
+    connection.send(barrier(2, 6, 0))
+    assert "must return bytes, not NoneType" in connection.finish().failure
+    assert isinstance(task.error(), TypeError)
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_a_checkpoint_between_the_outputs_of_one_record_waits_unless_allowed(allowed: bool) -> None:
+def test_a_checkpoint_between_the_outputs_of_one_record_waits_unless_allowed(peer: Peer, allowed: bool) -> None:
     in_the_record, barrier_sent = threading.Event(), threading.Event()
 
     class TwoOutputs(Recorder):
@@ -460,19 +382,14 @@ def test_a_checkpoint_between_the_outputs_of_one_record_waits_unless_allowed(all
                 self.calls.append("second half")
 
     operator = TwoOutputs()
-    with Peer() as peer:
-        task = RunningTask(lambda: operator, peer.endpoint(), [1])
-        connection = peer.take_task()
-        assert in_the_record.wait(PATIENCE_S)
-        connection.send(CloseForCheckpoint(TASK_ID, 1, 6))
-        connection.next_item(ClosedForCheckpoint)
-        barrier = BarrierMessage(TASK_ID, 2, 6, 0)
-        connection.send(barrier, barrier)  # a duplicate is confirmed immediately
-        connection.confirmed(2)
-        barrier_sent.set()
-        connection.next_item(CheckpointAcknowledged)
-        finished = connection.next_item(Finished)
-        connection.send(Confirm(TASK_ID, finished.seq))
-        task.outputs()
+    task, connection = peer.run(operator, [1])
+    assert in_the_record.wait(PATIENCE_S)
+    connection.close_for(1, 6)
+    again = barrier(2, 6, 0)
+    connection.send(again, again)  # a duplicate is confirmed immediately
+    connection.confirmed(2)
+    barrier_sent.set()
+    connection.next_item(CheckpointAcknowledged)
+    peer.finish(task)
     snapshot, half = operator.calls.index(("snapshot", 6)), operator.calls.index("second half")
     assert (snapshot < half) == allowed
