@@ -3,9 +3,8 @@
 """Every kind of input in every state of the four machines, with values that fit and with others.
 
 A ``Walk`` gives one machine seeded inputs. ``give`` checks what holds for every input of every machine: it is handled,
-and the invariants hold; or a documented error refuses it, and nothing has changed. A deadline that has come passes. The
-tests of the tables compare each cell with what its table says; here the cells are visited in all states that seeded
-walks reach.
+and the invariants hold; or a documented error refuses it, and nothing has changed. A deadline that has come passes. It
+compares each cell of the machine's table with what happens, in all states that seeded walks reach.
 """
 
 from __future__ import annotations
@@ -71,6 +70,7 @@ DEFAULTS: dict[str, Pool] = {
     "tuple[SubtaskState, ...]": ([()], []),
 }
 """The values of a field that no walk mentions, by its type."""
+ACTS = "acts"
 REMEMBERED = frozenset({"_refused", "_now"})
 """What a refused input may change: the sender that waits for ``RoomAvailable`` (H27), the reading of the clock."""
 
@@ -83,6 +83,8 @@ class Walk(ABC):
     rare: ClassVar[tuple[type, ...]]
     """Kinds of input that end much, so that a walk gives them seldom."""
     rows: ClassVar[Iterable[Hashable]]
+    acting: ClassVar[Iterable[tuple[Hashable, type]]] = ()
+    """The cells of its table in which an input has an effect, at least in some state."""
     machine: Any  # walks look at what is inside
 
     def __init__(self, seed: int) -> None:
@@ -112,6 +114,10 @@ class Walk(ABC):
     def row(self) -> Hashable:
         """Return the row of the machine's table."""
 
+    def row_of(self, input: Any) -> Hashable:
+        """Return the row in which the table has this input."""
+        return self.row()
+
     @abstractmethod
     def state(self) -> Hashable:
         """Return the present state in more detail than its row."""
@@ -137,7 +143,7 @@ class Walk(ABC):
 
     def give(self, input: Any) -> tuple[list[Any], Exception | None]:
         """Give the machine one input, and check what holds for every input."""
-        machine, row = self.machine, self.row()
+        machine, row, cell = self.machine, self.row(), self.row_of(input)
         due, before = machine.next_deadline(), freeze(machine, REMEMBERED)
         effects: list[Any] = []
         error: ProtocolError | None = None
@@ -153,12 +159,14 @@ class Walk(ABC):
             assert deadline is None or isfinite(deadline)
             if isinstance(input, TimePassed) and due is not None and due <= self.now:
                 assert deadline is None or deadline > self.now, "its moment has come, and it goes on waiting for it"
-            self.judge(row, input, effects, error, changed)
+            self.judge(cell, input, effects, error, changed)
         except Exception as failure:
             failure.add_note(self.story(input))
             raise
         about = input.message if isinstance(input, g.MessageReceived | s.MessageReceived) else input
         self.seen.update([(row, type(about)), *map(type, effects)])
+        if effects or changed:
+            self.seen[ACTS, cell, type(input)] += 1
         self.history.append((input, self.now, f"{effects} {error!r}"))
         return effects, error
 
@@ -207,6 +215,13 @@ class Walk(ABC):
 
 def members(union: Any) -> tuple[type, ...]:
     return tuple(get_args(union))
+
+
+def cells_of(legal: Any, rows: Iterable[Any], reaction: Reaction | Verdict) -> list[tuple[Any, type]]:
+    """Return the cells of a table in which it has this reaction."""
+    return [
+        (row, kind) for kind, cells in legal.items() for row, cell in zip(rows, cells, strict=True) if cell is reaction
+    ]
 
 
 def judge_reaction(reaction: Reaction, effects: Sequence[Any], error: Exception | None, changed: bool) -> None:
@@ -297,8 +312,9 @@ def without_confirms(effects: Iterable[Any]) -> list[Any]:
 
 class GatewayWalk(EndWalk):
     received, messages, legal = g.MessageReceived, members(m.UpMessage), gateway.LEGAL
-    kinds = (*(kind for kind in gateway.LEGAL if kind is not g.MessageReceived), *messages)
+    kinds = (*(kind for kind in members(g.GatewayInput) if kind is not g.MessageReceived), *messages)
     effects, rows = members(g.GatewayEffect), GatewayState
+    acting = cells_of(gateway.LEGAL, GatewayState, Reaction.ACT)
     rare = (g.AttemptIsOver, TimePassed, g.ConnectionLost, m.Finished)
     phase_of: ClassVar = {
         g.CutReached: GatewayPhase.REQUESTED,
@@ -349,8 +365,9 @@ class GatewayWalk(EndWalk):
 
 class SubtaskWalk(EndWalk):
     received, messages, legal = s.MessageReceived, members(m.DownMessage), subtask.LEGAL
-    kinds = (*(kind for kind in subtask.LEGAL if kind is not s.MessageReceived), *messages)
+    kinds = (*(kind for kind in members(s.SubtaskInput) if kind is not s.MessageReceived), *messages)
     effects, rows = members(s.SubtaskEffect), SubtaskStatus
+    acting = cells_of(subtask.LEGAL, SubtaskStatus, Reaction.ACT)
     rare = (s.OperatorFinished, TimePassed, s.ConnectionLost, m.AttemptEnded, m.Refused)
     phase_of: ClassVar = {
         m.BarrierMessage: SubtaskPhase.CLOSED,
@@ -396,6 +413,7 @@ class SubtaskWalk(EndWalk):
 
 class TrackerWalk(Walk):
     kinds, effects, rows = members(b.TrackerInput), members(b.TrackerEffect), b.Phase
+    acting = cells_of(PENDING, b.Phase, Verdict.ACT)
     rare = (
         a.OperatorReset,
         a.RunEnded,
@@ -416,6 +434,18 @@ class TrackerWalk(Walk):
 
     def row(self) -> Any:
         return self.machine.phase
+
+    def row_of(self, input: Any) -> Any:
+        """Return the phase of the checkpoint that a report is about: idle, if nothing waits for the report."""
+        if type(input) not in PENDING:
+            return self.row()
+        pending = self.machine._under_way.pending.get(input.checkpoint_id)
+        attempt = getattr(input, "attempt", None)
+        if pending is None or attempt is None:
+            return b.Phase.IDLE if pending is None else pending.phase
+        part = pending.parts.get(attempt.subtask)
+        takes_part = part is not None and part.attempt == attempt and part.step <= STEP_OF[type(input)]
+        return pending.phase if takes_part else b.Phase.IDLE
 
     def values(self, kind: type, fits: bool) -> dict[str, Pool]:
         machine, pending = self.machine, self.machine._under_way.pending
@@ -493,6 +523,16 @@ class TrackerWalk(Walk):
     def judge(self, row: Any, input: Any, effects: Sequence[Any], error: Exception | None, changed: bool) -> None:
         names = [type(effect).__name__ for effect in effects]
         assert "ReportStale" not in names or (names, changed) == (["ReportStale"], False)  # H3, H44
+        if type(input) in PENDING:  # H40, H44
+            match PENDING[type(input)][[*b.Phase].index(row)]:
+                case Verdict.ACT:
+                    assert changed
+                case Verdict.STALE:
+                    assert names == ["ReportStale"]
+                case Verdict.ABORT:
+                    assert "NotifyCheckpointAborted" in names
+                case Verdict.ILLEGAL:
+                    assert isinstance(error, LocalProtocolError)
         news = [names.index(name) for name in NEWS if name in names]
         aborts = [place for place, name in enumerate(names) if name == "NotifyCheckpointAborted"]
         assert not news or not aborts or max(aborts) < min(news), "aborted after the news"  # H16
@@ -657,7 +697,7 @@ def test_every_kind_of_input_reaches_every_row_of_the_table_and_every_effect_com
     """Take the same walks every time, and probe each state that none of them has reached before."""
     seen: Counter[Hashable] = Counter()
     states: set[Hashable] = set()
-    wanted = {*product(kind.rows, kind.kinds), *kind.effects}
+    wanted = {*product(kind.rows, kind.kinds), *kind.effects, *((ACTS, *cell) for cell in kind.acting)}
     for seed in range(150):
         walk = kind(seed)
         walk.seen = seen

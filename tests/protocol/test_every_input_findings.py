@@ -16,6 +16,8 @@ from protocol.gateway.machine import GatewayMachine
 from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.splits import SplitAssignmentTracker
+from protocol.subtask import types as s
+from protocol.subtask.machine import SubtaskMachine
 from tests.protocol.attempts_kit import Playbook, end, job, reg
 
 
@@ -44,10 +46,19 @@ def test_the_death_of_a_task_without_a_place_is_no_news_of_any_subtask(partition
     assert playbook.feed(end(2, partition)) == []
 
 
-@pytest.mark.parametrize("machine", [AttemptLedger(), BarrierTracker("words", 2, CheckpointConfig())])
-def test_what_is_no_input_at_all_is_refused(machine: AttemptLedger | BarrierTracker) -> None:
+@pytest.mark.parametrize(
+    "machine",
+    [
+        AttemptLedger(),
+        BarrierTracker("words", 2, CheckpointConfig()),
+        GatewayMachine(ExecutionAttempt("words", 2, 1, 7), g.GatewayLimits()),
+        SubtaskMachine(7, 2, s.SubtaskLimits(4, 60, 30)),
+    ],
+    ids=lambda machine: type(machine).__name__,
+)
+def test_what_is_no_input_at_all_is_refused(machine: Any) -> None:
     with pytest.raises(LocalProtocolError, match="not an input of"):
-        machine.handle("hello", 1.0)  # type: ignore[arg-type]
+        machine.handle("hello", 1.0)
 
 
 @pytest.mark.parametrize(
