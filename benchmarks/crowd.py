@@ -80,6 +80,9 @@ class PretendedSpark:
     async def hosts(self, config: SidecarConfig) -> tuple[str, str]:
         return "127.0.0.1", "127.0.0.1"
 
+    async def cores(self) -> int | None:
+        return None
+
     async def task_failures_max(self) -> int | None:
         return None
 

@@ -31,8 +31,9 @@ Settings:
     ``CheckpointConfig``, ``GatewayLimits``, ``LedgerConfig``, ``TlsCertificate``; ``RestoreMode``, or "batch" and
     "streaming"; ``FixedDelay``, ``ExponentialDelay`` and ``NO_RESTART`` for restarts.
 Inspecting:
-    ``CheckpointStorage`` reads stored checkpoints, each a ``CompletedCheckpoint``. ``OperatorStatistics`` counts events
-    and failures; its latencies are ``LatencyRecorder`` objects.
+    ``Sidecar.status`` returns a ``SidecarStatus``: an ``OperatorStatus`` for each operator, with an ``AttemptStatus``
+    for each attempt. ``CheckpointStorage`` reads stored checkpoints, each a ``CompletedCheckpoint``.
+    ``OperatorStatistics`` counts events and failures; its latencies are ``LatencyRecorder`` objects.
 Errors:
     All have the base ``HeadgateError``, as do those that a traceback may show and that no program needs to tell apart.
     A wrong argument raises ``TypeError`` or ``ValueError`` instead::
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
         RestartsExhausted,
         SidecarError,
     )
+    from spark_bridge.observability.status import AttemptStatus, OperatorStatus, SidecarStatus
     from spark_bridge.sink.committer import SinkCommitter
     from spark_bridge.sink.coordinator import FileSinkCoordinator
     from spark_bridge.sink.errors import SinkFileLost
@@ -167,6 +169,9 @@ _MODULES = {
     "ExponentialDelay": "protocol.restart",
     "NO_RESTART": "protocol.restart",
     # Inspecting
+    "SidecarStatus": "spark_bridge.observability.status",
+    "OperatorStatus": "spark_bridge.observability.status",
+    "AttemptStatus": "spark_bridge.observability.status",
     "CheckpointStorage": "spark_bridge.storage",
     "CompletedCheckpoint": "protocol.barrier_tracker",
     "OperatorStatistics": "actors.coordination.statistics",
@@ -234,6 +239,9 @@ __all__ = [  # noqa: RUF022 - grouped by use, as in the docstring
     "ExponentialDelay",
     "NO_RESTART",
     # Inspecting
+    "SidecarStatus",
+    "OperatorStatus",
+    "AttemptStatus",
     "CheckpointStorage",
     "CompletedCheckpoint",
     "OperatorStatistics",

@@ -93,6 +93,13 @@ LAYERS = (
     Layer("spark_bridge/sink/", SINK),
     # The optional extra `tls`, imported only where it is needed.
     Layer("spark_bridge/certificates.py", STDLIB | {"spark_bridge", "protocol", "cryptography"}),
+    # The optional extras `observability`, `opentelemetry` and `progress`, each imported in one module.
+    Layer(
+        "spark_bridge/observability/",
+        STDLIB
+        | {"spark_bridge", "protocol", "actors", "pyspark", "py4j", "anyio", "structlog"}
+        | {"ddsketch", "opentelemetry", "prometheus_client", "tqdm"},
+    ),
     Layer(
         "spark_bridge/",
         STDLIB | {"spark_bridge", "protocol", "actors", "pyspark", "py4j", "anyio", "structlog"},

@@ -32,12 +32,15 @@ from actors.coordination.messages import (
     LabelledWork,
     LedgerDecided,
     NoteAwaited,
+    OperatorView,
     RequestCheckpoint,
     Settled,
     StartCoordinator,
     StartOperator,
     Timed,
     TrackerMessage,
+    ViewGateways,
+    ViewOperator,
 )
 from actors.coordination.open_gateways import OpenGateways
 from actors.coordination.operator_config import UNBOUNDED, OperatorConfig, OperatorPorts
@@ -55,6 +58,7 @@ from protocol.barrier_tracker import (
     CheckpointTriggered,
     CloseSubtask,
     CompletedCheckpoint,
+    CoordinatorSnapshotTaken,
     DiscardCheckpoint,
     EndSavepoint,
     GatewayDrained,
@@ -153,11 +157,10 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 self._trigger(context, now, reply_to, savepoint_directory)
             case LabelCheckpoints(during, after):
                 self._labels.announce(during, after)
-            case AskLabelledWork(reply_to):
-                labels = self._labels
-                reply_to.answer(LabelledWork(labels.completed, labels.runs, self._failures.latched))
             case LedgerDecided():
                 self._take_decision(context, now, message)
+            case AskLabelledWork() | ViewOperator() | ViewGateways():
+                self._answer(message)
             case _:
                 if isinstance(message, TimePassed):
                     self._deadline.fired()
@@ -172,11 +175,24 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         now: float,
         callback_us: int | None = None,
     ) -> None:
+        if type(machine_input) in OBSERVED_INPUTS:
+            self._ports.observe(machine_input, now)
         effects = self._machine.handle(machine_input, now)
+        if effects:
+            self._observe(effects, now)
         self._carry_out(context, effects, now, callback_us)
         self._labels.see(self._machine.pending_ids)
         if effects and TriggerCheckpoint() in effects:
             self._trigger(context, now)
+
+    def _observe(self, effects: Sequence[TrackerEffect], now: float) -> None:
+        """Show the effects that are steps of the operator or of a checkpoint; of those to many subtasks, the first."""
+        shown: type | None = None
+        for effect in effects:
+            kind = type(effect)
+            if kind in OBSERVED_EFFECTS and (kind is not shown or kind not in ONE_FOR_EACH_SUBTASK):
+                self._ports.observe(effect, now)
+                shown = kind
 
     def _trigger(
         self,
@@ -199,6 +215,7 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
     def _take_decision(self, context: ActorContext[TrackerMessage], now: float, message: LedgerDecided) -> None:
         """Act on a decision of the ledger, then give it to the machine unchanged."""
         decision = message.decision
+        self._ports.observe(decision, now)
         match decision:
             case RunStarted():
                 self._start_run(decision)
@@ -339,6 +356,19 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
                 context.log.info("checkpoint refused", checkpoint_id=checkpoint_id, reason=reason)
                 self._requests.refused(checkpoint_id, reason, final_pending=self._machine.final_pending)
 
+    def _answer(self, question: AskLabelledWork | ViewOperator | ViewGateways) -> None:
+        match question:
+            case AskLabelledWork(reply_to):
+                labels = self._labels
+                reply_to.answer(LabelledWork(labels.completed, labels.runs, self._failures.latched))
+            case ViewOperator(view_to):
+                machine, queued = self._machine, self._coordinator_ref.statistics().queued
+                view_to.answer(
+                    OperatorView(queued, len(self._gateways), machine.view(), machine.restore_id, machine.in_doubt_ids)
+                )
+            case ViewGateways(views_to, task_attempt_ids):
+                views_to.answer(self._gateways.view(task_attempt_ids))
+
     def _answer_if_settled(self) -> None:
         """Answer ``AwaitSettled``, through the coordinator's mailbox: after everything that it was sent.
 
@@ -352,8 +382,28 @@ class BarrierTrackerActor(DirectActor[TrackerMessage]):
         self._awaiting_settled.clear()
 
 
+OBSERVED_INPUTS = frozenset({CheckpointTriggered, CoordinatorSnapshotTaken})
+ONE_FOR_EACH_SUBTASK = frozenset({CloseSubtask, SendBarrier})
+OBSERVED_EFFECTS = frozenset(
+    {
+        CloseSubtask,
+        SnapshotCoordinator,
+        SendBarrier,
+        StoreCheckpoint,
+        NotifyCheckpointComplete,
+        EndSavepoint,
+        NotifyCheckpointAborted,
+        RefuseCheckpoint,
+        SubtaskResetToCheckpoint,
+        OperatorResetToCheckpoint,
+        RaiseGlobalFailure,
+    }
+)
+"""What ``OperatorPorts.observe`` is shown, besides every decision of the ledger."""
+
+
 def _timed(message: SubtaskFailed | SubtaskResetToCheckpoint | RunEnded, callback_us: int | None) -> CoordinatorMessage:
     return message if callback_us is None else Timed(message, callback_us)
 
 
-__all__ = ["UNBOUNDED", "BarrierTrackerActor"]
+__all__ = ["OBSERVED_EFFECTS", "OBSERVED_INPUTS", "UNBOUNDED", "BarrierTrackerActor"]

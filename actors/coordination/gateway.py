@@ -45,6 +45,7 @@ from protocol.barrier_tracker import (
 from protocol.errors import AttemptOver, LocalProtocolError, RemoteProtocolError
 from protocol.gateway.machine import GatewayMachine
 from protocol.gateway.types import (
+    AnswerSubmitted,
     AttemptIsOver,
     BarrierRequested,
     CheckpointOver,
@@ -58,7 +59,6 @@ from protocol.gateway.types import (
     FailEvent,
     GatewayEffect,
     GatewayInput,
-    GatewayLimits,
     InjectBarrier,
     ReadyAnnounced,
     ReportAcknowledged,
@@ -69,7 +69,6 @@ from protocol.gateway.types import (
     ReportOpened,
     SendToAttempt,
 )
-from protocol.ids import ExecutionAttempt
 from protocol.machine import TimePassed
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection, RefuseMessage
 from protocol.wire.messages import AttemptEnded, CoordinatorAwaited, Registered, Resumed
@@ -81,17 +80,18 @@ TAKEN_EVERY = 64
 class GatewayActor(DirectActor[GatewayMessage]):
     """Run one ``GatewayMachine`` and carry out its effects; see the module.
 
-    ``registered`` is sent to the attempt when its first connection attaches.
+    ``registered`` is sent to the attempt when its first connection attaches. ``requested_at`` is kept up to date: when
+    each request came that has no answer yet, by its id, oldest first.
 
     ``inject_barrier``: see ``OperatorConfig``; needed only for barriers that travel apart.
     """
 
     def __init__(
         self,
-        attempt: ExecutionAttempt,
-        limits: GatewayLimits,
+        machine: GatewayMachine,
         registered: Registered,
         *,
+        requested_at: dict[int, float],
         budget: SendBudget,
         coordinator_ref: ActorRef[CoordinatorMessage],
         tracker_ref: ActorRef[TrackerMessage],
@@ -99,8 +99,9 @@ class GatewayActor(DirectActor[GatewayMessage]):
         statistics: OperatorStatistics,
         inject_barrier: BarrierInjector | None = None,
     ) -> None:
-        self._attempt = attempt
-        self._machine = GatewayMachine(attempt, limits)
+        self._attempt = machine.attempt
+        self._machine = machine
+        self._requested_at = requested_at
         self._registered = registered
         self._budget = budget
         self._coordinator_ref = coordinator_ref
@@ -196,6 +197,12 @@ class GatewayActor(DirectActor[GatewayMessage]):
             self._connection = None
             self._carry_out(self._machine.handle(ConnectionLost(), now), now)
 
+    def _submit_answer(self, message: AnswerSubmitted, now: float) -> None:
+        requested_at = self._requested_at.pop(message.request_id, None)
+        if requested_at is not None:
+            self._statistics.request_us.record((now - requested_at) * 1e6)
+        self._carry_out(self._machine.handle(message, now), now)
+
     def _step_checkpoint(self, message: BarrierRequested | CheckpointOver, now: float) -> None:
         """Write immediately, so that this subtask works while the others are being told.
 
@@ -268,6 +275,9 @@ class GatewayActor(DirectActor[GatewayMessage]):
         )
 
     def _deliver_request(self, effect: DeliverRequest, now: float) -> None:
+        if effect.request_id is not None:
+            self._statistics.requests_received += 1
+            self._requested_at[effect.request_id] = now
         self._coordinator_ref.tell(
             RequestArrived(self._attempt, effect.seq, effect.request_id, effect.payload, self._self_ref, effect.sender)
         )
@@ -338,6 +348,7 @@ class GatewayActor(DirectActor[GatewayMessage]):
 
 _ACTS: dict[type, Callable[[GatewayActor, Any, float], None]] = {
     SendEvent: GatewayActor._send_event,
+    AnswerSubmitted: GatewayActor._submit_answer,
     MessagesArrived: GatewayActor._take_messages,
     AttachConnection: GatewayActor._attach,
     ConnectionClosed: GatewayActor._lose_connection,

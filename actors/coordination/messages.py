@@ -13,7 +13,7 @@ a message; None if no fact caused it. It is only measured; no decision depends o
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors import ActorRef, Reply
 from actors.coordination.confirmation import Confirmation
@@ -21,6 +21,7 @@ from actors.coordination.connection import AttemptConnection
 from actors.coordination.interface import SubtaskGateway
 from protocol.attempts import Decision, RunEnded, SubtaskFailed, SubtaskFinished
 from protocol.barrier_tracker import (
+    CheckpointView,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     NotifyCheckpointDiscarded,
@@ -279,8 +280,60 @@ class AskLabelledWork:
     reply_to: Reply[LabelledWork]
 
 
+class GatewayView(NamedTuple):
+    """The gateway of one attempt at one moment, for people. Times are readings of the system's clock.
+
+    ``heard_at``: when something last came from the task. ``unconfirmed_since``: how long the oldest event has been out.
+    ``requested_at``: when the oldest request came that is not answered yet. ``closed_for``: the checkpoints for which
+    events to the task are held back.
+    """
+
+    connected: bool
+    ready: bool
+    heard_at: float
+    events_held: int
+    events_unconfirmed: int
+    events_untaken: int
+    bytes: int
+    unconfirmed_since: float | None
+    requested_at: float | None
+    closed_for: tuple[int, ...]
+
+
+@value
+class OperatorView:
+    """One operator at one moment, for people.
+
+    ``queued``: messages in the coordinator's mailbox. ``checkpoints``: those in progress. ``restore_id``: what a
+    restart would restore, -1 for nothing. ``in_doubt``: aborted checkpoints that the storage may hold.
+    """
+
+    queued: int
+    gateways: int
+    checkpoints: tuple[CheckpointView, ...]
+    restore_id: int
+    in_doubt: tuple[int, ...]
+
+
+@value
+class ViewOperator:
+    """Answered with the operator's state at that moment."""
+
+    reply_to: Reply[OperatorView]
+
+
+@value
+class ViewGateways:
+    """Answered with the gateways of these task attempts, by id. An attempt whose gateway is closed is left out."""
+
+    reply_to: Reply[dict[int, GatewayView]]
+    task_attempt_ids: Sequence[int]
+
+
 TrackerMessage = (
     StartOperator
+    | ViewOperator
+    | ViewGateways
     | NoteAwaited
     | RequestCheckpoint
     | AwaitSettled

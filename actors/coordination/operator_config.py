@@ -13,8 +13,8 @@ from actors.coordination.call_watch import CallWatch
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import GatewayMessage
 from actors.coordination.store import CoordinatorStore
-from protocol.attempts import LedgerInput
-from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint
+from protocol.attempts import Decision, LedgerInput
+from protocol.barrier_tracker import CheckpointConfig, CompletedCheckpoint, TrackerEffect, TrackerInput
 from protocol.errors import HeadgateError
 from protocol.facts import StageLook
 from protocol.gateway.types import GatewayLimits
@@ -83,6 +83,14 @@ def _ignore(checkpoint_id: int) -> None:
     """Do nothing: the default of a port that nothing uses."""
 
 
+Observed = Decision | TrackerInput | TrackerEffect
+"""What ``OperatorPorts.observe`` is shown: the values of the machines, unchanged."""
+
+
+def _observe_nothing(observed: Observed, now: float) -> None:
+    """The default of ``OperatorPorts.observe``."""
+
+
 async def knows_nothing(run_id: int) -> StageLook:
     """Answer for an engine that cannot be asked: assume that each run computes everything."""
     return StageLook()
@@ -104,6 +112,10 @@ class OperatorPorts:
     one, for the life of the storage (H4); it must not block, and may raise. Several ``store`` calls of one operator may
     run concurrently (H43).
 
+    ``observe`` is shown, with a reading of the system's clock, what becomes of the operator: every decision of the
+    ledger, and the steps of each checkpoint (``OBSERVED_INPUTS``, ``OBSERVED_EFFECTS``). It must not raise or block.
+    Nothing depends on it.
+
     ``coordinator_store`` is shared by all coordinators of an application. ``watch`` knows which methods of the
     coordinator have not returned. ``look_at_run`` returns which partitions the engine computes in a run, and what it
     has kept of earlier ones; it may raise.
@@ -122,6 +134,15 @@ class OperatorPorts:
     watch: CallWatch = field(default_factory=CallWatch)
     completed: Callable[[int], None] = _ignore
     attempt_token: Callable[[ExecutionAttempt], bytes] = _no_token
+    observe: Callable[[Observed, float], None] = _observe_nothing
 
 
-__all__ = ["UNBOUNDED", "BarrierInjector", "DiscardRefused", "OperatorConfig", "OperatorPorts", "knows_nothing"]
+__all__ = [
+    "UNBOUNDED",
+    "BarrierInjector",
+    "DiscardRefused",
+    "Observed",
+    "OperatorConfig",
+    "OperatorPorts",
+    "knows_nothing",
+]

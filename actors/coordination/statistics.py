@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 SAMPLES_MAX = 100_000
@@ -29,6 +30,11 @@ class LatencyRecorder:
     def samples(self) -> list[float]:
         """Return the kept samples, oldest first."""
         return list(self._samples)
+
+    def since(self, count: int) -> list[float]:
+        """Return the samples, newest first, that came after the first ``count``, as far as they are kept."""
+        fresh = min(self.count - count, len(self._samples))
+        return list(islice(reversed(self._samples), fresh))
 
     def percentiles(self) -> dict[str, float | None]:
         """Return ``{"p50": µs, "p99": µs, "count": n}``; a percentile is None if nothing was measured."""
@@ -67,6 +73,7 @@ class OperatorStatistics:
     events_restored: int = 0  # of these, those from a restored snapshot (H31)
     events_unhandled: int = 0  # of those received; the coordinator does not override handle_event_from_operator
     operator_ignores_events: str = ""  # the class of all tasks, if it does not override handle_event
+    requests_received: int = 0  # from subtasks
     client_requests: int = 0
     messages_dropped: int = 0  # messages of attempts that were over (H3)
     checkpoints_completed: int = 0
@@ -80,6 +87,7 @@ class OperatorStatistics:
     checkpoint_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     confirm_us: LatencyRecorder = field(default_factory=LatencyRecorder)
     fact_us: LatencyRecorder = field(default_factory=LatencyRecorder)
+    request_us: LatencyRecorder = field(default_factory=LatencyRecorder)  # from a request's arrival to its answer
 
     @property
     def resets(self) -> int:
@@ -106,6 +114,7 @@ class OperatorStatistics:
             "events_restored": self.events_restored,
             "events_unhandled": self.events_unhandled,
             "events_unhandled_by_operator": self.events_confirmed if self.operator_ignores_events else 0,
+            "requests_received": self.requests_received,
             "client_requests": self.client_requests,
             "messages_dropped": self.messages_dropped,
             "checkpoints_completed": self.checkpoints_completed,
@@ -119,4 +128,5 @@ class OperatorStatistics:
             "checkpoint_us": self.checkpoint_us.percentiles(),
             "confirm_us": self.confirm_us.percentiles(),
             "fact_us": self.fact_us.percentiles(),
+            "request_us": self.request_us.percentiles(),
         }

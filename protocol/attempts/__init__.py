@@ -130,11 +130,13 @@ from protocol.attempts.types import (
     SubtaskReady,
     SubtaskReset,
 )
+from protocol.attempts.views import AttemptView, RunView
 
 __all__ = [
     "AttemptAccepted",
     "AttemptCondemned",
     "AttemptLedger",
+    "AttemptView",
     "CancelJobs",
     "ConnectionExpired",
     "Decision",
@@ -156,6 +158,7 @@ __all__ = [
     "ReportStale",
     "RunEnded",
     "RunStarted",
+    "RunView",
     "SubtaskFailed",
     "SubtaskFinished",
     "SubtaskReady",

@@ -30,6 +30,7 @@ from protocol.attempts.types import (
     ReportStale,
 )
 from protocol.attempts.unwanted import why_unwanted
+from protocol.attempts.views import AttemptView, RunView, view_attempts, view_run
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.facts import (
     ApplicationEnded,
@@ -99,6 +100,18 @@ class AttemptLedger:
         for record in records:
             deadlines.extend(held.since + self._config.give_up_after_s for held in record.held.values())
         return min(deadlines, default=None)
+
+    # --- for people -----------------------------------------------------------------------------------------
+
+    def view_run(self, operator_id: str) -> RunView | None:
+        """What is known of an operator's run at this moment; None for an unknown operator."""
+        operator = self._operators.get(operator_id)
+        return None if operator is None else view_run(operator.record, self._engine)
+
+    def view_attempts(self, operator_id: str, first: int, count: int) -> list[AttemptView]:
+        """See ``views.view_attempts``; empty for an unknown operator."""
+        operator = self._operators.get(operator_id)
+        return [] if operator is None else view_attempts(operator.record, self._engine, first, count)
 
     def check_invariants(self) -> None:
         """Raise ``AssertionError`` if the state is impossible. Tests and the simulator call this after each step."""

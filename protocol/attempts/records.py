@@ -58,6 +58,7 @@ class TaskRecord:
     started: bool = False  # TaskStarted has come, so ``speculative`` and ``executor_id`` are known
     speculative: bool = False
     executor_id: str = ""
+    host: str = ""
     end: TaskOutcome | None = None
     end_reason: str = ""
     start_order: int | None = None  # positions of its start and end in the order of the bus, if they came that way
@@ -267,6 +268,7 @@ class EngineRecords:
             record.start_order = self._order
         record.speculative = fact.speculative
         record.executor_id = fact.executor_id
+        record.host = fact.host
         return record
 
     def task_ended(self, fact: TaskEnded) -> TaskRecord | None:

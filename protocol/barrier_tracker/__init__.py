@@ -27,7 +27,7 @@ from protocol.barrier_tracker.effects import (
     TrackerEffect,
     TriggerCheckpoint,
 )
-from protocol.barrier_tracker.pending import Phase
+from protocol.barrier_tracker.pending import CheckpointView, Phase, Step
 from protocol.barrier_tracker.rescale import rescaled
 from protocol.barrier_tracker.tracker import BarrierTracker
 from protocol.barrier_tracker.vocabulary import (
@@ -58,6 +58,7 @@ __all__ = [
     "CheckpointStoreFailed",
     "CheckpointStored",
     "CheckpointTriggered",
+    "CheckpointView",
     "CloseSubtask",
     "CompletedCheckpoint",
     "CoordinatorSnapshotFailed",
@@ -77,6 +78,7 @@ __all__ = [
     "RestoreAttempt",
     "SendBarrier",
     "SnapshotCoordinator",
+    "Step",
     "StoreCheckpoint",
     "SubtaskAcknowledged",
     "SubtaskClosed",

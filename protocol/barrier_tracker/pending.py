@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from protocol.barrier_tracker.effects import (
     SendBarrier,
@@ -150,6 +150,21 @@ class Part:
         )
 
 
+class CheckpointView(NamedTuple):
+    """A checkpoint in progress at one moment, for people.
+
+    ``deadline``: when it is given up, on the clock of ``now``. ``steps``: how far each running subtask has come.
+    ``at_rest``: how many subtasks take part with a state that they have left.
+    """
+
+    checkpoint_id: int
+    savepoint: bool
+    phase: Phase
+    deadline: float
+    steps: dict[int, Step]
+    at_rest: int
+
+
 @dataclass(slots=True)
 class PendingCheckpoint:
     """One pending checkpoint; see the module. ``at_rest`` has the parts of the subtasks that are not running.
@@ -249,6 +264,11 @@ class PendingCheckpoint:
         return CompletedCheckpoint(
             self.checkpoint_id, parallelism, self.coordinator_state, dict(sorted(states.items()))
         )
+
+    def view(self) -> CheckpointView:
+        """What is known of it at this moment."""
+        steps = {subtask: part.step for subtask, part in self.parts.items()}
+        return CheckpointView(self.checkpoint_id, self.savepoint, self.phase, self.deadline, steps, len(self.at_rest))
 
     def waiting_for(self) -> str:
         """Name, for a log, what the checkpoint is waiting for."""

@@ -90,7 +90,7 @@ from protocol.barrier_tracker.effects import (
     TrackerEffect,
     TriggerCheckpoint,
 )
-from protocol.barrier_tracker.pending import DriverWord, Phase, Step, SubtaskWord
+from protocol.barrier_tracker.pending import CheckpointView, DriverWord, Phase, Step, SubtaskWord
 from protocol.barrier_tracker.rescale import rescaled
 from protocol.barrier_tracker.schedule import CheckpointSchedule
 from protocol.barrier_tracker.under_way import CheckpointsUnderWay
@@ -172,6 +172,10 @@ class BarrierTracker:
     def final_pending(self) -> bool:
         """Whether a run that ended well still waits for the checkpoint that commits its last output."""
         return self._schedule.final_pending
+
+    def view(self) -> tuple[CheckpointView, ...]:
+        """The checkpoints in progress at this moment, ascending, for people."""
+        return tuple(pending.view() for pending in self._under_way.pending.values())
 
     def next_deadline(self) -> float | None:
         """The latest time for ``TimePassed``; None if none is needed."""

@@ -236,6 +236,21 @@ class GatewayMachine:
         """What to tell a peer that reconnects (``Resumed.received_seq``): what is taken, as in a ``Confirm``."""
         return self._inbound.stream.confirmable_seq
 
+    @property
+    def ready(self) -> bool:
+        """Whether the coordinator knows the subtask."""
+        return self._inbound.ready
+
+    @property
+    def heard_at(self) -> float:
+        """When something last came from the peer, on the clock of ``now``."""
+        return self._heard_at
+
+    @property
+    def unconfirmed_since(self) -> float | None:
+        """Since when the oldest unconfirmed event has been out, on the clock of ``now``; None if none is awaited."""
+        return self._outbound.unconfirmed_since
+
     def statistics(self) -> GatewayStatistics:
         """The current figures. After the end all are zero."""
         outbound = self._outbound

@@ -169,6 +169,11 @@ class GatewayOutbound:
         self.attached = False
         self.stopped_at = now
 
+    @property
+    def unconfirmed_since(self) -> float | None:
+        """Since when the oldest unconfirmed event has been out, on the clock of ``now``; None if none is awaited."""
+        return self._awaited[0][1] + self._paused_s if self._awaited else None
+
     def confirm_deadline(self) -> float | None:
         """When the oldest unconfirmed event is late, if the connection lasts. None if nothing is awaited."""
         if not self._awaited:

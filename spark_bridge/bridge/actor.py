@@ -52,6 +52,8 @@ from spark_bridge.bridge.messages import (
     RegistrationReceived,
     RemoveOperator,
     UnknownAttemptResumed,
+    ViewAttempts,
+    ViewRun,
 )
 from spark_bridge.bridge.relay import Relay, RelayedFact
 from spark_bridge.bridge.runs import RunningJobs
@@ -98,6 +100,12 @@ class BridgeActor(DirectActor[BridgeMessage]):
                 self._abandon_registration(context, connection_id, now)
             case AddOperator() | RemoveOperator() | AwaitRunsOver() | FailRuns() | InheritRuns():
                 self._handle_driver(context, message, now)
+            case ViewRun(operator_id, reply_to):
+                reply_to.answer(self._ledger.view_run(operator_id))
+                return
+            case ViewAttempts(operator_id, first, count, view_to):
+                view_to.answer(self._ledger.view_attempts(operator_id, first, count))
+                return
             case UnknownAttemptResumed(task_attempt_id):
                 kill = KillTask(task_attempt_id, "the sidecar was started again: the attempt's coordinator is gone")
                 self._commands.ask(context, kill)

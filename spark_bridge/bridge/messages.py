@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from actors import ActorRef, Reply
 from actors.coordination.connection import AttemptConnection
 from actors.coordination.messages import TrackerMessage
-from protocol.attempts import LedgerInput
+from protocol.attempts import AttemptView, LedgerInput, RunView
 from protocol.wire.messages import Register
 from spark_bridge.bridge.relay import RelayedFact
 from spark_bridge.bridge.spark_commands import CommandMessage
@@ -25,6 +25,8 @@ __all__ = [
     "RegistrationReceived",
     "RemoveOperator",
     "UnknownAttemptResumed",
+    "ViewAttempts",
+    "ViewRun",
 ]
 
 
@@ -78,6 +80,24 @@ class UnknownAttemptResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewRun:
+    """Answered with the state of an operator's run at that moment; None for an unknown operator."""
+
+    operator_id: str
+    reply_to: Reply[RunView | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewAttempts:
+    """Answered with at most ``count`` attempts of an operator's run, from number ``first`` on."""
+
+    operator_id: str
+    first: int
+    count: int
+    reply_to: Reply[list[AttemptView]]
+
+
+@dataclass(frozen=True, slots=True)
 class RegistrationReceived:
     """A task asks to be accepted on this connection."""
 
@@ -101,6 +121,8 @@ BridgeMessage = (
     | UnknownAttemptResumed
     | RegistrationReceived
     | RegistrationAbandoned
+    | ViewRun
+    | ViewAttempts
     | RelayedFact
     | LedgerInput
     | CommandMessage

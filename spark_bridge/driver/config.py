@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from os import PathLike
 from typing import Any
 
@@ -51,7 +52,8 @@ class SidecarConfig:
     a micro-batch and the end of the sidecar wait for the end of a run and its final checkpoint. A coordinator's method
     that has not returned after ``method_report_s`` is logged with the place where it waits, and again each time the
     waiting time has doubled. Tasks that time out in the meantime report the same. A method that keeps the event loop
-    from turning for ``slow_handler_limit_s`` is logged too.
+    from turning for ``slow_handler_limit_s`` is logged too. What has waited for ``stalled_report_s`` is logged,
+    with what it waits for; ``Sidecar.explain`` returns the same at any time.
 
     **Tasks.** ``authenticate_timeout_s`` is how long a peer may take to prove that it knows the secret. A task waits
     ``connect_timeout_s`` for a connection, ``register_timeout_s`` until the driver accepts it, and ``ready_timeout_s``
@@ -86,6 +88,7 @@ class SidecarConfig:
     shutdown_timeout_s: float = 10.0
     method_report_s: float = METHOD_REPORT_S
     slow_handler_limit_s: float = 0.1
+    stalled_report_s: float = 30.0
     settle_timeout_s: float = 120.0
     storage: str | PathLike[str] | None = None
     storage_options: Mapping[str, Any] | None = None
@@ -95,6 +98,8 @@ class SidecarConfig:
 
     def __post_init__(self) -> None:
         check_method_report(self.method_report_s)
+        if not 0 < self.stalled_report_s < inf:
+            raise ValueError(f"stalled_report_s must be a positive number of seconds, not {self.stalled_report_s!r}")
         if not isinstance(self.tls, bool | TlsCertificate):
             raise TypeError(f"tls must be True, False or a TlsCertificate, not {self.tls!r}")
         if isinstance(self.savepoint_roots, str | PathLike):  # its characters would be the roots, "/" among them

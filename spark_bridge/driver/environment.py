@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 
 from spark_bridge.bridge.relay import require_driver
@@ -63,6 +64,19 @@ def task_failures_max(context: Any) -> int:
     """
     found = re.fullmatch(r"local\[[^,\]]+,\s*(\d+)\s*\]", str(context.master))
     return int(found.group(1) if found else context.getConf().get("spark.task.maxFailures", "4"))
+
+
+def task_slots(context: Any) -> int | None:
+    """How many tasks the application's executors can run at the same time, now. Blocks for a few calls.
+
+    None once the context has stopped.
+    """
+    try:
+        executors = context._jsc.sc().statusStore().executorList(True)
+        cores = sum(executors.apply(place).totalCores() for place in range(executors.size()))
+        return int(cores) // int(context.getConf().get("spark.task.cpus", "1"))
+    except (AttributeError, Py4JError):  # the context stopped meanwhile
+        return None
 
 
 def check_worker_python(context: Any) -> None:

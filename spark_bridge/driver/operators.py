@@ -40,6 +40,8 @@ from spark_bridge.bridge.messages import AddOperator, AwaitRunsOver, BridgeMessa
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.driver.config import SidecarConfig
 from spark_bridge.errors import CoordinatorStartError, NotSettled, SidecarError
+from spark_bridge.observability.collector import ObservedOperator
+from spark_bridge.observability.journal import Journal
 from spark_bridge.storage import CheckpointInfo, StorageFenced, StoragePort, StorageSession, read_file
 from spark_bridge.subtask.checks import overrides_handle_event
 
@@ -58,7 +60,8 @@ class Operator:
     tracker_ref: ActorRef[TrackerMessage]
     statistics: OperatorStatistics
     mode: RestoreMode
-    watch: CallWatch = field(default_factory=CallWatch)
+    watch: CallWatch
+    observed: ObservedOperator
     failure: BaseException | None = None
     told: Settled | None = None  # what a ``run`` or a micro-batch knows, and has raised or tries again
     batch_turn: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(1, max_value=1))
@@ -84,6 +87,7 @@ class Operators:
         storage: StorageSession,
         look_at_run: Callable[[int], Awaitable[StageLook]] = knows_nothing,
         heard_failure: Callable[[str, BaseException], None] = lambda operator_id, error: None,
+        journal: Journal | None = None,
     ) -> None:
         """``heard_failure`` is called for each operator that has failed a job, with the cause."""
         self._config = config
@@ -91,6 +95,7 @@ class Operators:
         self._bridge_ref = bridge_ref
         self._router = router
         self._storage = storage
+        self._journal = journal or Journal(0.0)
         self._look_at_run = look_at_run
         self._coordinator_store = CoordinatorStore()
         self._operators: dict[str, Operator] = {}
@@ -118,11 +123,12 @@ class Operators:
             mailbox=UNBOUNDED,
             log_context={"operator_id": operator_id},
         )
-        operator = self._operators[operator_id] = Operator(tracker_ref, statistics, config.mode, ports.watch)
+        observed = ObservedOperator(tracker_ref, statistics, ports.watch, config.mode, config.parallelism)
+        operator = self._operators[operator_id] = Operator(tracker_ref, statistics, config.mode, ports.watch, observed)
         try:
             await self._start(config, operator)
         except BaseException:
-            del self._operators[operator_id]
+            self._forget(operator_id)
             with anyio.CancelScope(shield=True):
                 await self._system.stop(tracker_ref)
             raise
@@ -131,13 +137,22 @@ class Operators:
     async def remove(self, operator_id: str) -> None:
         """Notify its live tasks, close its coordinator, and free the name."""
         operator = self.find(operator_id)
-        del self._operators[operator_id]
+        self._forget(operator_id)
         await self._bridge_ref.ask(
             lambda reply_to: RemoveOperator(operator_id, reply_to), timeout_s=self._config.start_timeout_s
         )
         with suppress(AskTimeout):  # the coordinator should be told of the end of its run, within a limit
             await operator.tracker_ref.ask(AwaitSettled, timeout_s=self._config.shutdown_timeout_s)
         await self._system.stop(operator.tracker_ref)
+
+    def _forget(self, operator_id: str) -> None:
+        del self._operators[operator_id]
+        self._journal.forget(operator_id)
+
+    @property
+    def observed(self) -> dict[str, ObservedOperator]:
+        """What a status needs of each operator, by name."""
+        return {operator_id: operator.observed for operator_id, operator in self._operators.items()}
 
     async def _restored(self, config: OperatorConfig, port: StoragePort, restore: str) -> CompletedCheckpoint | None:
         operator_id = config.operator_id
@@ -224,6 +239,7 @@ class Operators:
             completed=port.completed,
             coordinator_store=self._coordinator_store,
             look_at_run=self._look_at_run,
+            observe=partial(self._journal.observe, operator_id),
         )
 
     def _end_fenced(self, operator_id: str, error: StorageFenced) -> None:
@@ -237,6 +253,7 @@ class Operators:
 
     def _hear_failure(self, operator_id: str, error: BaseException) -> None:
         self._heard_failure(operator_id, error)
+        self._journal.job_failed(operator_id, error, self._system.clock.now())
         operator = self._operators.get(operator_id)
         if operator is not None:
             operator.failure = error

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -33,6 +34,7 @@ from protocol.wire.messages import RestoreMode
 from spark_bridge.bridge.actor import BridgeActor
 from spark_bridge.bridge.messages import AwaitRunsOver, BridgeMessage, FailRuns, InheritRuns
 from spark_bridge.bridge.relay import Relay, RelayError
+from spark_bridge.bridge.relay.interface import RelayStatistics
 from spark_bridge.bridge.router import ConnectionRouter
 from spark_bridge.bridge.runs import RunningJobs
 from spark_bridge.certificates import Encryption, encryption
@@ -45,6 +47,11 @@ from spark_bridge.driver.restarts import run_with_restarts
 from spark_bridge.driver.savepoint_roots import check_savepoint_directory
 from spark_bridge.driver.spark_driver import SparkDriver
 from spark_bridge.errors import OutputNotCommitted, SidecarNotRunning
+from spark_bridge.observability.collector import Process, StatusCollector
+from spark_bridge.observability.diagnosis import explain
+from spark_bridge.observability.journal import Journal
+from spark_bridge.observability.observer import ObserverActor
+from spark_bridge.observability.status import RelayStatus, SidecarStatus
 from spark_bridge.server.server import AuthenticatedServer, ServerConfig
 from spark_bridge.server.task_frames import task_dialect
 from spark_bridge.storage import CheckpointStorage, MemoryStorage, Storage, StorageSession
@@ -82,6 +89,7 @@ class SidecarRuntime:
         self._server: AuthenticatedServer
         self._encryption: Encryption
         self._relay: Relay
+        self._collector: StatusCollector
         self._bridge_ref: ActorRef[BridgeMessage]
         self._running = False
         self._uncommitted = ""
@@ -134,6 +142,7 @@ class SidecarRuntime:
                 name="bridge",
                 mailbox=UNBOUNDED,
             )
+            journal = Journal(time.time() - self._system.clock.now())
             self._operators = Operators(
                 config,
                 self._system,
@@ -142,6 +151,7 @@ class SidecarRuntime:
                 storage,
                 self._look_at_run,
                 self._running_jobs.failed,
+                journal,
             )
             self._micro_batches = MicroBatches(self._operators, config.settle_timeout_s)
             self._relay = self._driver.open_relay(
@@ -154,6 +164,7 @@ class SidecarRuntime:
                 self.take_tasks()
             else:
                 self._bridge_ref.tell(InheritRuns(self._driver.inherited))
+            self._observe(journal, stack)
             stack.push_async_callback(self._end_runs)
             self._stack = stack.pop_all()
         self._running = True
@@ -177,6 +188,27 @@ class SidecarRuntime:
         if self._uncommitted:
             complain_of_output(self._uncommitted, exception)
         return result
+
+    def _observe(self, journal: Journal, stack: AsyncExitStack) -> None:
+        host, port = self._server.address
+        clock, relay = self._system.clock, self._relay
+        process = Process(
+            host,
+            port,
+            self._encryption.context is not None,
+            lambda: RelayStatus(relay.kind, *_figures(relay.statistics)),
+            clock.now(),
+            self._driver.cores,
+        )
+        process.loop_lag.start()
+        stack.callback(process.loop_lag.close)
+        self._collector = collector = StatusCollector(
+            self._bridge_ref, clock, journal, process, lambda: self._operators.observed
+        )
+        report_s = self._config.stalled_report_s
+        self._system.spawn(
+            lambda: ObserverActor(collector, lambda: self._operators.observed, report_s), name="observer"
+        )
 
     def take_tasks(self) -> None:
         """Serve tasks from now on, including those that have been waiting."""
@@ -270,6 +302,15 @@ class SidecarRuntime:
         """See ``Sidecar.request``."""
         self._require_running()
         return await self._operators.request(operator_id, payload, timeout_s=timeout_s)
+
+    async def status(self) -> SidecarStatus:
+        """See ``Sidecar.status``."""
+        self._require_running()
+        return await self._collector.take()
+
+    async def explain(self) -> tuple[str, ...]:
+        """See ``Sidecar.explain``."""
+        return explain(await self.status())
 
     async def run(
         self,
@@ -422,6 +463,10 @@ class SidecarRuntime:
     def _require_running(self) -> None:
         if not self._running:
             raise SidecarNotRunning("the sidecar is closed: enter it with `with Sidecar(spark) as sidecar:`")
+
+
+def _figures(statistics: RelayStatistics) -> tuple[int, int, int]:
+    return statistics.records, statistics.dropped, statistics.reconnects
 
 
 def complain_of_output(why: str, exception: BaseException | None) -> None:

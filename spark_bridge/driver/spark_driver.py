@@ -21,6 +21,7 @@ from spark_bridge.driver.environment import (
     check_worker_python,
     driver_context,
     task_failures_max,
+    task_slots,
 )
 from spark_bridge.driver.shipping import ship_packages
 
@@ -66,6 +67,10 @@ class SparkDriver(Protocol):
         """How often Spark lets a task fail; None if that is not known here."""
         ...
 
+    async def cores(self) -> int | None:
+        """How many tasks the application can run at the same time; None if that is not known here."""
+        ...
+
     def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
         """The relay, not started yet."""
         ...
@@ -97,6 +102,9 @@ class LocalDriver:
     async def task_failures_max(self) -> int | None:
         return await anyio.to_thread.run_sync(task_failures_max, self.spark_context)
 
+    async def cores(self) -> int | None:
+        return await anyio.to_thread.run_sync(task_slots, self.spark_context)
+
     def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:
         return open_relay(
             self.spark_context,
@@ -127,6 +135,9 @@ class RemoteDriver:
         return bind_host, config.advertised_host or bind_host
 
     async def task_failures_max(self) -> int | None:
+        return None
+
+    async def cores(self) -> int | None:
         return None
 
     def open_relay(self, on_fact: OnFact, config: SidecarConfig, on_lost: OnLost, encryption: Encryption) -> Relay:

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What the ledger knows of one operator at one moment, for people: ``AttemptLedger.view_run`` and ``view_attempts``.
+
+Nothing in the protocol depends on these values. Times are readings of the clock of ``now``.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import NamedTuple
+
+from protocol.attempts.records import EngineRecords, OperatorRecord, TaskRecord, WaitsFor
+from protocol.attempts.table import AttemptState
+from protocol.attempts.types import FailureKind
+from protocol.ids import ExecutionAttempt
+
+__all__ = ["AttemptState", "AttemptView", "HeldView", "RunView", "view_attempts", "view_run"]
+
+
+class AttemptView(NamedTuple):
+    """One attempt of the current run. ``failure`` says why it is over. Host and executor are empty if not known."""
+
+    attempt: ExecutionAttempt
+    state: AttemptState
+    accepted_at: float
+    failure: FailureKind | None
+    executor_id: str
+    host: str
+
+
+class HeldView(NamedTuple):
+    """A task that has registered and waits for the answer."""
+
+    subtask: int
+    task_attempt_id: int
+    since: float
+    waits_for: WaitsFor
+
+
+MISSING_MAX = 20
+"""How many of the subtasks that no task has registered for are named."""
+
+
+class RunView(NamedTuple):
+    """The current run of an operator.
+
+    ``stage_id``: None if there is no run. ``attempts``: how many the run has had, of so many ``subtasks``.
+    ``tasks_started``: how many of the stage's tasks Spark has started. ``partitions``: of the stage, 0 if not known.
+    ``missing``: the first subtasks that have had no attempt, at most ``MISSING_MAX``.
+    """
+
+    stage_id: int | None
+    failed_cause: str | None
+    attempts: int
+    subtasks: int
+    tasks_started: int
+    partitions: int
+    missing: tuple[int, ...]
+    held: tuple[HeldView, ...]
+
+
+def view_run(record: OperatorRecord, engine: EngineRecords) -> RunView:
+    """The run of one operator at this moment."""
+    held = tuple(
+        HeldView(waiting.message.subtask, waiting.task_attempt_id, waiting.since, waiting.waits_for)
+        for waiting in record.held.values()
+    )
+    run = record.run
+    if run is None:
+        return RunView(None, None, 0, 0, 0, 0, (), held)
+    stage = engine.stages.get(run.run_id)
+    absent = (subtask for subtask in range(record.parallelism) if subtask not in run.subtasks)
+    return RunView(
+        run.run_id,
+        run.failed_cause,
+        len(run.by_task),
+        len(run.subtasks),
+        0 if stage is None else len(stage.tasks),
+        0 if stage is None else max(stage.partitions, stage.task_count),
+        tuple(islice(absent, MISSING_MAX)),
+        held,
+    )
+
+
+_NO_TASK = TaskRecord(-1, -1, -1, -1)
+
+
+def view_attempts(record: OperatorRecord, engine: EngineRecords, first: int, count: int) -> list[AttemptView]:
+    """At most ``count`` attempts of the current run, from number ``first`` on, in the order of their acceptance."""
+    run = record.run
+    if run is None:
+        return []
+    stage = engine.stages.get(run.run_id)
+    tasks = {} if stage is None else stage.tasks
+    views = []
+    for task_attempt_id, entry in islice(run.by_task.items(), first, first + count):
+        task = tasks.get(task_attempt_id, _NO_TASK)
+        views.append(
+            AttemptView(entry.attempt, entry.state, entry.accepted_at, entry.failure, task.executor_id, task.host)
+        )
+    return views

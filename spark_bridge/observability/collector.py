@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Takes the status of a sidecar: asks the bridge and the operators' actors, and puts the answers together.
+
+Many subtasks are read in slices, so that no turn of the event loop takes long. Each attempt is consistent in itself;
+two attempts may be a few milliseconds apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from actors import ActorRef
+from actors.clock import Clock
+from actors.coordination import OperatorStatistics
+from actors.coordination.call_watch import CallWatch
+from actors.coordination.messages import GatewayView, OperatorView, TrackerMessage, ViewGateways, ViewOperator
+from protocol.attempts import AttemptView, RunView
+from protocol.barrier_tracker import CheckpointView, Step
+from protocol.wire.messages import RestoreMode
+from spark_bridge.bridge.messages import BridgeMessage, ViewAttempts, ViewRun
+from spark_bridge.observability.journal import Journal, OperatorJournal
+from spark_bridge.observability.meters import LatencySketch, LoopLag, Rates
+from spark_bridge.observability.status import (
+    AttemptStatus,
+    CallStatus,
+    CheckpointProgress,
+    OperatorStatus,
+    RegistrationStatus,
+    RelayStatus,
+    RunStatus,
+    SidecarStatus,
+)
+
+__all__ = ["COUNTS", "ObservedOperator", "Process", "StatusCollector"]
+
+SLICE = 500
+"""How many attempts one turn of the event loop reads."""
+ANSWER_TIMEOUT_S = 10.0
+
+COUNTS = (
+    "attempts",
+    "ready",
+    "failures",
+    "subtask_resets",
+    "operator_resets",
+    "runs",
+    "events_sent",
+    "events_held",
+    "events_confirmed",
+    "events_failed",
+    "events_received",
+    "requests_received",
+    "client_requests",
+    "messages_dropped",
+    "checkpoints_completed",
+    "checkpoints_aborted",
+    "checkpoints_refused",
+    "savepoints_completed",
+)
+"""The counts of ``OperatorStatistics`` that a status shows."""
+
+_STEPS = {
+    Step.AWAITING_CLOSE: "close",
+    Step.AWAITING_DRAIN: "drain",
+    Step.AWAITING_ACKNOWLEDGE: "acknowledge",
+    Step.SETTLED: "nothing",
+}
+
+
+class ObservedOperator:
+    """What a status needs of one operator, besides what its actors answer."""
+
+    def __init__(
+        self,
+        tracker_ref: ActorRef[TrackerMessage],
+        statistics: OperatorStatistics,
+        watch: CallWatch,
+        mode: RestoreMode,
+        parallelism: int,
+    ) -> None:
+        self.tracker_ref = tracker_ref
+        self.statistics = statistics
+        self.watch = watch
+        self.mode = mode
+        self.parallelism = parallelism
+        self.rates = Rates()
+        self.confirm = LatencySketch(statistics.confirm_us)
+        self.request = LatencySketch(statistics.request_us)
+        self.checkpoint = LatencySketch(statistics.checkpoint_us)
+        self.fact = LatencySketch(statistics.fact_us)
+
+    def counts(self) -> dict[str, int]:
+        """The counts now, by name."""
+        return {name: getattr(self.statistics, name) for name in COUNTS}
+
+    def sample(self, now: float) -> None:
+        """Keep the figures of the latencies and rates up to date; about once a second."""
+        self.rates.sample(self.counts(), now)
+        for sketch in (self.confirm, self.request, self.checkpoint, self.fact):
+            sketch.fold()
+
+
+@dataclass(slots=True)
+class Process:
+    """What a status says about the sidecar as a whole. ``cores`` is asked only while a subtask has no task."""
+
+    host: str
+    port: int
+    tls: bool
+    relay: Callable[[], RelayStatus]
+    started: float
+    cores: Callable[[], Awaitable[int | None]]
+    loop_lag: LoopLag = field(default_factory=LoopLag)
+
+
+class StatusCollector:
+    """Takes statuses. Loop only; several may be taken at the same time."""
+
+    def __init__(
+        self,
+        bridge_ref: ActorRef[BridgeMessage],
+        clock: Clock,
+        journal: Journal,
+        process: Process,
+        operators: Callable[[], Mapping[str, ObservedOperator]],
+    ) -> None:
+        self._bridge_ref = bridge_ref
+        self._clock = clock
+        self._journal = journal
+        self._process = process
+        self._operators = operators
+
+    async def take(self) -> SidecarStatus:
+        """The status now. Raises ``AskTimeout`` if an actor does not answer within 10 s."""
+        process = self._process
+        operators = {name: await self._operator(name, one) for name, one in dict(self._operators()).items()}
+        return SidecarStatus(
+            taken_at=time.time(),
+            uptime_s=self._clock.now() - process.started,
+            host=process.host,
+            port=process.port,
+            tls=process.tls,
+            relay=process.relay(),
+            loop_lag_p99_ms=process.loop_lag.percentile_ms(0.99),
+            loop_lag_max_ms=process.loop_lag.percentile_ms(1.0),
+            cores=await process.cores() if any(_lacks_tasks(one) for one in operators.values()) else None,
+            operators=operators,
+        )
+
+    async def _operator(self, operator_id: str, operator: ObservedOperator) -> OperatorStatus:
+        run: RunView | None = await self._bridge_ref.ask(
+            lambda reply_to: ViewRun(operator_id, reply_to), timeout_s=ANSWER_TIMEOUT_S
+        )
+        view: OperatorView = await operator.tracker_ref.ask(ViewOperator, timeout_s=ANSWER_TIMEOUT_S)
+        attempts: list[AttemptStatus] = []
+        count = 0 if run is None else run.attempts
+        for first in range(0, count, SLICE):
+            attempts.extend(await self._slice(operator_id, operator, first))
+        now, journal, statistics = self._clock.now(), self._journal.of(operator_id), operator.statistics
+        counts = operator.counts()
+        return OperatorStatus(
+            operator_id=operator_id,
+            mode=operator.mode.name.lower(),
+            parallelism=operator.parallelism,
+            run=None if run is None else self._run(run, journal, now),
+            call=_call(operator.watch),
+            queued=view.queued,
+            attempts=tuple(attempts),
+            checkpoints=tuple(self._checkpoint(one, journal, now) for one in view.checkpoints),
+            checkpoint_history=tuple(journal.checkpoints),
+            failures=tuple(journal.failures),
+            last_completed_checkpoint_id=statistics.last_completed_checkpoint_id,
+            in_doubt=view.in_doubt,
+            counts=counts,
+            events_up_per_s=operator.rates.per_s("events_received", counts, now),
+            events_down_per_s=operator.rates.per_s("events_sent", counts, now),
+            requests_per_s=operator.rates.per_s("requests_received", counts, now),
+            confirm=operator.confirm.status(),
+            request=operator.request.status(),
+            checkpoint=operator.checkpoint.status(),
+            fact=operator.fact.status(),
+        )
+
+    async def _slice(self, operator_id: str, operator: ObservedOperator, first: int) -> list[AttemptStatus]:
+        views: list[AttemptView] = await self._bridge_ref.ask(
+            lambda reply_to: ViewAttempts(operator_id, first, SLICE, reply_to), timeout_s=ANSWER_TIMEOUT_S
+        )
+        ids = [view.attempt.task_attempt_id for view in views]
+        gateways: dict[int, GatewayView] = await operator.tracker_ref.ask(
+            lambda reply_to: ViewGateways(reply_to, ids), timeout_s=ANSWER_TIMEOUT_S
+        )
+        return _attempts(views, gateways, self._clock.now(), self._journal.epoch)
+
+    def _run(self, run: RunView, journal: OperatorJournal, now: float) -> RunStatus | None:
+        if run.stage_id is None:
+            return None
+        began = now if journal.run_began is None else journal.run_began
+        registrations = tuple(
+            RegistrationStatus(held.subtask, held.task_attempt_id, now - held.since, held.waits_for.value)
+            for held in run.held
+        )
+        return RunStatus(
+            run.stage_id,
+            self._journal.epoch + began,
+            run.tasks_started,
+            run.partitions,
+            run.subtasks,
+            run.missing,
+            registrations,
+            run.failed_cause or "",
+        )
+
+    def _checkpoint(self, view: CheckpointView, journal: OperatorJournal, now: float) -> CheckpointProgress:
+        known = journal.under_way.get(view.checkpoint_id)
+        triggered, phase_began = (now, now) if known is None else (known.triggered, known.phase_began)
+        return CheckpointProgress(
+            view.checkpoint_id,
+            view.savepoint,
+            self._journal.epoch + triggered,
+            view.phase.value,
+            now - phase_began,
+            view.deadline - now,
+            {subtask: _STEPS[step] for subtask, step in view.steps.items()},
+        )
+
+
+def _lacks_tasks(operator: OperatorStatus) -> bool:
+    return operator.run is not None and operator.run.subtasks_seen < operator.parallelism
+
+
+def _call(watch: CallWatch) -> CallStatus | None:
+    call = watch.oldest
+    return None if call is None else CallStatus(call.name, watch.age_s(call), call.place)
+
+
+def _attempts(
+    views: Sequence[AttemptView], gateways: Mapping[int, GatewayView], now: float, epoch: float
+) -> list[AttemptStatus]:
+    made = []
+    for attempt, state, accepted_at, failure, executor_id, host in views:
+        task_attempt_id = attempt.task_attempt_id
+        gateway = gateways.get(task_attempt_id)
+        since_at, why = epoch + accepted_at, "" if failure is None else failure.name.lower()
+        head = (attempt.subtask, attempt.attempt, task_attempt_id, state.value, since_at, why, host, executor_id)
+        if gateway is None:
+            made.append(AttemptStatus(*head, False, False, None, 0, None, 0, (), 0, 0, None))
+            continue
+        connected, ready, heard_at, held, unconfirmed, untaken, size, unconfirmed_since, requested_at, closed = gateway
+        made.append(
+            AttemptStatus(
+                *head,
+                connected,
+                ready,
+                now - heard_at,
+                unconfirmed,
+                None if unconfirmed_since is None else now - unconfirmed_since,
+                held,
+                closed,
+                untaken,
+                size,
+                None if requested_at is None else now - requested_at,
+            )
+        )
+    return made

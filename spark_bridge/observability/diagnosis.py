@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Says in words who waits for whom: a pure function of a ``SidecarStatus``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from spark_bridge.observability.status import (
+    AttemptStatus,
+    CheckpointProgress,
+    OperatorStatus,
+    SidecarStatus,
+)
+
+__all__ = ["WAITING_S", "explain"]
+
+WAITING_S = 5.0
+"""A shorter wait is normal and is not mentioned."""
+NAMED_MAX = 5
+"""How many subtasks one sentence names."""
+BLOCKED_MS = 250.0
+"""A loop that was later than this is mentioned."""
+
+
+def explain(status: SidecarStatus, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
+    """Return a sentence for everything that has waited for ``waiting_s`` seconds, with what it waits for.
+
+    The result is empty if everything moves. Operators are in the order of their names; within one, the cause comes
+    before what it holds up.
+    """
+    sentences: list[str] = []
+    if status.loop_lag_max_ms >= BLOCKED_MS:
+        sentences.append(
+            f"the sidecar's event loop was blocked for up to {status.loop_lag_max_ms / 1e3:.1f} s in the last minute: "
+            "a coordinator computes or waits without awaiting, and the log names the place"
+        )
+    if status.relay.dropped:
+        sentences.append(
+            f"{status.relay.dropped} facts from Spark were lost, so failures and ends may be noticed late: raise "
+            "spark.scheduler.listenerbus.eventqueue.capacity"
+        )
+    for name in sorted(status.operators):
+        sentences.extend(_of_operator(status, status.operators[name], waiting_s))
+    return tuple(sentences)
+
+
+def _of_operator(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
+    yield from _of_coordinator(operator, waiting_s)
+    yield from _of_missing(status, operator, waiting_s)
+    for checkpoint in operator.checkpoints:
+        if checkpoint.phase_s >= waiting_s:
+            yield _of_checkpoint(operator, checkpoint)
+    yield from _of_attempts(operator, waiting_s)
+
+
+def _of_coordinator(operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
+    call = operator.call
+    requests = [attempt for attempt in operator.attempts if (attempt.request_s or 0.0) >= waiting_s]
+    if call is not None and call.running_s >= waiting_s:
+        busy = f"the coordinator of {operator.operator_id!r} has been in {call.name} for {_seconds(call.running_s)}"
+        cause = f"{busy}, awaiting at {call.waiting_at}"
+    elif requests:
+        cause = f"{operator.queued} messages wait in the mailbox of the coordinator of {operator.operator_id!r}"
+    else:
+        return
+    if requests:
+        longest = max(attempt.request_s or 0.0 for attempt in requests)
+        yield f"{_have(requests)} waited {_seconds(longest)} for an answer to a request; {cause}"
+    else:
+        waiting = f"; {operator.queued} messages wait behind it" if operator.queued else ""
+        yield f"{cause}{waiting}"
+
+
+def _of_missing(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
+    run = operator.run
+    if run is None:
+        return
+    for registration in run.registrations:
+        if registration.waiting_s >= waiting_s:
+            yield (
+                f"a task of subtask {registration.subtask} of {operator.operator_id!r} has waited "
+                f"{_seconds(registration.waiting_s)} to be accepted: it waits for {registration.waits_for}"
+            )
+    missing = operator.parallelism - run.subtasks_seen
+    if missing <= 0 or status.taken_at - run.started_at < waiting_s:
+        return
+    have = (
+        f"{operator.ready} of {operator.parallelism} subtasks of {operator.operator_id!r} {_are(operator.ready)} ready"
+    )
+    if 0 < run.partitions < operator.parallelism:
+        yield f"{have}; {missing} never will be: the stage has {run.partitions} partitions"
+    elif run.tasks_started > run.subtasks_seen:
+        yield (
+            f"{have}; Spark has started {run.tasks_started} tasks, and {run.tasks_started - run.subtasks_seen} of them "
+            "have not registered yet: they are still starting, or cannot reach "
+            f"{status.host}:{status.port}"
+        )
+    elif status.cores is not None and status.cores < operator.parallelism:
+        yield f"{have}; {missing} {_have_no(missing)} slot: the application has {_cores(status.cores)}"
+    else:
+        yield f"{have}; {missing} {_have_no(missing)} slot, because Spark has not started their tasks yet"
+
+
+def _of_checkpoint(operator: OperatorStatus, checkpoint: CheckpointProgress) -> str:
+    kind = "savepoint" if checkpoint.savepoint else "checkpoint"
+    name = f"{kind} {checkpoint.checkpoint_id} of {operator.operator_id!r}"
+    waited = _seconds(checkpoint.phase_s)
+    late = checkpoint.awaited
+    match checkpoint.phase:
+        case "waiting":
+            return f"{name} has waited {waited} for the end of an earlier one"
+        case "closing" if late:
+            return f"{name} waits for {_subtasks(late)}, whose {_connections(late)} not answered for {waited}"
+        case "closing":
+            return f"{name} has waited {waited} for the coordinator's snapshot of an earlier checkpoint"
+        case "snapshotting":
+            return f"{name} has waited {waited} for the coordinator: checkpoint_coordinator has not returned"
+        case "draining":
+            return (
+                f"{name} waits for {_subtasks(late)}, which have not confirmed every event sent before it for {waited}"
+            )
+        case "acknowledging" if len(late) == 1:
+            return f"{name} waits for subtask {late[0]}, which has computed for {waited} without looking at its mailbox"
+        case "acknowledging":
+            without = "without looking at their mailboxes"
+            return f"{name} waits for {_subtasks(late)}, which have computed for {waited} {without}"
+        case _:
+            return f"{name} has waited {waited} for the storage to write it"
+
+
+def _of_attempts(operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
+    live = [attempt for attempt in operator.attempts if attempt.is_live]
+    cut_off = [attempt for attempt in live if not attempt.connected and (attempt.silent_s or 0.0) >= waiting_s]
+    if cut_off:
+        silent_s = max(attempt.silent_s or 0.0 for attempt in cut_off)
+        yield f"{_have(cut_off)} had no connection to the sidecar for up to {_seconds(silent_s)}"
+    deaf = [attempt for attempt in live if attempt.connected and (attempt.unconfirmed_s or 0.0) >= waiting_s]
+    if deaf:
+        longest = max(deaf, key=lambda attempt: attempt.unconfirmed_s or 0.0)
+        silent = _seconds(longest.silent_s or 0.0)
+        yield (
+            f"{_have(deaf)} not confirmed an event for {_seconds(longest.unconfirmed_s or 0.0)}: the process is "
+            "stopped or holds the interpreter lock, or the mailbox is full; the last sign of life came "
+            f"{silent} ago"
+        )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _have_no(count: int) -> str:
+    return "has no" if count == 1 else "have no"
+
+
+def _cores(count: int) -> str:
+    return "1 core" if count == 1 else f"{count} cores"
+
+
+def _connections(subtasks: Sequence[int]) -> str:
+    return "process has" if len(subtasks) == 1 else "processes have"
+
+
+def _subtasks(subtasks: Sequence[int]) -> str:
+    if len(subtasks) == 1:
+        return f"subtask {subtasks[0]}"
+    named = ", ".join(map(str, subtasks[:NAMED_MAX]))
+    more = f" and {len(subtasks) - NAMED_MAX} more" if len(subtasks) > NAMED_MAX else ""
+    return f"subtasks {named}{more}"
+
+
+def _have(attempts: Sequence[AttemptStatus]) -> str:
+    subtasks = sorted({attempt.subtask for attempt in attempts})
+    return f"{_subtasks(subtasks)} {'has' if len(subtasks) == 1 else 'have'}"

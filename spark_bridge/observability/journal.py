@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""What has become of each operator lately: its checkpoints with their phases, and its failures. Bounded in memory.
+
+It is shown the values of the machines, unchanged (``OperatorPorts.observe``), and passes them on to whoever subscribes:
+a trace, spans, notes in Spark's event log.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from actors.coordination.operator_config import Observed
+from protocol.attempts import (
+    RunEnded,
+    RunStarted,
+    SubtaskFailed,
+)
+from protocol.barrier_tracker import (
+    CheckpointTriggered,
+    CloseSubtask,
+    CoordinatorSnapshotTaken,
+    EndSavepoint,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    RefuseCheckpoint,
+    SendBarrier,
+    SnapshotCoordinator,
+    StoreCheckpoint,
+)
+from spark_bridge.observability.status import CheckpointRecord, FailureRecord
+
+__all__ = ["CHECKPOINTS_KEPT", "FAILURES_KEPT", "CheckpointUnderWay", "Journal", "OperatorJournal", "Subscriber"]
+
+CHECKPOINTS_KEPT = 100
+"""How many ended checkpoints of an operator are kept."""
+FAILURES_KEPT = 100
+"""How many failures of an operator are kept."""
+
+Subscriber = Callable[[str, Observed, float], None]
+"""Takes the operator's name, what was observed, and a reading of the journal's clock. Called on the event loop."""
+
+log = structlog.get_logger("headgate.observability")
+
+_PHASES: dict[type, str] = {
+    CheckpointTriggered: "waiting",
+    CloseSubtask: "closing",
+    SnapshotCoordinator: "snapshotting",
+    CoordinatorSnapshotTaken: "draining",
+    SendBarrier: "acknowledging",
+    StoreCheckpoint: "storing",
+}
+"""The phase that begins with each of these."""
+
+
+@dataclass(slots=True)
+class CheckpointUnderWay:
+    """A checkpoint that has not ended. Times are readings of the journal's clock."""
+
+    checkpoint_id: int
+    savepoint: bool
+    triggered: float
+    phase: str = "waiting"
+    phase_began: float = 0.0
+    phases_s: dict[str, float] = field(default_factory=dict)
+
+    def enter(self, phase: str, now: float) -> None:
+        """Begin the next phase."""
+        self.phases_s[self.phase] = self.phases_s.get(self.phase, 0.0) + now - self.phase_began
+        self.phase, self.phase_began = phase, now
+
+
+class OperatorJournal:
+    """What has become of one operator. Loop only."""
+
+    def __init__(self, epoch: float) -> None:
+        self._epoch = epoch
+        self.under_way: dict[int, CheckpointUnderWay] = {}
+        self.checkpoints: deque[CheckpointRecord] = deque(maxlen=CHECKPOINTS_KEPT)
+        self.failures: deque[FailureRecord] = deque(maxlen=FAILURES_KEPT)
+        self.run_began: float | None = None
+        self.steps = 0
+        """How often anything has happened, for those who look whether anything has."""
+
+    def observe(self, observed: Observed, now: float) -> None:
+        self.steps += 1
+        phase = _PHASES.get(type(observed))
+        if phase is not None:
+            self._enter(observed, phase, now)
+            return
+        match observed:
+            case NotifyCheckpointComplete(checkpoint_id) | EndSavepoint(checkpoint_id):
+                self._end(checkpoint_id, "completed", "", now)
+            case NotifyCheckpointAborted(checkpoint_id=checkpoint_id, reason=reason):
+                self._end(checkpoint_id, "aborted", reason, now)
+            case RefuseCheckpoint(checkpoint_id=checkpoint_id, reason=reason):
+                self._end(checkpoint_id, "refused", reason, now)
+            case RunStarted():
+                self.run_began = now
+            case RunEnded():
+                self.run_began = None
+            case SubtaskFailed(attempt, reason_of_failure):
+                kind, text = reason_of_failure.kind.name.lower(), reason_of_failure.text
+                self.failures.append(FailureRecord(self._epoch + now, attempt.subtask, attempt.attempt, kind, text))
+
+    def job_failed(self, error: BaseException, now: float) -> None:
+        """The coordinator, or one of its checkpoints, has failed the job."""
+        self.steps += 1
+        text = f"{type(error).__name__}: {error}"
+        self.failures.append(FailureRecord(self._epoch + now, None, None, "global_failure", text))
+
+    def _enter(self, observed: Observed, phase: str, now: float) -> None:
+        match observed:
+            case CheckpointTriggered(checkpoint_id, savepoint):
+                self.under_way[checkpoint_id] = CheckpointUnderWay(checkpoint_id, savepoint, now, phase, now)
+                return
+            case StoreCheckpoint(checkpoint):
+                checkpoint_id = checkpoint.checkpoint_id
+            case (
+                CloseSubtask(checkpoint_id=checkpoint_id)
+                | SnapshotCoordinator(checkpoint_id=checkpoint_id)
+                | CoordinatorSnapshotTaken(checkpoint_id=checkpoint_id)
+                | SendBarrier(checkpoint_id=checkpoint_id)
+            ):
+                pass
+            case _:
+                raise TypeError(f"begins no phase: {observed!r}")
+        under_way = self.under_way.get(checkpoint_id)
+        if under_way is not None:
+            under_way.enter(phase, now)
+
+    def _end(self, checkpoint_id: int, outcome: str, reason: str, now: float) -> None:
+        ended = self.under_way.pop(checkpoint_id, None)
+        if ended is not None:
+            ended.enter("", now)
+            self.checkpoints.append(
+                CheckpointRecord(
+                    checkpoint_id,
+                    ended.savepoint,
+                    self._epoch + ended.triggered,
+                    now - ended.triggered,
+                    ended.phases_s,
+                    outcome,
+                    reason,
+                )
+            )
+
+
+class Journal:
+    """The journals of all operators, by name. Loop only.
+
+    ``epoch``: what to add to a reading of the system's clock to get seconds since the epoch.
+    """
+
+    def __init__(self, epoch: float) -> None:
+        self.epoch = epoch
+        self._operators: dict[str, OperatorJournal] = {}
+        self._subscribers: list[Subscriber] = []
+
+    def of(self, operator_id: str) -> OperatorJournal:
+        """The journal of one operator, which begins with the first call."""
+        journal = self._operators.get(operator_id)
+        if journal is None:
+            journal = self._operators[operator_id] = OperatorJournal(self.epoch)
+        return journal
+
+    def forget(self, operator_id: str) -> None:
+        """The operator was released."""
+        self._operators.pop(operator_id, None)
+
+    def job_failed(self, operator_id: str, error: BaseException, now: float) -> None:
+        """The coordinator, or one of its checkpoints, has failed the operator's job."""
+        self.of(operator_id).job_failed(error, now)
+
+    def observe(self, operator_id: str, observed: Observed, now: float) -> None:
+        """See ``OperatorPorts.observe``. Never raises: a subscriber that fails is logged and dropped."""
+        self.of(operator_id).observe(observed, now)
+        for subscriber in tuple(self._subscribers):
+            try:
+                subscriber(operator_id, observed, now)
+            except Exception:
+                log.exception("subscriber failed, dropped", subscriber=repr(subscriber))
+                self._subscribers.remove(subscriber)
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Pass everything observed from now on to ``subscriber``. The result ends that; it may be called twice."""
+        self._subscribers.append(subscriber)
+
+        def end() -> None:
+            if subscriber in self._subscribers:
+                self._subscribers.remove(subscriber)
+
+        return end

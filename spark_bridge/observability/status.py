@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The status of a sidecar at one moment, as immutable values; see ``Sidecar.status``.
+
+Points in time are seconds since the epoch, durations are seconds, and both end in ``_at`` and ``_s``. Every value has a
+plain form for JSON: ``SidecarStatus.to_dict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, NamedTuple
+
+__all__ = [
+    "AttemptStatus",
+    "CallStatus",
+    "CheckpointProgress",
+    "CheckpointRecord",
+    "FailureRecord",
+    "LatencyStatus",
+    "OperatorStatus",
+    "RegistrationStatus",
+    "RelayStatus",
+    "RunStatus",
+    "SidecarStatus",
+]
+
+
+class LatencyStatus(NamedTuple):
+    """One latency, in microseconds, since the operator was coordinated.
+
+    The percentiles are within 1 % of the exact values. They are None before the first sample, and without the package
+    ``ddsketch`` (``pip install 'headgate[observability]'``).
+    """
+
+    samples: int
+    p50_us: float | None
+    p99_us: float | None
+    p999_us: float | None
+
+
+class CallStatus(NamedTuple):
+    """The coordinator's method that has been running for longest.
+
+    ``name`` includes the numbers among its arguments. ``waiting_at`` is the file, line and function at which it awaits
+    something.
+    """
+
+    name: str
+    running_s: float
+    waiting_at: str
+
+
+class AttemptStatus(NamedTuple):
+    """One execution attempt of a subtask, in the current run.
+
+    ``state`` is ``"accepted"`` (it has registered, and its operator restores its state), ``"ready"``, ``"ending"`` (the
+    operator has ended well, and Spark has not said so yet), ``"finished"`` or ``"over"``; then ``failure`` says why.
+    ``silent_s``: for how long nothing has come from the task's process. ``events_unconfirmed`` were sent to the task,
+    and ``unconfirmed_s`` is the age of the oldest. ``events_held`` wait for the checkpoints ``held_by``.
+    ``events_untaken`` came from the task, and the coordinator has not taken them yet. ``bytes``: of these events
+    together. ``request_s``: for how long its oldest request has waited for an answer. The figures of an attempt without
+    a gateway, because it is over, are zero or None.
+    """
+
+    subtask: int
+    attempt: int
+    task_attempt_id: int
+    state: str
+    since_at: float
+    failure: str
+    host: str
+    executor_id: str
+    connected: bool
+    known_to_coordinator: bool
+    silent_s: float | None
+    events_unconfirmed: int
+    unconfirmed_s: float | None
+    events_held: int
+    held_by: tuple[int, ...]
+    events_untaken: int
+    bytes: int
+    request_s: float | None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the attempt is neither finished nor over."""
+        return self.state in ("accepted", "ready", "ending")
+
+    @property
+    def waits_for(self) -> str:
+        """What it waits for, in words; empty if it works, or has ended."""
+        if not self.is_live:
+            return ""
+        if not self.connected:
+            return "its connection to come back"
+        if self.request_s is not None:
+            return "the answer to its request"
+        if self.state == "accepted":
+            return "its operator to open"
+        if self.state == "ending":
+            return "Spark to report its success"
+        return "" if self.known_to_coordinator else "the coordinator's subtask_ready to return"
+
+
+class RegistrationStatus(NamedTuple):
+    """A task that has registered and waits to be accepted, and what for."""
+
+    subtask: int
+    task_attempt_id: int
+    waiting_s: float
+    waits_for: str
+
+
+class RunStatus(NamedTuple):
+    """The current run of an operator: one Spark action over its tasks.
+
+    ``tasks_started``: how many tasks of the stage Spark has started. ``missing``: the first subtasks that have had no
+    attempt yet, at most 20. ``registrations``: tasks that wait to be accepted. ``failed_cause``: why the run is being
+    failed; empty otherwise.
+    """
+
+    stage_id: int
+    started_at: float
+    tasks_started: int
+    partitions: int
+    subtasks_seen: int
+    missing: tuple[int, ...]
+    registrations: tuple[RegistrationStatus, ...]
+    failed_cause: str
+
+
+class CheckpointProgress(NamedTuple):
+    """A checkpoint or savepoint in progress.
+
+    ``phase`` is ``"waiting"`` (for an earlier one), ``"closing"``, ``"snapshotting"``, ``"draining"``,
+    ``"acknowledging"`` or ``"storing"``, and lasts for ``phase_s`` so far. ``subtasks`` maps each subtask that takes
+    part while it runs to what is awaited of it: ``"close"``, ``"drain"``, ``"acknowledge"``, or ``"nothing"``.
+    """
+
+    checkpoint_id: int
+    savepoint: bool
+    triggered_at: float
+    phase: str
+    phase_s: float
+    deadline_s: float
+    subtasks: Mapping[int, str]
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """The subtasks for which the present phase waits, ascending."""
+        awaited = {"closing": "close", "draining": "drain", "acknowledging": "acknowledge"}.get(self.phase)
+        return tuple(sorted(subtask for subtask, step in self.subtasks.items() if step == awaited))
+
+
+class CheckpointRecord(NamedTuple):
+    """A checkpoint or savepoint that has ended. ``phases_s``: the duration of each phase that it went through.
+
+    ``outcome`` is ``"completed"``, ``"aborted"`` or ``"refused"``; ``reason`` says why in the last two cases.
+    """
+
+    checkpoint_id: int
+    savepoint: bool
+    triggered_at: float
+    duration_s: float
+    phases_s: Mapping[str, float]
+    outcome: str
+    reason: str
+
+
+class FailureRecord(NamedTuple):
+    """A failure: of one attempt, or of the whole job (``subtask`` and ``attempt`` are None)."""
+
+    at: float
+    subtask: int | None
+    attempt: int | None
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorStatus:
+    """One operator. Counts are since it was coordinated, rates over the last seconds.
+
+    ``attempts`` are those of the current run, in the order in which they were accepted; empty without a run.
+    ``checkpoints`` are in progress, ``checkpoint_history`` and ``failures`` the most recent ones, newest last.
+    ``last_completed_checkpoint_id`` is -1 if there is none. ``in_doubt``: aborted checkpoints that the storage may
+    hold.
+    """
+
+    operator_id: str
+    mode: str
+    parallelism: int
+    run: RunStatus | None
+    call: CallStatus | None
+    queued: int
+    attempts: tuple[AttemptStatus, ...]
+    checkpoints: tuple[CheckpointProgress, ...]
+    checkpoint_history: tuple[CheckpointRecord, ...]
+    failures: tuple[FailureRecord, ...]
+    last_completed_checkpoint_id: int
+    in_doubt: tuple[int, ...]
+    counts: Mapping[str, int]
+    events_up_per_s: float
+    events_down_per_s: float
+    requests_per_s: float
+    confirm: LatencyStatus
+    request: LatencyStatus
+    checkpoint: LatencyStatus
+    fact: LatencyStatus
+
+    def attempts_of(self, subtask: int) -> tuple[AttemptStatus, ...]:
+        """The attempts of one subtask, oldest first."""
+        return tuple(attempt for attempt in self.attempts if attempt.subtask == subtask)
+
+    @property
+    def ready(self) -> int:
+        """How many subtasks are ready or have ended well."""
+        well = ("ready", "ending", "finished")
+        return len({attempt.subtask for attempt in self.attempts if attempt.state in well})
+
+
+class RelayStatus(NamedTuple):
+    """How Spark's facts reach the sidecar, and how many have; ``dropped``: lost on the way."""
+
+    kind: str
+    facts: int
+    dropped: int
+    reconnects: int
+
+
+@dataclass(frozen=True, slots=True)
+class SidecarStatus:
+    """A sidecar at one moment; see ``Sidecar.status``.
+
+    ``loop_lag_p99_ms``: how late the event loop ran its timers in the last minute. ``cores``: how many tasks the
+    application can run at the same time; None if that is not known.
+    """
+
+    taken_at: float
+    uptime_s: float
+    host: str
+    port: int
+    tls: bool
+    relay: RelayStatus
+    loop_lag_p99_ms: float
+    loop_lag_max_ms: float
+    cores: int | None
+    operators: Mapping[str, OperatorStatus]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as builtins that ``json.dumps`` takes: dicts, lists, texts, numbers."""
+        plain: dict[str, Any] = _plain(self)
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(one) for name, one in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return value
