@@ -42,7 +42,16 @@ from protocol.ids import ExecutionAttempt
 from protocol.subtask import types as s
 from protocol.subtask.machine import SubtaskMachine
 from protocol.wire.codec import FrameDecoder, decode_event, decode_message, encode_event, encode_message
-from protocol.wire.messages import Confirm, EventMessage, Message, Opened, Register, RestoreMode
+from protocol.wire.messages import (
+    CheckpointAcknowledged,
+    Confirm,
+    EventMessage,
+    HeldEvent,
+    Message,
+    Opened,
+    Register,
+    RestoreMode,
+)
 
 Step = Callable[[int], object]
 AsyncStep = Callable[[int], Awaitable[object]]
@@ -52,6 +61,7 @@ NOW = 0.0
 """The machines' clock, which stands still."""
 EVENT = ["split", 12345, 1.5, b"." * 80]
 PAYLOAD = encode_event(EVENT)
+_SNAPSHOT = CheckpointAcknowledged(TASK, 1, 1, b"", tuple(HeldEvent(0, PAYLOAD) for _ in range(1000)), 0)
 CHECKPOINT_SUBTASKS = 16
 TELLS_IN_A_ROW = 100
 
@@ -83,6 +93,15 @@ def confirm_frame_encoded(steps: int) -> Step:
 
 def confirm_frame_decoded(steps: int) -> Step:
     return _decoding(Confirm(TASK, 1))
+
+
+def held_events_encoded(steps: int) -> Step:
+    """A snapshot that holds a thousand events, as a task sends it."""
+    return _encoding(_SNAPSHOT)
+
+
+def held_events_decoded(steps: int) -> Step:
+    return _decoding(_SNAPSHOT)
 
 
 def _encoding(message: Message) -> Step:
@@ -277,6 +296,8 @@ PATHS: dict[str, Callable[[int], Step]] = {
         event_frame_decoded,
         confirm_frame_encoded,
         confirm_frame_decoded,
+        held_events_encoded,
+        held_events_decoded,
         gateway_event_down,
         gateway_event_up,
         subtask_event_down,

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""``python -m benchmarks.worst_events``: how long the events that cost most hold a turn of the loop.
+"""``python -m benchmarks.worst_events``: how long what costs most to decode holds a turn of the loop.
 
 Each event is within the limits of the wire, or exceeds one, and is decoded step by step, as the coordinator's actor
-does it. Printed is the best of several rounds: the time of all steps, and of the longest one, in milliseconds.
+does it. A snapshot is divided into frames and decoded in one step, that of its last read. Printed is the best of
+several rounds: the processor time of all steps, and of the longest one, in milliseconds.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from random import Random
 import msgpack
 
 from protocol.errors import RemoteProtocolError
-from protocol.wire.codec import decode_event_in_steps
+from protocol.wire.codec import FrameDecoder, decode_event_in_steps, decode_message, encode_message
 from protocol.wire.framing import DEFAULT_LIMITS
+from protocol.wire.messages import CheckpointAcknowledged, HeldEvent
 
 ROUNDS = 5
+READ_BYTES = 64 * 1024
 CONTAINERS, ENTRIES = DEFAULT_LIMITS.event_containers_max, DEFAULT_LIMITS.event_items_max
 BYTES, MAP_ENTRIES = DEFAULT_LIMITS.event_bytes_max, DEFAULT_LIMITS.event_map_entries_max
 
@@ -73,24 +76,44 @@ def events() -> Iterator[tuple[str, bytes]]:
     yield "refused: lists in lists of strings", nested
 
 
-def measure(data: bytes) -> tuple[float, float, int]:
+def snapshots() -> Iterator[tuple[str, bytes]]:
+    """The frames of snapshots, by what they consist of."""
+    count = DEFAULT_LIMITS.held_events_max
+    for event_bytes in (1, 50, 900):
+        held = tuple(HeldEvent(number % 4, bytes(event_bytes)) for number in range(count))
+        name = f"{count:,} held events of {event_bytes} bytes"
+        yield name, encode_message(CheckpointAcknowledged(7, 1, 1, b"", held, 0))
+    yield "a state of 60 MiB", encode_message(CheckpointAcknowledged(7, 1, 1, bytes(60 * 2**20), (), 0))
+
+
+def steps_of_frame(data: bytes) -> Iterator[None]:
+    """Take the frame as a connection does, one step for each read."""
+    decoder, view = FrameDecoder(), memoryview(data)
+    for start in range(0, len(data), READ_BYTES):
+        for body in decoder.feed(bytes(view[start : start + READ_BYTES])):
+            decode_message(body)
+        yield
+
+
+def measure(steps: Iterator[None]) -> tuple[float, float, int]:
     """Seconds of all steps and of the longest one, and how many there were."""
     gc.collect()
-    steps, lengths = decode_event_in_steps(data), list[float]()
+    lengths = list[float]()
     while True:
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             next(steps)
         except (StopIteration, RemoteProtocolError):
-            lengths.append(time.perf_counter() - began)
+            lengths.append(time.thread_time() - began)
             return sum(lengths), max(lengths), len(lengths)
-        lengths.append(time.perf_counter() - began)
+        lengths.append(time.thread_time() - began)
 
 
 def main() -> int:
-    print(f"{'event':<36}{'bytes':>10}{'steps':>7}{'all ms':>9}{'longest ms':>12}")
-    for name, data in events():
-        rounds = [measure(data) for _ in range(ROUNDS)]
+    print(f"{'event or snapshot':<36}{'bytes':>10}{'steps':>7}{'all ms':>9}{'longest ms':>12}")
+    cases = [(name, data, decode_event_in_steps) for name, data in events()]
+    for name, data, decode in (*cases, *((name, data, steps_of_frame) for name, data in snapshots())):
+        rounds = [measure(decode(data)) for _ in range(ROUNDS)]
         whole, longest, count = (min(values) for values in zip(*rounds, strict=True))
         print(f"{name:<36}{len(data):>10,}{count:>7}{whole * 1e3:>9.1f}{longest * 1e3:>12.1f}", flush=True)
     return 0

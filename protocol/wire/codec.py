@@ -20,6 +20,7 @@ Functions here are pure and may be called from any thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from itertools import islice
 from struct import Struct
 from struct import error as StructError
 from typing import Any, cast, get_args
@@ -27,7 +28,7 @@ from typing import Any, cast, get_args
 import msgpack
 
 from protocol.errors import EventEncodeError, LocalProtocolError, RemoteProtocolError
-from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_FIELDS, EVENT_TAG, INT_MAX, text
+from protocol.wire.format import BY_KIND, BY_TAG, CONFIRM_TAG, ENTRY_KINDS, EVENT_TAG, INT_MAX, text
 from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES, DEFAULT_LIMITS, FrameDecoder, WireLimits, frame
 from protocol.wire.messages import (
     CheckpointAborted,
@@ -36,8 +37,10 @@ from protocol.wire.messages import (
     CloseForCheckpoint,
     Confirm,
     EventMessage,
+    HeldEvent,
     Message,
     SavepointTaken,
+    SubtaskState,
 )
 
 __all__ = [
@@ -60,6 +63,7 @@ __all__ = [
 _pack: Callable[..., bytes] = msgpack.packb
 _unpack: Callable[..., Any] = msgpack.unpackb
 _Unpacker: Callable[..., Any] = msgpack.Unpacker
+_ENTRY_FIELDS_MAX = max(len(kind._fields) for kind in ENTRY_KINDS.values())
 _UNPACK_ERRORS = (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException)
 
 
@@ -201,8 +205,8 @@ def _decode_checked(body: bytes, limits: WireLimits) -> Message:
     fitted = []
     for name, check in row:
         try:
-            fields = ENTRY_FIELDS.get(check)
-            value = values.scalar() if fields is None else values.entries(limits.held_events_max, fields)
+            entry_kind = ENTRY_KINDS.get(check)
+            value = values.scalar() if entry_kind is None else values.entries(limits.held_events_max, entry_kind)
             fitted.append(check(value, limits))
         except _UNPACK_ERRORS as error:
             raise RemoteProtocolError(f"{kind.__name__}.{name} {_detail(error)}") from None
@@ -214,15 +218,19 @@ def _decode_checked(body: bytes, limits: WireLimits) -> Message:
 class _Values:
     """Reads the values of one body one by one.
 
-    Whatever a larger body claims, the only lists built are those of entries, and each only after its entries have
-    arrived. Decoded as a whole, nested lists could take a thousand times the message's bytes.
+    Whatever a larger body claims, the only lists built are those of entries, and no more of them than the field may
+    have. Decoded as a whole, nested lists could take a thousand times the message's bytes.
     """
 
-    __slots__ = ("_body", "_values")
+    __slots__ = ("_body", "_entries_left", "_entry_kind", "_values")
 
     def __init__(self, body: bytes, limits: WireLimits) -> None:
         self._body = body
-        self._values = _unpacker(body, max(limits.held_events_max, 32))
+        # The decoder in Python applies the limit to list_length too. It allocates nothing for a claim.
+        entries_max = _ENTRY_FIELDS_MAX if _continues() else max(limits.held_events_max, 32)
+        self._values = _unpacker(body, entries_max, self._make_entry)
+        self._entry_kind: type[SubtaskState | HeldEvent] = HeldEvent
+        self._entries_left = 0
 
     def next_is_list(self) -> bool:
         mark = self._next_byte()
@@ -241,25 +249,33 @@ class _Values:
             raise ValueError("must be a single value, is a list or a map")
         return self._values.unpack()
 
-    def entries(self, count_max: int, fields: int) -> list[list[Any]]:
+    def entries(self, count_max: int, kind: type[SubtaskState | HeldEvent]) -> tuple[Any, ...]:
+        """Read a list of lists. Whether these have the right fields is left to the check of the field."""
         if not self.next_is_list():
             raise ValueError("must be a list of lists")
         count = self.list_length()
         if count > count_max:
             raise ValueError(f"must have at most {count_max} entries, has {count}")
-        entries = []
-        for _ in range(count):
-            if not self.next_is_list() or self.list_length() != fields:
-                raise ValueError(f"must hold lists of {fields}")
-            entries.append([self.scalar() for _ in range(fields)])
+        self._entry_kind, self._entries_left = kind, count
+        entries = tuple(islice(self._values, count))
+        if len(entries) < count:
+            raise ValueError(f"must have {count} entries, has {len(entries)}")
         return entries
+
+    def _make_entry(self, values: list[Any]) -> Any:
+        """Called for each list inside a list of entries, once for each of 65,536: so the number of values is not
+        checked here."""
+        self._entries_left -= 1
+        if self._entries_left < 0:
+            raise ValueError("must hold lists of single values")
+        return tuple.__new__(self._entry_kind, values)
 
     def _next_byte(self) -> int:
         place = self._values.tell()
         return self._body[place] if place < len(self._body) else 0
 
 
-def _unpacker(data: bytes, entries_max: int) -> Any:
+def _unpacker(data: bytes, entries_max: int, list_hook: Callable[[list[Any]], Any]) -> Any:
     size = len(data)
     unpacker = _Unpacker(
         max_buffer_size=max(size, 1),
@@ -267,8 +283,9 @@ def _unpacker(data: bytes, entries_max: int) -> Any:
         max_str_len=size,
         max_bin_len=size,
         max_array_len=entries_max,
-        max_map_len=entries_max,
+        max_map_len=0,
         max_ext_len=0,
+        list_hook=list_hook,
     )
     unpacker.feed(data)
     return unpacker

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from math import isfinite
+from operator import itemgetter
 from typing import Any
 
 from protocol.ids import VIRTUAL_EMPTY_CHECKPOINT
@@ -121,17 +122,30 @@ def _flag(value: Any, limits: WireLimits) -> bool:
 def _entries(
     value: Any, limits: WireLimits, *, kind: type[SubtaskState | HeldEvent], checks: tuple[Check, ...]
 ) -> tuple[Any, ...]:
-    """Check a list of lists, each with the fields of ``kind``."""
+    """Check a list of lists, each with the fields of ``kind``. There may be 65,536, so no line runs for each."""
     if type(value) is not list and type(value) is not tuple:
         raise ValueError(f"must be a list of lists, is {type(value).__name__}")
     if len(value) > limits.held_events_max:
         raise ValueError(f"must have at most {limits.held_events_max} entries, has {len(value)}")
-    entries = []
-    for entry in value:
-        if type(entry) not in (list, tuple, kind) or len(entry) != len(checks):
-            raise ValueError(f"must hold lists of {len(checks)}: {', '.join(kind._fields)}")
-        entries.append(kind(*[check(field, limits) for check, field in zip(checks, entry, strict=True)]))
-    return tuple(entries)
+    kinds = set(map(type, value))
+    if not kinds <= {list, tuple, kind} or not set(map(len, value)) <= {len(checks)}:
+        raise ValueError(f"must hold lists of {len(checks)}: {', '.join(kind._fields)}")
+    for index, check in enumerate(checks if value else ()):
+        _check_column(list(map(itemgetter(index), value)), check, limits)
+    return tuple(value) if kinds <= {kind} else tuple(kind(*entry) for entry in value)
+
+
+def _check_column(column: list[Any], check: Check, limits: WireLimits) -> None:
+    """Check one field of all entries. If the values have one type, its extremes tell whether all of them pass."""
+    kinds = set(map(type, column))
+    if kinds == {int}:
+        column = [min(column), max(column)]
+    elif kinds == {bytes}:
+        column = [max(column, key=len)]
+    elif kinds == {bool}:
+        column = column[:1]
+    for value in column:
+        check(value, limits)
 
 
 _NATURAL: Check = _integer
@@ -142,9 +156,8 @@ _CODE: Check = partial(_of_enum, kind=RefusalCode)
 _STATES: Check = partial(_entries, kind=SubtaskState, checks=(_integer, _bytes))
 _HELD: Check = partial(_entries, kind=HeldEvent, checks=(_integer, _payload, _flag))
 
-ENTRY_FIELDS = {_STATES: len(SubtaskState._fields), _HELD: len(HeldEvent._fields)}
-"""The checks of fields that are lists of entries, and how many values an entry has; every other field is a single
-value."""
+ENTRY_KINDS: dict[Check, type[SubtaskState | HeldEvent]] = {_STATES: SubtaskState, _HELD: HeldEvent}
+"""The checks of fields that are lists of entries, and the kind of an entry; every other field is a single value."""
 
 EVENT_TAG = 1
 CONFIRM_TAG = 2

@@ -93,12 +93,13 @@ class FrameDecoder:
         """
         if self._failure is not None:
             raise self._failure
-        source: bytes | bytearray = data
+        source: bytes | memoryview = data
+        buffered: memoryview | None = None
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._needed:
                 return []
-            source = self._buffer
+            source = buffered = memoryview(self._buffer)  # of which a body is copied once, not twice
         bodies: list[bytes] = []
         position, end = 0, len(source)
         needed = 4
@@ -111,9 +112,10 @@ class FrameDecoder:
                 break
             bodies.append(bytes(source[position + 4 : position + 4 + length]))
             position += 4 + length
-        if source is data:
+        if buffered is None:
             self._buffer += data[position:]
         else:
+            buffered.release()
             del self._buffer[:position]
         self._needed = needed
         return bodies

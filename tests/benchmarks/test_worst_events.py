@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.worst_events import colliding_keys, events, measure
+from benchmarks.worst_events import READ_BYTES, colliding_keys, events, measure, snapshots, steps_of_frame
 from protocol.errors import RemoteProtocolError
-from protocol.wire.codec import decode_event
+from protocol.wire.codec import decode_event, decode_event_in_steps
 
 
 def test_every_event_is_decoded_in_many_steps_or_refused() -> None:
@@ -20,7 +20,14 @@ def test_every_event_is_decoded_in_many_steps_or_refused() -> None:
                 decode_event(data)
         else:
             assert decode_event(data)
-        assert measure(data)[2] > 10, name
+        assert measure(decode_event_in_steps(data))[2] > 10, name
+
+
+def test_every_snapshot_is_decoded_with_its_last_read() -> None:
+    for name, data in snapshots():
+        assert len(data) > 2**18, name
+        if len(data) < 2**20:
+            assert measure(steps_of_frame(data))[2] == -(-len(data) // READ_BYTES) + 1
 
 
 def test_colliding_keys_look_at_occupied_slots_first() -> None:

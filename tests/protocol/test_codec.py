@@ -33,6 +33,8 @@ from protocol.wire.codec import (
     run_steps,
 )
 from protocol.wire.format import BY_KIND
+from protocol.wire.framing import CLAIMS_UNCHECKED_BYTES
+from tests.fuzz.target import within_memory
 
 SMALL = WireLimits(
     frame_bytes_max=4096,
@@ -133,8 +135,52 @@ def test_what_a_snapshot_holds_comes_out_as_it_went_in() -> None:  # H31, H52
 @pytest.mark.parametrize("pair", [[1], [1, b"", 0], [-1, b""], ["1", b""], [1, "text"], b"\x01\x02", 7, {1: b""}])
 def test_a_pair_that_is_none_is_refused(pair: object) -> None:  # H62
     for name, values in (("states", ([pair], [])), ("held", ([], [pair]))):
-        with pytest.raises(RemoteProtocolError, match=rf"Registered\.{name} must"):
+        with pytest.raises(RemoteProtocolError, match=rf"Registered\.{name} (must|1 exceeds max_map_len)"):
             decode_message(packed(30, 7, 2, 5, *values, 1.0, 100, 1000, 0, b""))
+
+
+@pytest.mark.usefixtures("either_msgpack")
+@pytest.mark.parametrize("place", [0, 50, 99])
+@pytest.mark.parametrize(
+    ("entry", "text"),
+    [
+        ((-1, b"", False), "must be from 0 to"),
+        ((2**63, b"", False), "must be from 0 to"),
+        ((True, b"", False), "must be an integer, is bool"),
+        ((1, "text", False), "must be bytes, is str"),
+        ((1, bytes(DEFAULT_LIMITS.event_bytes_max + 1), False), "must have at most"),
+        ((1, b"", 1), "must be a bool, is int"),
+        ((1, b""), "must hold lists of 3"),
+        ((1, [1, b"", False], False), "must hold lists of single values|must be bytes"),
+        (7, "must hold lists of 3"),
+    ],
+)
+def test_one_invalid_entry_among_many_is_found(place: int, entry: object, text: str) -> None:  # H62
+    """The entries are checked by column, and their extremes stand for all."""
+    held: list[object] = [(sender, bytes(sender), sender % 2 == 0) for sender in range(99)]
+    held.insert(place, entry)
+    body = packed(15, 7, 1, 1, b"state", held, 0)
+    assert len(body) > CLAIMS_UNCHECKED_BYTES
+    with pytest.raises(RemoteProtocolError, match=rf"CheckpointAcknowledged\.held ({text})"):
+        decode_message(body)
+    if isinstance(entry, tuple) and len(entry) == 3:
+        acknowledged = m.CheckpointAcknowledged(7, 1, 1, b"state", tuple(m.HeldEvent(*some) for some in held), 0)  # type: ignore[misc]
+        with pytest.raises(LocalProtocolError, match=rf"CheckpointAcknowledged\.held ({text})"):
+            encode_message(acknowledged)
+
+
+@pytest.mark.usefixtures("either_msgpack")
+def test_lists_inside_an_entry_take_no_more_memory_than_entries_may() -> None:  # H62
+    tree = b"\x90"
+    while len(tree) < 200_000:
+        tree = b"\x93" + tree * 3
+    body = b"\x97\x0f\x07\x01\x01\xc4\x00\xdc\x00\x10" + tree * 16 + b"\x00"
+
+    def refused(data: bytes) -> None:
+        with pytest.raises(RemoteProtocolError, match=r"held must hold lists of single values"):
+            decode_message(data)
+
+    within_memory(refused, body, 3)
 
 
 def test_enumerations_come_out_as_enumerations() -> None:
