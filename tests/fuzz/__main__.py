@@ -12,10 +12,10 @@ import traceback
 from collections.abc import Sequence
 from random import SystemRandom
 
-from tests.fuzz import handshakes, pure, siege, three_ports
+from tests.fuzz import pure, siege, three_ports
 from tests.fuzz.target import CaseFailed, Target, run_case
 
-TARGETS = {target.name: target for target in (*pure.TARGETS, *handshakes.TARGETS, *siege.TARGETS, *three_ports.TARGETS)}
+TARGETS = {target.name: target for target in (*pure.TARGETS, *siege.TARGETS, *three_ports.TARGETS)}
 QUICK_ROUND_S = 1.0
 """How long a target without a socket runs before the next one; the others have one case each."""
 

@@ -14,11 +14,11 @@ import asyncio
 import json
 import secrets
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -29,6 +29,7 @@ from tests.fuzz.attackers import INSIDERS, STRANGERS, TLS_STRANGERS, Attack, Int
 from tests.fuzz.driver_half import HONEST, PARALLELISM, STAGES, VICTIM
 from tests.fuzz.honest import HonestTask
 from tests.fuzz.hostile_tasks import HOSTILE_TASKS, HostileTask, Slot
+from tests.fuzz.processes import running_process
 from tests.fuzz.target import Target
 
 PATIENCE_S = 120.0
@@ -106,15 +107,8 @@ async def _answer(process: Process) -> Any:
 @asynccontextmanager
 async def besieged(*, tls: bool = False, **server: float) -> AsyncIterator[Besieged]:
     """Run the driver's half in a separate process, which must end well. ``server`` are changes of ``SERVER``."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fuzz.besieged"),
-        stdin=PIPE,
-        stdout=PIPE,
-        limit=2**26,
-        cwd=Path(__file__).parent.parent.parent,
-    )
-    assert process.stdin is not None
-    try:
+    async with running_process(sys.executable, "-m", "tests.fuzz.besieged", limit=2**26) as process:
+        assert process.stdin is not None
         secret = secrets.token_bytes(32)
         settings = {"secret": secret.hex(), "files_max": FILES_MAX, "server": SERVER | server, "tls": tls}
         process.stdin.write(json.dumps(settings).encode() + b"\n")
@@ -124,11 +118,6 @@ async def besieged(*, tls: bool = False, **server: float) -> AsyncIterator[Besie
         process.stdin.close()
         async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0, "the driver's half did not end well"
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        process._transport.close()  # type: ignore[attr-defined]
 
 
 # --- the siege ----------------------------------------------------------------------------------------------------
@@ -231,13 +220,11 @@ def _only_honest_are_left(reading: dict[str, Any]) -> bool:
     return bool(others == 0 and connections["identified"] == honest and reading["gateways"] == honest)
 
 
-def _case_of(attacks: Sequence[Attack | HostileTask], count: int, *, tls: bool = False) -> Callable[[Random], None]:
-    def case(random: Random) -> None:
-        chosen = [*attacks, *random.choices(attacks, k=count)]
-        random.shuffle(chosen)
-        run(lambda: lay_siege(random, chosen, tls=tls))
-
-    return case
+def _case(random: Random, *, tls: bool) -> None:
+    attacks: tuple[Attack | HostileTask, ...] = (*STRANGERS, *INSIDERS, *HOSTILE_TASKS, *(TLS_STRANGERS if tls else ()))
+    chosen = [*attacks, *random.choices(attacks, k=60)]
+    random.shuffle(chosen)
+    run(lambda: lay_siege(random, chosen, tls=tls))
 
 
 def run(siege: Callable[[], Awaitable[Any]]) -> Any:
@@ -255,13 +242,7 @@ def run(siege: Callable[[], Awaitable[Any]]) -> Any:
         raise first from None
 
 
-_EVERYBODY: tuple[Attack | HostileTask, ...] = (*STRANGERS, *INSIDERS, *HOSTILE_TASKS)
 TARGETS = (
-    Target("strangers", "peers without the secret, at a real server", _case_of(STRANGERS, 40), slow=True),
-    Target("insiders", "peers with the secret that are not tasks", _case_of(INSIDERS, 60), slow=True),
-    Target("tasks", "registered tasks that say what they like", _case_of(HOSTILE_TASKS, 60), slow=True),
-    Target("siege", "all of them together", _case_of(_EVERYBODY, 60), slow=True),
-    Target(
-        "siege-tls", "the same over TLS, and at it", _case_of((*_EVERYBODY, *TLS_STRANGERS), 60, tls=True), slow=True
-    ),
+    Target("siege", "every form of attack, at a real server and its operators", partial(_case, tls=False), slow=True),
+    Target("siege-tls", "the same over TLS, and at it", partial(_case, tls=True), slow=True),
 )

@@ -4,15 +4,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 import tracemalloc
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.gateway.machine import GatewayMachine
@@ -20,8 +16,6 @@ from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseReque
 from protocol.ids import ExecutionAttempt
 from protocol.streams import ConnectionAttached
 from protocol.wire.codec import decode_event, decode_message, encode_message
-from protocol.wire.handshake import PROTOCOL_VERSION
-from protocol.wire.keys import KeyRing
 from protocol.wire.messages import (
     CheckpointAcknowledged,
     ClosedForCheckpoint,
@@ -30,9 +24,6 @@ from protocol.wire.messages import (
     Registered,
     UpMessage,
 )
-from spark_bridge.server.server import AuthenticatedServer, Connection, ServerConfig
-from spark_bridge.server.task_frames import task_dialect
-from tests.fuzz.line import Line
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
@@ -108,66 +99,6 @@ def test_what_waits_for_readiness_waits_once_and_until_its_checkpoint_is_over() 
                 assert ["is over" in effect.why for effect in refused] == [True] * (checkpoint_id - 1)
             machine.check_invariants()
         machine.handle(CheckpointOver(checkpoint_id, CheckpointOutcome.ABORTED), 0.0)
-
-
-# --- crowds -------------------------------------------------------------------------------------------------------
-
-KEY = KeyRing(b"a secret of this application!!!!").task_key("words")
-
-
-class Nobody:
-    """A handler that is never called."""
-
-    def connected(self, connection: Connection) -> None:
-        raise AssertionError("a stranger was let in")
-
-    def messages_received(self, connection: Connection, messages: list[UpMessage]) -> None:
-        raise AssertionError("a stranger was heard")
-
-    def disconnected(self, connection: Connection, reason: str) -> None:
-        raise AssertionError("a stranger was known")
-
-
-@asynccontextmanager
-async def a_server(**changes: Any) -> AsyncIterator[AuthenticatedServer]:
-    server = AuthenticatedServer(
-        Nobody(), lambda identity: KEY, task_dialect(), ServerConfig(authenticate_timeout_s=60.0, **changes)
-    )
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.close()
-
-
-async def test_peers_of_another_version_that_do_not_leave_are_bounded_like_all_strangers() -> None:  # H62
-    # They received our version and were left to close their end, as many as there are connections at all.
-    async with a_server(unauthenticated_max=5, close_timeout_s=60.0) as server:
-        with capture_logs() as lines:
-            strangers = []
-            for _ in range(20):
-                strangers.append(await Line.open(server.address))
-                await strangers[-1].send(b"HDGT\x00\x63")
-                assert (await strangers[-1].read())[:6] == b"HDGT" + PROTOCOL_VERSION.to_bytes(2, "big")
-                assert server.statistics.unauthenticated + server.statistics.closing <= 6
-        assert [line["event"] for line in lines] == ["connection refused"] * 20
-        for stranger in strangers:
-            await stranger.close()
-
-
-async def test_a_crowd_is_accepted_a_few_at_a_time() -> None:  # H62
-    # A thousand were, in one turn of the loop: honest peers were pushed out before their data was read. A process with
-    # the usual 1024 files had none left, which stopped the listening for a second and filled the log.
-    async with a_server() as server:
-        crowd = [socket.create_connection(server.address) for _ in range(200)]
-        steps, before = [], 0
-        while before < len(crowd):
-            await asyncio.sleep(0)
-            steps.append(server.statistics.accepted_total - before)
-            before = server.statistics.accepted_total
-        assert max(steps) <= 16
-        for sock in crowd:
-            sock.close()
 
 
 # --- our own side's mistakes --------------------------------------------------------------------------------------

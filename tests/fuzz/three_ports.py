@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -36,11 +36,11 @@ from tests.fuzz.attackers import INSIDERS, STRANGERS, TLS_STRANGERS, Attack, Int
 from tests.fuzz.driver_half import HONEST, PARALLELISM, HonestCoordinator
 from tests.fuzz.played_driver import PATIENCE_S, PlayedDriver
 from tests.fuzz.port_attackers import ATTACHED, CONTROL_INSIDERS
+from tests.fuzz.processes import running_process
 from tests.fuzz.siege import MEMORY_GROWTH_BYTES_MAX, run
 from tests.fuzz.target import Target
 
 _NAME = "tests.fuzz.three_ports"
-ROOT = Path(__file__).parent.parent.parent
 FILES_MAX = 1024
 PORT_NAMES = ("control", "relay", "tasks")
 _BELOW_THE_SYSTEMS_OWN = range(20_000, 32_000)
@@ -113,28 +113,22 @@ async def besieged_sidecar(random: Random, *, tls: bool = False, files_max: int 
             *(["--tls"] if tls else []),
         ]
         with (folder / "log").open("w") as log:
-            process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=log, cwd=ROOT)
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                told = await process.stdout.readline()
-            assert b"listening" in told, (folder / "log").read_text()
-            sidecar = BesiegedSidecar(process, folder, ports, tls=tls)
-            try:
-                yield sidecar
-            except BaseException as error:
-                error.add_note(f"the sidecar's log ends with: {(folder / 'log').read_text()[-2000:]}")
-                raise
-            assert sidecar.is_alive, (folder / "log").read_text()[-2000:]
-            assert not sidecar.errors(), sidecar.errors()[:5]
-            process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(PATIENCE_S):
-                assert await process.wait() == 0, "the sidecar did not end well"
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-            process._transport.close()  # type: ignore[attr-defined]
+            async with running_process(*command, stderr=log) as process:
+                assert process.stdout is not None
+                async with asyncio.timeout(PATIENCE_S):
+                    told = await process.stdout.readline()
+                assert b"listening" in told, (folder / "log").read_text()
+                sidecar = BesiegedSidecar(process, folder, ports, tls=tls)
+                try:
+                    yield sidecar
+                except BaseException as error:
+                    error.add_note(f"the sidecar's log ends with: {(folder / 'log').read_text()[-2000:]}")
+                    raise
+                assert sidecar.is_alive, (folder / "log").read_text()[-2000:]
+                assert not sidecar.errors(), sidecar.errors()[:5]
+                process.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(PATIENCE_S):
+                    assert await process.wait() == 0, "the sidecar did not end well"
 
 
 class Crowd:
@@ -153,23 +147,16 @@ class Crowd:
 @asynccontextmanager
 async def crowd_around(sidecar: BesiegedSidecar, per_s: float | None = None) -> AsyncIterator[Crowd]:
     """Let so many strangers come to each port in a second, or as many as possible, until the block is left."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.fuzz.crowd"), stdin=PIPE, stdout=PIPE, cwd=ROOT
-    )
-    assert process.stdin is not None
-    settings = {"ports": sidecar.ports, "tls": bool(sidecar.pin), "per_s": per_s}
-    process.stdin.write(json.dumps(settings).encode() + b"\n")
-    crowd = Crowd(process)
-    watching = asyncio.get_running_loop().create_task(crowd.watch())
-    try:
-        yield crowd
-        assert process.returncode is None, "the strangers have ended"
-    finally:
-        process.stdin.close()
-        async with asyncio.timeout(PATIENCE_S):
-            await process.wait()
-        watching.cancel()
-        process._transport.close()  # type: ignore[attr-defined]
+    async with running_process(sys.executable, "-m", "tests.fuzz.crowd") as process:
+        assert process.stdin is not None
+        settings = {"ports": sidecar.ports, "tls": bool(sidecar.pin), "per_s": per_s}
+        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        crowd = Crowd(process)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(crowd.watch())
+            yield crowd
+            assert process.returncode is None, "the strangers have ended"
+            process.stdin.close()
 
 
 async def attach_in_a_crowd(

@@ -512,6 +512,34 @@ async def test_hundreds_of_half_open_connections_do_not_keep_a_task_out() -> Non
         await running.handler.until(lambda: Opened(7, 1) in running.handler.messages)
 
 
+async def test_peers_of_another_version_that_do_not_leave_are_bounded_like_all_strangers() -> None:  # H62
+    # They received our version and were left to close their end, as many as there are connections at all.
+    async with a_running_server(replace(CONFIG, unauthenticated_max=5)) as running:
+        with capture_logs() as lines:
+            for _ in range(20):
+                stranger = await running.a_stranger()
+                stranger.writer.write(b"HDGT\x00\x63")
+                assert (await stranger.read_some())[:6] == b"HDGT" + PROTOCOL_VERSION.to_bytes(2, "big")
+                statistics = running.server.statistics
+                assert statistics.unauthenticated + statistics.closing <= 6
+        assert [line["event"] for line in lines] == ["connection refused"] * 20
+
+
+async def test_a_crowd_is_accepted_a_few_at_a_time() -> None:  # H62
+    # A thousand were, in one turn of the loop: honest peers were pushed out before their data was read. A process with
+    # the usual 1024 files had none left, which stopped the listening for a second and filled the log.
+    async with a_running_server() as running:
+        crowd = [socket.create_connection(running.server.address) for _ in range(200)]
+        steps, before = [], 0
+        while before < len(crowd):
+            await asyncio.sleep(0)
+            steps.append(running.server.statistics.accepted_total - before)
+            before = running.server.statistics.accepted_total
+        assert max(steps) <= 16
+        for sock in crowd:
+            sock.close()
+
+
 async def test_authenticated_but_silent_connections_are_bounded_too() -> None:  # H62
     async with a_running_server(replace(CONFIG, unauthenticated_max=3)) as running:
         running.handler.identify = False

@@ -474,6 +474,22 @@ def test_a_wake_up_is_not_lost_to_what_comes_with_it(reads: OwnReads, pair: Pair
     assert not reads.wait(0.001)
 
 
+@pytest.mark.usefixtures("eager")
+def test_the_next_socket_takes_the_place_of_the_last_one(reads: OwnReads, pair: Pair) -> None:  # H24
+    here, there = pair
+    reads.begin(here)
+    there.send(b"a")
+    assert reads.wait(None)
+    other, far = socket.socketpair()
+    with other, far:
+        reads.begin(other)
+        assert not reads.wait(0.001)  # although the last one has something to send
+        far.send(b"b")
+        assert reads.wait(None)
+    reads.begin(here)
+    assert reads.wait(None)
+
+
 def test_what_is_closed_can_be_closed_again_and_woken(reads: OwnReads) -> None:
     reads.close()
     reads.close()
