@@ -112,11 +112,26 @@ class Playbook:
     def last(self) -> LedgerEffect:
         return self.effects[-1]
 
+    @property
+    def refusal(self) -> str:
+        """The message of the last effect, which is a refusal."""
+        assert isinstance(self.last, RefuseRegistration)
+        return self.last.message
+
     def ready(self, task: int, subtask: int, *, number: int = 0, run: int = 1) -> list[str]:
         """Bring up a task in the simplest way: started, registered, opened."""
         return self.feed(start(task, subtask, number=number, stage=run), reg(task, subtask, number=number, run=run)) + (
             self.feed(OperatorOpened("words", task))
         )
+
+
+def a_running_barrier_stage() -> Playbook:
+    """Return a run of two subtasks, tasks 10 and 11, in a barrier stage."""
+    book = Playbook(parallelism=2)
+    book.feed(job(), stage(tasks=2, barrier=True))
+    book.ready(10, 0)
+    book.ready(11, 1)
+    return book
 
 
 def job(job_id: int = 0, stages: tuple[int, ...] = (1,)) -> JobStarted:

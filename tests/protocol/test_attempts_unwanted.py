@@ -6,18 +6,22 @@ from __future__ import annotations
 
 from protocol.facts import StageCompleted, TaskOutcome, TaskState
 from protocol.wire.messages import RestoreMode
-from tests.protocol.attempts_kit import Playbook, end, goodbye, job, job_end, opened, reg, stage, start, status
+from tests.protocol.attempts_kit import (
+    Playbook,
+    a_running_barrier_stage,
+    end,
+    goodbye,
+    job,
+    job_end,
+    opened,
+    reg,
+    stage,
+    start,
+    status,
+)
 
 OK = TaskOutcome.SUCCESS
 STREAMING = RestoreMode.STREAMING
-
-
-def a_running_barrier_stage() -> Playbook:
-    book = Playbook(parallelism=2)
-    book.feed(job(), stage(tasks=2, barrier=True))
-    book.ready(10, 0)
-    book.ready(11, 1)
-    return book
 
 
 def test_a_success_after_the_failure_of_its_barrier_stage_attempt_fails_the_job() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.attempts import OperatorReset, RunEnded, SubtaskFailed, SubtaskFinished, SubtaskReset
+from protocol.attempts import RunEnded, SubtaskFailed, SubtaskFinished, SubtaskReset
 from protocol.attempts.types import FailureKind, FailureReason
 from protocol.barrier_tracker import (
     AbortRequested,
@@ -16,16 +16,13 @@ from protocol.barrier_tracker import (
     CloseSubtask,
     CompletedCheckpoint,
     CoordinatorSnapshotFailed,
-    CoordinatorSnapshotTaken,
     DiscardCheckpoint,
     GatewayDrained,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
-    OperatorResetToCheckpoint,
     RaiseGlobalFailure,
     RefuseCheckpoint,
     ReportStale,
-    StoreCheckpoint,
     SubtaskAcknowledged,
     SubtaskClosed,
     SubtaskDeclined,
@@ -57,16 +54,6 @@ def test_an_attempt_that_fails_aborts_pending_checkpoints_before_it_is_reported(
     discard = [DiscardCheckpoint] if reached == "storing" else []
     assert kinds(effects) == [NotifyCheckpointAborted, *discard, SubtaskFailed]
     assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, -1)]
-
-
-def test_a_reset_aborts_what_is_pending_first() -> None:  # H16
-    dialogue = Dialogue().run(A, B).close(1, A)
-    assert kinds(dialogue.tell(SubtaskReset("words", 1))) == [NotifyCheckpointAborted, SubtaskResetToCheckpoint]
-    dialogue.close(2, A)
-    assert kinds(dialogue.tell(OperatorReset("words", "fail_job"))) == [
-        NotifyCheckpointAborted,
-        OperatorResetToCheckpoint,
-    ]
 
 
 def test_a_checkpoint_that_takes_too_long_is_aborted_and_names_who_was_late() -> None:  # H45, H48
@@ -106,42 +93,6 @@ def test_a_storage_failure_aborts_and_discards_what_was_written() -> None:  # H4
     assert dialogue.tracker.restore_id == -1
 
 
-def test_a_late_completion_of_an_aborted_checkpoint_changes_nothing() -> None:  # H44
-    dialogue = Dialogue(tolerated_failures=9).run(A, B).cut(1, A, B)
-    dialogue.acknowledge(1, A, B)
-    dialogue.tell(AbortRequested(1, "enough"))
-    late: list[TrackerInput] = [
-        CheckpointStored(1),
-        CheckpointStoreFailed(1, "?"),
-        CoordinatorSnapshotTaken(1, b"late"),
-        CoordinatorSnapshotFailed(1, "late"),
-        SubtaskClosed(A, 1),
-        GatewayDrained(A, 1),
-        SubtaskAcknowledged(A, 1, b"late"),
-        SubtaskDeclined(A, 1, "late"),
-        AbortRequested(1, "again"),
-    ]
-    for input in late:
-        assert kinds(dialogue.tell(input)) == [ReportStale]
-    assert dialogue.tracker.restore_id == -1
-
-
-def test_abort_is_by_id() -> None:  # H44, G4
-    dialogue = Dialogue().run(A, B)
-    dialogue.complete(1, A, B)
-    dialogue.close(2, A)
-    assert kinds(dialogue.tell(AbortRequested(1, "an old one"))) == [ReportStale]
-    assert dialogue.tracker.pending_ids == (2,)
-
-
-def test_an_acknowledgement_of_another_attempt_is_ignored() -> None:  # H44, G7
-    dialogue = Dialogue().run(A, B)
-    dialogue.tell(SubtaskFailed(A, FAILED), SubtaskReset("words", 0))
-    dialogue.run(A2).cut(1, A2, B)
-    assert kinds(dialogue.acknowledge(1, A)) == [ReportStale]
-    assert kinds(dialogue.acknowledge(1, A2, B)) == [StoreCheckpoint]
-
-
 def test_an_acknowledgement_before_its_barrier_aborts() -> None:
     # H40: whatever that snapshot holds, it is not a snapshot of the cut.
     dialogue = Dialogue(tolerated_failures=1).run(A, B).close(1, A, B)
@@ -175,17 +126,6 @@ def test_one_that_completes_ends_the_row_of_failures() -> None:
     assert kinds(dialogue.wait(10)) == [NotifyCheckpointAborted]
 
 
-def test_a_failed_attempt_does_not_count_as_a_failed_checkpoint() -> None:
-    # H45: it has its own failover, so it must not fail the job.
-    dialogue = Dialogue(tolerated_failures=0).run(A, B).close(1, A)
-    assert kinds(dialogue.tell(SubtaskFailed(A, FAILED))) == [NotifyCheckpointAborted, SubtaskFailed]
-
-
-def test_the_end_of_a_run_aborts_checkpoints_that_wait_for_its_subtasks() -> None:  # H57
-    dialogue = Dialogue().run(A, B).cut(1, A, B)
-    assert kinds(dialogue.tell(RunEnded("words", 7, False))) == [NotifyCheckpointAborted, RunEnded]
-
-
 def test_the_end_of_a_run_leaves_a_checkpoint_of_finished_subtasks_alone() -> None:  # H47, H57
     dialogue = Dialogue(1, mode=RestoreMode.BATCH).run(A).cut(1, A)
     dialogue.acknowledge(1, A)
@@ -195,18 +135,6 @@ def test_the_end_of_a_run_leaves_a_checkpoint_of_finished_subtasks_alone() -> No
 
 
 # --- one at a time ---------------------------------------------------------------------------------------
-
-
-def test_a_request_meanwhile_waits_and_a_second_one_is_refused() -> None:  # H43
-    dialogue = Dialogue().run(A, B).cut(1, A, B)
-    assert dialogue.tell(CheckpointTriggered(2)) == []
-    assert kinds(dialogue.tell(CheckpointTriggered(3))) == [RefuseCheckpoint]
-    dialogue.acknowledge(1, A, B)
-    assert dialogue.tell(CheckpointStored(1)) == [
-        NotifyCheckpointComplete(1),
-        CloseSubtask(A, 2),
-        CloseSubtask(B, 2),
-    ]
 
 
 def test_a_request_that_waits_can_be_withdrawn() -> None:  # H44

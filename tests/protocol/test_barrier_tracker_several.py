@@ -211,15 +211,6 @@ def test_failures_in_a_row_are_counted_over_all_of_them() -> None:
     assert kinds(dialogue.tell(OperatorReset("words", "x"))) == [OperatorResetToCheckpoint, SnapshotCoordinator]
 
 
-def test_a_reset_never_overtakes_a_completion() -> None:
-    # H18 (FLINK-20290): the lower one was announced; the higher one is durable, but was not announced.
-    dialogue = several().run(A, B).store(1, A, B).store(2, A, B)
-    assert dialogue.tell(CheckpointStored(1)) == [NotifyCheckpointComplete(1)]
-    dialogue.tell(SubtaskFailed(A, FAILED))
-    assert kinds(dialogue.tell(CheckpointStored(2))) == [ReportStale]
-    assert dialogue.tell(SubtaskReset("words", 0)) == [SubtaskResetToCheckpoint(0, 1)]
-
-
 def test_an_acknowledgement_of_another_attempt_settles_none_of_them() -> None:  # H44, G7
     dialogue = several().run(A, B)
     dialogue.tell(SubtaskFailed(A, FAILED), SubtaskReset("words", 0))

@@ -10,21 +10,9 @@ from protocol.subtask.machine import SubtaskMachine
 from protocol.wire import messages as m
 from tests.protocol.both_ends import World
 from tests.protocol.test_gateway import hear as hear_up
-from tests.protocol.test_gateway import sent as sent_down
 from tests.protocol.test_gateway_checkpoints import a_wide_gateway, cut
 from tests.protocol.test_subtask import hear, sent
 from tests.protocol.test_subtask_checkpoints import WIDE, a_closed_subtask
-
-
-def test_a_request_that_a_checkpoint_holds_is_in_its_snapshot_and_leaves_as_a_request() -> None:  # H31, H32
-    subtask = a_closed_subtask(5)
-    assert subtask.handle(s.RequestSubmitted(1, b"?"), 1.0) == []
-    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
-    assert sent(subtask.handle(s.SnapshotTaken(5, b""), 1.0)) == [
-        m.CheckpointAcknowledged(7, 3, 5, b"", (m.HeldEvent(2, b"?", is_request=True),), 0),
-        m.RequestMessage(7, 4, 1, b"?"),
-        m.Confirm(7, 2),
-    ]
 
 
 def test_a_request_that_has_left_counts_as_an_event_does() -> None:  # H32
@@ -34,18 +22,6 @@ def test_a_request_that_has_left_counts_as_an_event_does() -> None:  # H32
     hear(subtask, m.BarrierMessage(7, 2, 5, 0))
     effects = subtask.handle(s.SnapshotTaken(5, b""), 1.0)
     assert m.CheckpointAcknowledged(7, 4, 5, b"", (), 1) in sent(effects)
-
-
-def test_an_answer_given_behind_the_cut_waits_for_the_acknowledgement() -> None:
-    # H41: it comes after the checkpoint, like an event
-    gateway = a_wide_gateway()
-    hear_up(gateway, m.RequestMessage(7, 1, 4, b"?"))
-    cut(gateway, 5)
-    gateway.handle(g.BarrierRequested(5), 1.0)
-    assert gateway.handle(g.AnswerSubmitted(4, "", b"!"), 1.0) == []
-    assert gateway.statistics().held_events == 1
-    effects = hear_up(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 1))
-    assert sent_down(effects)[0] == m.AnswerMessage(7, 3, 4, "", b"!")
 
 
 def test_a_held_answer_of_an_attempt_that_is_over_is_dropped_with_it() -> None:  # H26

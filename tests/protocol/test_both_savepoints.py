@@ -7,35 +7,15 @@ from __future__ import annotations
 import pytest
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
-from protocol.gateway.types import BarrierRequested, CheckpointOutcome, CheckpointOver, CloseRequested
+from protocol.gateway.types import CheckpointOutcome, CheckpointOver, CloseRequested
 from protocol.subtask.types import OperatorFinished, SnapshotTaken
 from protocol.wire import messages as m
 from tests.protocol.snapshots import snapshot
-from tests.protocol.test_gateway import hear as hear_up
-from tests.protocol.test_gateway import sent as sent_down
-from tests.protocol.test_gateway_checkpoints import a_wide_gateway, cut, submit
+from tests.protocol.test_gateway_checkpoints import a_wide_gateway, cut
 from tests.protocol.test_subtask import a_subtask, hear, sent
 from tests.protocol.test_subtask_checkpoints import WIDE, a_closed_subtask, events, mailbox, send, take_snapshot
 
 SAVED = CheckpointOutcome.SAVEPOINT
-
-
-def test_the_subtask_is_told_that_a_savepoint_is_over() -> None:
-    gateway = a_wide_gateway()
-    cut(gateway, 5)
-    gateway.handle(BarrierRequested(5), 1.0)
-    hear_up(gateway, m.CheckpointAcknowledged(7, 1, 5, b"", (), 0))
-    assert sent_down(gateway.handle(CheckpointOver(5, SAVED), 1.0)) == [m.SavepointTaken(7, 3, 5), m.Confirm(7, 1)]
-    assert gateway.handle(CheckpointOver(5, SAVED), 1.0) == []
-
-
-def test_a_gateway_whose_subtask_never_acknowledged_opens_at_the_end_of_the_savepoint() -> None:
-    # G6: a finished subtask took part with its final state
-    gateway = a_wide_gateway()
-    cut(gateway, 5)
-    submit(gateway, 1)
-    effects = gateway.handle(CheckpointOver(5, SAVED), 1.0)
-    assert sent_down(effects) == [m.SavepointTaken(7, 2, 5), m.EventMessage(7, 3, b"1")]
 
 
 def test_savepoints_and_checkpoints_share_one_sequence_of_ids() -> None:  # H4
@@ -74,13 +54,6 @@ def test_a_valve_that_is_still_closed_opens_and_the_barrier_in_the_mailbox_means
     before = snapshot(subtask)
     assert subtask.handle(SnapshotTaken(5, b"late"), 1.0) == []
     assert snapshot(subtask) == before
-
-
-def test_an_unknown_savepoint_changes_nothing() -> None:  # H44
-    subtask = a_closed_subtask(5)
-    assert sent(hear(subtask, m.SavepointTaken(7, 2, 9))) == []
-    assert subtask.statistics().closed_for == (5,)
-    assert sent(hear(subtask, m.CloseForCheckpoint(7, 3, 6))) == [m.ClosedForCheckpoint(7, 3, 6), m.Confirm(7, 3)]
 
 
 def test_a_finished_subtask_takes_the_end_of_a_savepoint_calmly() -> None:  # H47

@@ -164,22 +164,23 @@ def test_a_closing_waits_behind_events_that_the_coordinator_may_not_hear_yet() -
     assert gateway.handle(g.ReadyAnnounced(), 1.0) == [g.DeliverEvent(1, b"restored"), g.ReportClosed(5)]
 
 
-def test_an_aborted_checkpoint_reopens_and_tells_the_subtask() -> None:  # H44, H45
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [
+        (g.CheckpointOutcome.ABORTED, m.CheckpointAborted),
+        (g.CheckpointOutcome.COMPLETED, m.CheckpointCompleted),
+        (g.CheckpointOutcome.SAVEPOINT, m.SavepointTaken),
+    ],
+)
+def test_the_end_of_a_checkpoint_is_told_once_and_reopens_a_gateway_whose_subtask_never_acknowledged(
+    outcome: g.CheckpointOutcome, told: type[m.CheckpointAborted | m.CheckpointCompleted | m.SavepointTaken]
+) -> None:
+    # H44, H45, H47, H49, G6: a finished subtask took part with its final state
     gateway = a_wide_gateway()
     cut(gateway, 5)
     submit(gateway, 1)
-    effects = gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0)
-    assert sent(effects) == [m.CheckpointAborted(7, 2, 5), m.EventMessage(7, 3, b"1")]
-    assert gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.ABORTED), 1.0) == []
-
-
-def test_a_completed_checkpoint_reopens_a_gateway_whose_subtask_never_acknowledged() -> None:
-    # H47, H49, G6: a finished subtask took part with its final state
-    gateway = a_wide_gateway()
-    cut(gateway, 5)
-    submit(gateway, 1)
-    effects = gateway.handle(g.CheckpointOver(5, g.CheckpointOutcome.COMPLETED), 1.0)
-    assert sent(effects) == [m.CheckpointCompleted(7, 2, 5), m.EventMessage(7, 3, b"1")]
+    assert sent(gateway.handle(g.CheckpointOver(5, outcome), 1.0)) == [told(7, 2, 5), m.EventMessage(7, 3, b"1")]
+    assert gateway.handle(g.CheckpointOver(5, outcome), 1.0) == []
 
 
 def test_unknown_checkpoints_change_nothing() -> None:  # H44, G5
@@ -296,32 +297,6 @@ def over(gateway: GatewayMachine, checkpoint_id: int) -> list[int]:
     effects = gateway.handle(g.CheckpointOver(checkpoint_id, g.CheckpointOutcome.ABORTED), 1.0)
     gateway.check_invariants()
     return ids(sent(effects))
-
-
-def test_when_the_lower_one_opens_first_only_its_events_leave() -> None:
-    # H43, R34
-    gateway = a_gateway_closed_twice()
-    assert over(gateway, 5) == [1, 2]
-    assert submit(gateway, 5) == []
-    assert over(gateway, 6) == [3, 4, 5]
-
-
-def test_when_the_higher_one_opens_first_its_events_wait_behind_those_of_the_lower() -> None:
-    # H43, R34
-    gateway = a_gateway_closed_twice()
-    assert over(gateway, 6) == []
-    assert submit(gateway, 5) == []
-    assert over(gateway, 5) == [1, 2, 3, 4, 5]
-
-
-def test_a_third_close_keeps_the_order_of_all() -> None:  # H43
-    gateway = a_gateway_closed_twice()
-    assert over(gateway, 6) == []
-    submit(gateway, 5)
-    cut(gateway, 7)
-    submit(gateway, 6)
-    assert over(gateway, 5) == [1, 2, 3, 4, 5]
-    assert over(gateway, 7) == [6]
 
 
 def test_the_drain_of_the_higher_waits_for_what_the_lower_holds() -> None:

@@ -26,7 +26,6 @@ from tests.protocol.test_gateway import a_gateway
 from tests.protocol.test_gateway_checkpoints import WIDE as WIDE_DOWN
 from tests.protocol.test_gateway_checkpoints import a_wide_gateway, cut, submit
 from tests.protocol.test_subtask import a_subtask
-from tests.protocol.test_subtask_checkpoints import WIDE as WIDE_UP
 from tests.protocol.test_subtask_checkpoints import a_closed_subtask, send
 
 COMPLETED, ABORTED = g.CheckpointOutcome.COMPLETED, g.CheckpointOutcome.ABORTED
@@ -53,13 +52,6 @@ def a_subtask_at_its_barrier() -> SubtaskMachine:
     subtask = a_closed_subtask(5)
     assert told(subtask, m.BarrierMessage(7, 2, 5, 0)) == []
     return subtask
-
-
-def test_a_close_is_confirmed_with_the_answer_that_it_brings() -> None:  # H22, H40
-    assert told(a_subtask(limits=WIDE_UP), m.CloseForCheckpoint(7, 1, 5)) == [
-        m.ClosedForCheckpoint(7, 2, 5),
-        m.Confirm(7, 1),
-    ]
 
 
 @pytest.mark.parametrize(
@@ -220,15 +212,6 @@ def test_the_answer_to_a_barrier_is_confirmed_with_the_end_of_its_checkpoint(
     gateway = a_gateway_at_its_barrier()
     assert heard(gateway, word) == []
     assert given(gateway, g.CheckpointOver(5, outcome)) == [ENDS[outcome](7, 3, 5), m.Confirm(7, 2)]
-
-
-def test_an_acknowledgement_that_lets_events_leave_is_confirmed_behind_them() -> None:  # H30, H41
-    gateway = a_gateway_at_its_barrier()
-    submit(gateway, 1)
-    assert heard(gateway, m.CheckpointAcknowledged(7, 2, 5, b"", (), 0)) == [
-        m.EventMessage(7, 3, b"1"),
-        m.Confirm(7, 2),
-    ]
 
 
 def test_what_was_confirmed_is_not_confirmed_a_second_time() -> None:  # H24, H30

@@ -69,13 +69,6 @@ def test_what_is_held_is_in_the_snapshot_in_order_and_leaves_behind_it() -> None
     assert send(subtask, b"d") == [b"d"]
 
 
-def test_the_snapshot_names_its_checkpoint_and_state() -> None:
-    subtask = a_closed_subtask(5)
-    hear(subtask, m.BarrierMessage(7, 2, 5, 0))
-    effects = subtask.handle(s.SnapshotTaken(5, b"state"), 1.0)
-    assert sent(effects) == [m.CheckpointAcknowledged(7, 3, 5, b"state", (), 0), m.Confirm(7, 2)]
-
-
 def test_a_snapshot_taken_without_a_connection_waits_for_one() -> None:  # H24
     subtask = a_closed_subtask(5)
     hear(subtask, m.BarrierMessage(7, 2, 5, 0))
@@ -150,9 +143,10 @@ def test_unknown_checkpoints_are_ignored() -> None:  # H44, G5
     send(subtask, b"a")
     assert sent(hear(subtask, m.CheckpointAborted(7, 2, 4))) == []
     assert sent(hear(subtask, m.CheckpointCompleted(7, 3, 9))) == []
+    assert sent(hear(subtask, m.SavepointTaken(7, 4, 9))) == []
     assert subtask.handle(s.SnapshotTaken(4, b""), 1.0) == []
     assert subtask.statistics().closed_for == (5,)
-    assert sent(hear(subtask, m.EventMessage(7, 4, b"e"))) == [m.Confirm(7, 4)]
+    assert sent(hear(subtask, m.EventMessage(7, 5, b"e"))) == [m.Confirm(7, 5)]
 
 
 def test_a_snapshot_cannot_come_before_its_barrier_nor_twice() -> None:  # H23
@@ -226,28 +220,3 @@ def test_a_finished_subtask_answers_that_it_is_closed() -> None:  # H47
     subtask = a_subtask(limits=WIDE)
     subtask.handle(s.OperatorFinished("", b"s"), 1.0)
     assert sent(hear(subtask, m.CloseForCheckpoint(7, 1, 5))) == [m.ClosedForCheckpoint(7, 3, 5), m.Confirm(7, 1)]
-
-
-# --- two at a time (H43) ----------------------------------------------------------------------------------
-
-
-def test_upward_an_event_leaves_only_when_no_checkpoint_is_closed() -> None:
-    # H43: it reaches the coordinator after its snapshot 6, so it must still be here for snapshot 6 (draft
-    # rule D9)
-    subtask = a_closed_subtask(5)
-    send(subtask, b"a")
-    hear(subtask, m.CloseForCheckpoint(7, 2, 6))
-    send(subtask, b"b")
-    hear(subtask, m.BarrierMessage(7, 3, 5, 0))
-    assert take_snapshot(subtask, 5) == ((b"a", b"b"), [])
-    hear(subtask, m.BarrierMessage(7, 4, 6, 0))
-    send(subtask, b"c")
-    assert take_snapshot(subtask, 6) == ((b"a", b"b", b"c"), [b"a", b"b", b"c"])
-
-
-@pytest.mark.parametrize("order", [(5, 6), (6, 5)])
-def test_each_abort_opens_its_own_only(order: tuple[int, int]) -> None:  # H43, H44, G4
-    subtask = a_closed_subtask(5, 6)
-    send(subtask, b"a")
-    assert events(hear(subtask, m.CheckpointAborted(7, 3, order[0]))) == []
-    assert events(hear(subtask, m.CheckpointAborted(7, 4, order[1]))) == [b"a"]
