@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors import Actor, ActorContext, ActorSystem, DeadLetter, Hook, Reply, Signal
+import anyio
+import pytest
+
+from actors import Actor, ActorContext, ActorRef, ActorSystem, DeadLetter, Hook, MailboxConfig, Reply, Signal
+from actors.testing import settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +120,52 @@ def collect_dead_letters(system: ActorSystem) -> list[DeadLetter]:
     letters: list[DeadLetter] = []
     system.dead_letters.subscribe(letters.append)
     return letters
+
+
+@dataclass
+class Busy:
+    """A counter whose handler waits for ``gate``, so that its messages stay in the mailbox."""
+
+    system: ActorSystem
+    counter: ActorRef[CounterMessage]
+    diary: Diary
+    gate: asyncio.Event
+
+
+@asynccontextmanager
+async def busy_counter(mailbox: MailboxConfig, *queued: CounterMessage, **options: Any) -> AsyncIterator[Busy]:
+    """Yield a busy counter with these messages in its mailbox. Its gate opens at the end, if not before."""
+    diary, gate = Diary(), asyncio.Event()
+    async with running_system(**options) as system:
+        counter = system.spawn(lambda: Counter(diary), mailbox=mailbox)
+        counter.tell(WaitFor(gate))
+        await settle()
+        for message in queued:
+            counter.tell(message)
+        yield Busy(system, counter, diary, gate)
+        gate.set()
+        await settle()
+
+
+@asynccontextmanager
+async def meanwhile(
+    coroutine: Coroutine[Any, Any, Any], raises: type[Exception] | None = None, match: str | None = None
+) -> AsyncIterator[list[Any]]:
+    """Await a coroutine in a separate task while the body runs, and wait for its end.
+
+    Its result, or the error that it must raise, is then in the list.
+    """
+    outcome: list[Any] = []
+
+    async def run() -> None:
+        if raises is None:
+            outcome.append(await coroutine)
+        else:
+            with pytest.raises(raises, match=match) as raised:
+                await coroutine
+            outcome.append(raised.value)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await settle()
+        yield outcome

@@ -27,22 +27,19 @@ from tests.actors.actors_under_test import (
     Counter,
     Diary,
     GetTotal,
-    WaitFor,
+    busy_counter,
     collect_dead_letters,
+    meanwhile,
     running_system,
 )
 
 
 async def test_waiting_senders_are_served_in_order() -> None:
-    diary, gate = Diary(), asyncio.Event()
-    async with running_system() as system:
-        counter = system.spawn(lambda: Counter(diary), mailbox=MailboxConfig(2))
-        counter.tell(WaitFor(gate))
-        await settle()
+    async with busy_counter(MailboxConfig(2)) as busy:
         accepted: list[int] = []
 
         async def send(n: int) -> None:
-            await counter.send(Add(n))
+            await busy.counter.send(Add(n))
             accepted.append(n)
 
         async with anyio.create_task_group() as tasks:
@@ -50,86 +47,43 @@ async def test_waiting_senders_are_served_in_order() -> None:
                 tasks.start_soon(send, n)
             await settle()
             assert accepted == [0, 1]
-            assert counter.statistics().waiting_senders == 3
-            gate.set()
+            assert busy.counter.statistics().waiting_senders == 3
+            busy.gate.set()
         assert accepted == [0, 1, 2, 3, 4]
-        await counter.ask(GetTotal, timeout_s=60.0)
-    assert diary.added == [0, 1, 2, 3, 4]
+        await busy.counter.ask(GetTotal, timeout_s=60.0)
+    assert busy.diary.added == [0, 1, 2, 3, 4]
 
 
 async def test_tell_does_not_overtake_a_waiting_sender() -> None:
-    gate = asyncio.Event()
-    async with running_system() as system:
-        counter = system.spawn(Counter, mailbox=MailboxConfig(1))
-        counter.tell(WaitFor(gate))
-        await settle()
-        counter.tell(Add(1))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(counter.send, Add(2))
-            await settle()
-            with pytest.raises(MailboxFull, match="full at 1"):
-                counter.tell(Add(3))
-            gate.set()
+    async with busy_counter(MailboxConfig(1), Add(1)) as busy, meanwhile(busy.counter.send(Add(2))):
+        with pytest.raises(MailboxFull, match="full at 1"):
+            busy.counter.tell(Add(3))
+        busy.gate.set()
 
 
 async def test_waiting_sender_fails_when_the_target_stops() -> None:
-    gate = asyncio.Event()
-    async with running_system() as system:
-        counter = system.spawn(Counter, mailbox=MailboxConfig(1))
-        counter.tell(WaitFor(gate))
-        await settle()
-        counter.tell(Add(1))
-        async with anyio.create_task_group() as tasks:
-
-            async def send() -> None:
-                with pytest.raises(ActorStopped):
-                    await counter.send(Add(2))
-
-            tasks.start_soon(send)
-            await settle()
-            tasks.start_soon(system.stop, counter)
-            await settle()
-            gate.set()
+    async with busy_counter(MailboxConfig(1), Add(1)) as busy:
+        async with meanwhile(busy.counter.send(Add(2)), ActorStopped), meanwhile(busy.system.stop(busy.counter)):
+            busy.gate.set()
 
 
 async def test_ask_without_room_times_out_and_withdraws_its_message() -> None:
-    diary, gate, clock = Diary(), asyncio.Event(), VirtualClock()
-    async with running_system(clock=clock) as system:
-        counter = system.spawn(lambda: Counter(diary), mailbox=MailboxConfig(1))
-        counter.tell(WaitFor(gate))
-        await settle()
-        counter.tell(Add(1))
-        async with anyio.create_task_group() as tasks:
-
-            async def ask() -> None:
-                with pytest.raises(AskTimeout):
-                    await counter.ask(GetTotal, timeout_s=1.0)
-
-            tasks.start_soon(ask)
-            await settle()
-            assert counter.statistics().waiting_senders == 1
+    clock = VirtualClock()
+    async with busy_counter(MailboxConfig(1), Add(1), clock=clock) as busy:
+        async with meanwhile(busy.counter.ask(GetTotal, timeout_s=1.0), AskTimeout):
+            assert busy.counter.statistics().waiting_senders == 1
             await clock.advance(1.0)
-        assert counter.statistics().waiting_senders == 0
-        gate.set()
+        assert busy.counter.statistics().waiting_senders == 0
+        busy.gate.set()
         await settle()
-        assert counter.statistics().accepted == 2
+        assert busy.counter.statistics().accepted == 2
 
 
 async def test_ask_that_waited_for_room_is_answered() -> None:
-    gate = asyncio.Event()
-    async with running_system() as system:
-        counter = system.spawn(Counter, mailbox=MailboxConfig(1))
-        counter.tell(WaitFor(gate))
-        await settle()
-        counter.tell(Add(7))
-        async with anyio.create_task_group() as tasks:
-
-            async def ask() -> None:
-                assert await counter.ask(GetTotal, timeout_s=60.0) == 7
-
-            tasks.start_soon(ask)
-            await settle()
-            gate.set()
+    async with busy_counter(MailboxConfig(1), Add(7)) as busy:
+        async with meanwhile(busy.counter.ask(GetTotal, timeout_s=60.0)) as answers:
+            busy.gate.set()
+        assert answers == [7]
 
 
 @pytest.mark.parametrize(
@@ -142,75 +96,45 @@ async def test_ask_that_waited_for_room_is_answered() -> None:
 async def test_full_mailbox_drops_what_its_policy_names(
     on_full: OnFull, handled: list[int], lost: list[tuple[int, DeadLetterReason]]
 ) -> None:
-    diary, gate = Diary(), asyncio.Event()
-    async with running_system() as system:
-        letters = collect_dead_letters(system)
-        counter = system.spawn(lambda: Counter(diary), mailbox=MailboxConfig(2, on_full))
-        counter.tell(WaitFor(gate))
-        await settle()
-        counter.tell(Add(0))
-        await counter.send(Add(1))
-        counter.tell(Add(2))
-        await counter.send(Add(3))
-        assert counter.statistics().dropped == 2
-        gate.set()
-        await settle()
-    assert diary.added == handled
+    async with busy_counter(MailboxConfig(2, on_full), Add(0)) as busy:
+        letters = collect_dead_letters(busy.system)
+        await busy.counter.send(Add(1))
+        busy.counter.tell(Add(2))
+        await busy.counter.send(Add(3))
+        assert busy.counter.statistics().dropped == 2
+    assert busy.diary.added == handled
     assert [(letter.message, letter.reason) for letter in letters] == [(Add(n), reason) for n, reason in lost]
 
 
 @pytest.mark.parametrize("on_full", [OnFull.DROP_NEWEST, OnFull.DROP_OLDEST, OnFull.REFUSE])
 async def test_ask_fails_immediately_when_its_message_is_dropped_or_refused(on_full: OnFull) -> None:
-    gate = asyncio.Event()
-    async with running_system(clock=VirtualClock()) as system:
-        counter = system.spawn(Counter, mailbox=MailboxConfig(1, on_full))
-        counter.tell(WaitFor(gate))
-        await settle()
-        if on_full is not OnFull.DROP_OLDEST:
-            counter.tell(Add(0))
-        async with anyio.create_task_group() as tasks:
-
-            async def ask() -> None:
-                with pytest.raises(MailboxFull):
-                    await counter.ask(GetTotal, timeout_s=1.0)
-
-            tasks.start_soon(ask)
-            await settle()
-            if on_full is OnFull.DROP_OLDEST:
-                counter.tell(Add(0))
-        gate.set()
+    drops_oldest = on_full is OnFull.DROP_OLDEST
+    queued = [] if drops_oldest else [Add(0)]
+    async with busy_counter(MailboxConfig(1, on_full), *queued, clock=VirtualClock()) as busy:
+        async with meanwhile(busy.counter.ask(GetTotal, timeout_s=1.0), MailboxFull):
+            if drops_oldest:
+                busy.counter.tell(Add(0))
 
 
 async def test_refuse_raises_for_tell_and_send() -> None:
-    gate = asyncio.Event()
-    async with running_system() as system:
-        counter = system.spawn(Counter, mailbox=MailboxConfig(1, OnFull.REFUSE))
-        counter.tell(WaitFor(gate))
-        await settle()
-        counter.tell(Add(0))
+    async with busy_counter(MailboxConfig(1, OnFull.REFUSE), Add(0)) as busy:
         with pytest.raises(MailboxFull):
-            counter.tell(Add(1))
+            busy.counter.tell(Add(1))
         with pytest.raises(MailboxFull):
-            await counter.send(Add(1))
-        assert counter.statistics().refused == 2
-        gate.set()
+            await busy.counter.send(Add(1))
+        assert busy.counter.statistics().refused == 2
 
 
 async def test_statistics_add_up() -> None:
-    gate = asyncio.Event()
-    async with running_system() as system:
-        counter = system.spawn(Counter, mailbox=MailboxConfig(10))
-        counter.tell(WaitFor(gate))
+    async with busy_counter(MailboxConfig(10), *map(Add, range(7))) as busy:
+        figures = busy.counter.statistics()
+        assert (figures.capacity, figures.queued, figures.high_water) == (10, 7, 7)
+        assert (figures.accepted, figures.handled) == (8, 1)
+        busy.gate.set()
         await settle()
-        for n in range(7):
-            counter.tell(Add(n))
-        busy = counter.statistics()
-        assert (busy.capacity, busy.queued, busy.high_water, busy.accepted, busy.handled) == (10, 7, 7, 8, 1)
-        gate.set()
-        await settle()
-        idle = counter.statistics()
+        idle = busy.counter.statistics()
         assert (idle.queued, idle.high_water, idle.accepted, idle.handled, idle.restarts) == (0, 7, 8, 8, 0)
-    assert counter.statistics().high_water == 7
+    assert busy.counter.statistics().high_water == 7
 
 
 async def test_unbounded_mailbox_accepts_everything() -> None:
@@ -227,37 +151,18 @@ def test_capacity_below_one_is_refused(capacity: int) -> None:
         MailboxConfig(capacity)
 
 
-async def test_cancelled_waiting_sender_withdraws_its_message() -> None:
-    diary, gate = Diary(), asyncio.Event()
-    async with running_system() as system:
-        counter = system.spawn(lambda: Counter(diary), mailbox=MailboxConfig(1))
-        counter.tell(WaitFor(gate))
-        await settle()
-        counter.tell(Add(0))
+@pytest.mark.parametrize("room_appears", [False, True])  # then the reader finds a sender that is not yet gone
+async def test_cancelled_waiting_sender_withdraws_its_message(room_appears: bool) -> None:
+    async with busy_counter(MailboxConfig(1), Add(0)) as busy:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(counter.send, Add(1))
+            tasks.start_soon(busy.counter.send, Add(1))
             await settle()
+            if room_appears:
+                busy.gate.set()
             tasks.cancel_scope.cancel()
-        gate.set()
-        await settle()
-        await counter.ask(GetTotal, timeout_s=60.0)
-    assert diary.added == [0]
-
-
-async def test_sender_cancelled_as_room_appears_withdraws_its_message() -> None:
-    diary, gate = Diary(), asyncio.Event()
-    async with running_system() as system:
-        counter = system.spawn(lambda: Counter(diary), mailbox=MailboxConfig(1))
-        counter.tell(WaitFor(gate))
-        await settle()
-        counter.tell(Add(0))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(counter.send, Add(1))
-            await settle()
-            gate.set()  # the reader runs first, and finds a sender that is cancelled but not yet gone
-            tasks.cancel_scope.cancel()
-        assert await counter.ask(GetTotal, timeout_s=60.0) == 0
-    assert diary.added == [0]
+        busy.gate.set()
+        assert await busy.counter.ask(GetTotal, timeout_s=60.0) == 0
+    assert busy.diary.added == [0]
 
 
 @pytest.mark.parametrize("seed", range(40))

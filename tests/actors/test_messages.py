@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from dataclasses import dataclass
 
@@ -37,8 +36,9 @@ from tests.actors.actors_under_test import (
     Explode,
     GetTotal,
     Ignore,
-    WaitFor,
+    busy_counter,
     collect_dead_letters,
+    meanwhile,
     running_system,
 )
 
@@ -87,16 +87,7 @@ async def test_handler_can_ask_another_actor() -> None:
 async def test_ask_without_an_answer_times_out() -> None:
     async with deterministic_system() as kit:
         counter = kit.system.spawn(Counter, name="counter")
-        errors: list[Exception] = []
-
-        async def ask() -> None:
-            try:
-                await counter.ask(Ignore, timeout_s=2.0)
-            except AskTimeout as error:
-                errors.append(error)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask)
+        async with meanwhile(counter.ask(Ignore, timeout_s=2.0), AskTimeout) as errors:
             await kit.advance(1.999)
             assert errors == []
             await kit.advance(0.001)
@@ -106,33 +97,15 @@ async def test_ask_without_an_answer_times_out() -> None:
 async def test_ask_fails_immediately_when_the_target_stops() -> None:
     async with running_system(clock=VirtualClock()) as system:  # no deadline can pass, because the clock stands still
         counter = system.spawn(Counter)
-        async with anyio.create_task_group() as tasks:
-
-            async def ask() -> None:
-                with pytest.raises(ActorStopped):
-                    await counter.ask(Ignore, timeout_s=1.0)
-
-            tasks.start_soon(ask)
-            await settle()
+        async with meanwhile(counter.ask(Ignore, timeout_s=1.0), ActorStopped):
             await system.stop(counter)
 
 
 async def test_queued_ask_fails_when_the_target_stops() -> None:
-    async with running_system(clock=VirtualClock()) as system:
-        gate = asyncio.Event()
-        counter = system.spawn(Counter)
-        counter.tell(WaitFor(gate))
-        async with anyio.create_task_group() as tasks:
-
-            async def ask() -> None:
-                with pytest.raises(ActorStopped):
-                    await counter.ask(GetTotal, timeout_s=1.0)
-
-            tasks.start_soon(ask)
-            await settle()
-            tasks.start_soon(system.stop, counter)
-            await settle()
-            gate.set()
+    async with busy_counter(MailboxConfig(), clock=VirtualClock()) as busy:
+        stop = busy.system.stop(busy.counter)
+        async with meanwhile(busy.counter.ask(GetTotal, timeout_s=1.0), ActorStopped), meanwhile(stop):
+            busy.gate.set()
 
 
 async def test_ask_of_a_stopped_actor_fails_immediately() -> None:
@@ -148,16 +121,9 @@ async def test_ask_of_a_stopped_actor_fails_immediately() -> None:
 async def test_ask_fails_when_the_target_restarts_before_answering() -> None:
     async with running_system(clock=VirtualClock()) as system:
         counter = system.spawn(Counter, supervision=Supervision(Directive.RESTART))
-        async with anyio.create_task_group() as tasks:
-
-            async def ask() -> None:
-                with pytest.raises(ActorStopped, match="restarted") as raised:
-                    await counter.ask(Ignore, timeout_s=1.0)
-                assert isinstance(raised.value.__cause__, KeyError)
-
-            tasks.start_soon(ask)
-            await settle()
+        async with meanwhile(counter.ask(Ignore, timeout_s=1.0), ActorStopped, "restarted") as errors:
             counter.tell(Explode(KeyError("boom")))
+        assert isinstance(errors[0].__cause__, KeyError)
 
 
 async def test_queued_ask_survives_a_restart() -> None:
@@ -256,16 +222,11 @@ async def test_messages_from_a_thread_arrive_in_order() -> None:
 
 
 async def test_message_from_a_thread_to_a_full_mailbox_is_a_dead_letter() -> None:
-    async with running_system() as system:
-        letters = collect_dead_letters(system)
-        gate = asyncio.Event()
-        counter = system.spawn(Counter, mailbox=MailboxConfig(1, OnFull.REFUSE))
-        counter.tell(WaitFor(gate))
+    async with busy_counter(MailboxConfig(1, OnFull.REFUSE)) as busy:
+        letters = collect_dead_letters(busy.system)
+        for n in (1, 2):
+            await anyio.to_thread.run_sync(busy.counter.tell_threadsafe, Add(n))
         await settle()
-        await anyio.to_thread.run_sync(counter.tell_threadsafe, Add(1))
-        await anyio.to_thread.run_sync(counter.tell_threadsafe, Add(2))
-        await settle()
-        gate.set()
     assert next((letter.message, letter.reason) for letter in letters) == (Add(2), DeadLetterReason.REFUSED)
 
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +36,7 @@ from tests.actors.actors_under_test import (
     Diary,
     Explode,
     GetTotal,
-    WaitFor,
+    busy_counter,
     running_system,
 )
 
@@ -187,17 +186,13 @@ async def test_dump_says_who_waits_for_whom_and_names_a_deadlock() -> None:
 
 
 async def test_dump_shows_senders_that_wait_for_room() -> None:
-    gate = asyncio.Event()
-    async with running_system(clock=VirtualClock()) as system:
-        counter = system.spawn(Counter, name="counter", mailbox=MailboxConfig(1))
-        counter.tell(WaitFor(gate))
-        await settle()
-        counter.tell(Add(1))
+    async with busy_counter(MailboxConfig(1), Add(1), clock=VirtualClock()) as busy:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(counter.send, Add(2), name="sender")
+            tasks.start_soon(busy.counter.send, Add(2), name="sender")
             await settle()
-            assert system.dump_waits() == "task sender waits for room in counter: Add, 0.000 s"
-            gate.set()
+            name = busy.counter.name
+            assert busy.system.dump_waits() == f"task sender waits for room in {name}: Add, 0.000 s"
+            busy.gate.set()
 
 
 class Talker(Actor[Reply[None]]):

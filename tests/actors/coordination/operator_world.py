@@ -61,7 +61,7 @@ from tests.actors.coordination.executor import MemoryConnection, Task
 
 T = TypeVar("T")
 
-__all__ = ["Answer", "Call", "Method", "RecordingCoordinator", "World", "running_operator", "the_turn_of"]
+__all__ = ["Answer", "Call", "Method", "RecordingCoordinator", "World", "raising", "running_operator", "the_turn_of"]
 
 
 class Answer(PublicAnswer[Any]):
@@ -278,6 +278,13 @@ def the_turn_of(*names: str) -> Schedule:
         return ranks.index(min(ranks))
 
     return choose
+
+
+def raising(error: BaseException) -> Method:
+    async def method(*args: Any) -> None:
+        raise error
+
+    return method
 
 
 @asynccontextmanager

@@ -19,7 +19,9 @@ from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.coordination.store import CoordinatorStore
 from actors.testing import DeterministicKit, deterministic_system
 from protocol.wire.messages import RestoreMode
-from tests.actors.coordination.operator_world import Call, Method, RecordingCoordinator
+from tests.actors.coordination.operator_world import Call, Method, RecordingCoordinator, raising
+
+__all__ = ["Bench", "bench", "doing_in", "raising", "waiting_for"]
 
 T = TypeVar("T")
 
@@ -195,12 +197,5 @@ def doing_in(number: int, **methods: Method) -> MethodsOf:
 def waiting_for(gate: anyio.Event) -> Method:
     async def method(*args: Any) -> None:
         await gate.wait()
-
-    return method
-
-
-def raising(error: BaseException) -> Method:
-    async def method(*args: Any) -> None:
-        raise error
 
     return method

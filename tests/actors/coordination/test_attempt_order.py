@@ -13,6 +13,7 @@ from actors.coordination import Confirmation
 from protocol.attempts import FailureKind
 from protocol.errors import AttemptOver
 from protocol.wire.messages import RestoreMode
+from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, the_turn_of
 
 
@@ -76,35 +77,18 @@ async def test_a_gateway_never_reaches_a_later_attempt() -> None:  # H20
         assert world.coordinator.gateways[0].attempt == new.attempt
 
 
-async def test_an_event_of_an_attempt_that_is_over_is_dropped_and_counted() -> None:  # H3
-    async with running_operator(schedule=the_turn_of("operator")) as world:
-        (task,) = await world.running(0)
-        task.send("from the dead")  # waits at the gateway while the tracker announces the failure
-        world.fail(task)
-        await world.settle()
-        assert world.coordinator.events == []
-        assert world.statistics.messages_dropped == 1
-        assert ("subtask_failed", 0, 0, FailureKind.FAILED) in world.coordinator.calls
-
-
-async def test_an_event_that_comes_after_its_attempt_has_finished_is_dropped() -> None:  # H3
-    async with running_operator(schedule=the_turn_of("operator")) as world:
-        (task,) = await world.running(0)
-        task.send("too late")
-        world.finish(task)
-        await world.settle()
-        assert world.coordinator.events == []
-        assert world.statistics.messages_dropped == 1
-
-
-@pytest.mark.parametrize("ending", [World.reset, World.end_run])
-async def test_an_event_that_comes_after_a_reset_or_the_end_of_the_run_is_dropped(  # H3, H15, H57
-    ending: Callable[[World], None],
+@pytest.mark.parametrize(
+    "ending",
+    [World.fail, World.finish, lambda world, task: world.reset(), lambda world, task: world.end_run()],
+    ids=["failed", "finished", "reset", "end of the run"],
+)
+async def test_an_event_that_comes_after_the_end_of_its_attempt_is_dropped_and_counted(  # H3, H15, H57
+    ending: Callable[[World, Task], None],
 ) -> None:
     async with running_operator(schedule=the_turn_of("operator")) as world:
         (task,) = await world.running(0)
-        task.send("too late")
-        ending(world)
+        task.send("too late")  # waits at the gateway while the tracker announces the end
+        ending(world, task)
         await world.settle()
         assert world.coordinator.events == []
         assert world.statistics.messages_dropped == 1

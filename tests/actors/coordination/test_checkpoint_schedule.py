@@ -11,8 +11,7 @@ import pytest
 
 from actors.coordination import CheckpointFailed
 from actors.coordination.messages import Settled
-from protocol.attempts import GlobalFailureRaised
-from protocol.wire.messages import RestoreMode, SubtaskState
+from protocol.wire.messages import SubtaskState
 from tests.actors.coordination.executor import Task
 from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
 
@@ -50,28 +49,6 @@ async def test_one_is_due_at_each_interval_while_an_attempt_runs() -> None:
         assert stored_ids(world) == [1, 2, 3]
 
 
-async def test_none_is_due_before_the_pause_after_the_last_one_is_over() -> None:
-    async with running_operator(interval_s=1.0, min_pause_s=5.0) as world:
-        await world.running(0)
-        await world.advance(1.1)
-        assert stored_ids(world) == [1]
-        await world.advance(4.8)
-        assert stored_ids(world) == [1]
-        await world.advance(0.2)
-        assert stored_ids(world) == [1, 2]
-
-
-async def test_what_is_due_while_one_is_pending_is_late_and_not_doubled() -> None:  # H43
-    async with running_operator(interval_s=1.0) as world:
-        (task,) = await world.running(0)
-        task.busy = True
-        await world.advance(5.5)
-        assert world.next_id == 2
-        task.busy = False
-        await world.settle()
-        assert stored_ids(world) == [1, 2]
-
-
 async def test_one_that_takes_too_long_fails_by_itself_and_the_next_one_comes() -> None:  # H45, H48
     async with running_operator(interval_s=20.0, checkpoint_timeout_s=10.0) as world:
         (task,) = await world.running(0)
@@ -83,20 +60,6 @@ async def test_one_that_takes_too_long_fails_by_itself_and_the_next_one_comes() 
         task.busy = False
         await world.advance(10.0)
         assert stored_ids(world) == [2]
-
-
-async def test_failures_are_counted_in_a_row_and_a_completed_one_ends_the_row() -> None:  # H45
-    async with running_operator(interval_s=1.0, tolerated_failures=1) as world:
-        (task,) = await world.running(0)
-        for declines in ("disk full", "", "disk full"):
-            task.declines = declines
-            await world.advance(1.0)
-        assert not world.reported(GlobalFailureRaised)
-        await world.advance(1.0)
-        (failure,) = world.reported(GlobalFailureRaised)
-        assert "2 checkpoints in a row failed" in failure.cause
-        await world.advance(10.0)
-        assert world.next_id == 5, "none is due before the reset"
 
 
 async def test_the_schedule_tries_again_without_a_failure_if_no_checkpoint_id_is_available() -> None:  # H4, H48
@@ -140,17 +103,6 @@ async def test_a_run_that_ended_well_is_committed_by_a_final_checkpoint() -> Non
         world.reset("a new run")
         await world.settle()
         assert world.coordinator.calls[-1] == ("reset_to_checkpoint", 1, b"state")  # H55
-
-
-@pytest.mark.parametrize(("mode", "succeeded"), [(RestoreMode.BATCH, True), (RestoreMode.STREAMING, False)])
-async def test_there_is_none_where_spark_owns_the_output_or_the_run_failed(  # H55
-    mode: RestoreMode, succeeded: bool
-) -> None:
-    async with running_operator(mode=mode) as world:
-        await world.running(0)
-        world.end_run(succeeded, "over")
-        await world.advance(100.0)
-        assert world.coordinator.calls[-1] == ("run_ended", 1, succeeded, "over")
 
 
 async def test_an_operator_without_a_run_is_settled_at_once() -> None:

@@ -7,11 +7,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from protocol.attempts import AttemptCondemned
 from protocol.barrier_tracker import CompletedCheckpoint
-from protocol.wire.codec import decode_event, encode_event
+from protocol.wire.codec import decode_event
 from protocol.wire.messages import SubtaskState
 from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
 
@@ -70,63 +68,6 @@ async def test_all_subtasks_close_before_the_coordinator_takes_its_snapshot() ->
         slow.unresponsive = False
         await world.settle()
         assert world.coordinator.calls_of("checkpoint_coordinator")
-
-
-@pytest.mark.parametrize("seed", range(20))
-async def test_an_event_is_in_the_checkpoint_on_both_sides_or_on_neither(seed: int) -> None:  # the invariant, H40
-    """Both sides send all the time; the states record what each has sent and received."""
-    sent_down: dict[int, list[int]] = {0: [], 1: []}
-
-    async def send_one_down(subtask: int, attempt: int, event: Any) -> None:
-        number = len(sent_down[subtask])
-        sent_down[subtask].append(number)
-        coordinator.gateways[subtask].send_event_nowait(number)
-
-    async def snapshot(checkpoint_id: int) -> bytes:
-        received: dict[int, list[Any]] = {0: [], 1: []}
-        for _, subtask, _, event in coordinator.calls_of("handle_event_from_operator"):
-            received[subtask].append(event)
-        return encode_event([received, {subtask: list(sent) for subtask, sent in sent_down.items()}])
-
-    coordinator = RecordingCoordinator(handle_event_from_operator=send_one_down, checkpoint_coordinator=snapshot)
-    async with running_operator(coordinator, seed=seed) as world:
-        tasks = await world.running(0, 1)
-        sent_up: dict[int, list[int]] = {0: [], 1: []}
-
-        async def traffic(steps: int) -> None:
-            for number in range(steps):
-                for task in tasks:
-                    subtask = task.attempt.subtask
-                    sent_up[subtask].append(len(sent_up[subtask]))
-                    task.send(sent_up[subtask][-1])
-                    if (number + subtask + seed) % 3 == 0:
-                        task.read()
-                for _ in range((seed + number) % 7):
-                    await world.kit.step()
-
-        await traffic(5)
-        answers = [world.begin_checkpoint()]
-        await traffic(10)
-        await world.settle()
-        answers.append(world.begin_checkpoint())
-        await traffic(5)
-        await world.settle()
-        assert [answer.values for answer in answers] == [[1], [2]]
-        for checkpoint in world.stored:
-            received, sent = decode_event(checkpoint.coordinator_state)
-            for subtask in (0, 1):
-                handled, held = decoded(checkpoint, subtask)
-                assert handled == sent[subtask], "down: sent before the cut, and handled before the barrier"
-                ups = received[subtask] + held
-                assert ups == sent_up[subtask][: len(ups)], "up: received, or held in the snapshot, in order"
-        for task in tasks:  # nothing was lost or doubled on the way
-            subtask = task.attempt.subtask
-            assert task.events == sent_down[subtask]
-        ups_of_all = {0: [], 1: []} | {
-            subtask: [call[3] for call in coordinator.calls_of("handle_event_from_operator") if call[1] == subtask]
-            for subtask in (0, 1)
-        }
-        assert ups_of_all == sent_up
 
 
 async def test_events_of_a_closed_subtask_are_in_its_snapshot_and_arrive_once_after_it() -> None:  # H31
@@ -211,39 +152,6 @@ async def test_a_subtask_that_has_acknowledged_talks_at_once_although_others_hav
         assert world.statistics.events_held == 2
 
 
-async def test_what_is_sent_inside_the_snapshot_is_before_the_cut() -> None:  # H40, H41
-    async def send_and_return(checkpoint_id: int) -> bytes:
-        await coordinator.gateways[0].send_event("inside")
-        return b""
-
-    async def send_after(checkpoint_id: int) -> None:
-        await coordinator.gateways[0].send_event("after")
-
-    coordinator = RecordingCoordinator(checkpoint_coordinator=send_and_return, notify_checkpoint_complete=send_after)
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
-        await coordinator.gateways[0].send_event("before")
-        await world.checkpoint()
-        assert task.handled == ["before", "inside", ("snapshot", 1), ("completed", 1), "after"]
-
-
-async def test_the_barrier_waits_for_every_event_of_before_the_cut() -> None:  # H42
-    async def send_and_return(checkpoint_id: int) -> bytes:
-        task.silent = True  # from here on its confirmations do not arrive
-        await coordinator.gateways[0].send_event("inside")
-        return b""
-
-    coordinator = RecordingCoordinator(checkpoint_coordinator=send_and_return)
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
-        answer = await world.checkpoint()
-        assert task.handled == ["inside"]
-        task.speak()
-        await world.settle()
-        assert task.handled == ["inside", ("snapshot", 1), ("completed", 1)]
-        assert answer.values == [1]
-
-
 async def test_an_event_of_before_the_cut_that_is_not_confirmed_fails_the_checkpoint() -> None:  # H42, H25
     async def send_and_return(checkpoint_id: int) -> bytes:
         task.unresponsive = True
@@ -260,18 +168,6 @@ async def test_an_event_of_before_the_cut_that_is_not_confirmed_fails_the_checkp
         await world.settle()
         assert answer.reason().startswith("checkpoint 1: words[0]#0")
         assert other.handled == [("aborted", 1)]
-
-
-async def test_a_loss_tolerant_event_keeps_no_checkpoint_waiting() -> None:  # H28
-    async with running_operator() as world:
-        (task,) = await world.running(0)
-        task.silent = True
-        await world.coordinator.gateways[0].send_event("a hint", loss_tolerant=True)
-        await world.settle()
-        answer = world.begin_checkpoint()
-        task.speak()  # the confirmation arrives, but the checkpoint does not need it
-        await world.settle()
-        assert answer.values == [1]
 
 
 async def test_an_attempt_that_becomes_ready_while_others_close_is_announced_after_the_snapshot() -> None:  # H40

@@ -97,18 +97,6 @@ async def test_a_later_completion_ends_the_doubt_and_the_tries() -> None:  # H64
         assert len(world.discarded) == tries
 
 
-async def test_a_reset_leaves_checkpoints_in_doubt() -> None:  # H64, H16
-    async with running_operator() as world:
-        await leave_one_in_doubt(world)
-        world.reset()
-        await world.settle()
-        assert world.coordinator.calls[-1] == ("reset_to_checkpoint", -1, None)
-        assert world.coordinator.context.checkpoints_in_doubt == {1}
-        world.on_discard = None
-        await world.advance(10.0)
-        assert world.coordinator.calls_of("notify_checkpoint_discarded") == [("notify_checkpoint_discarded", 1)]
-
-
 async def test_a_new_coordinator_finds_the_checkpoints_in_doubt() -> None:  # H64, R101
     made: list[RecordingCoordinator] = []
 

@@ -8,7 +8,7 @@ import asyncio
 from typing import Any
 
 from protocol.barrier_tracker import AbortRequested
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import World, running_operator
 
 
 class Disk:
@@ -82,25 +82,3 @@ async def test_giving_one_up_leaves_the_write_of_the_other_alone() -> None:  # H
         await world.settle()
         assert first.values == [1]
         assert [checkpoint.checkpoint_id for checkpoint in world.stored] == [1]
-
-
-async def test_an_event_waits_for_the_lower_one_too() -> None:  # H43, down: N and all lower ones are open
-    async def snapshot(checkpoint_id: int) -> bytes:
-        if checkpoint_id == 2:
-            coordinator.gateways[0].send_event_nowait("between the cuts")
-        return b""
-
-    coordinator = RecordingCoordinator(checkpoint_coordinator=snapshot)
-    async with running_operator(coordinator, concurrent_max=2) as world:
-        (task,) = await world.running(0)
-        task.busy = True
-        answers = [world.begin_checkpoint(), world.begin_checkpoint()]
-        await world.settle()
-        coordinator.gateways[0].send_event_nowait("after both")
-        task.busy = False
-        await world.settle()
-        order = [
-            task.handled.index(what) for what in (("snapshot", 1), "between the cuts", ("snapshot", 2), "after both")
-        ]
-        assert order == sorted(order)
-        assert [answer.values for answer in answers] == [[1], [2]]

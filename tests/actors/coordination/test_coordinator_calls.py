@@ -14,15 +14,7 @@ from actors.coordination import CoordinatorContext
 from actors.coordination.messages import StartOperator
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.wire.messages import RestoreMode
-from tests.actors.coordination.operator_world import Method, RecordingCoordinator, World, running_operator
-
-
-def raising(error: Exception) -> Method:
-    async def method(*args: Any) -> None:
-        raise error
-
-    return method
-
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, raising, running_operator
 
 # --- H5 -----------------------------------------------------------------------------------------------------------
 
@@ -217,17 +209,6 @@ async def test_the_first_cause_stays_until_the_reset() -> None:  # H7, H8
         await world.settle()
         assert [str(failure) for failure in world.failures] == ["first", "first"]
         assert len(world.reported(GlobalFailureRaised)) == 2
-
-
-async def test_fail_job_latches_until_the_reset() -> None:  # H8
-    async with running_operator() as world:
-        world.coordinator.context.fail_job("once")
-        world.coordinator.context.fail_job(ValueError("twice"))
-        assert [report.cause for report in world.reported(GlobalFailureRaised)] == ["fail_job: RuntimeError: once"]
-        world.reset()
-        await world.settle()
-        world.coordinator.context.fail_job(ValueError("again"))
-        assert world.reported(GlobalFailureRaised)[-1].cause == "fail_job: ValueError: again"
 
 
 async def test_too_many_failed_checkpoints_are_a_global_failure_whose_cause_is_known() -> None:  # H45

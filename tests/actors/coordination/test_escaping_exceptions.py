@@ -16,7 +16,7 @@ from actors.coordination import CoordinatorContext, OperatorCoordinator, Recreat
 from actors.coordination.messages import StartOperator
 from protocol.attempts import GlobalFailureRaised
 from protocol.ids import ExecutionAttempt
-from tests.actors.coordination.operator_world import Method, RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, raising, running_operator
 from tests.actors.coordination.test_coordinator_calls import METHODS, provoke
 
 
@@ -36,13 +36,6 @@ ESCAPES: list[BaseException] = [
 ]
 
 escapes = pytest.mark.parametrize("error", ESCAPES, ids=[type(error).__name__ for error in ESCAPES])
-
-
-def raising(error: BaseException) -> Method:
-    async def method(*args: Any) -> None:
-        raise error
-
-    return method
 
 
 def expect_failure(world: World, error: BaseException, method: str) -> None:

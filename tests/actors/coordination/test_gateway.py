@@ -165,39 +165,6 @@ async def test_a_condemned_attempt_is_told_at_once_and_does_not_wait_for_its_goo
         assert task.ended, "nobody has told the task"
 
 
-async def test_an_attempt_that_is_over_already_is_not_condemned() -> None:  # H25
-    async with running_operator(confirm_timeout_s=3.0) as world:
-        (task,) = await world.running(0)
-        task.unresponsive = True
-        await world.coordinator.gateways[0].send_event("nobody listens")
-        world.fail(task)
-        await world.advance(10.0)
-        assert not world.reports
-
-
-async def test_the_deadline_moves_on_with_each_confirmation() -> None:  # H25
-    async with running_operator(confirm_timeout_s=3.0) as world:
-        await world.running(0)
-        for number in range(5):
-            await world.coordinator.gateways[0].send_event(number)
-            await world.advance(2.0)
-        assert not world.reports
-
-
-async def test_a_loss_tolerant_event_fails_no_attempt() -> None:  # H28
-    async with running_operator(confirm_timeout_s=3.0) as world:
-        (task,) = await world.running(0)
-        task.unresponsive = True
-        hint = await world.coordinator.gateways[0].send_event("a hint", loss_tolerant=True)
-        also = world.coordinator.gateways[0].send_event_nowait("another", loss_tolerant=True)
-        await world.advance(100.0)
-        assert not world.reports
-        task.unresponsive = False
-        await world.settle()
-        assert task.events == ["a hint", "another"]
-        assert [type(confirmation.error()) for confirmation in (hint, also)] == [ConfirmationTimeout] * 2
-
-
 async def test_who_awaits_a_loss_tolerant_event_waits_no_longer_than_for_any_other() -> None:  # H72
     outcomes: list[BaseException | None] = []
 

@@ -40,22 +40,6 @@ async def test_a_broken_connection_loses_and_doubles_nothing() -> None:  # H24, 
         assert not world.reports
 
 
-async def test_a_confirmation_that_is_lost_with_its_connection_is_made_good() -> None:  # H24, H22
-    async with running_operator() as world:
-        (task,) = await world.running(0)
-        task.silent = True
-        confirmation = await world.coordinator.gateways[0].send_event("once")
-        await world.settle()
-        assert task.events == ["once"]
-        assert not confirmation.done()
-        task.lose_connection()
-        task.silent = False
-        task.reconnect(world.connection())
-        await world.settle()
-        assert confirmation.confirmed()
-        assert task.events == ["once"]
-
-
 async def test_an_attempt_that_does_not_come_back_in_time_is_reported() -> None:  # H24
     async with running_operator(reconnect_timeout_s=5.0) as world:
         (task,) = await world.running(0)
@@ -68,21 +52,6 @@ async def test_an_attempt_that_does_not_come_back_in_time_is_reported() -> None:
         await world.advance(0.2)
         assert world.reports == [ConnectionExpired("words", task.attempt.task_attempt_id)]
         assert isinstance(confirmation.error(), AttemptOver)
-
-
-async def test_the_confirm_clock_stands_still_while_the_connection_is_down() -> None:  # H24, H25
-    async with running_operator(confirm_timeout_s=3.0, reconnect_timeout_s=60.0) as world:
-        (task,) = await world.running(0)
-        task.unresponsive = True
-        confirmation = await world.coordinator.gateways[0].send_event("patience")
-        await world.advance(2.0)
-        task.lose_connection()
-        await world.advance(30.0)
-        task.unresponsive = False
-        task.reconnect(world.connection())
-        await world.settle()
-        assert confirmation.confirmed()
-        assert not world.reports
 
 
 async def test_a_second_connection_replaces_the_first() -> None:  # H24

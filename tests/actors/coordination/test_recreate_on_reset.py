@@ -99,20 +99,6 @@ async def test_an_event_of_the_new_coordinator_arrives_and_one_of_the_old_does_n
         assert task.events == []
 
 
-async def test_fail_job_of_the_old_coordinator_does_not_reach_the_ledger() -> None:  # S88, G16
-    async with running() as (world, coordinators):
-        await world.running(0)
-        world.reset()
-        await world.settle()
-        coordinators[0].context.fail_job("the old one")
-        await world.settle()
-        assert world.reported(GlobalFailureRaised) == []
-        coordinators[1].context.fail_job("the new one")
-        await world.settle()
-        (report,) = world.reported(GlobalFailureRaised)
-        assert "the new one" in report.cause
-
-
 async def test_a_coordinator_that_cannot_begin_is_one_global_failure_until_the_next_reset() -> None:  # H7
     cause = ValueError("no such topic")
     async with running(lambda number: {"start": raising(cause)} if number == 2 else {}) as (world, coordinators):
@@ -125,33 +111,6 @@ async def test_a_coordinator_that_cannot_begin_is_one_global_failure_until_the_n
         await world.running(0)
         assert len(world.reported(GlobalFailureRaised)) == 1
         assert [call[0] for call in coordinators[2].calls] == ["reset_to_checkpoint", "start", "subtask_ready"]
-
-
-async def test_attempts_that_become_ready_during_a_long_close_wait_for_it_and_lose_nothing() -> None:  # R103, H11
-    released = anyio.Event()
-    async with running(lambda number: {"close": waiting_for(released)} if number == 1 else {}) as (world, coordinators):
-        (task,) = await world.running(0)
-        fail_over(world, task)
-        (again,) = await world.running(0)
-        again.send("b")
-        await world.settle()
-        assert len(coordinators) == 1
-        released.set()
-        await world.settle()
-        assert coordinators[1].events == ["b"]
-
-
-async def test_a_close_that_never_ends_costs_its_timeout_and_no_failure() -> None:  # S90, G16
-    never = anyio.Event()
-    async with running(lambda number: {"close": waiting_for(never)} if number == 1 else {}) as (world, coordinators):
-        (task,) = await world.running(0)
-        fail_over(world, task)
-        (again,) = await world.running(0)
-        await world.advance(60.0)
-        again.send("b")
-        await world.settle()
-        assert coordinators[1].events == ["b"]
-        assert world.failures == []
 
 
 async def test_a_checkpoint_that_would_wait_too_long_for_the_new_coordinator_fails_alone() -> None:  # H46, H48
@@ -168,14 +127,6 @@ async def test_a_checkpoint_that_would_wait_too_long_for_the_new_coordinator_fai
         assert [call[0] for call in coordinators[1].calls[:2]] == ["reset_to_checkpoint", "start"]
         assert coordinators[1].calls_of("checkpoint_coordinator") == []
         assert world.failures == []
-
-
-async def test_the_last_coordinator_is_closed_with_its_operator() -> None:  # H6
-    async with running() as (world, coordinators):
-        world.reset()
-        await world.settle()
-        await world.stop()
-        assert [coordinator.calls_of("close") for coordinator in coordinators] == [[("close",)], [("close",)]]
 
 
 # --- forwarded calls ----------------------------------------------------------------------------------------------

@@ -36,18 +36,6 @@ async def test_a_savepoint_goes_to_the_requested_directory_and_commits_nothing()
         await assert_that_all_is_open(world, world.coordinator)
 
 
-async def test_no_reset_names_a_savepoint() -> None:  # H49, H18
-    async with running_operator() as world:
-        (task,) = await world.running(0)
-        await world.checkpoint()
-        await world.checkpoint("elsewhere")
-        world.fail(task)
-        (task,) = await world.running(0)
-        assert world.coordinator.calls_of("subtask_reset") == [("subtask_reset", 0, 1)]
-        assert task.registered is not None
-        assert task.registered.checkpoint_id == 1
-
-
 async def test_a_savepoint_that_cannot_be_written_is_its_askers_trouble() -> None:  # H49, H45
     async def fail(checkpoint: Any) -> None:
         raise OSError("no such bucket")
