@@ -48,7 +48,7 @@ from spark_bridge.driver.savepoint_roots import check_savepoint_directory
 from spark_bridge.driver.spark_driver import SparkDriver
 from spark_bridge.errors import OutputNotCommitted, SidecarNotRunning
 from spark_bridge.observability.collector import Process, StatusCollector
-from spark_bridge.observability.diagnosis import explain
+from spark_bridge.observability.diagnosis import WAITING_S, explain
 from spark_bridge.observability.journal import Journal
 from spark_bridge.observability.observer import ObserverActor
 from spark_bridge.observability.status import RelayStatus, SidecarStatus
@@ -308,9 +308,9 @@ class SidecarRuntime:
         self._require_running()
         return await self._collector.take()
 
-    async def explain(self) -> tuple[str, ...]:
+    async def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
         """See ``Sidecar.explain``."""
-        return explain(await self.status())
+        return explain(await self.status(), waiting_s=waiting_s)
 
     async def run(
         self,

@@ -29,6 +29,7 @@ from spark_bridge.driver.restarts import run_blocking
 from spark_bridge.driver.runtime import SidecarRuntime
 from spark_bridge.driver.spark_driver import LocalDriver
 from spark_bridge.errors import SidecarError, SidecarNotRunning
+from spark_bridge.observability.diagnosis import WAITING_S
 from spark_bridge.observability.status import SidecarStatus
 
 P = ParamSpec("P")
@@ -197,14 +198,14 @@ class Sidecar:
         portal, runtime = self._entered()
         return portal.call(runtime.status)
 
-    def explain(self) -> tuple[str, ...]:
-        """Return a sentence for everything that has waited for 5 s or longer: who waits for whom, and since when.
+    def explain(self, *, waiting_s: float = WAITING_S) -> tuple[str, ...]:
+        """Return a sentence for everything that has waited for ``waiting_s``: who waits for whom, and since when.
 
         The result is empty if everything moves. The log says the same unasked after ``SidecarConfig.stalled_report_s``.
         Raises ``AskTimeout`` as ``status`` does.
         """
         portal, runtime = self._entered()
-        return portal.call(runtime.explain)
+        return portal.call(partial(runtime.explain, waiting_s=waiting_s))
 
     def run(
         self,

@@ -46,7 +46,7 @@ def explain(status: SidecarStatus, *, waiting_s: float = WAITING_S) -> tuple[str
 
 
 def _of_operator(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
-    yield from _of_coordinator(operator, waiting_s)
+    yield from _of_coordinator(status, operator, waiting_s)
     yield from _of_missing(status, operator, waiting_s)
     for checkpoint in operator.checkpoints:
         if checkpoint.phase_s >= waiting_s:
@@ -54,22 +54,36 @@ def _of_operator(status: SidecarStatus, operator: OperatorStatus, waiting_s: flo
     yield from _of_attempts(operator, waiting_s)
 
 
-def _of_coordinator(operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
-    call = operator.call
-    requests = [attempt for attempt in operator.attempts if (attempt.request_s or 0.0) >= waiting_s]
+def _of_coordinator(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
+    call, waiting = operator.call, _waiting_for_coordinator(status, operator, waiting_s)
     if call is not None and call.running_s >= waiting_s:
         busy = f"the coordinator of {operator.operator_id!r} has been in {call.name} for {_seconds(call.running_s)}"
         cause = f"{busy}, awaiting at {call.waiting_at}"
-    elif requests:
+    elif waiting:
         cause = f"{operator.queued} messages wait in the mailbox of the coordinator of {operator.operator_id!r}"
     else:
         return
-    if requests:
-        longest = max(attempt.request_s or 0.0 for attempt in requests)
-        yield f"{_have(requests)} waited {_seconds(longest)} for an answer to a request; {cause}"
-    else:
-        waiting = f"; {operator.queued} messages wait behind it" if operator.queued else ""
-        yield f"{cause}{waiting}"
+    if not waiting and operator.queued:
+        cause = f"{cause}; {operator.queued} messages wait behind it"
+    yield "; ".join([*waiting, cause])
+
+
+def _waiting_for_coordinator(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> list[str]:
+    asking = [attempt for attempt in operator.attempts if (attempt.request_s or 0.0) >= waiting_s]
+    not_told = [
+        attempt
+        for attempt in operator.attempts
+        if attempt.state == "ready" and attempt.connected and not attempt.known_to_coordinator
+        if status.taken_at - attempt.since_at >= waiting_s
+    ]
+    clauses = []
+    if asking:
+        longest = max(attempt.request_s or 0.0 for attempt in asking)
+        clauses.append(f"{_have(asking)} waited {_seconds(longest)} for an answer to a request")
+    if not_told:
+        longest = max(status.taken_at - attempt.since_at for attempt in not_told)
+        clauses.append(f"{_have(not_told)} waited {_seconds(longest)} for the coordinator's subtask_ready")
+    return clauses
 
 
 def _of_missing(status: SidecarStatus, operator: OperatorStatus, waiting_s: float) -> Iterator[str]:
@@ -117,9 +131,7 @@ def _of_checkpoint(operator: OperatorStatus, checkpoint: CheckpointProgress) -> 
         case "snapshotting":
             return f"{name} has waited {waited} for the coordinator: checkpoint_coordinator has not returned"
         case "draining":
-            return (
-                f"{name} waits for {_subtasks(late)}, which have not confirmed every event sent before it for {waited}"
-            )
+            return f"{name} has waited {waited} for {_subtasks(late)} to confirm every event sent before it"
         case "acknowledging" if len(late) == 1:
             return f"{name} waits for subtask {late[0]}, which has computed for {waited} without looking at its mailbox"
         case "acknowledging":

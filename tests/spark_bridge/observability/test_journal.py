@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The journal: phases of checkpoints, failures, subscribers, and its bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import structlog.testing
+
+from protocol.attempts import FailureKind, FailureReason, RunEnded, RunStarted, SubtaskFailed
+from protocol.barrier_tracker import (
+    CheckpointTriggered,
+    CloseSubtask,
+    CompletedCheckpoint,
+    CoordinatorSnapshotTaken,
+    EndSavepoint,
+    NotifyCheckpointAborted,
+    NotifyCheckpointComplete,
+    RefuseCheckpoint,
+    SendBarrier,
+    SnapshotCoordinator,
+    StoreCheckpoint,
+)
+from protocol.ids import ExecutionAttempt
+from spark_bridge.observability.journal import CHECKPOINTS_KEPT, FAILURES_KEPT, Journal
+
+EPOCH = 1000.0
+ATTEMPT = ExecutionAttempt("op", 3, 1, 77)
+
+
+def steps(checkpoint_id: int, end: Any, *, savepoint: bool = False) -> list[Any]:
+    return [
+        CheckpointTriggered(checkpoint_id, savepoint),
+        CloseSubtask(ATTEMPT, checkpoint_id),
+        SnapshotCoordinator(checkpoint_id),
+        CoordinatorSnapshotTaken(checkpoint_id, b""),
+        SendBarrier(ATTEMPT, checkpoint_id),
+        StoreCheckpoint(CompletedCheckpoint(checkpoint_id, 1, b"", {}), savepoint),
+        end,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome", "reason"),
+    [
+        (NotifyCheckpointComplete(5), "completed", ""),
+        (EndSavepoint(5), "completed", ""),
+        (NotifyCheckpointAborted(5, "why"), "aborted", "why"),
+        (RefuseCheckpoint(5, "why"), "refused", "why"),
+    ],
+)
+def test_a_checkpoint_is_recorded_with_the_length_of_each_phase(end: Any, outcome: str, reason: str) -> None:
+    journal = Journal(EPOCH)
+    for second, step in enumerate(steps(5, end, savepoint=isinstance(end, EndSavepoint)), start=10):
+        journal.observe("op", step, float(second * second))
+    (record,) = journal.of("op").checkpoints
+    assert (record.checkpoint_id, record.outcome, record.reason) == (5, outcome, reason)
+    assert (record.triggered_at, record.duration_s) == (EPOCH + 100, 256 - 100)
+    assert record.phases_s == {
+        "waiting": 21,
+        "closing": 23,
+        "snapshotting": 25,
+        "draining": 27,
+        "acknowledging": 29,
+        "storing": 31,
+    }
+    assert record.savepoint is isinstance(end, EndSavepoint)
+    assert journal.of("op").under_way == {}
+
+
+def test_a_checkpoint_in_progress_shows_its_phase_and_since_when() -> None:
+    journal = Journal(EPOCH)
+    for second, step in enumerate(steps(5, None)[:3]):
+        journal.observe("op", step, float(second))
+    under_way = journal.of("op").under_way[5]
+    assert (under_way.phase, under_way.phase_began, under_way.triggered) == ("snapshotting", 2.0, 0.0)
+
+
+def test_a_failure_is_recorded_with_its_attempt_and_one_of_the_job_without() -> None:
+    journal = Journal(EPOCH)
+    journal.observe("op", SubtaskFailed(ATTEMPT, FailureReason(FailureKind.KILLED, "text")), 1.0)
+    journal.job_failed("op", ValueError("boom"), 2.0)
+    assert list(journal.of("op").failures) == [
+        (EPOCH + 1, 3, 1, "killed", "text"),
+        (EPOCH + 2, None, None, "global_failure", "ValueError: boom"),
+    ]
+
+
+def test_a_run_has_its_beginning_until_it_ends() -> None:
+    journal = Journal(EPOCH)
+    journal.observe("op", RunStarted("op", 4), 3.0)
+    assert journal.of("op").run_began == 3.0
+    journal.observe("op", RunEnded("op", 4, True, ""), 5.0)
+    assert journal.of("op").run_began is None
+
+
+def test_memory_is_bounded_and_a_released_operator_is_forgotten() -> None:
+    journal = Journal(EPOCH)
+    for number in range(max(CHECKPOINTS_KEPT, FAILURES_KEPT) + 7):
+        journal.observe("op", CheckpointTriggered(number), 0.0)
+        journal.observe("op", NotifyCheckpointComplete(number), 0.0)
+        journal.job_failed("op", ValueError(str(number)), 0.0)
+    assert len(journal.of("op").checkpoints) == CHECKPOINTS_KEPT
+    assert len(journal.of("op").failures) == FAILURES_KEPT
+    assert journal.of("op").checkpoints[-1].checkpoint_id == max(CHECKPOINTS_KEPT, FAILURES_KEPT) + 6
+    journal.forget("op")
+    assert not journal.of("op").checkpoints
+
+
+def test_subscribers_see_everything_and_one_that_fails_is_dropped_and_harms_nobody() -> None:
+    journal = Journal(EPOCH)
+    seen: list[Any] = []
+
+    def failing(operator_id: str, observed: Any, now: float) -> None:
+        raise RuntimeError("as it was told")
+
+    journal.subscribe(failing)
+    end = journal.subscribe(lambda operator_id, observed, now: seen.append((operator_id, observed, now)))
+    with structlog.testing.capture_logs() as lines:
+        journal.observe("op", RunStarted("op", 4), 3.0)
+        journal.observe("op", RunStarted("op", 5), 4.0)
+    assert [line["event"] for line in lines] == ["subscriber failed, dropped"]
+    end()
+    end()
+    journal.observe("op", RunStarted("op", 6), 5.0)
+    assert seen == [("op", RunStarted("op", 4), 3.0), ("op", RunStarted("op", 5), 4.0)]

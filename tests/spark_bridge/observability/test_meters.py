@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Percentiles, rates and the lag of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import pytest
+
+from actors.coordination import LatencyRecorder
+from spark_bridge.observability import meters
+from spark_bridge.observability.meters import ACCURACY, SAMPLES_AT_ONCE_MAX, LatencySketch, LoopLag, Rates
+
+
+def test_percentiles_are_within_one_percent_however_often_somebody_looks() -> None:
+    recorder = LatencyRecorder()
+    sketch = LatencySketch(recorder)
+    samples = [random.Random(7).lognormvariate(5, 1) + number % 50 for number in range(3000)]
+    for number, sample in enumerate(samples):
+        recorder.record(sample)
+        if number % 700 == 0:
+            sketch.status()
+    status, ordered = sketch.status(), sorted(samples)
+    assert status.samples == len(samples)
+    for rank, found in ((0.5, status.p50_us), (0.99, status.p99_us), (0.999, status.p999_us)):
+        exact = ordered[int(rank * (len(ordered) - 1))]
+        assert found == pytest.approx(exact, rel=ACCURACY, abs=1)
+
+
+def test_a_burst_is_taken_in_evenly_spaced_samples_with_their_weight() -> None:
+    recorder = LatencyRecorder()
+    sketch = LatencySketch(recorder)
+    count = 5 * SAMPLES_AT_ONCE_MAX
+    for number in range(count):
+        recorder.record(float(number + 1))
+    status = sketch.status()
+    assert sketch.sketch.count == count
+    assert status.p50_us == pytest.approx(count / 2, rel=0.02)
+    assert status.p999_us == pytest.approx(count * 0.999, rel=0.02)
+
+
+def test_the_recorder_returns_what_came_since_newest_first_as_far_as_it_is_kept() -> None:
+    recorder = LatencyRecorder(samples_max=3)
+    for number in range(5):
+        recorder.record(float(number))
+    assert recorder.since(4) == [4.0]
+    assert recorder.since(0) == [4.0, 3.0, 2.0]
+    assert recorder.since(5) == []
+
+
+def test_before_the_first_sample_and_without_the_package_there_are_no_percentiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert LatencySketch(LatencyRecorder()).status() == (0, None, None, None)
+    monkeypatch.setattr(meters, "_new_sketch", None)
+    recorder = LatencyRecorder()
+    recorder.record(1.0)
+    assert LatencySketch(recorder).status() == (1, None, None, None)
+
+
+def test_a_rate_is_over_the_last_seconds_only() -> None:
+    rates = Rates(window_s=5.0)
+    assert rates.per_s("events", {"events": 7}, 1.0) == 0.0
+    for second in range(20):
+        rates.sample({"events": 1000 if second < 10 else 1000 + 10 * (second - 10)}, float(second))
+    assert rates.per_s("events", {"events": 1100}, 20.0) == pytest.approx(10.0)
+
+
+async def test_the_lag_of_the_loop_shows_a_handler_that_blocked_it() -> None:
+    lag = LoopLag()
+    assert lag.percentile_ms(0.99) == 0.0
+    lag.start()
+    try:
+        while lag.percentile_ms(1.0) < 150:
+            time.sleep(0.2)  # noqa: ASYNC251 - what is to be measured
+            await asyncio.sleep(0)
+    finally:
+        lag.close()

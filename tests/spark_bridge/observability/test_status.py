@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""The status as values: what is derived from the fields, and the plain form."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.spark_bridge.observability.statuses import attempt, checkpoint, operator, sidecar
+
+
+@pytest.mark.parametrize(
+    ("changes", "waits_for"),
+    [
+        ({}, ""),
+        ({"state": "accepted"}, "its operator to open"),
+        ({"known_to_coordinator": False}, "the coordinator's subtask_ready to return"),
+        ({"request_s": 0.2}, "the answer to its request"),
+        ({"connected": False, "request_s": 0.2}, "its connection to come back"),
+        ({"state": "ending"}, "Spark to report its success"),
+        ({"state": "finished", "connected": False}, ""),
+        ({"state": "over", "connected": False}, ""),
+    ],
+)
+def test_an_attempt_says_what_it_waits_for(changes: dict[str, Any], waits_for: str) -> None:
+    assert attempt(**changes).waits_for == waits_for
+
+
+def test_a_subtask_counts_once_as_ready_however_many_attempts_it_has() -> None:
+    first, second, other = attempt(0, state="over"), attempt(0, attempt=1), attempt(1, state="finished")
+    one = operator(attempts=(first, second, other, attempt(2, state="accepted")))
+    assert one.ready == 2
+    assert one.attempts_of(0) == (first, second)
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "awaited"),
+    [
+        ("closing", "close", (1, 3)),
+        ("draining", "drain", (1, 3)),
+        ("acknowledging", "acknowledge", (1, 3)),
+        ("storing", "acknowledge", ()),
+        ("draining", "acknowledge", ()),
+    ],
+)
+def test_a_checkpoint_awaits_the_subtasks_whose_step_its_phase_is(phase: str, step: str, awaited: tuple[int]) -> None:
+    assert checkpoint(phase, 1, 3, step=step).awaited == awaited
+
+
+def test_the_plain_form_survives_json() -> None:
+    plain = sidecar(operator(checkpoints=(checkpoint("closing", 1, step="close"),))).to_dict()
+    again = json.loads(json.dumps(plain))
+    assert again == plain
+    assert again["operators"]["crawl"]["checkpoints"][0]["subtasks"]["1"] == "close"
+    assert again["operators"]["crawl"]["attempts"][2]["task_attempt_id"] == 102
