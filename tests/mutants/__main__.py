@@ -5,13 +5,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 from tests.mutants.catalogue import BY_NAME, MUTANTS
 from tests.mutants.hunt import Budget, Finding, changed, run_seed
@@ -28,19 +25,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--worlds", type=int, default=Budget.worlds, help=f"of the simulation, at most (default: {Budget.worlds})"
     )
-    parser.add_argument(
-        "--states", type=int, default=Budget.states, help=f"of a scope, at most (default: {Budget.states})"
-    )
-    parser.add_argument(
-        "--histories", type=int, default=Budget.histories, help=f"of each kind (default: {Budget.histories})"
-    )
     parser.add_argument("--story", action="store_true", help="tell the world of --seed with the one NAME in it")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.names if name not in BY_NAME]:
         parser.error(f"no such mutant: {', '.join(unknown)} (--list names them all)")
-    if min(options.jobs, options.worlds, options.states, options.histories) < 1 or options.seed < 0:
-        parser.error("--jobs, --worlds, --states and --histories are at least 1, --seed at least 0")
+    if min(options.jobs, options.worlds) < 1 or options.seed < 0:
+        parser.error("--jobs and --worlds are at least 1, --seed at least 0")
     if options.story and len(options.names) != 1:
         parser.error("--story takes one NAME")
     chosen = [BY_NAME[name] for name in options.names] or list(MUTANTS)
@@ -49,8 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
             return show(chosen, with_diff=bool(options.names))
         if options.story:
             return tell_story(chosen[0], options.seed)
-        budget = Budget(options.seed, options.worlds, options.states, options.histories)
-        return hunt_all(chosen, budget, options.jobs, options.json)
+        return hunt_all(chosen, Budget(options.seed, options.worlds), options.jobs)
     except DoesNotFit as error:
         print(error, file=sys.stderr)
         return 1
@@ -77,7 +66,7 @@ def tell_story(mutant: Mutant, seed: int) -> int:
     return 0 if error is not None else 1
 
 
-def hunt_all(mutants: Sequence[Mutant], budget: Budget, jobs: int, file: Path | None) -> int:
+def hunt_all(mutants: Sequence[Mutant], budget: Budget, jobs: int) -> int:
     """Hunt all mutants; return exit status 1 if one survives without an argument."""
     began = time.monotonic()
     found: dict[str, Finding] = {}
@@ -94,8 +83,6 @@ def hunt_all(mutants: Sequence[Mutant], budget: Budget, jobs: int, file: Path | 
         mutant.diff()  # check that it matches before the hunt begins
     run(mutants, budget, jobs, ended, progress)
     print(table(mutants, found))
-    if file is not None:
-        file.write_text(json.dumps([row(mutant, found[mutant.name]) for mutant in mutants], indent=1) + "\n")
     surviving = [mutant for mutant in mutants if not found[mutant.name].seen]
     unargued = [mutant.name for mutant in surviving if not mutant.argued]
     caught = len(mutants) - len(surviving)
@@ -129,11 +116,6 @@ def table(mutants: Sequence[Mutant], found: dict[str, Finding]) -> str:
         if mutant.argued:
             lines.append(f"{'':{width}}  {mutant.argued}")
     return "\n".join(lines)
-
-
-def row(mutant: Mutant, finding: Finding) -> dict[str, object]:
-    about = {"name": mutant.name, "origin": mutant.origin, "what": mutant.what, "rules": mutant.rules}
-    return {**about, "argued": mutant.argued, "outcome": outcome(mutant, finding), **asdict(finding)}
 
 
 if __name__ == "__main__":

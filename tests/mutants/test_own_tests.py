@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+
+"""Bugs that no simulated world reaches, each caught by its own test: limits, turns of the loop, who speaks for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from inspect import isawaitable
+from random import Random
+from typing import Any
+
+import pytest
+
+from spark_bridge.certificates import encryption
+from tests.actors.coordination import test_failures_behind_a_run
+from tests.fuzz import pure, test_large_events
+from tests.mutants.mutant import Mutant, catalogue
+from tests.protocol import test_codec, test_handshake
+from tests.spark_bridge import test_actions, test_router, test_server_incomplete, test_server_shares, test_tls
+
+CATALOGUE = catalogue(r"""
+no-token-check [X6; H74]
+  Any task of an operator may resume any attempt of it.
+  @ spark_bridge.bridge.router:ConnectionRouter._why_not_believed
+  - if not hmac.compare_digest(token, message.token):
+  + if False:
+key-of-another-operator [X4; H76]
+  A task of one operator may register and resume for another one.
+  @ spark_bridge.bridge.router:ConnectionRouter._why_not_believed
+  - connection.authenticated_as != identity_of(message.operator_id)
+  + False
+no-proof-check [X5; H61]
+  Whatever a peer sends as its proof is believed.
+  @ protocol.wire.handshake:_Handshake._take_proof
+  - if not right or self._key is _NO_KEY:
+  + if False:
+no-key-is-a-key [X4; H76]
+  An identity for which there is no key is served with a key of zeros, which anybody knows.
+  @ protocol.wire.handshake:_Handshake._take_proof
+  - if not right or self._key is _NO_KEY:
+  + if not right:
+identity-outside-the-transcript [X4; H76]
+  The identity in the hello can be replaced on the way.
+  @ protocol.wire.handshake:_Handshake._take_hello
+  - + self._identify(identity) + self._in_order(peer_nonce)
+  + + (self._identify(identity) and b"") + self._in_order(peer_nonce)
+certificate-not-pinned [X7; H77]
+  A task accepts any certificate, and so anybody between it and the sidecar.
+  @ spark_bridge.subtask.tls:TlsStream._shake_hands
+  - if self._pin is not None:
+  + if False:
+no-container-bound [X8; H62]
+  An event may have any number of lists and maps: 4 MiB of empty maps take 300 MiB and seconds.
+  @ protocol.wire.codec:_Counts.add
+  - self._containers > self._limits.event_containers_max
+  + False
+no-entry-bound [X8; H62]
+  Only each list by itself has a limit of entries, and an event has many lists.
+  @ protocol.wire.codec:_Counts.add
+  - self._items > self._limits.event_items_max
+  + False
+no-container-bound-at-the-sender [X8; H62]
+  A sender learns only from the end of its attempt that an event has too many lists and maps.
+  @ protocol.wire.codec:_check_value
+  - containers > limits.event_containers_max
+  + False
+large-maps [X8; H62]
+  A map may have as many entries as a list: with crafted keys one map takes seconds.
+  @ protocol.wire.codec:_event_unpacker
+  - , limits.event_map_entries_max
+  +
+decoded-in-one-step [X8; H62 H65]
+  The coordinator's actor decodes an event of any size in one turn of the loop.
+  @ actors.coordination.event_decoding:decode_in_turns
+  - await checkpoint()
+  + pass
+whole-reads [X9; H65]
+  A connection hands over everything that a read delivers, in one turn of the loop.
+  @ spark_bridge.server.connection:Connection._take_frames
+  - len(bodies) > LIGHT
+  + False
+no-bound-over-incomplete-frames [X11; H62]
+  Each connection may have an incomplete frame of the largest size at the same time.
+  @ spark_bridge.server.incomplete:IncompleteFrames.changed
+  - self._total <= self._bytes_max
+  + True
+no-deadline-of-a-frame [X11; H62]
+  A peer that never sends the rest of a frame is kept.
+  @ spark_bridge.server.incomplete:IncompleteFrames._check
+  - frame.size - before < PROGRESS_BYTES
+  + False
+another's-failure [E2: a counter of the whole sidecar; H65]
+  A failed run of any operator counts for every action that is being called.
+  @ spark_bridge.bridge.runs:RunningJobs.failed
+  - else its_action == action_id:
+  + else True:
+silent-commit [E13: nothing was raised; H71]
+  A coordinator that cannot commit the final checkpoint of a good run is logged, and nobody is told.
+  @ actors.coordination.coordinator:CoordinatorActor.receive
+  - replace(settled, failed=self._failed_behind)
+  + settled
+""")
+
+
+def fuzz_some_counts() -> None:
+    for seed in range(10):
+        pure._forest(Random(seed))
+
+
+def bound(accepted: Any, refused: Any, told_to_the_sender: str, told_to_the_receiver: str) -> Callable[[], Any]:
+    check = test_codec.test_the_containers_and_entries_of_a_whole_event_are_bounded_on_both_ends
+    return partial(check, accepted, refused, told_to_the_sender, told_to_the_receiver)
+
+
+too_many_maps = bound([{}] * 299, [{}] * 300, "more than 300 lists and maps", "more than 300 lists and maps")
+too_many_entries = bound([[0] * 198] * 10, [[0] * 200] * 10, "more than 2000 entries", "more than 2000 entries")
+one_large_map = bound(dict.fromkeys(range(400)), dict.fromkeys(range(401)), "a map at most 400", "exceeds max_")
+CAUGHT_BY: dict[str, list[Callable[[], Any]]] = {
+    "no-token-check": [test_router.test_an_attempt_is_resumed_only_with_its_token],
+    "key-of-another-operator": [test_router.test_a_task_cannot_register_for_another_operator],
+    "no-proof-check": [test_handshake.test_a_peer_with_another_secret_is_refused_and_gets_no_proof],
+    "no-key-is-a-key": [test_handshake.test_an_identity_without_a_key_is_refused_like_a_wrong_key],
+    "identity-outside-the-transcript": [test_handshake.test_a_proof_for_one_identity_is_none_for_another],
+    "certificate-not-pinned": [
+        lambda: test_tls.test_a_task_refuses_another_certificate(encryption(True, test_tls.KEYS))
+    ],
+    "no-container-bound": [too_many_maps, fuzz_some_counts],
+    "no-entry-bound": [too_many_entries, fuzz_some_counts],
+    "no-container-bound-at-the-sender": [too_many_maps],
+    "large-maps": [one_large_map],
+    "decoded-in-one-step": [
+        test_large_events.test_another_operators_events_are_handled_while_the_largest_event_is_decoded
+    ],
+    "whole-reads": [test_server_shares.test_a_single_message_waits_for_one_share_of_four_floods],
+    "no-bound-over-incomplete-frames": [
+        test_server_incomplete.test_states_that_exceed_the_limit_together_wait_at_their_sockets_and_all_arrive
+    ],
+    "no-deadline-of-a-frame": [
+        test_server_incomplete.test_a_frame_that_makes_no_progress_between_two_checks_is_dropped
+    ],
+    "another's-failure": [test_actions.test_a_failure_belongs_to_the_action_of_its_run_and_to_no_other],
+    "silent-commit": [
+        partial(
+            test_failures_behind_a_run.test_a_coordinator_that_fails_behind_a_good_run_says_so_when_it_is_settled,
+            "notify_checkpoint_complete",
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "check"),
+    [pytest.param(mutant, check, id=mutant.name) for mutant in CATALOGUE for check in CAUGHT_BY[mutant.name]],
+)
+async def test_a_bug_is_caught_by_its_own_test(mutant: Mutant, check: Callable[[], Any]) -> None:
+    # H61, H62, H65, H71, H74, H76, H77: without the bug the suite runs the same tests by themselves
+    async def run() -> None:
+        result = check()
+        if isawaitable(result):
+            await result
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        mutant.apply(monkeypatch)
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            await run()
