@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors.coordination import Confirmation, CoordinatorContext, OperatorCoordinator, SubtaskGateway
 from protocol.attempts import FailureReason, SubtaskFailed
@@ -25,7 +25,9 @@ from tests.simulation.checkers import AttemptRecord, CallbackOrder, check_whole,
 from tests.simulation.invariant import REQUEST, Log, read_coordinator, split_wire_form
 from tests.simulation.invariant_monitor import InvariantMonitor
 from tests.simulation.output import PreparedRows
-from tests.simulation.shared import DriverWorld
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 RAISES = 0.004
 """How likely a method fails, while the world is unkind."""
@@ -132,7 +134,7 @@ class Books:
 class Coordinator(OperatorCoordinator):
     """See the module. ``order`` judges the calls that it receives."""
 
-    def __init__(self, world: DriverWorld, application: Application, monitor: InvariantMonitor) -> None:
+    def __init__(self, world: World, application: Application, monitor: InvariantMonitor) -> None:
         settings = application.settings
         streaming = settings.mode is RestoreMode.STREAMING  # in batch mode Spark owns the output
         self.context: CoordinatorContext

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors import ActorSystem
 from actors.cell import ActorCell
@@ -50,7 +50,9 @@ from tests.simulation.loop import SimulatedLoop
 from tests.simulation.network import Connection
 from tests.simulation.ports import SimulatedRelay, SimulatedSession
 from tests.simulation.server import Router, ServerEnd
-from tests.simulation.shared import DriverWorld
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 LIMITS = GatewayLimits(CONFIRM_S, RECONNECT_S, EVENTS_MAX, 2**40, UPWARD_EVENTS_MAX, 10_000)
 LEDGER = LedgerConfig(heal_after_s=1.0, query_every_s=0.5, audit_every_s=5.0)
@@ -84,7 +86,7 @@ class Driver:
     ``gate.held`` is False.
     """
 
-    def __init__(self, world: DriverWorld, application: Application, *, held: bool = False) -> None:
+    def __init__(self, world: World, application: Application, *, held: bool = False) -> None:
         self.world = world
         self.application = application
         self.loop = SimulatedLoop(lambda: world.now)  # type: ignore[abstract]  # there is no I/O

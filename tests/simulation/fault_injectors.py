@@ -6,47 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tests.simulation import accidents
-from tests.simulation.driver import Driver
-from tests.simulation.engine import Engine, Faults
 from tests.simulation.network import Connection
 from tests.simulation.process import Life, Process
-from tests.simulation.shared import Totals
 from tests.simulation.troubles import Trap
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 DRIVERS_MAX = 4
 LONGEST_CUT_S = 4.0
 """Longer than a task may take to come back, so that some cuts are survived and some are not."""
 
 
-class UnluckyWorld(Protocol):
-    """The part of a world that a fault injector may touch."""
-
-    random: Random
-    now: float
-    faults: Faults
-    engine: Engine
-    driver: Driver
-    drivers: int
-    successor: Driver | None
-    living: list[Process]
-    connections: list[Connection]
-    targets: dict[int, int]
-    figures: Totals
-    cuts: list[FaultInjector]
-    fault_injectors: list[FaultInjector]
-    grudge: float
-
-    @property
-    def calm(self) -> bool: ...
-    def tell(self, line: str) -> None: ...
-    def lose_driver(self) -> None: ...
-    def take_over(self) -> None: ...
-
-
-FaultInjector = Callable[[UnluckyWorld], None]
+FaultInjector = Callable[["World"], None]
 
 
 def some_of(all_of_them: list[FaultInjector], random: Random) -> list[FaultInjector]:
@@ -60,7 +35,7 @@ def some_of(all_of_them: list[FaultInjector], random: Random) -> list[FaultInjec
     return [left.pop(random.randrange(len(left))) for _ in range(random.randint(1, min(4, len(left))))]
 
 
-def strike(world: UnluckyWorld) -> None:
+def strike(world: World) -> None:
     """Before each step, continue the faults under way, and perhaps inject another."""
     random, faults = world.random, world.faults
     if world.drivers < DRIVERS_MAX and random.random() < faults.lose_driver:
@@ -85,7 +60,7 @@ def strike(world: UnluckyWorld) -> None:
         random.choice(world.fault_injectors)(world)
 
 
-def strike_in_doubt(world: UnluckyWorld) -> None:
+def strike_in_doubt(world: World) -> None:
     """Fail the job or kill the driver while an aborted checkpoint is in doubt: a restart may or may not find it."""
     if world.random.random() < 0.5:
         world.figures.happen("the coordinator fails the job, in doubt")
@@ -100,11 +75,11 @@ def strike_in_doubt(world: UnluckyWorld) -> None:
 # --- the network ---
 
 
-def whole_connections(world: UnluckyWorld) -> list[Connection]:
+def whole_connections(world: World) -> list[Connection]:
     return [c for c in world.connections if not (c.task_gone or c.server_gone or c.broken)]
 
 
-def break_a_connection(world: UnluckyWorld) -> None:
+def break_a_connection(world: World) -> None:
     if whole := whole_connections(world):
         connection = world.random.choice(whole)
         world.tell(f"connection {connection.connection_id} of task {connection.task_attempt_id} breaks")
@@ -112,7 +87,7 @@ def break_a_connection(world: UnluckyWorld) -> None:
         connection.break_now(world.random)
 
 
-def half_break_a_connection(world: UnluckyWorld) -> None:
+def half_break_a_connection(world: World) -> None:
     """Break a connection so that one end notices much later than the other."""
     if whole := whole_connections(world):
         connection, random = world.random.choice(whole), world.random
@@ -128,7 +103,7 @@ def half_break_a_connection(world: UnluckyWorld) -> None:
             connection.break_now(random, server_sees_at=later)
 
 
-def cut_off(world: UnluckyWorld) -> None:
+def cut_off(world: World) -> None:
     """Cut off the network between an executor and the driver for a while, also for tasks that it starts later."""
     executors = sorted({process.task.executor_id for process in world.living if process.life is not Life.GONE})
     if not executors:
@@ -152,7 +127,7 @@ CUTS: list[FaultInjector] = [
 # --- tasks ---
 
 
-def victims(world: UnluckyWorld, *lives: Life) -> list[Process]:
+def victims(world: World, *lives: Life) -> list[Process]:
     """Return the processes of the running jobs in one of these lives, or in any if none is given."""
     return [
         process
@@ -161,7 +136,7 @@ def victims(world: UnluckyWorld, *lives: Life) -> list[Process]:
     ]
 
 
-def crash(world: UnluckyWorld) -> None:
+def crash(world: World) -> None:
     if those := victims(world):
         process = world.random.choice(those)
         world.tell(f"task {process.tid} crashes")
@@ -169,19 +144,19 @@ def crash(world: UnluckyWorld) -> None:
         process.exit("the process crashed")
 
 
-def hang(world: UnluckyWorld) -> None:
+def hang(world: World) -> None:
     """Make a task unresponsive. Only a missing confirmation can show it, so an event must be waiting for one."""
     if those := [process for process in victims(world, Life.RUNNING) if process.awaits_events()]:
         stop_responding(world, world.random.choice(those))
 
 
-def stop_responding(world: UnluckyWorld, process: Process) -> None:
+def stop_responding(world: World, process: Process) -> None:
     world.tell(f"task {process.tid} stops responding")
     world.figures.happen("unresponsive")
     process.troubles.unresponsive, process.troubles.becoming_unresponsive = True, False
 
 
-def freeze(world: UnluckyWorld) -> None:
+def freeze(world: World) -> None:
     """Freeze a process. It later goes on as if nothing had happened, even if it was given up meanwhile."""
     if those := victims(world):
         process = world.random.choice(those)
@@ -190,7 +165,7 @@ def freeze(world: UnluckyWorld) -> None:
         world.figures.happen("frozen")
 
 
-def stall(world: UnluckyWorld) -> None:
+def stall(world: World) -> None:
     """Keep the operator busy inside a method, while the I/O thread confirms."""
     if those := victims(world, Life.RESTORING, Life.RUNNING):
         process = world.random.choice(those)
@@ -199,7 +174,7 @@ def stall(world: UnluckyWorld) -> None:
         world.figures.happen("slow to open" if process.life is Life.RESTORING else "stalled")
 
 
-def set_trap(world: UnluckyWorld) -> None:
+def set_trap(world: World) -> None:
     """Make the operator raise in a method that is not running now."""
     if those := victims(world, Life.REGISTERING, Life.RESTORING, Life.RUNNING):
         process, trap = world.random.choice(those), world.random.choice(list(Trap))
@@ -207,7 +182,7 @@ def set_trap(world: UnluckyWorld) -> None:
         process.troubles.trap = trap
 
 
-def raise_in_operator(world: UnluckyWorld) -> None:
+def raise_in_operator(world: World) -> None:
     if those := victims(world, Life.RESTORING, Life.RUNNING):
         process = world.random.choice(those)
         world.tell(f"the operator of task {process.tid} raises")
@@ -215,7 +190,7 @@ def raise_in_operator(world: UnluckyWorld) -> None:
         process.fail()
 
 
-def register_twice(world: UnluckyWorld) -> None:
+def register_twice(world: World) -> None:
     if those := victims(world, Life.REGISTERING, Life.RESTORING, Life.RUNNING):
         process = world.random.choice(those)
         world.tell(f"task {process.tid} registers once more")
@@ -226,11 +201,11 @@ def register_twice(world: UnluckyWorld) -> None:
 # --- the engine and its users ---
 
 
-def lull(world: UnluckyWorld) -> None:
+def lull(world: World) -> None:
     world.now += world.random.uniform(0.0, 2.5)
 
 
-def upset(world: UnluckyWorld) -> None:
+def upset(world: World) -> None:
     """Let the coordinator fail the job, or abort a checkpoint on request."""
     if world.random.random() < 0.5:
         world.tell("the coordinator fails the job")
@@ -241,13 +216,13 @@ def upset(world: UnluckyWorld) -> None:
         world.driver.abort_checkpoint("never mind")
 
 
-def cancel(world: UnluckyWorld) -> None:
+def cancel(world: World) -> None:
     world.tell("the user cancels what runs")
     world.figures.happen("the user cancels")
     world.engine.cancel(tuple(job.job_id for job in world.engine.active_jobs()), "by the user")
 
 
-def start_rival(world: UnluckyWorld) -> None:
+def start_rival(world: World) -> None:
     """Start a second action over the same operator while one runs (H55). It may get its turn after the first ends."""
     engine = world.engine
     if engine.rival is None and engine.job is not None and engine.job.active:
@@ -257,20 +232,20 @@ def start_rival(world: UnluckyWorld) -> None:
         engine.start_rival()
 
 
-def lose_executor(world: UnluckyWorld) -> None:
+def lose_executor(world: World) -> None:
     world.tell("an executor is lost")
     accidents.lose_executor(world.engine)
 
 
-def fail_fetch(world: UnluckyWorld) -> None:
+def fail_fetch(world: World) -> None:
     accidents.fail_fetch(world.engine)
 
 
-def fail_fetch_downstream(world: UnluckyWorld) -> None:
+def fail_fetch_downstream(world: World) -> None:
     accidents.fail_fetch_downstream(world.engine)
 
 
-def copy(world: UnluckyWorld) -> None:
+def copy(world: World) -> None:
     """Let Spark copy a slow task: sometimes one that stops responding but is not given up yet (H25).
 
     Its copy may be slow, too, so that both exist when the first is given up.

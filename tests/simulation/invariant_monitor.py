@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors import ActorRef, AskTimeout
 from actors.cell import ActorCell, cell_of
@@ -56,7 +56,9 @@ from tests.simulation.checkers import SLACK_S, demand, judged
 from tests.simulation.invariant import check_checkpoint, check_rescaled, never_restored_since_rescale
 from tests.simulation.network import Connection
 from tests.simulation.server import Router
-from tests.simulation.shared import DriverWorld
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 LOOKS_MAX = 2
 """How many looks may see something overdue: at the first one, its timer has not fired yet."""
@@ -78,7 +80,7 @@ class _Step:
 class InvariantMonitor:
     """See the module. ``completed`` and ``aborted`` are the checkpoints whose end was decided here."""
 
-    def __init__(self, world: DriverWorld, router: Router, attempts_max: int) -> None:
+    def __init__(self, world: World, router: Router, attempts_max: int) -> None:
         self.completed: set[int] = set()
         self.aborted: set[int] = set()
         self.in_doubt: set[int] = set()  # aborted while being written, and none has completed since

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from unittest.mock import patch
 
 from protocol.barrier_tracker import CompletedCheckpoint
@@ -24,9 +24,11 @@ from tests.simulation.application import Application
 from tests.simulation.checkers import demand, judged
 from tests.simulation.invariant_monitor import InvariantMonitor
 from tests.simulation.loop import SimulatedLoop
-from tests.simulation.shared import DriverWorld
 from tests.simulation.storage import BLOCK, SAVEPOINTS, Threads
 from tests.simulation.threads import Operation, SimulatedLock, this_thread
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 T = TypeVar("T")
 
@@ -39,7 +41,7 @@ class SimulatedRelay:
 
     kind = "simulated"
 
-    def __init__(self, world: DriverWorld, monitor: InvariantMonitor, loop: SimulatedLoop) -> None:
+    def __init__(self, world: World, monitor: InvariantMonitor, loop: SimulatedLoop) -> None:
         self.statistics = RelayStatistics()
         self.queries: deque[tuple[asyncio.Future[StatusReported], frozenset[int], frozenset[int]]] = deque()
         self._world = world
@@ -112,7 +114,7 @@ class SimulatedSession(StorageSession):
 
     def __init__(
         self,
-        world: DriverWorld,
+        world: World,
         application: Application,
         monitor: InvariantMonitor,
         running: RunningJobs,

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from math import inf
-from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from protocol.errors import GatewayFull
 from protocol.streams import ConnectionAttached, ConnectionLost, DropConnection
@@ -49,14 +48,16 @@ from protocol.wire.messages import (
     Resumed,
 )
 from tests.simulation.application import OPERATOR, Application, pack, unpack
-from tests.simulation.checkers import AttemptRecord, demand
+from tests.simulation.checkers import demand
 from tests.simulation.invariant import REQUEST, Log, wire_form
 from tests.simulation.jobs import EngineTask
 from tests.simulation.network import Connection
 from tests.simulation.pending_actions import PAUSE_S
-from tests.simulation.shared import Totals
 from tests.simulation.troubles import Trap, Troubles
 from tests.simulation.work import Work
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
 
 
 class Life(Enum):
@@ -68,29 +69,13 @@ class Life(Enum):
     GONE = "gone"
 
 
-class TaskWorld(Protocol):
-    """The part of a world that a process may touch."""
-
-    random: Random
-    now: float
-    figures: Totals
-
-    def connect(self, task_attempt_id: int) -> Connection: ...
-    @property
-    def calm(self) -> bool: ...
-    def record(self, task_attempt_id: int) -> AttemptRecord: ...
-    def exited(self, task_attempt_id: int, failure: str) -> None: ...
-    def check_told(self, checkpoint_id: int, *, completed: bool) -> None: ...
-    def tell(self, line: str) -> None: ...
-
-
 class Process:
     """One task attempt. ``actions`` lists what could happen next in it; the world chooses.
 
     ``target``: how many events of each key are to be sent and received before it may finish.
     """
 
-    def __init__(self, world: TaskWorld, task: EngineTask, application: Application, target: int) -> None:
+    def __init__(self, world: World, task: EngineTask, application: Application, target: int) -> None:
         self.world = world
         self.task = task
         self.tid = task.task_attempt_id

@@ -1,18 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""The part of the world that the driver's side may touch, and the figures."""
+"""The figures of a world."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from random import Random
-from typing import Protocol
-
-from tests.simulation.application import Settings
-from tests.simulation.checkers import AttemptRecord
-from tests.simulation.engine import Engine
-from tests.simulation.output import Output
-from tests.simulation.storage import Storage
 
 
 @dataclass
@@ -60,25 +52,3 @@ class Totals:
         for mine, others in ((self.kinds, other.kinds), (self.happenings, other.happenings)):
             for name, count in others.items():
                 mine[name] = mine.get(name, 0) + count
-
-
-class DriverWorld(Protocol):
-    """The part of a world that the driver's side may touch."""
-
-    random: Random
-    now: float
-    engine: Engine
-    storage: Storage
-    output: Output
-    settings: Settings
-    figures: Totals
-    broken: Exception | None  # a violation that the code under judgement may have swallowed
-
-    @property
-    def calm(self) -> bool: ...
-    def record(self, task_attempt_id: int) -> AttemptRecord: ...
-    def tell(self, line: str) -> None: ...
-    def target(self, run_id: int) -> int: ...
-    def target_of(self, task_attempt_id: int) -> int: ...
-    def restores(self, checkpoint_id: int) -> None: ...
-    def send_barrier_apart(self, task_attempt_id: int, checkpoint_id: int, events_before: int) -> None: ...

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -109,62 +110,22 @@ def test_a_break_loses_the_end_of_what_is_under_way() -> None:
 # --- every event occurs -------------------------------------------------------------------------------------------
 
 # Events that need two ends at one moment are rarer; test_engine.py covers them.
-HAPPENINGS = {
-    "fact dropped",
-    "fact doubled",
-    "dropped facts are reported",
-    "outdated look",
-    "copy",
-    "fetch failure",
-    "zombie",
-    "two of one number",
-    "zombie succeeds",
-    "stage resubmitted",
-    "stage given up",
-    "downstream fetch failure",
-    "barrier stage fails",
-    "executor lost",
-    "executor's own fact: before",
-    "executor's own fact: between",
-    "executor's own fact: after",
-    "executor's own fact: late",
-    "executor's own fact: never",
-    "ghost",
-    "output lost",
-    "resubmitted",
-    "slow kill",
-    "kill too late",
-    "end after its job",
-    "too many failures",
-    "job cancelled",
-    "the user cancels",
-    "the coordinator fails the job",
-    "a checkpoint is given up",
-    "two jobs at a time",
-    "never registers",
-    "crash before it registers",
-    "crash",
-    "registers twice",
-    "slow to open",
-    "stalled",
-    "late snapshot",
-    "frozen",
-    "unresponsive",
-    "operator raises in process",
-    *(f"operator raises in {trap.value}" for trap in Trap),
-    "connection breaks",
-    "half-open: the task knows later",
-    "half-open: the server knows later",
-    "network cut",
-    "storage: fails",
-    "storage: fails after its effect",
-    "storage: fails before its effect",
-    "storage: a late effect",
-    "storage: hangs",
-    "storage: out of reach",
-    "storage: out of reach after an effect",
-    "storage: refuses deletions",
-}
+NAMES = """
+fact dropped; fact doubled; dropped facts are reported; outdated look
+copy; fetch failure; zombie; two of one number; zombie succeeds; stage resubmitted; stage given up
+downstream fetch failure; barrier stage fails
+executor lost; ghost; output lost; resubmitted
+executor's own fact: before; executor's own fact: between; executor's own fact: after
+executor's own fact: late; executor's own fact: never
+slow kill; kill too late; end after its job; too many failures; job cancelled; two jobs at a time
+the user cancels; the coordinator fails the job; a checkpoint is given up
+never registers; crash before it registers; crash; registers twice; slow to open
+stalled; late snapshot; frozen; unresponsive; operator raises in process
+connection breaks; half-open: the task knows later; half-open: the server knows later; network cut
+storage: fails; storage: fails after its effect; storage: fails before its effect; storage: a late effect
+storage: hangs; storage: out of reach; storage: out of reach after an effect; storage: refuses deletions
+"""
+HAPPENINGS = {*re.split(r"; |\n", NAMES.strip()), *(f"operator raises in {trap.value}" for trap in Trap)}
 
 
 def an_unlucky_world(seed: int) -> World:
