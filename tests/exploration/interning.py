@@ -8,13 +8,15 @@ is tried once, on a copy, and remembered. There are few such pairs, and many sta
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tests.exploration.freezing import clone, freeze
 from tests.exploration.vocabulary import Output, Violation
 
 FactsT_co = TypeVar("FactsT_co", covariant=True)
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
 
 
 class Part(Protocol[FactsT_co]):
@@ -25,20 +27,40 @@ class Part(Protocol[FactsT_co]):
     def facts(self) -> FactsT_co: ...
 
 
-class Messages:
+class Memo(dict[KeyT, ValueT]):
+    """The results of a function, each computed when it is first asked for."""
+
+    def __init__(self, compute: Callable[[KeyT], ValueT]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, key: KeyT) -> ValueT:
+        value = self[key] = self._compute(key)
+        return value
+
+
+class Numbers(Generic[ValueT]):
+    """Values by number. Two with the same ``form`` have one number."""
+
+    def __init__(self, form: Callable[[Any], Hashable]) -> None:
+        self.values: list[ValueT] = []
+        self._form = form
+        self._numbers: dict[Hashable, int] = {}
+
+    def number(self, value: ValueT) -> int:
+        form = self._form(value)
+        number = self._numbers.get(form)
+        if number is None:
+            number = self._numbers[form] = len(self.values)
+            self.values.append(value)
+        return number
+
+
+class Messages(Numbers[Any]):
     """All messages by number."""
 
     def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._numbers: dict[Hashable, int] = {}
-
-    def number(self, value: Any) -> int:
-        key = freeze(value)
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self.values)
-            self.values.append(value)
-        return number
+        super().__init__(freeze)
 
 
 class Broken(Exception):
@@ -58,38 +80,30 @@ class Population(Generic[FactsT_co]):
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
-        self._numbers: dict[Hashable, int] = {}
-        self._parts: list[Part[FactsT_co]] = []
-        self.facts: list[FactsT_co] = []
-        self._steps: dict[tuple[int, int], tuple[int, Numbered] | Violation] = {}
+        self._parts: Numbers[Part[FactsT_co]] = Numbers(freeze)
+        self.facts: Memo[int, FactsT_co] = Memo(lambda number: self.part(number).facts())
+        self._steps: Memo[tuple[int, int], tuple[int, Numbered] | Violation] = Memo(self._try)
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self._parts.values)
 
     def number(self, part: Part[FactsT_co]) -> int:
-        key = freeze(part)
-        number = self._numbers.get(key)
-        if number is None:
-            number = self._numbers[key] = len(self._parts)
-            self._parts.append(part)
-            self.facts.append(part.facts())
-        return number
+        return self._parts.number(part)
 
     def part(self, number: int) -> Part[FactsT_co]:
         """Return a part to read, not to change."""
-        return self._parts[number]
+        return self._parts.values[number]
 
     def step(self, number: int, message: int) -> tuple[int, Numbered]:
         """Return the next state and the outputs. Raises ``Broken``."""
-        known = self._steps.get((number, message))
-        if known is None:
-            known = self._steps[number, message] = self._try(number, message)
+        known = self._steps[number, message]
         if isinstance(known, Violation):
             raise Broken(known)
         return known
 
-    def _try(self, number: int, message: int) -> tuple[int, Numbered] | Violation:
-        part: Part[FactsT_co] = clone(self._parts[number])
+    def _try(self, step: tuple[int, int]) -> tuple[int, Numbered] | Violation:
+        number, message = step
+        part: Part[FactsT_co] = clone(self.part(number))
         try:
             outputs = part.step(self._messages.values[message])
         except Violation as violation:
@@ -105,7 +119,7 @@ class Boxes:
     def __init__(self) -> None:
         self.contents: list[tuple[int, ...]] = [()]
         self._numbers: dict[tuple[int, ...], int] = {(): 0}
-        self._pushed: dict[tuple[int, int], int] = {}
+        self._pushed = Memo[tuple[int, int], int](lambda key: self.number((*self.contents[key[0]], key[1])))
         self.head: list[int] = [-1]
         self.rest: list[int] = [0]
 
@@ -120,10 +134,7 @@ class Boxes:
         return number
 
     def push(self, box: int, message: int) -> int:
-        pushed = self._pushed.get((box, message))
-        if pushed is None:
-            pushed = self._pushed[box, message] = self.number((*self.contents[box], message))
-        return pushed
+        return self._pushed[box, message]
 
 
 class Link(NamedTuple):
@@ -143,17 +154,9 @@ class Link(NamedTuple):
     apart: tuple[int, ...] = ()
 
 
-class Links:
+class Links(Numbers[Link]):
     """All links, by number. Link 0 has no connection."""
 
     def __init__(self) -> None:
-        self.values: list[Link] = []
-        self._numbers: dict[Link, int] = {}
+        super().__init__(lambda link: link)
         self.number(Link())
-
-    def number(self, link: Link) -> int:
-        number = self._numbers.get(link)
-        if number is None:
-            number = self._numbers[link] = len(self.values)
-            self.values.append(link)
-        return number

@@ -48,23 +48,22 @@ from protocol.gateway.types import (
 )
 from protocol.wire.messages import AttemptEnded, Refused
 from tests.exploration.coordinator_end import Failed, Reset
-from tests.exploration.interning import Broken, Link, Numbered
+from tests.exploration.interning import Broken, Link, Memo, Numbered
 from tests.exploration.steps import Step, Steps
 from tests.exploration.vocabulary import AttemptFinished, CheckpointEnded, EventCame, SavepointEnded, To
 from tests.exploration.world import (
     BUDGETS,
     COORDINATOR_BOX,
-    DROPS,
     GATEWAY,
     GATEWAY_BOX,
     LEDGER_BOX,
     LINK,
     NEVER_ENDED,
     TASK,
-    TIMEOUTS,
     TRACKER,
     TRACKER_BOX,
     WIDTH,
+    Budget,
     State,
     World,
     base_of,
@@ -89,8 +88,8 @@ class Reduction:
     def __init__(self, world: World, steps: Steps) -> None:
         self.world = world
         self.steps = steps
-        self._free: dict[tuple[int, int, int], bool] = {}
-        self._heard: dict[int, bool] = {}
+        self._free = Memo[tuple[int, int, int], bool](lambda key: self._find_free(*key))
+        self._heard = Memo(self._find_heard)
         self._at_once: dict[tuple[int, ...], Step | None] = {}
         self._of_slot: dict[tuple[int, ...], SlotSteps] = {}
 
@@ -110,7 +109,7 @@ class Reduction:
         head = world.boxes.head
         if state[COORDINATOR_BOX]:
             message = head[state[COORDINATOR_BOX]]
-            if self._is_heard_at_once(message):
+            if self._heard[message]:
                 return Step("the coordinator takes", -1, message)
         if state[LEDGER_BOX]:
             return Step("the ledger takes", -1, head[state[LEDGER_BOX]])
@@ -130,13 +129,11 @@ class Reduction:
                     return step
         return None
 
-    def _is_heard_at_once(self, message: int) -> bool:
-        known = self._heard.get(message)
-        if known is None:
-            value: Any = self.world.messages.values[message]
-            asks = isinstance(value, EventCame) and value.request_id is not None
-            known = self._heard[message] = isinstance(value, HEARD_AT_ONCE) and not asks
-        return known
+    def _find_heard(self, message: int) -> bool:
+        """Whether the coordinator takes this message immediately."""
+        value: Any = self.world.messages.values[message]
+        asks = isinstance(value, EventCame) and value.request_id is not None
+        return isinstance(value, HEARD_AT_ONCE) and not asks
 
     def _of_slot_at_once(self, state: list[int], slot: int, is_open: bool) -> Step | None:
         world, base, head = self.world, base_of(slot), self.world.boxes.head
@@ -167,7 +164,7 @@ class Reduction:
         facts = world.tasks.facts[state[base + TASK]]
         if facts.sends or facts.at_barrier or facts.may_finish or facts.may_leave or link.broken:
             return False
-        return not (facts.attached and world.budgets[state[BUDGETS]][DROPS])
+        return not (facts.attached and world.budgets[state[BUDGETS]][Budget.DROPS])
 
     def _only_writes(self, gateway: int, message: int) -> bool:
         value = self.world.messages.values[message]
@@ -185,15 +182,13 @@ class Reduction:
 
     def is_free(self, tracker: int, message: int, budgets: int) -> bool:
         """Whether a message has no effect, now or after any other message that the tracker may receive first."""
-        key = tracker, message, budgets
-        known = self._free.get(key)
-        if known is None:
-            try:
-                known = self._is_free(tracker, message, budgets)
-            except Broken:
-                known = False
-            self._free[key] = known
-        return known
+        return self._free[tracker, message, budgets]
+
+    def _find_free(self, tracker: int, message: int, budgets: int) -> bool:
+        try:
+            return self._is_free(tracker, message, budgets)
+        except Broken:
+            return False
 
     def _is_free(self, tracker: int, message: int, budgets: int) -> bool:
         take = self.world.trackers.step
@@ -236,7 +231,7 @@ class Reduction:
         of_gateway = tuple(self.steps.of_gateway(state, slot))
         wire, box = world.readable(state, slot), state[base + GATEWAY_BOX]
         pair = False
-        if wire and box and not world.budgets[state[BUDGETS]][TIMEOUTS]:
+        if wire and box and not world.budgets[state[BUDGETS]][Budget.TIMEOUTS]:
             pair = all(self._is_local(state[base], world.boxes.head[place]) for place in (wire, box))
         return SlotSteps(
             tuple(self.steps.of_task(state, slot, dies=False)) if self._reads_first(state, base) else (),

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
+from tests.exploration.interning import Memo
 from tests.exploration.subtask_end import Life
 from tests.exploration.vocabulary import (
     CameDown,
@@ -26,27 +28,19 @@ from tests.exploration.vocabulary import (
     WriteEnds,
 )
 from tests.exploration.world import (
-    ABORTS,
     BUDGETS,
-    CHECKPOINTS,
     COORDINATOR,
     COORDINATOR_BOX,
-    DECLINES,
-    DROPS,
-    FAILURES,
-    FORGERIES,
     GATEWAY,
     GATEWAY_BOX,
     LEDGER,
     LEDGER_BOX,
     LINK,
     NEVER_ENDED,
-    SAVEPOINTS,
-    STORE_FAILURES,
     TASK,
-    TIMEOUTS,
     TRACKER,
     TRACKER_BOX,
+    Budget,
     State,
     World,
     base_of,
@@ -80,15 +74,15 @@ class Steps:
         self.timeout = number(OutOfTime())
         self.barrier, self.declined = number(MeetBarrier()), number(MeetBarrier(declines=True))
         self.barrier_sends = number(MeetBarrier(sends=True))
-        self._spontaneous: dict[tuple[int, int], tuple[Step, ...]] = {}
+        self._spontaneous = Memo[tuple[int, int], tuple[Step, ...]](lambda key: tuple(self._find_spontaneous(*key)))
         self._of_engine = [Step("Spark starts", slot) for slot in range(world.slots)]
         self._do: dict[str, Callable[[list[int], int, int], None]] = {
-            "the tracker takes": self._take_tracker,
-            "the tracker:": lambda state, slot, message: world.tracker(state, message),
-            "the coordinator takes": self._take_coordinator,
-            "the coordinator sends to": lambda state, slot, message: world.coordinator(state, message),
-            "the ledger takes": self._take_ledger,
-            "the ledger:": lambda state, slot, message: world.ledger(state, message),
+            "the tracker takes": partial(self._take, TRACKER),
+            "the tracker:": partial(self._give, TRACKER),
+            "the coordinator takes": partial(self._take, COORDINATOR),
+            "the coordinator sends to": partial(self._give, COORDINATOR),
+            "the ledger takes": partial(self._take, LEDGER),
+            "the ledger:": partial(self._give, LEDGER),
             "the gateway takes": self._take_gateway,
             "the gateway reads": lambda state, slot, message: world.read_up(state, slot),
             "the server takes the new connection of": lambda state, slot, message: world.attach(state, slot),
@@ -110,17 +104,13 @@ class Steps:
             state[BUDGETS] = self.world.spend(state[BUDGETS], step.budget)
         self._do[step.what](state, step.slot, step.message)
 
-    def _take_tracker(self, state: list[int], slot: int, message: int) -> None:
-        state[TRACKER_BOX] = self.world.boxes.rest[state[TRACKER_BOX]]
-        self.world.tracker(state, message)
+    def _take(self, place: int, state: list[int], slot: int, message: int) -> None:
+        """Let a part of the driver take the first message of its mailbox, which lies behind it in a state."""
+        state[place + 1] = self.world.boxes.rest[state[place + 1]]
+        self.world.driver(place, state, message)
 
-    def _take_coordinator(self, state: list[int], slot: int, message: int) -> None:
-        state[COORDINATOR_BOX] = self.world.boxes.rest[state[COORDINATOR_BOX]]
-        self.world.coordinator(state, message)
-
-    def _take_ledger(self, state: list[int], slot: int, message: int) -> None:
-        state[LEDGER_BOX] = self.world.boxes.rest[state[LEDGER_BOX]]
-        self.world.ledger(state, message)
+    def _give(self, place: int, state: list[int], slot: int, message: int) -> None:
+        self.world.driver(place, state, message)
 
     def _take_gateway(self, state: list[int], slot: int, message: int) -> None:
         place = base_of(slot) + GATEWAY_BOX
@@ -132,7 +122,7 @@ class Steps:
         text, slot, message = step.what, step.slot, step.message
         if exchanged and self.world.exchanged is not None:
             slot = self.world.exchanged.exchange.slot(slot) if slot >= 0 else slot
-            message = self.world.exchanged.message(message) if message >= 0 else message
+            message = self.world.exchanged.message[message] if message >= 0 else message
         if slot >= 0:
             attempts = self.world.scope.attempts
             text += f" {slot // attempts}#{slot % attempts}"
@@ -179,34 +169,30 @@ class Steps:
                 slot for slot in range(world.slots) if tasks[state[base_of(slot) + TASK]].life in NEVER_ENDED
             )
             yield Step("the ledger:", -1, world.messages.number(Looked(running)))
-        if world.budgets[state[BUDGETS]][FORGERIES] and 1 in world.trackers.facts[state[TRACKER]].open:
+        if world.budgets[state[BUDGETS]][Budget.FORGERIES] and 1 in world.trackers.facts[state[TRACKER]].open:
             for forged in self.forged:
-                yield Step("the ledger:", -1, forged, FORGERIES)
+                yield Step("the ledger:", -1, forged, Budget.FORGERIES)
 
     def spontaneous(self, tracker: int, budgets_number: int) -> tuple[Step, ...]:
         """Return the steps in which people or the storage send the tracker's actor a message."""
-        key = tracker, budgets_number
-        found = self._spontaneous.get(key)
-        if found is None:
-            found = self._spontaneous[key] = tuple(self._find_spontaneous(tracker, budgets_number))
-        return found
+        return self._spontaneous[tracker, budgets_number]
 
     def _find_spontaneous(self, tracker: int, budgets_number: int) -> Iterator[Step]:
         number, budgets = self.world.messages.number, self.world.budgets[budgets_number]
         facts = self.world.trackers.facts[tracker]
-        if budgets[CHECKPOINTS]:
-            yield Step("the tracker:", -1, self.trigger, CHECKPOINTS)
-        if budgets[SAVEPOINTS]:
-            yield Step("the tracker:", -1, self.savepoint, SAVEPOINTS)
-        if budgets[ABORTS]:
+        if budgets[Budget.CHECKPOINTS]:
+            yield Step("the tracker:", -1, self.trigger, Budget.CHECKPOINTS)
+        if budgets[Budget.SAVEPOINTS]:
+            yield Step("the tracker:", -1, self.savepoint, Budget.SAVEPOINTS)
+        if budgets[Budget.ABORTS]:
             for abort in facts.abortable:
-                yield Step("the tracker:", -1, number(abort), ABORTS)
+                yield Step("the tracker:", -1, number(abort), Budget.ABORTS)
         for checkpoint_id in facts.discarding:
             yield Step("the tracker:", -1, number(DiscardEnds(checkpoint_id)))
         for checkpoint_id in facts.writing:
             yield Step("the tracker:", -1, number(WriteEnds(checkpoint_id)))
-            if budgets[STORE_FAILURES]:
-                yield Step("the tracker:", -1, number(WriteEnds(checkpoint_id, stored=False)), STORE_FAILURES)
+            if budgets[Budget.STORE_FAILURES]:
+                yield Step("the tracker:", -1, number(WriteEnds(checkpoint_id, stored=False)), Budget.STORE_FAILURES)
 
     def of_gateway(self, state: State, slot: int) -> Iterator[Step]:
         world, base = self.world, base_of(slot)
@@ -223,8 +209,8 @@ class Steps:
             yield Step("the server takes the new connection of", slot)
         if link.bound == 2 or (link.bound == 1 and link.broken):
             yield Step("the gateway notices the loss of", slot)
-        if facts.may_expire and world.budgets[state[BUDGETS]][TIMEOUTS]:
-            yield Step("the gateway gives up", slot, self.timeout, TIMEOUTS)
+        if facts.may_expire and world.budgets[state[BUDGETS]][Budget.TIMEOUTS]:
+            yield Step("the gateway gives up", slot, self.timeout, Budget.TIMEOUTS)
 
     def of_task(self, state: State, slot: int, *, dies: bool = True) -> Iterator[Step]:
         """Yield the steps of a task. ``dies``: include those that end the task from outside."""
@@ -241,8 +227,8 @@ class Steps:
             yield Step("the task:", slot, self.barrier)
             if facts.sends and world.scope.in_snapshot:
                 yield Step("the task:", slot, self.barrier_sends)
-            if budgets[DECLINES]:
-                yield Step("the task:", slot, self.declined, DECLINES)
+            if budgets[Budget.DECLINES]:
+                yield Step("the task:", slot, self.declined, Budget.DECLINES)
         if facts.may_finish:
             yield Step("the task:", slot, self.finish)
         if facts.may_leave:
@@ -252,15 +238,15 @@ class Steps:
                 yield Step("the barrier apart reaches", slot, message)
             if link.broken:
                 yield Step("the task connects again,", slot)
-            elif budgets[DROPS] and facts.attached and link.open and link.bound == 1:
-                yield Step("the connection breaks of", slot, -1, DROPS)
-            if facts.may_expire and budgets[TIMEOUTS]:
-                yield Step("the task:", slot, self.timeout, TIMEOUTS)
+            elif budgets[Budget.DROPS] and facts.attached and link.open and link.bound == 1:
+                yield Step("the connection breaks of", slot, -1, Budget.DROPS)
+            if facts.may_expire and budgets[Budget.TIMEOUTS]:
+                yield Step("the task:", slot, self.timeout, Budget.TIMEOUTS)
         if dies:
             if facts.condemned:
                 yield Step("the task:", slot, self.killed)
-            if budgets[FAILURES] and (slot + 1) % world.scope.attempts:
-                yield Step("the task:", slot, self.died, FAILURES)
+            if budgets[Budget.FAILURES] and (slot + 1) % world.scope.attempts:
+                yield Step("the task:", slot, self.died, Budget.FAILURES)
 
     def of_engine(self, state: State, slot: int) -> Iterator[Step]:
         """Yield the step in which Spark starts the next attempt after the last one is over."""

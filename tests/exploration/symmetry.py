@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from tests.exploration.freezing import IGNORED, fields_of
-from tests.exploration.interning import Boxes, Link, Links, Messages, Population
+from tests.exploration.interning import Boxes, Links, Memo, Messages, Population
 from tests.exploration.vocabulary import Slot, Subtask, Task
 
 BY_SUBTASK = frozenset({"parts", "at_rest", "subtask_states"})
@@ -95,38 +95,21 @@ class Exchanged:
 
     def __init__(self, exchange: Exchange, messages: Messages, boxes: Boxes, links: Links) -> None:
         self.exchange = exchange
-        self._messages, self._boxes, self._links = messages, boxes, links
-        self._message: dict[int, int] = {}
-        self._box: dict[int, int] = {0: 0}
-        self._link: dict[int, int] = {0: 0}
-        self._parts: dict[int, dict[int, int]] = {}
-
-    def message(self, number: int) -> int:
-        known = self._message.get(number)
-        if known is None:
-            known = self._messages.number(self.exchange.value(self._messages.values[number]))
-            self._message[number] = known
-        return known
-
-    def box(self, number: int) -> int:
-        known = self._box.get(number)
-        if known is None:
-            contents = self._boxes.contents[number]
-            known = self._box[number] = self._boxes.number(tuple([self.message(message) for message in contents]))
-        return known
-
-    def link(self, number: int) -> int:
-        known = self._link.get(number)
-        if known is None:
-            link: Link = self._links.values[number]
-            apart = tuple(sorted(self.message(message) for message in link.apart))
-            up, down, old = self.box(link.up), self.box(link.down), self.box(link.old)
-            known = self._link[number] = self._links.number(link._replace(up=up, down=down, old=old, apart=apart))
-        return known
+        self._links = links
+        self.message: Memo[int, int] = Memo(lambda number: messages.number(exchange.value(messages.values[number])))
+        self.box: Memo[int, int] = Memo(
+            lambda number: boxes.number(tuple([self.message[message] for message in boxes.contents[number]]))
+        )
+        self.link: Memo[int, int] = Memo(self._exchange_link)
+        self._parts: Memo[tuple[Population[Any], int], int] = Memo(
+            lambda part: part[0].number(exchange.value(part[0].part(part[1])))
+        )
 
     def part(self, population: Population[Any], number: int) -> int:
-        parts = self._parts.setdefault(id(population), {})
-        known = parts.get(number)
-        if known is None:
-            known = parts[number] = population.number(self.exchange.value(population.part(number)))
-        return known
+        return self._parts[population, number]
+
+    def _exchange_link(self, number: int) -> int:
+        link = self._links.values[number]
+        apart = tuple(sorted(self.message[message] for message in link.apart))
+        up, down, old = self.box[link.up], self.box[link.down], self.box[link.old]
+        return self._links.number(link._replace(up=up, down=down, old=old, apart=apart))

@@ -10,6 +10,7 @@ a connection keeps the order of each direction until it breaks; everything else 
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Any
 
 from protocol.gateway.types import ItemTaken
@@ -17,7 +18,7 @@ from protocol.wire.messages import Confirm, Resume
 from tests.exploration.coordinator_end import CoordinatorEnd, CoordinatorFacts
 from tests.exploration.driver_ends import LedgerEnd, TrackerEnd, TrackerFacts
 from tests.exploration.gateway_end import GatewayEnd, GatewayFacts
-from tests.exploration.interning import Boxes, Link, Links, Messages, Numbered, Population
+from tests.exploration.interning import Boxes, Link, Links, Memo, Messages, Numbered, Numbers, Population
 from tests.exploration.scopes import Scope
 from tests.exploration.subtask_end import Life, SubtaskEnd, SubtaskFacts
 from tests.exploration.symmetry import Exchange, Exchanged
@@ -35,23 +36,25 @@ from tests.exploration.vocabulary import (
 
 State = tuple[int, ...]
 TRACKER, TRACKER_BOX, COORDINATOR, COORDINATOR_BOX, LEDGER, LEDGER_BOX, BUDGETS, SLOTS = range(8)
+BOX_OF: dict[int, int] = {To.TRACKER: TRACKER_BOX, To.COORDINATOR: COORDINATOR_BOX, To.BRIDGE: LEDGER_BOX}
 GATEWAY, GATEWAY_BOX, TASK, LINK = range(4)  # from the base of a slot
 WIDTH = 4
 
-BUDGET_NAMES = (
-    "checkpoints",
-    "savepoints",
-    "aborts",
-    "failures",
-    "drops",
-    "timeouts",
-    "declines",
-    "store_failures",
-    "forgeries",
-)
-CHECKPOINTS, SAVEPOINTS, ABORTS, FAILURES, DROPS, TIMEOUTS, DECLINES, STORE_FAILURES, FORGERIES = range(
-    len(BUDGET_NAMES)
-)
+
+class Budget(IntEnum):
+    """The budgets of a world, each a field of its ``Scope``, in the order in which a state lists them."""
+
+    CHECKPOINTS = 0
+    SAVEPOINTS = 1
+    ABORTS = 2
+    FAILURES = 3
+    DROPS = 4
+    TIMEOUTS = 5
+    DECLINES = 6
+    STORE_FAILURES = 7
+    FORGERIES = 8
+
+
 NEVER_ENDED = (Life.WAITING, Life.RUNNING, Life.LEAVING)
 
 
@@ -81,9 +84,14 @@ class World:
         if symmetric and scope.subtasks == 2:
             exchange = Exchange(scope.attempts)
             self.exchanged = Exchanged(exchange, self.messages, self.boxes, self.links)
-        self.budgets: list[tuple[int, ...]] = []
-        self._budget_numbers: dict[tuple[int, ...], int] = {}
-        self._kinds: dict[int, type] = {}
+        self._budgets: Numbers[tuple[int, ...]] = Numbers(lambda budgets: budgets)
+        self.budgets = self._budgets.values
+        self._kinds = Memo(self._kind)
+        self._drivers: dict[int, Population[Any]] = {
+            TRACKER: self.trackers,
+            COORDINATOR: self.coordinators,
+            LEDGER: self.ledgers,
+        }
         self.loss = self.messages.number(LossNoticed())
 
     def initial(self) -> State:
@@ -95,7 +103,7 @@ class World:
             0,
             self.ledgers.number(LedgerEnd(scope)),
             0,
-            self.number_budgets(tuple(getattr(scope, name) for name in BUDGET_NAMES)),
+            self._budgets.number(tuple(getattr(scope, budget.name.lower()) for budget in Budget)),
         ]
         for slot in range(self.slots):
             exchange = scope.events_up, scope.events_down
@@ -107,25 +115,18 @@ class World:
 
     # --- numbers ---
 
-    def number_budgets(self, budgets: tuple[int, ...]) -> int:
-        number = self._budget_numbers.get(budgets)
-        if number is None:
-            number = self._budget_numbers[budgets] = len(self.budgets)
-            self.budgets.append(budgets)
-        return number
-
     def spend(self, number: int, which: int) -> int:
         budgets = list(self.budgets[number])
         budgets[which] -= 1
-        return self.number_budgets(tuple(budgets))
+        return self._budgets.number(tuple(budgets))
 
     def kind(self, message: int) -> type:
         """Return the class of a message, or of its content if it travels along a wire."""
-        kind = self._kinds.get(message)
-        if kind is None:
-            value = self.messages.values[message]
-            kind = self._kinds[message] = type(value.message if isinstance(value, CameUp | CameDown) else value)
-        return kind
+        return self._kinds[message]
+
+    def _kind(self, message: int) -> type:
+        value = self.messages.values[message]
+        return type(value.message if isinstance(value, CameUp | CameDown) else value)
 
     def lesser(self, state: State) -> tuple[State, bool]:
         """Return the lesser of this state and its renamed equivalent; and whether that is the renamed one."""
@@ -141,34 +142,27 @@ class World:
         part, box = exchanged.part, exchanged.box
         other = [
             part(self.trackers, state[TRACKER]),
-            box(state[TRACKER_BOX]),
+            box[state[TRACKER_BOX]],
             part(self.coordinators, state[COORDINATOR]),
-            box(state[COORDINATOR_BOX]),
+            box[state[COORDINATOR_BOX]],
             part(self.ledgers, state[LEDGER]),
-            box(state[LEDGER_BOX]),
+            box[state[LEDGER_BOX]],
             state[BUDGETS],
         ]
         half = WIDTH * self.scope.attempts
         places = [*range(SLOTS + half, SLOTS + 2 * half, WIDTH), *range(SLOTS, SLOTS + half, WIDTH)]
         for base in places:
             other.append(part(self.gateways, state[base]))
-            other.append(box(state[base + GATEWAY_BOX]))
+            other.append(box[state[base + GATEWAY_BOX]])
             other.append(part(self.tasks, state[base + TASK]))
-            other.append(exchanged.link(state[base + LINK]))
+            other.append(exchanged.link[state[base + LINK]])
         return tuple(other)
 
     # --- steps of one part ---
 
-    def tracker(self, state: list[int], message: int) -> None:
-        state[TRACKER], out = self.trackers.step(state[TRACKER], message)
-        self.emit(state, -1, out)
-
-    def coordinator(self, state: list[int], message: int) -> None:
-        state[COORDINATOR], out = self.coordinators.step(state[COORDINATOR], message)
-        self.emit(state, -1, out)
-
-    def ledger(self, state: list[int], message: int) -> None:
-        state[LEDGER], out = self.ledgers.step(state[LEDGER], message)
+    def driver(self, place: int, state: list[int], message: int) -> None:
+        """Let the part of the driver at ``place`` take a message."""
+        state[place], out = self._drivers[place].step(state[place], message)
         self.emit(state, -1, out)
 
     def gateway(self, state: list[int], slot: int, message: int) -> None:
@@ -203,12 +197,8 @@ class World:
         for to, message in out:
             if to >= To.GATEWAYS:
                 self._to_gateway(state, to - To.GATEWAYS, message)
-            elif to == To.TRACKER:
-                state[TRACKER_BOX] = push(state[TRACKER_BOX], message)
-            elif to == To.COORDINATOR:
-                state[COORDINATOR_BOX] = push(state[COORDINATOR_BOX], message)
-            elif to == To.BRIDGE:
-                state[LEDGER_BOX] = push(state[LEDGER_BOX], message)
+            elif to in BOX_OF:
+                state[BOX_OF[to]] = push(state[BOX_OF[to]], message)
             elif to == To.OUTPUT:
                 self._destroy(state, self.messages.values[message])
             elif to == To.DOWN:
@@ -343,7 +333,7 @@ class World:
         if self.tasks.facts[state[base + TASK]].life not in NEVER_ENDED:
             return False
         link = self.links.values[state[base + LINK]]
-        return self.budgets[state[BUDGETS]][DROPS] > 0 or link.bound != 1 or not link.open
+        return self.budgets[state[BUDGETS]][Budget.DROPS] > 0 or link.bound != 1 or not link.open
 
     def readable(self, state: State | list[int], slot: int) -> int:
         """Return the wire that the gateway may read from, or the empty one."""
