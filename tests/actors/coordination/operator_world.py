@@ -61,7 +61,17 @@ from tests.actors.coordination.executor import MemoryConnection, Task
 
 T = TypeVar("T")
 
-__all__ = ["Answer", "Call", "Method", "RecordingCoordinator", "World", "raising", "running_operator", "the_turn_of"]
+__all__ = [
+    "Answer",
+    "Call",
+    "Method",
+    "RecordingCoordinator",
+    "World",
+    "raising",
+    "running_operator",
+    "running_tasks",
+    "the_turn_of",
+]
 
 
 class Answer(PublicAnswer[Any]):
@@ -332,3 +342,12 @@ async def running_operator(
         if started:
             await world.start()
         yield world
+
+
+@asynccontextmanager
+async def running_tasks(
+    count: int, coordinator: OperatorCoordinator | None = None, **config: Any
+) -> AsyncIterator[tuple[World, list[Task]]]:
+    """Yield a started operator whose first ``count`` subtasks have a ready attempt each. See ``running_operator``."""
+    async with running_operator(coordinator, **config) as world:
+        yield world, await world.running(*range(count))

@@ -14,12 +14,17 @@ from protocol.attempts import FailureKind
 from protocol.errors import AttemptOver
 from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.executor import Task
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, the_turn_of
+from tests.actors.coordination.operator_world import (
+    RecordingCoordinator,
+    World,
+    running_operator,
+    running_tasks,
+    the_turn_of,
+)
 
 
 async def test_an_attempt_is_ready_then_failed_then_its_subtask_reset_then_the_next_one_ready() -> None:  # H10
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         world.fail(task)
         await world.running(0)
         assert world.coordinator.calls[1:] == [
@@ -52,8 +57,10 @@ async def test_inside_failed_and_reset_the_old_gateway_refuses_at_once() -> None
 
     coordinator = RecordingCoordinator(subtask_failed=try_to_send, subtask_reset=try_to_send)
     # The coordinator is told before the gateway runs, so the refusal must not need the gateway's mailbox.
-    async with running_operator(coordinator, schedule=the_turn_of("operator", "operator/coordinator")) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator, schedule=the_turn_of("operator", "operator/coordinator")) as (
+        world,
+        (task,),
+    ):
         world.fail(task)
         await world.settle()
         assert all(known_at_once)
@@ -64,8 +71,7 @@ async def test_inside_failed_and_reset_the_old_gateway_refuses_at_once() -> None
 
 
 async def test_a_gateway_never_reaches_a_later_attempt() -> None:  # H20
-    async with running_operator() as world:
-        (old,) = await world.running(0)
+    async with running_tasks(1) as (world, (old,)):
         old_gateway = world.coordinator.gateways[0]
         world.fail(old)
         (new,) = await world.running(0)
@@ -85,8 +91,7 @@ async def test_a_gateway_never_reaches_a_later_attempt() -> None:  # H20
 async def test_an_event_that_comes_after_the_end_of_its_attempt_is_dropped_and_counted(  # H3, H15, H57
     ending: Callable[[World, Task], None],
 ) -> None:
-    async with running_operator(schedule=the_turn_of("operator")) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, schedule=the_turn_of("operator")) as (world, (task,)):
         task.send("too late")  # waits at the gateway while the tracker announces the end
         ending(world, task)
         await world.settle()
@@ -95,8 +100,7 @@ async def test_an_event_that_comes_after_the_end_of_its_attempt_is_dropped_and_c
 
 
 async def test_an_event_that_came_before_the_end_of_its_attempt_is_handled_before_it() -> None:  # H3, H30
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         task.send("last words")
         await world.settle()
         world.fail(task)
@@ -105,8 +109,7 @@ async def test_an_event_that_came_before_the_end_of_its_attempt_is_handled_befor
 
 
 async def test_a_task_that_is_over_is_told_to_stop() -> None:  # H3
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         world.fail(task, FailureKind.KILLED)
         await world.settle()
         assert task.ended == ["killed: by the test"]
@@ -115,8 +118,7 @@ async def test_a_task_that_is_over_is_told_to_stop() -> None:  # H3
 
 
 async def test_a_connection_that_comes_after_the_end_is_told_so() -> None:  # H3
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         world.fail(task, reset=False)
         connection = world.connection()
         task.lose_connection()
@@ -127,8 +129,7 @@ async def test_a_connection_that_comes_after_the_end_is_told_so() -> None:  # H3
 
 
 async def test_events_go_to_the_attempt_whose_gateway_was_used() -> None:  # H13
-    async with running_operator() as world:
-        (first,) = await world.running(0)
+    async with running_tasks(1) as (world, (first,)):
         first_gateway = world.coordinator.gateways[0]
         (second,) = await world.running(0)
         await first_gateway.send_event("to the first")
@@ -156,8 +157,7 @@ async def test_a_global_failover_reports_each_attempt_and_resets_once() -> None:
 
 
 async def test_the_end_of_a_run_ends_its_gateways_and_is_told() -> None:  # H57
-    async with running_operator() as world:
-        done, left = await world.running(0, 1)
+    async with running_tasks(2) as (world, (done, left)):
         done.finish(state=b"final")
         await world.settle()
         world.finish(done)
@@ -173,8 +173,7 @@ async def test_the_end_of_a_run_ends_its_gateways_and_is_told() -> None:  # H57
 
 
 async def test_a_coordinator_can_be_used_for_the_next_run() -> None:  # H55, H57
-    async with running_operator(mode=RestoreMode.BATCH) as world:
-        await world.running(0)
+    async with running_tasks(1, mode=RestoreMode.BATCH) as (world, _):
         world.end_run()
         world.reset("a new run")
         (task,) = await world.running(0)
@@ -189,8 +188,7 @@ async def test_a_coordinator_can_be_used_for_the_next_run() -> None:  # H55, H57
 
 
 async def test_a_finished_attempt_may_be_failed_later() -> None:  # H17
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         task.finish()
         await world.settle()
         world.finish(task)
@@ -202,8 +200,7 @@ async def test_a_finished_attempt_may_be_failed_later() -> None:  # H17
 
 
 async def test_an_attempt_that_finished_while_its_readiness_was_withheld_is_not_announced() -> None:  # H11, H40
-    async with running_operator() as world:
-        (slow,) = await world.running(0)
+    async with running_tasks(1) as (world, (slow,)):
         slow.unresponsive = True
         answer = await world.checkpoint()
         (quick,) = await world.running(1)
@@ -218,8 +215,7 @@ async def test_an_attempt_that_finished_while_its_readiness_was_withheld_is_not_
 
 
 async def test_the_figures_of_an_operator_are_kept() -> None:  # H27
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         await world.advance(1.0)  # otherwise an event that was never sent would appear as old
         task.unresponsive = True
         await world.coordinator.gateways[0].send_event("one")

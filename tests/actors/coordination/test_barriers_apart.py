@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 from protocol.ids import ExecutionAttempt
-from tests.actors.coordination.operator_world import running_operator
+from tests.actors.coordination.operator_world import running_tasks
 
 
 async def test_barriers_are_handed_over_and_the_checkpoint_waits_for_them() -> None:  # H23, H40
     handed_over: list[tuple[ExecutionAttempt, int, int]] = []
-    async with running_operator(inject_barrier=lambda *args: handed_over.append(args)) as world:
-        tasks = await world.running(0, 1)
+    async with running_tasks(2, inject_barrier=lambda *args: handed_over.append(args)) as (world, tasks):
         await world.coordinator.gateways[0].send_event("before the cut")
         answer = await world.checkpoint()
         assert sorted(attempt.subtask for attempt, _, _ in handed_over) == [0, 1]
@@ -31,8 +30,7 @@ async def test_a_barrier_that_cannot_be_sent_aborts_the_checkpoint() -> None:  #
     def fail(attempt: ExecutionAttempt, checkpoint_id: int, events_before: int) -> None:
         raise ConnectionError("no micro-batch is running")
 
-    async with running_operator(inject_barrier=fail) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, inject_barrier=fail) as (world, (task,)):
         answer = await world.checkpoint()
         assert "its barrier could not be sent: ConnectionError: no micro-batch is running" in answer.reason()
         assert task.handled == [("aborted", 1)]

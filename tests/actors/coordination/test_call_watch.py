@@ -19,7 +19,13 @@ from actors.coordination.recreate_on_reset import RecreateOnReset
 from actors.coordination.user_calls import call_user
 from protocol.attempts import FailureKind
 from tests.actors.coordination.executor import Task
-from tests.actors.coordination.operator_world import Answer, RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import (
+    Answer,
+    RecordingCoordinator,
+    World,
+    running_operator,
+    running_tasks,
+)
 
 Reports = list[MutableMapping[str, Any]]
 
@@ -235,8 +241,7 @@ async def test_the_tasks_are_told_what_the_coordinator_waits_for_and_when_that_i
 
     coordinator = RecordingCoordinator(handle_request=until_open)
     with capture_logs() as logged:
-        async with running_operator(coordinator) as world:
-            first, other = await world.running(0, 1)
+        async with running_tasks(2, coordinator) as (world, (first, other)):
             other.ask("a request")
             await world.settle()
             await world.advance(21.0)
@@ -276,16 +281,14 @@ async def test_the_start_of_a_coordinator_that_was_recreated_is_what_is_blamed()
 
 async def test_a_snapshot_that_takes_too_long_says_where_it_waits() -> None:  # H46, H70
     coordinator = RecordingCoordinator(checkpoint_coordinator=Meeting())
-    async with running_operator(coordinator, snapshot_timeout_s=5.0) as world:
-        await world.running(0)
+    async with running_tasks(1, coordinator, snapshot_timeout_s=5.0) as (world, _):
         answer = world.begin_checkpoint()
         await world.advance(5.0)
         assert f"checkpoint_coordinator took longer than 5 s, waiting at {MEET}" in answer.reason()
 
 
 async def test_no_timer_is_left_when_the_operator_has_stopped() -> None:  # H57, H70
-    async with running_operator() as world:
-        await world.running(0)
+    async with running_tasks(1) as (world, _):
         await world.stop()
         with capture_logs() as logged:
             await world.advance(100.0)

@@ -15,7 +15,7 @@ from actors.coordination.messages import AwaitSettled, RequestCheckpoint, Tracke
 from protocol.attempts import GlobalFailureRaised
 from protocol.barrier_tracker import AbortRequested
 from protocol.wire.messages import RestoreMode
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_tasks
 
 
 async def assert_that_all_goes_on(world: World) -> None:
@@ -35,8 +35,7 @@ async def assert_that_all_goes_on(world: World) -> None:
 
 
 async def test_a_subtask_that_declines_aborts_the_checkpoint_on_both_sides() -> None:  # H45
-    async with running_operator() as world:
-        task, other = await world.running(0, 1)
+    async with running_tasks(2) as (world, (task, other)):
         task.declines = "my files are open"
         answer = await world.checkpoint()
         assert "declined: my files are open" in answer.reason()
@@ -49,8 +48,7 @@ async def test_a_subtask_that_declines_aborts_the_checkpoint_on_both_sides() -> 
 
 
 async def test_a_checkpoint_that_takes_too_long_is_aborted_on_both_sides() -> None:  # H45, H48
-    async with running_operator(checkpoint_timeout_s=10.0) as world:
-        task, other = await world.running(0, 1)
+    async with running_tasks(2, checkpoint_timeout_s=10.0) as (world, (task, other)):
         task.busy = True
         answer = world.begin_checkpoint()
         await world.advance(9.9)
@@ -66,8 +64,7 @@ async def test_a_checkpoint_that_takes_too_long_is_aborted_on_both_sides() -> No
 
 
 async def test_a_failing_attempt_aborts_the_checkpoint_before_the_failure_is_announced() -> None:  # H16, H45
-    async with running_operator() as world:
-        task, other = await world.running(0, 1)
+    async with running_tasks(2) as (world, (task, other)):
         task.busy = True
         answer = await world.checkpoint()
         world.fail(task)
@@ -87,8 +84,7 @@ async def test_storage_that_fails_aborts_the_checkpoint() -> None:  # H45
     async def fail(checkpoint: Any) -> None:
         raise OSError("no space left")
 
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         world.on_store = fail
         answer = await world.checkpoint()
         assert "OSError: no space left" in answer.reason()
@@ -106,8 +102,7 @@ async def test_a_checkpoint_aborted_while_it_is_stored_is_taken_back() -> None: 
     async def fail(checkpoint_id: int) -> None:
         raise OSError("it is gone already")
 
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         world.on_store, world.on_discard = slowly, fail
         answer = await world.checkpoint()
         world.fail(task)
@@ -128,8 +123,7 @@ async def test_a_coordinator_that_returns_nothing_is_told_to_return_bytes() -> N
         return None
 
     coordinator = RecordingCoordinator(checkpoint_coordinator=forget)
-    async with running_operator(coordinator) as world:
-        await world.running(0)
+    async with running_tasks(1, coordinator) as (world, _):
         answer = await world.checkpoint()
         assert "returned NoneType, not bytes" in answer.reason()
         (failure,) = world.reported(GlobalFailureRaised)
@@ -141,8 +135,7 @@ async def test_any_bytes_will_do_and_empty_ones_too(state: Any) -> None:  # H46
     async def snapshot(checkpoint_id: int) -> Any:
         return state
 
-    async with running_operator(RecordingCoordinator(checkpoint_coordinator=snapshot)) as world:
-        await world.running(0)
+    async with running_tasks(1, RecordingCoordinator(checkpoint_coordinator=snapshot)) as (world, _):
         await world.checkpoint()
         assert world.stored[0].coordinator_state == bytes(state)
 
@@ -153,8 +146,7 @@ async def test_a_coordinator_that_takes_too_long_for_its_snapshot_aborts_it() ->
         return b""
 
     coordinator = RecordingCoordinator(checkpoint_coordinator=never)
-    async with running_operator(coordinator, snapshot_timeout_s=5.0) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator, snapshot_timeout_s=5.0) as (world, (task,)):
         answer = world.begin_checkpoint()
         await world.advance(4.9)
         assert answer.open
@@ -171,16 +163,14 @@ async def test_a_timeout_of_the_coordinators_own_is_an_exception_like_any_other(
         raise TimeoutError("the broker did not answer")
 
     coordinator = RecordingCoordinator(checkpoint_coordinator=give_up)
-    async with running_operator(coordinator) as world:
-        await world.running(0)
+    async with running_tasks(1, coordinator) as (world, _):
         answer = await world.checkpoint()
         assert "the broker did not answer" in answer.reason()
         assert "the broker did not answer" in str(world.failures[0])
 
 
 async def test_a_second_request_waits_for_the_first_and_a_third_is_refused() -> None:  # H43
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         task.busy = True
         first, second, third = (world.begin_checkpoint() for _ in range(3))
         await world.settle()
@@ -192,8 +182,7 @@ async def test_a_second_request_waits_for_the_first_and_a_third_is_refused() -> 
 
 
 async def test_a_request_to_abort_ends_the_one_that_it_names_and_no_other() -> None:  # H44, H45
-    async with running_operator(tolerated_failures=0) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, tolerated_failures=0) as (world, (task,)):
         task.busy = True
         first, second = world.begin_checkpoint(), world.begin_checkpoint()
         await world.settle()
@@ -213,15 +202,14 @@ async def test_a_request_to_abort_ends_the_one_that_it_names_and_no_other() -> N
 
 
 async def test_the_id_of_a_reset_is_the_last_one_that_the_coordinator_was_told() -> None:  # H18
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         await world.checkpoint()
         world.fail(task)
-        (task,) = await world.running(0)
+        (again,) = await world.running(0)
         assert world.coordinator.calls_of("subtask_reset") == [("subtask_reset", 0, 1)]
-        task.busy = True
+        again.busy = True
         await world.checkpoint()
-        world.fail(task)
+        world.fail(again)
         await world.settle()
         assert world.coordinator.calls_of("subtask_reset")[-1] == ("subtask_reset", 0, 1)
         world.reset()
@@ -230,19 +218,18 @@ async def test_the_id_of_a_reset_is_the_last_one_that_the_coordinator_was_told()
 
 
 async def test_in_batch_mode_every_reset_goes_to_the_beginning() -> None:  # H18, H55
-    async with running_operator(mode=RestoreMode.BATCH) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, mode=RestoreMode.BATCH) as (world, (task,)):
         await world.checkpoint()
         world.fail(task)
-        (task,) = await world.running(0)
+        (again,) = await world.running(0)
         world.reset()
         await world.settle()
         assert world.coordinator.calls_of("subtask_reset", "reset_to_checkpoint") == [
             ("subtask_reset", 0, -1),
             ("reset_to_checkpoint", -1, None),
         ]
-        assert task.registered is not None
-        assert (task.registered.checkpoint_id, task.registered.states) == (-1, ())
+        assert again.registered is not None
+        assert (again.registered.checkpoint_id, again.registered.states) == (-1, ())
 
 
 @pytest.mark.parametrize("request_type", [RequestCheckpoint, AwaitSettled])
@@ -255,8 +242,7 @@ async def test_a_request_that_is_pending_at_the_stop_is_failed(request_type: typ
         except ActorStopped as stopped:
             ended.append(stopped)
 
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         task.busy = True
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask)

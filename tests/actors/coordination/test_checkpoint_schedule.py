@@ -13,7 +13,7 @@ from actors.coordination import CheckpointFailed
 from actors.coordination.messages import Settled
 from protocol.wire.messages import SubtaskState
 from tests.actors.coordination.executor import Task
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, running_tasks
 
 
 def stored_ids(world: World) -> list[int]:
@@ -50,8 +50,7 @@ async def test_one_is_due_at_each_interval_while_an_attempt_runs() -> None:
 
 
 async def test_one_that_takes_too_long_fails_by_itself_and_the_next_one_comes() -> None:  # H45, H48
-    async with running_operator(interval_s=20.0, checkpoint_timeout_s=10.0) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, interval_s=20.0, checkpoint_timeout_s=10.0) as (world, (task,)):
         task.busy = True
         await world.advance(31.0)
         assert task.mailbox
@@ -63,8 +62,7 @@ async def test_one_that_takes_too_long_fails_by_itself_and_the_next_one_comes() 
 
 
 async def test_the_schedule_tries_again_without_a_failure_if_no_checkpoint_id_is_available() -> None:  # H4, H48
-    async with running_operator(interval_s=10.0, checkpoint_timeout_s=30.0) as world:
-        await world.running(0)
+    async with running_tasks(1, interval_s=10.0, checkpoint_timeout_s=30.0) as (world, _):
         world.no_ids = OSError("the storage is gone")
         await world.advance(10.1)
         assert world.statistics.checkpoints_refused == 1
@@ -75,8 +73,7 @@ async def test_the_schedule_tries_again_without_a_failure_if_no_checkpoint_id_is
 
 
 async def test_a_request_without_an_id_fails_with_what_the_storage_said() -> None:  # H4
-    async with running_operator() as world:
-        await world.running(0)
+    async with running_tasks(1) as (world, _):
         world.no_ids = OSError("the storage is gone")
         answer = await world.checkpoint()
         assert answer.reason() == "no checkpoint id: OSError: the storage is gone"
@@ -139,8 +136,7 @@ async def test_a_run_is_settled_when_its_final_checkpoint_is_and_the_coordinator
 
 
 async def test_a_run_that_failed_is_settled_when_the_coordinator_has_heard_of_it() -> None:
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         task.busy = True
         await world.checkpoint()
         world.end_run(succeeded=False)
@@ -159,8 +155,7 @@ async def test_a_final_checkpoint_that_failed_is_taken_again() -> None:  # H45
         world.on_store = None
         raise OSError("no space left")
 
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         world.on_store = fail_once
         await end_well(world, task)
         answer = world.await_settled()
@@ -172,8 +167,7 @@ async def test_a_caller_that_waits_learns_that_the_last_output_is_not_committed(
     async def fail(checkpoint: Any) -> None:
         raise OSError("no space left")
 
-    async with running_operator(tolerated_failures=1) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, tolerated_failures=1) as (world, (task,)):
         await world.checkpoint()
         world.on_store = fail
         await end_well(world, task)
@@ -198,8 +192,7 @@ async def test_it_is_told_too_when_the_last_try_had_begun_before_the_end_of_the_
         await written.wait()
         raise OSError("no space left")
 
-    async with running_operator(tolerated_failures=0) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, tolerated_failures=0) as (world, (task,)):
         task.finish(state=b"last")
         await world.settle()
         world.on_store = fail
@@ -218,8 +211,7 @@ async def test_it_is_told_too_when_the_last_try_had_begun_before_the_end_of_the_
 
 
 async def test_a_final_checkpoint_that_found_no_id_is_still_owed() -> None:  # H4, H48
-    async with running_operator(checkpoint_timeout_s=30.0) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, checkpoint_timeout_s=30.0) as (world, (task,)):
         world.no_ids = OSError("the storage is gone")
         await end_well(world, task)
         answer = world.await_settled()
@@ -231,8 +223,7 @@ async def test_a_final_checkpoint_that_found_no_id_is_still_owed() -> None:  # H
 
 
 async def test_the_figures_tell_of_the_last_checkpoints() -> None:
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         task.busy = True
         world.begin_checkpoint()
         await world.advance(2.0)

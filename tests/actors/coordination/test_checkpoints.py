@@ -11,7 +11,7 @@ from protocol.attempts import AttemptCondemned
 from protocol.barrier_tracker import CompletedCheckpoint
 from protocol.wire.codec import decode_event
 from protocol.wire.messages import SubtaskState
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_tasks
 
 
 def decoded(checkpoint: CompletedCheckpoint, subtask: int) -> tuple[list[Any], list[Any]]:
@@ -22,8 +22,7 @@ def decoded(checkpoint: CompletedCheckpoint, subtask: int) -> tuple[list[Any], l
 
 
 async def test_a_request_is_answered_with_the_id_of_the_complete_checkpoint() -> None:  # H4, H40
-    async with running_operator() as world:
-        one, two = await world.running(0, 1)
+    async with running_tasks(2) as (world, (one, two)):
         first = await world.checkpoint()
         second = await world.checkpoint()
         assert (first.values, second.values) == ([1], [2])
@@ -46,8 +45,7 @@ async def test_completion_is_announced_only_after_the_checkpoint_is_durable() ->
     async def write(checkpoint: Any) -> None:
         await written.wait()
 
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         world.on_store = write
         answer = await world.checkpoint()
         assert answer.open
@@ -60,8 +58,7 @@ async def test_completion_is_announced_only_after_the_checkpoint_is_durable() ->
 
 
 async def test_all_subtasks_close_before_the_coordinator_takes_its_snapshot() -> None:  # H40
-    async with running_operator() as world:
-        _, slow = await world.running(0, 1)
+    async with running_tasks(2) as (world, (_, slow)):
         slow.unresponsive = True
         await world.checkpoint()
         assert not world.coordinator.calls_of("checkpoint_coordinator")
@@ -71,8 +68,7 @@ async def test_all_subtasks_close_before_the_coordinator_takes_its_snapshot() ->
 
 
 async def test_events_of_a_closed_subtask_are_in_its_snapshot_and_arrive_once_after_it() -> None:  # H31
-    async with running_operator() as world:
-        task, slow = await world.running(0, 1)
+    async with running_tasks(2) as (world, (task, slow)):
         task.send("before")
         await world.settle()
         slow.unresponsive = True
@@ -89,8 +85,7 @@ async def test_events_of_a_closed_subtask_are_in_its_snapshot_and_arrive_once_af
 
 
 async def test_held_events_leave_first_after_a_restore() -> None:  # H31, H18
-    async with running_operator() as world:
-        task, slow = await world.running(0, 1)
+    async with running_tasks(2) as (world, (task, slow)):
         slow.unresponsive = True
         await world.checkpoint()
         task.send("held")
@@ -112,8 +107,7 @@ async def test_held_events_leave_first_after_a_restore() -> None:  # H31, H18
 
 
 async def test_events_sent_after_the_cut_wait_for_that_subtasks_acknowledge_and_only_for_that() -> None:  # H41
-    async with running_operator() as world:
-        quick, slow = await world.running(0, 1)
+    async with running_tasks(2) as (world, (quick, slow)):
         slow.busy = True
         await world.checkpoint()
         assert quick.handled == [("snapshot", 1)]
@@ -128,8 +122,7 @@ async def test_events_sent_after_the_cut_wait_for_that_subtasks_acknowledge_and_
 
 
 async def test_a_subtask_that_has_acknowledged_talks_at_once_although_others_have_not() -> None:  # H41, H31
-    async with running_operator(parallelism=3) as world:
-        quick, slow, slower = await world.running(0, 1, 2)
+    async with running_tasks(3, parallelism=3) as (world, (quick, slow, slower)):
         slow.busy = slower.busy = True
         answer = await world.checkpoint()
         for task in (quick, slow, slower):
@@ -159,8 +152,7 @@ async def test_an_event_of_before_the_cut_that_is_not_confirmed_fails_the_checkp
         return b""
 
     coordinator = RecordingCoordinator(checkpoint_coordinator=send_and_return)
-    async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
-        task, other = await world.running(0, 1)
+    async with running_tasks(2, coordinator, confirm_timeout_s=3.0) as (world, (task, other)):
         answer = world.begin_checkpoint()
         await world.advance(4.0)
         assert isinstance(world.reports[0], AttemptCondemned)
@@ -171,8 +163,7 @@ async def test_an_event_of_before_the_cut_that_is_not_confirmed_fails_the_checkp
 
 
 async def test_an_attempt_that_becomes_ready_while_others_close_is_announced_after_the_snapshot() -> None:  # H40
-    async with running_operator() as world:
-        (slow,) = await world.running(0)
+    async with running_tasks(1) as (world, (slow,)):
         slow.unresponsive = True
         world.begin_checkpoint()
         (late,) = await world.running(1)
@@ -190,8 +181,7 @@ async def test_an_attempt_that_becomes_ready_while_others_close_is_announced_aft
 
 
 async def test_a_finished_subtask_takes_part_with_its_final_state() -> None:  # H47
-    async with running_operator() as world:
-        done, _ = await world.running(0, 1)
+    async with running_tasks(2) as (world, (done, _)):
         done.finish(state=b"final")
         await world.settle()
         world.finish(done)
@@ -201,8 +191,7 @@ async def test_a_finished_subtask_takes_part_with_its_final_state() -> None:  # 
 
 
 async def test_a_checkpoint_goes_on_over_a_broken_connection() -> None:  # H24, H40
-    async with running_operator() as world:
-        task, other = await world.running(0, 1)
+    async with running_tasks(2) as (world, (task, other)):
         task.busy = True
         answer = await world.checkpoint()
         task.lose_connection()

@@ -11,7 +11,7 @@ import pytest
 
 from actors.coordination import RecreateOnReset
 from actors.coordination.operator_config import DiscardRefused
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, running_tasks
 
 NOTIFICATIONS = ("notify_checkpoint_complete", "notify_checkpoint_aborted", "notify_checkpoint_discarded")
 
@@ -119,8 +119,7 @@ async def test_a_hanging_discard_blocks_nothing() -> None:  # H64, H48
     async def hang(checkpoint_id: int) -> None:
         await asyncio.Event().wait()
 
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         world.on_store, world.on_discard = fail, hang
         await world.checkpoint()
         world.fail(task)
@@ -134,8 +133,7 @@ async def test_a_hanging_discard_blocks_nothing() -> None:  # H64, H48
 
 @pytest.mark.parametrize("reached", ["closing", "storing"])
 async def test_a_savepoint_that_may_exist_is_named_to_the_one_who_asked_for_it(reached: str) -> None:  # H64, H49
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         world.on_store = fail
         task.declines = "not now" if reached == "closing" else ""
         answer = await world.checkpoint("backup/monday")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, running_tasks
 
 
 async def test_a_coordinator_answers_with_what_its_handler_returns() -> None:  # S60
@@ -50,8 +50,7 @@ async def test_a_request_is_handled_while_a_checkpoint_runs() -> None:  # R98
     async def echo(request: Any) -> Any:
         return request
 
-    async with running_operator(RecordingCoordinator(handle_client_request=echo)) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, RecordingCoordinator(handle_client_request=echo)) as (world, (task,)):
         task.busy = True
         checkpoint = await world.checkpoint()
         answer = world.ask_client_request("now")

@@ -14,7 +14,13 @@ from actors.coordination import CoordinatorContext
 from actors.coordination.messages import StartOperator
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.wire.messages import RestoreMode
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, raising, running_operator
+from tests.actors.coordination.operator_world import (
+    RecordingCoordinator,
+    World,
+    raising,
+    running_operator,
+    running_tasks,
+)
 
 # --- H5 -----------------------------------------------------------------------------------------------------------
 
@@ -30,8 +36,7 @@ async def test_methods_are_called_one_at_a_time_in_order() -> None:  # H5
         inside -= 1
 
     coordinator = RecordingCoordinator(handle_event_from_operator=wait_inside, subtask_failed=wait_inside)
-    async with running_operator(coordinator) as world:
-        one, two = await world.running(0, 1)
+    async with running_tasks(2, coordinator) as (world, (one, two)):
         for number in range(3):
             one.send(number)
             two.send(number)
@@ -56,8 +61,7 @@ async def test_what_is_sent_inside_a_method_leaves_in_the_order_of_the_calls() -
             coordinator.gateways[subtask].send_event_nowait([event, number])
 
     coordinator = RecordingCoordinator(handle_event_from_operator=reply_thrice)
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         task.send("a")
         task.send("b")
         await world.settle()
@@ -68,8 +72,7 @@ async def test_what_is_sent_inside_a_method_leaves_in_the_order_of_the_calls() -
 
 
 async def test_start_comes_first_and_close_once_at_the_end() -> None:  # H6
-    async with running_operator() as world:
-        await world.running(0)
+    async with running_tasks(1) as (world, _):
         await world.stop()
         assert world.coordinator.calls[0] == ("start",)
         assert world.coordinator.calls[-1] == ("close",)
@@ -196,24 +199,22 @@ async def test_the_first_cause_stays_until_the_reset() -> None:  # H7, H8
     coordinator = RecordingCoordinator(
         handle_event_from_operator=raising(ValueError("first")), subtask_failed=raising(ValueError("second"))
     )
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         task.send("x")
         await world.settle()
         world.fail(task, FailureKind.GLOBAL_FAILURE, reset=False)
         await world.settle()
         assert [str(failure) for failure in world.failures] == ["first"]
         world.reset()
-        (task,) = await world.running(0)
-        task.send("y")
+        (again,) = await world.running(0)
+        again.send("y")
         await world.settle()
         assert [str(failure) for failure in world.failures] == ["first", "first"]
         assert len(world.reported(GlobalFailureRaised)) == 2
 
 
 async def test_too_many_failed_checkpoints_are_a_global_failure_whose_cause_is_known() -> None:  # H45
-    async with running_operator(tolerated_failures=1) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, tolerated_failures=1) as (world, (task,)):
         task.declines = "disk full"
         for _ in range(2):
             await world.checkpoint()
@@ -255,8 +256,7 @@ async def test_the_result_of_blocking_work_comes_in_the_coordinators_order() -> 
         heard.append("method over")
 
     coordinator = RecordingCoordinator(subtask_ready=ask_and_stay)
-    async with running_operator(coordinator) as world:
-        await world.running(0)
+    async with running_tasks(1, coordinator) as (world, _):
         assert heard == []
         gate.set()
         await world.settle()
@@ -292,8 +292,7 @@ async def test_work_in_the_background_holds_no_method_up_and_comes_back_in_their
         heard.append(event)
 
     coordinator = RecordingCoordinator(handle_event_from_operator=stay)
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         coordinator.context.run_in_background(work, "done", handler=take)
         task.send("an event")
         await world.settle()

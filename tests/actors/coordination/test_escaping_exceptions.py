@@ -16,7 +16,13 @@ from actors.coordination import CoordinatorContext, OperatorCoordinator, Recreat
 from actors.coordination.messages import StartOperator
 from protocol.attempts import GlobalFailureRaised
 from protocol.ids import ExecutionAttempt
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, raising, running_operator
+from tests.actors.coordination.operator_world import (
+    RecordingCoordinator,
+    World,
+    raising,
+    running_operator,
+    running_tasks,
+)
 from tests.actors.coordination.test_coordinator_calls import METHODS, provoke
 
 
@@ -116,8 +122,7 @@ async def test_an_exit_raised_by_close_is_logged_and_the_operator_ends(  # H65, 
 @escapes
 async def test_an_exit_raised_by_handle_request_fails_the_job_and_answers_the_task(error: BaseException) -> None:  # H65
     coordinator = RecordingCoordinator(handle_request=raising(error))
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         request_id = task.ask("how many?")
         await world.settle()
         expect_failure(world, error, "handle_request")
@@ -126,8 +131,7 @@ async def test_an_exit_raised_by_handle_request_fails_the_job_and_answers_the_ta
 
 async def test_an_ordinary_error_of_handle_request_fails_only_the_request() -> None:  # H65, H33
     coordinator = RecordingCoordinator(handle_request=raising(ValueError("unknown word")))
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         request_id = task.ask("how many?")
         await world.settle()
         assert "ValueError: unknown word" in str(task.answers[request_id])
@@ -138,8 +142,7 @@ async def test_an_ordinary_error_of_handle_request_fails_only_the_request() -> N
 async def test_an_exit_raised_by_handle_client_request_fails_the_job_and_the_request(error: BaseException) -> None:
     # H65
     coordinator = RecordingCoordinator(handle_client_request=raising(error))
-    async with running_operator(coordinator) as world:
-        await world.running(0)
+    async with running_tasks(1, coordinator) as (world, _):
         answer = world.ask_client_request("how many?")
         await world.settle()
         (told,) = answer.errors
@@ -169,8 +172,7 @@ def run_in_background(context: CoordinatorContext, error: BaseException, handled
 @pytest.mark.parametrize("begin", [call_async, run_in_background])
 async def test_an_exit_raised_in_the_background_fails_the_job(begin: Any, error: BaseException) -> None:  # H65
     coordinator, handled = RecordingCoordinator(), list[Any]()
-    async with running_operator(coordinator) as world:
-        await world.running(0)
+    async with running_tasks(1, coordinator) as (world, _):
         begin(coordinator.context, error, handled)
         await world.settle()
         expect_failure(world, error, begin.__name__)
@@ -180,8 +182,7 @@ async def test_an_exit_raised_in_the_background_fails_the_job(begin: Any, error:
 
 @escapes
 async def test_an_exit_raised_by_a_handler_fails_the_job(error: BaseException) -> None:  # H65
-    async with running_operator() as world:
-        await world.running(0)
+    async with running_tasks(1) as (world, _):
         world.coordinator.context.call_later(1.0, raising(error))
         await world.advance(1.0)
         expect_failure(world, error, "call handler")
@@ -193,8 +194,7 @@ async def test_an_exit_raised_by_inject_barrier_fails_the_job(error: BaseExcepti
     def inject(attempt: ExecutionAttempt, checkpoint_id: int, events_before: int) -> None:
         raise error
 
-    async with running_operator(inject_barrier=inject) as world:
-        await world.running(0)
+    async with running_tasks(1, inject_barrier=inject) as (world, _):
         answer = await world.checkpoint()
         assert "its barrier could not be sent" in answer.reason()
         expect_failure(world, error, "inject_barrier")
@@ -202,8 +202,7 @@ async def test_an_exit_raised_by_inject_barrier_fails_the_job(error: BaseExcepti
 
 @escapes
 async def test_an_exit_raised_by_the_storage_fails_the_checkpoint_alone(error: BaseException) -> None:  # H65, H45
-    async with running_operator() as world:
-        await world.running(0)
+    async with running_tasks(1) as (world, _):
         world.on_store = raising(error)
         answer = await world.checkpoint()
         assert type(error).__name__ in answer.reason()
@@ -223,8 +222,7 @@ async def test_an_exit_raised_by_a_later_incarnation_fails_the_job(method: str, 
             raise error
         return RecordingCoordinator(**{method: raising(error)} if made == 2 else {})
 
-    async with running_operator(RecreateOnReset(make)) as world:
-        await world.running(0)
+    async with running_tasks(1, RecreateOnReset(make)) as (world, _):
         world.reset()
         (task,) = await world.running(1)
         task.send("x")
@@ -242,8 +240,7 @@ async def test_a_method_that_cancels_its_own_task_fails_the_job_and_not_the_side
         await asyncio.sleep(0)
 
     coordinator = RecordingCoordinator(handle_event_from_operator=cancel_itself)
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         task.send("x")
         await world.settle()
         (report,) = world.reported(GlobalFailureRaised)
@@ -265,8 +262,7 @@ async def test_a_timeout_left_open_in_an_async_generator_fails_the_job_and_not_t
         await anext(generator)
 
     coordinator = RecordingCoordinator(handle_event_from_operator=read_one_page)
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         task.send("x")
         await world.settle()
         coordinator.methods.clear()
@@ -285,8 +281,7 @@ async def test_an_error_that_cannot_be_printed_fails_the_job_and_not_the_sidecar
             raise SystemExit("in __str__")
 
     coordinator = RecordingCoordinator(handle_event_from_operator=raising(Unprintable()))
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         task.send("x")
         await world.settle()
         (report,) = world.reported(GlobalFailureRaised)

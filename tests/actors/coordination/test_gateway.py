@@ -16,14 +16,13 @@ from actors.testing import settle
 from protocol.attempts import AttemptCondemned, FailureKind
 from protocol.errors import AttemptOver, ConfirmationTimeout, EventEncodeError
 from tests.actors.coordination.one_that_waits import OneThatWaits
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_tasks
 
 # --- sending down -----------------------------------------------------------------------------------------------------
 
 
 async def test_events_arrive_in_order_each_once_and_are_confirmed() -> None:  # H22, H23
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         confirmations = [await world.coordinator.gateways[0].send_event(number) for number in range(20)]
         await world.settle()
         assert task.events == list(range(20))
@@ -33,8 +32,7 @@ async def test_events_arrive_in_order_each_once_and_are_confirmed() -> None:  # 
 
 
 async def test_an_event_is_confirmed_when_it_lies_in_the_mailbox_and_not_before() -> None:  # H23
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         task.unresponsive = task.busy = True
         confirmation = await world.coordinator.gateways[0].send_event("hello")
         await world.settle()
@@ -46,8 +44,7 @@ async def test_an_event_is_confirmed_when_it_lies_in_the_mailbox_and_not_before(
 
 
 async def test_an_event_is_encoded_at_once_so_later_changes_do_not_matter() -> None:  # H21
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         event = ["before"]
         await world.coordinator.gateways[0].send_event(event)
         world.coordinator.gateways[0].send_event_nowait(event)
@@ -57,8 +54,7 @@ async def test_an_event_is_encoded_at_once_so_later_changes_do_not_matter() -> N
 
 
 async def test_what_cannot_be_encoded_raises_where_it_was_sent_and_takes_no_room() -> None:  # H21
-    async with running_operator() as world:
-        await world.running(0)
+    async with running_tasks(1) as (world, _):
         gateway = world.coordinator.gateways[0]
         with pytest.raises(EventEncodeError):
             await gateway.send_event(object())
@@ -69,8 +65,7 @@ async def test_what_cannot_be_encoded_raises_where_it_was_sent_and_takes_no_room
 
 
 async def test_sending_never_raises_because_the_attempt_is_over() -> None:  # H21, H26
-    async with running_operator(events_max=1) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, events_max=1) as (world, (task,)):
         task.unresponsive = True
         gateway = world.coordinator.gateways[0]
         first = await gateway.send_event("held")
@@ -115,8 +110,7 @@ async def test_room_for_two_wakes_two() -> None:  # H27
 
 
 async def test_held_and_unconfirmed_events_fail_at_the_end_and_nothing_follows() -> None:  # H26
-    async with running_operator() as world:
-        task, _ = await world.running(0, 1)
+    async with running_tasks(2) as (world, (task, _)):
         task.unresponsive = True
         gateway = world.coordinator.gateways[0]
         unconfirmed = await gateway.send_event("unconfirmed")
@@ -137,8 +131,7 @@ async def test_held_and_unconfirmed_events_fail_at_the_end_and_nothing_follows()
 
 
 async def test_an_unconfirmed_event_condemns_exactly_its_attempt() -> None:  # H25
-    async with running_operator(confirm_timeout_s=3.0) as world:
-        silent, _ = await world.running(0, 1)
+    async with running_tasks(2, confirm_timeout_s=3.0) as (world, (silent, _)):
         silent.unresponsive = True
         late = await world.coordinator.gateways[0].send_event("nobody listens")
         other = await world.coordinator.gateways[1].send_event("hello")
@@ -156,8 +149,7 @@ async def test_an_unconfirmed_event_condemns_exactly_its_attempt() -> None:  # H
 
 
 async def test_a_condemned_attempt_is_told_at_once_and_does_not_wait_for_its_goodbye() -> None:  # H25, H48
-    async with running_operator(confirm_timeout_s=3.0) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, confirm_timeout_s=3.0) as (world, (task,)):
         task.silent = True
         await world.coordinator.gateways[0].send_event("heard, and not confirmed")
         await world.advance(3.1)
@@ -176,8 +168,7 @@ async def test_who_awaits_a_loss_tolerant_event_waits_no_longer_than_for_any_oth
             outcomes.append(error)
 
     coordinator = RecordingCoordinator(handle_event_from_operator=send_and_wait)
-    async with running_operator(coordinator, confirm_timeout_s=3.0) as world:
-        frozen, other = await world.running(0, 1)
+    async with running_tasks(2, coordinator, confirm_timeout_s=3.0) as (world, (frozen, other)):
         frozen.unresponsive = True
         other.send("go on")
         await world.settle()
@@ -210,8 +201,7 @@ async def test_every_confirmation_is_settled_when_the_operator_stops(seed: int) 
         sent.extend(gateway.send_event_nowait("in close") for gateway in coordinator.gateways.values())
 
     coordinator = RecordingCoordinator(close=send_more)
-    async with running_operator(coordinator, seed=seed) as world:
-        silent, _ = await world.running(0, 1)
+    async with running_tasks(2, coordinator, seed=seed) as (world, (silent, _)):
         silent.unresponsive = True
         for gateway in coordinator.gateways.values():
             sent.append(await gateway.send_event("on the way"))
@@ -226,8 +216,7 @@ async def test_every_confirmation_is_settled_when_the_operator_stops(seed: int) 
 async def test_every_confirmation_is_settled_when_the_system_stops() -> None:  # H26
     coordinator = RecordingCoordinator()
     sent: list[Confirmation] = []
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         task.unresponsive = True
         sent.append(await coordinator.gateways[0].send_event("on the way"))
         await world.settle()

@@ -13,12 +13,11 @@ import pytest
 
 from protocol.errors import GatewayFull
 from tests.actors.coordination.one_that_waits import OneThatWaits
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_tasks
 
 
 async def test_at_the_bound_a_sender_waits_and_nowait_is_refused() -> None:  # H27
-    async with running_operator(events_max=2) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, events_max=2) as (world, (task,)):
         task.unresponsive = True
         gateway = world.coordinator.gateways[0]
         await gateway.send_event(1)
@@ -43,8 +42,7 @@ async def test_at_the_bound_a_sender_waits_and_nowait_is_refused() -> None:  # H
 
 
 async def test_the_bound_holds_for_bytes_too_but_a_large_event_passes_alone() -> None:  # H27
-    async with running_operator(bytes_max=100) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, bytes_max=100) as (world, (task,)):
         task.unresponsive = True
         gateway = world.coordinator.gateways[0]
         await gateway.send_event(b"x" * 500)
@@ -58,8 +56,7 @@ async def test_the_bound_holds_for_bytes_too_but_a_large_event_passes_alone() ->
 
 
 async def test_events_held_by_a_checkpoint_count_against_the_bound() -> None:  # H27, G11
-    async with running_operator(events_max=2) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, events_max=2) as (world, (task,)):
         task.busy = True
         await world.checkpoint()
         gateway = world.coordinator.gateways[0]
@@ -76,8 +73,7 @@ async def test_events_held_by_a_checkpoint_count_against_the_bound() -> None:  #
 
 
 async def test_no_event_overtakes_one_that_waits_for_room() -> None:  # H22, H27
-    async with running_operator(bytes_max=100) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, bytes_max=100) as (world, (task,)):
         task.unresponsive = True
         gateway = world.coordinator.gateways[0]
         await gateway.send_event("first")
@@ -92,8 +88,7 @@ async def test_no_event_overtakes_one_that_waits_for_room() -> None:  # H22, H27
 
 
 async def test_one_that_is_cancelled_while_it_waits_sends_nothing_and_the_others_go_on() -> None:  # H27
-    async with running_operator(events_max=1) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, events_max=1) as (world, (task,)):
         task.unresponsive = True
         gateway = world.coordinator.gateways[0]
         await gateway.send_event("first")
@@ -111,8 +106,7 @@ async def test_one_that_is_cancelled_while_it_waits_sends_nothing_and_the_others
 
 
 async def test_one_that_is_cancelled_in_the_moment_of_its_turn_passes_it_on() -> None:  # H27
-    async with running_operator(events_max=1) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, events_max=1) as (world, (task,)):
         task.unresponsive = True
         gateway = world.coordinator.gateways[0]
         first = await gateway.send_event("first")
@@ -135,8 +129,7 @@ async def test_answers_take_no_room_from_events() -> None:  # H27, H33
         return "yes"
 
     coordinator = RecordingCoordinator(handle_request=answer)
-    async with running_operator(coordinator, events_max=2) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator, events_max=2) as (world, (task,)):
         for _ in range(3):
             task.ask("may I?")
         task.unresponsive = True

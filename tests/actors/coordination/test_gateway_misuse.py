@@ -12,13 +12,12 @@ from structlog.testing import capture_logs
 
 from actors.coordination import RecreateOnReset
 from protocol.errors import LocalProtocolError
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_tasks
 
 
 @pytest.mark.parametrize("method", ["send_event", "send_event_nowait"])
 async def test_a_gateway_refuses_another_thread_and_names_the_way(method: str) -> None:  # H59
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         with pytest.raises(LocalProtocolError, match=r"from thread .* call context\.call_soon_threadsafe\(handler\)"):
             await anyio.to_thread.run_sync(getattr(world.coordinator.gateways[0], method), "from afar")
         await world.settle()
@@ -35,8 +34,7 @@ async def test_a_send_event_that_is_never_awaited_is_told_with_its_place(recreat
 
     coordinator: Any = RecreateOnReset(make) if recreated else make()
     with capture_logs() as logs:
-        async with running_operator(coordinator) as world:
-            (task,) = await world.running(0)
+        async with running_tasks(1, coordinator) as (world, (task,)):
             gateway = made[-1].gateways[0]
             with pytest.warns(RuntimeWarning, match="never awaited"):
                 gateway.send_event("lost")  # type: ignore[unused-coroutine]

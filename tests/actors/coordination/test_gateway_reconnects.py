@@ -11,12 +11,11 @@ from protocol.attempts import AttemptCondemned, ConnectionExpired
 from protocol.errors import AttemptOver
 from protocol.wire.codec import encode_event
 from protocol.wire.messages import EventMessage
-from tests.actors.coordination.operator_world import running_operator
+from tests.actors.coordination.operator_world import running_tasks
 
 
 async def test_a_broken_connection_loses_and_doubles_nothing() -> None:  # H24, H22, H30
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         gateway = world.coordinator.gateways[0]
         sent = []
         for number in range(12):
@@ -41,8 +40,7 @@ async def test_a_broken_connection_loses_and_doubles_nothing() -> None:  # H24, 
 
 
 async def test_an_attempt_that_does_not_come_back_in_time_is_reported() -> None:  # H24
-    async with running_operator(reconnect_timeout_s=5.0) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, reconnect_timeout_s=5.0) as (world, (task,)):
         confirmation = await world.coordinator.gateways[0].send_event("on the way")
         task.unresponsive = True
         await world.settle()
@@ -55,8 +53,7 @@ async def test_an_attempt_that_does_not_come_back_in_time_is_reported() -> None:
 
 
 async def test_a_second_connection_replaces_the_first() -> None:  # H24
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         old = task.connection
         assert old is not None
         task.reconnect(world.connection())
@@ -68,8 +65,7 @@ async def test_a_second_connection_replaces_the_first() -> None:  # H24
 
 
 async def test_what_a_replaced_connection_brings_is_dropped_and_its_end_means_nothing() -> None:  # H3, H24
-    async with running_operator(reconnect_timeout_s=5.0) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, reconnect_timeout_s=5.0) as (world, (task,)):
         assert task.connection is not None
         old_id = task.connection.connection_id
         task.reconnect(world.connection())
@@ -87,8 +83,7 @@ async def test_what_a_replaced_connection_brings_is_dropped_and_its_end_means_no
 
 
 async def test_a_peer_that_breaks_the_protocol_loses_only_its_own_connection() -> None:  # H24, H62
-    async with running_operator() as world:
-        bad, good = await world.running(0, 1)
+    async with running_tasks(2) as (world, (bad, good)):
         assert bad.connection is not None
         bad.gateway_ref.tell(
             MessagesArrived(bad.connection.connection_id, [EventMessage(bad.attempt.task_attempt_id, 99, b"\xc0")])
@@ -102,8 +97,7 @@ async def test_a_peer_that_breaks_the_protocol_loses_only_its_own_connection() -
 
 
 async def test_an_unreadable_event_condemns_its_attempt_only() -> None:  # H62
-    async with running_operator() as world:
-        bad, good = await world.running(0, 1)
+    async with running_tasks(2) as (world, (bad, good)):
         assert bad.connection is not None
         bad.gateway_ref.tell(  # 0xc1 is not valid msgpack; item 1 was Opened
             MessagesArrived(bad.connection.connection_id, [EventMessage(bad.attempt.task_attempt_id, 2, b"\xc1")])

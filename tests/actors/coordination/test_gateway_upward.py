@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from actors.coordination import OperatorCoordinator, RecreateOnReset
 from actors.coordination.user_calls import TRACEBACK_BYTES_MAX, traceback_text
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, running_tasks
 
 # --- up ---------------------------------------------------------------------------------------------------------------
 
@@ -40,8 +40,7 @@ async def test_an_event_is_confirmed_to_the_task_only_when_the_coordinator_has_h
         await gate.wait()
 
     coordinator = RecordingCoordinator(handle_event_from_operator=stay)
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         task.send("slow")
         await world.settle()
         assert not task.machine.all_confirmed
@@ -59,8 +58,7 @@ async def test_a_request_gets_its_answer_in_the_order_of_the_events_around_it() 
         return request * 2
 
     coordinator = RecordingCoordinator(handle_request=double)
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         task.send("before")
         request_id = task.ask(21)
         task.send("after")
@@ -82,8 +80,7 @@ async def test_a_request_that_fails_is_the_askers_trouble_only(answer: Any) -> N
         return answer
 
     coordinator = RecordingCoordinator(handle_request=fail)
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         request_id = task.ask("please")
         await world.settle()
         assert isinstance(task.answers[request_id], RuntimeError)
@@ -94,8 +91,7 @@ async def test_a_request_that_fails_is_the_askers_trouble_only(answer: Any) -> N
 
 
 async def test_a_coordinator_that_answers_no_requests_says_so() -> None:  # H33
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         request_id = task.ask("please")
         await world.settle()
         assert "override handle_request" in str(task.answers[request_id])
@@ -110,8 +106,7 @@ async def test_an_answer_to_an_attempt_that_is_over_is_dropped() -> None:  # H33
         return "too late"
 
     coordinator = RecordingCoordinator(handle_request=late)
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         request_id = task.ask("hurry")
         await world.settle()
         world.fail(task)
@@ -128,8 +123,7 @@ async def test_a_failed_request_brings_the_end_of_its_traceback_to_the_task_and_
 
     coordinator = RecordingCoordinator(handle_request=look_up)
     with capture_logs() as logs:
-        async with running_operator(coordinator) as world:
-            (task,) = await world.running(0)
+        async with running_tasks(1, coordinator) as (world, (task,)):
             request_id = task.ask("please")
             await world.settle()
             assert not world.failures
@@ -154,8 +148,7 @@ def test_the_text_of_a_traceback_can_always_be_encoded_and_has_a_bound(text: str
 async def test_events_that_nothing_handles_are_counted_and_told_once(recreated: bool) -> None:  # H59
     coordinator = RecreateOnReset(OperatorCoordinator) if recreated else OperatorCoordinator()
     with capture_logs() as logs:
-        async with running_operator(coordinator) as world:
-            (task,) = await world.running(0)
+        async with running_tasks(1, coordinator) as (world, (task,)):
             task.send("anybody")
             task.send("there?")
             await world.settle()
@@ -167,8 +160,7 @@ async def test_events_that_nothing_handles_are_counted_and_told_once(recreated: 
 
 async def test_events_that_are_handled_are_not_told_as_unhandled() -> None:  # H59
     for coordinator in (RecordingCoordinator(), RecreateOnReset(RecordingCoordinator)):
-        async with running_operator(coordinator) as world:
-            (task,) = await world.running(0)
+        async with running_tasks(1, coordinator) as (world, (task,)):
             task.send("here")
             await world.settle()
             assert world.statistics.events_received == 1

@@ -12,7 +12,7 @@ import pytest
 from actors.coordination import OperatorCoordinator, RecreateOnReset, ResetNotSupported
 from actors.coordination.given import built_anew_or_kept
 from protocol.attempts import GlobalFailureRaised
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator, running_tasks
 
 
 class Forgetless(OperatorCoordinator):
@@ -32,8 +32,7 @@ async def next_run(world: World) -> None:
 
 
 async def test_an_instance_that_cannot_forget_fails_its_second_run_and_not_its_first() -> None:  # H68
-    async with running_operator(Forgetless()) as world:
-        await world.running(0)
+    async with running_tasks(1, Forgetless()) as (world, _):
         assert not world.failures
         for _ in range(2):
             await next_run(world)
@@ -46,8 +45,7 @@ async def test_an_instance_that_cannot_forget_fails_its_second_run_and_not_its_f
 
 
 async def test_an_instance_that_forgets_serves_each_run() -> None:  # H68
-    async with running_operator() as world:
-        await world.running(0)
+    async with running_tasks(1) as (world, _):
         await next_run(world)
         await world.running(0)
         assert not world.failures
@@ -76,8 +74,7 @@ async def test_a_class_is_built_for_each_run_and_the_one_before_is_closed() -> N
 
 async def test_a_factory_that_returns_its_last_coordinator_again_fails_the_run() -> None:  # H68
     same = RecordingCoordinator()
-    async with running_operator(built_anew_or_kept(lambda: same)) as world:
-        await world.running(0)
+    async with running_tasks(1, built_anew_or_kept(lambda: same)) as (world, _):
         await next_run(world)
         (failure,) = world.failures
         assert "returned the same coordinator again" in str(failure)

@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.coordination import CheckpointFailed
 from protocol.attempts import FailureKind, GlobalFailureRaised
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_tasks
 
 
 async def raise_error(*args: Any) -> None:
@@ -18,8 +18,7 @@ async def raise_error(*args: Any) -> None:
 
 async def test_a_coordinator_that_fails_over_a_failed_checkpoint_adds_no_second_failure() -> None:  # H7, H45
     coordinator = RecordingCoordinator(notify_checkpoint_aborted=raise_error)
-    async with running_operator(coordinator, tolerated_failures=0) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator, tolerated_failures=0) as (world, (task,)):
         task.declines = "disk full"
         await world.checkpoint()
         (report,) = world.reported(GlobalFailureRaised)
@@ -29,16 +28,15 @@ async def test_a_coordinator_that_fails_over_a_failed_checkpoint_adds_no_second_
 
 
 async def test_a_checkpoint_that_fails_over_a_failed_coordinator_adds_no_second_failure() -> None:  # H8, H45
-    async with running_operator(tolerated_failures=0) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, tolerated_failures=0) as (world, (task,)):
         task.declines = "disk full"
         world.coordinator.context.fail_job("the input is gone")
         await world.checkpoint()
         (report,) = world.reported(GlobalFailureRaised)
         assert "the input is gone" in report.cause
         world.reset()
-        (task,) = await world.running(0)
-        task.declines = "disk full again"
+        (again,) = await world.running(0)
+        again.declines = "disk full again"
         await world.checkpoint()
         assert "disk full again" in world.reported(GlobalFailureRaised)[-1].cause
         assert len(world.failures) == 2
@@ -52,8 +50,7 @@ async def test_a_failure_of_before_a_reset_that_is_decided_calls_for_no_other_on
         raise ValueError("of the past")
 
     coordinator = RecordingCoordinator(handle_event_from_operator=fail_late)
-    async with running_operator(coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, coordinator) as (world, (task,)):
         task.send("x")
         await world.settle()
         world.fail(task, FailureKind.GLOBAL_FAILURE, reset=False)
@@ -63,7 +60,7 @@ async def test_a_failure_of_before_a_reset_that_is_decided_calls_for_no_other_on
         await world.settle()
         assert coordinator.calls[-1] == ("reset_to_checkpoint", -1, None)
         assert not world.reports
-        (task,) = await world.running(0)
-        task.send("y")
+        (again,) = await world.running(0)
+        again.send("y")
         await world.settle()
         assert len(world.reported(GlobalFailureRaised)) == 1

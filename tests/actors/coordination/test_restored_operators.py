@@ -16,7 +16,7 @@ from protocol.barrier_tracker import CompletedCheckpoint, SubtaskSnapshot
 from protocol.wire.codec import encode_event
 from protocol.wire.messages import CheckpointAcknowledged, HeldEvent, RestoreMode, SubtaskState, UpMessage
 from tests.actors.coordination.executor import Task
-from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, running_operator, running_tasks
 
 
 def part(subtask: int, *held: Any, events_sent: int = 0) -> SubtaskSnapshot:
@@ -87,8 +87,7 @@ def test_in_batch_mode_nothing_is_restored() -> None:  # H52, H55
 async def test_with_another_parallelism_held_events_keep_their_sender_and_order() -> None:  # H52
     restored = checkpoint(part(0), part(1, "a", "b"), part(2), part(3, "c"))
     positions = Positions()
-    async with running_operator(positions.coordinator, restored=restored) as world:
-        _, heir = await world.running(0, 1)
+    async with running_tasks(2, positions.coordinator, restored=restored) as (world, (_, heir)):
         heir.send("new")
         await world.settle()
         assert positions.heard == [(1, "a", 1), (1, "b", 2), (3, "c", 3), (1, "new", 4)]
@@ -110,8 +109,7 @@ def asked_in(checkpoint: CompletedCheckpoint, subtask: int, *places: int) -> Com
 async def test_a_restored_request_is_handled_again_and_its_answer_is_dropped() -> None:  # H73, H31, H32
     positions = Positions()
     restored = asked_in(checkpoint(part(0, "event", "request", "more"), part(1)), 0, 1)
-    async with running_operator(positions.coordinator, restored=restored) as world:
-        task, _ = await world.running(0, 1)
+    async with running_tasks(2, positions.coordinator, restored=restored) as (world, (task, _)):
         calls = positions.coordinator.calls_of("handle_event_from_operator", "handle_request")
         assert [(call[0], call[3]) for call in calls] == [
             ("handle_event_from_operator", "event"),
@@ -129,8 +127,7 @@ async def test_a_restored_request_is_handled_again_and_its_answer_is_dropped() -
 async def test_with_another_parallelism_held_requests_keep_their_sender_and_order() -> None:  # H73, H52
     positions = Positions()
     restored = asked_in(checkpoint(part(0), part(1, "a"), part(2), part(3, "c", "d")), 3, 0)
-    async with running_operator(positions.coordinator, restored=restored) as world:
-        await world.running(0, 1)
+    async with running_tasks(2, positions.coordinator, restored=restored) as (_, _):
         assert positions.heard == [(1, "a", 1), (3, "c", 2), (3, "d", 3)]
         assert [call[3] for call in positions.coordinator.calls_of("handle_request")] == ["c"]
 
@@ -138,8 +135,7 @@ async def test_with_another_parallelism_held_requests_keep_their_sender_and_orde
 async def test_a_coordinator_that_answers_no_requests_bears_a_restored_one() -> None:  # H73
     coordinator = RecordingCoordinator()
     restored = asked_in(checkpoint(part(0, "request", "event"), part(1)), 0, 0)
-    async with running_operator(coordinator, restored=restored) as world:
-        await world.running(0, 1)
+    async with running_tasks(2, coordinator, restored=restored) as (world, _):
         assert coordinator.events == ["event"]
         assert (world.reports, world.failures) == ([], [])
 
@@ -163,8 +159,7 @@ async def test_the_position_of_an_event_is_counted_over_the_restored_history() -
 
 async def test_an_event_that_is_sent_again_after_a_restore_has_the_position_that_it_had() -> None:  # H32
     positions = Positions()
-    async with running_operator(positions.coordinator) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, positions.coordinator) as (world, (task,)):
         task.send("covered")
         task.ask("a question counts too")  # H33
         await world.settle()
@@ -174,9 +169,9 @@ async def test_an_event_that_is_sent_again_after_a_restore_has_the_position_that
         world.fail(task)
         await world.settle()
         assert positions.coordinator.context.events_taken(0) == 0
-        (task,) = await world.running(0)
+        (again,) = await world.running(0)
         assert positions.coordinator.context.events_taken(0) == 2
-        task.send("not covered")
+        again.send("not covered")
         await world.settle()
         assert positions.heard == [
             (0, "covered", 1),
@@ -189,8 +184,7 @@ async def test_an_event_that_is_sent_again_after_a_restore_has_the_position_that
 
 
 async def test_what_a_finished_attempt_had_sent_counts_until_its_success_is_revoked() -> None:  # H32, H47, H17
-    async with running_operator() as world:
-        done, _ = await world.running(0, 1)
+    async with running_tasks(2) as (world, (done, _)):
         done.send("before the end")
         done.finish(state=b"final")
         await world.settle()
@@ -209,15 +203,14 @@ async def test_what_a_finished_attempt_had_sent_counts_until_its_success_is_revo
 
 
 async def test_a_reset_of_everything_counts_from_the_restored_checkpoint_again() -> None:  # H32, H15
-    async with running_operator() as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1) as (world, (task,)):
         task.send("x")
         await world.settle()
         world.reset()
         await world.settle()
         assert world.coordinator.context.events_taken(0) == 0
-        (task,) = await world.running(0)
-        task.send("y")
+        (again,) = await world.running(0)
+        again.send("y")
         await world.settle()
         assert world.coordinator.context.events_taken(0) == 1
 

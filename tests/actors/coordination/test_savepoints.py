@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.coordination.messages import Settled
 from protocol.barrier_tracker import AbortRequested
-from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_operator
+from tests.actors.coordination.operator_world import RecordingCoordinator, World, running_tasks
 
 
 async def assert_that_all_is_open(world: World, coordinator: RecordingCoordinator) -> None:
@@ -22,8 +22,7 @@ async def assert_that_all_is_open(world: World, coordinator: RecordingCoordinato
 
 
 async def test_a_savepoint_goes_to_the_requested_directory_and_commits_nothing() -> None:  # H49
-    async with running_operator() as world:
-        tasks = await world.running(0, 1)
+    async with running_tasks(2) as (world, tasks):
         answer = await world.checkpoint("backup/monday")
         assert answer.values == [1]
         ((directory, savepoint),) = world.savepoints
@@ -40,8 +39,7 @@ async def test_a_savepoint_that_cannot_be_written_is_its_askers_trouble() -> Non
     async def fail(checkpoint: Any) -> None:
         raise OSError("no such bucket")
 
-    async with running_operator(tolerated_failures=0) as world:
-        (task,) = await world.running(0)
+    async with running_tasks(1, tolerated_failures=0) as (world, (task,)):
         world.on_store = fail
         answer = await world.checkpoint("elsewhere")
         assert "no such bucket" in answer.reason()
@@ -59,8 +57,7 @@ async def test_a_savepoint_that_is_given_up_is_not_looked_for_among_the_checkpoi
     async def slowly(checkpoint: Any) -> None:
         await disk.wait()
 
-    async with running_operator() as world:
-        await world.running(0)
+    async with running_tasks(1) as (world, _):
         world.on_store = slowly
         answer = await world.checkpoint("elsewhere")
         world.tracker.tell(AbortRequested(1, "changed my mind"))
@@ -72,8 +69,7 @@ async def test_a_savepoint_that_is_given_up_is_not_looked_for_among_the_checkpoi
 
 
 async def test_a_savepoint_after_a_run_does_not_stand_in_for_the_final_checkpoint() -> None:  # H49
-    async with running_operator(checkpoint_timeout_s=30.0) as world:
-        await world.running(0)
+    async with running_tasks(1, checkpoint_timeout_s=30.0) as (world, _):
         world.no_ids = OSError("the storage is gone")
         world.end_run()
         await world.settle()
@@ -91,8 +87,7 @@ async def test_a_savepoint_that_fails_after_a_run_leaves_its_output_committed() 
     async def fail(checkpoint: Any) -> None:
         raise OSError("no such bucket")
 
-    async with running_operator() as world:
-        await world.running(0)
+    async with running_tasks(1) as (world, _):
         world.end_run()
         await world.settle()
         world.on_store = fail

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import random
+
 from actors.coordination import RecreateOnReset, SourceCoordinator, StaticSplitEnumerator
 from protocol.attempts import FailureKind, GlobalFailureRaised
 from protocol.facts import StageLook
 from protocol.wire.messages import RestoreMode
 from tests.actors.coordination.operator_world import World, running_operator
 from tests.actors.coordination.reader import ReaderTask
+from tests.mutants.second_runs import check_history
 
 SPLITS = list(range(10))
 CACHE, OTHER_CACHE = 7, 9
@@ -197,3 +200,10 @@ def failure_of(world: World) -> str:
     failure = world.reports[-1]
     assert isinstance(failure, GlobalFailureRaised)
     return failure.cause
+
+
+def test_every_history_of_actions_reads_each_split_once() -> None:  # H56, H68
+    first = random.randrange(10**6)
+    for seed in range(first, first + 10):
+        print(f"check_history({seed})")
+        check_history(seed)
